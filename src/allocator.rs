@@ -1,0 +1,252 @@
+//! The one trait of the house, and what goes in and out of it.
+//!
+//! A user-defined allocator implements [`DeviceAllocator::allocate`] and
+//! [`DeviceAllocator::free`]; everything else is a capability that callers ask for and that may be
+//! absent. Every wrapper must forward every method; `forward_device_allocator!` writes that.
+
+use std::fmt;
+use std::sync::Arc;
+
+use enum_dispatch::enum_dispatch;
+
+use crate::config::Config;
+use crate::error::{AllocError, DriverError, FreeError, HandleError, OutOfMemory};
+use crate::history::SegmentLayout;
+use crate::ids::{OwnerId, StreamId};
+use crate::stats::Statistics;
+
+/// What a caller asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// How many bytes; at least 1.
+    pub bytes: u64,
+    /// The stream whose work will use the memory first.
+    pub stream: StreamId,
+}
+
+impl Request {
+    /// `bytes` on `stream`.
+    #[inline]
+    #[must_use]
+    pub const fn new(bytes: u64, stream: StreamId) -> Self {
+        Self { bytes, stream }
+    }
+}
+
+/// What an allocator needs to find its block again. Its maker's own; others carry it unread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Token(pub [u32; 3]);
+
+/// A block in a caller's hands.
+///
+/// It cannot be copied, so a block cannot be freed twice by accident, and it has no `Drop`:
+/// dropping it leaks the block until its allocator goes. RAII handles are built on top.
+#[must_use = "dropping an allocation leaks its block until the allocator goes"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Allocation {
+    address: u64,
+    size_bytes: u64,
+    token: Token,
+    owner: OwnerId,
+}
+
+impl Allocation {
+    /// For makers of allocators: a block of `size_bytes` at `address`.
+    #[inline]
+    pub const fn new(address: u64, size_bytes: u64, owner: OwnerId, token: Token) -> Self {
+        Self {
+            address,
+            size_bytes,
+            token,
+            owner,
+        }
+    }
+
+    /// Where the block starts on the device.
+    #[inline]
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How many bytes the caller asked for and may use.
+    #[inline]
+    #[must_use]
+    pub const fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The allocator that made it and that must free it.
+    #[inline]
+    #[must_use]
+    pub const fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// Its maker's own mark.
+    #[inline]
+    #[must_use]
+    pub const fn token(&self) -> Token {
+        self.token
+    }
+}
+
+/// An allocator of one device's memory.
+#[enum_dispatch]
+pub trait DeviceAllocator: fmt::Debug + Send + Sync {
+    /// Hands out a block of at least `request.bytes`, valid for work on `request.stream` from now
+    /// on. Does not wait when a cached block fits; otherwise it may wait for the driver and, under
+    /// memory pressure, for running work.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError>;
+
+    /// Takes a block back. Work that was submitted to the block's own stream may still be running;
+    /// work on other streams must have been announced (see [`CrossStream`]). Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError`], which gives the allocation back; nothing has changed then.
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError>;
+
+    /// What users call this allocator.
+    fn name(&self) -> &str {
+        "user"
+    }
+
+    /// Use of a block by other streams than its own.
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        None
+    }
+
+    /// Control over cached memory.
+    fn caching(&self) -> Option<&dyn Caching> {
+        None
+    }
+
+    /// Counters.
+    fn counters(&self) -> Option<&dyn Counters> {
+        None
+    }
+
+    /// Blocks by bare address.
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        None
+    }
+
+    /// Hooks for memory pressure.
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        None
+    }
+}
+
+/// Use of a block by other streams than its own.
+pub trait CrossStream: Send + Sync {
+    /// Announces that work on `stream` uses the block. After its free the block is reused only
+    /// when the work submitted to `stream` before the free has finished. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] when the handle is foreign or stale.
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError>;
+
+    /// Returns blocks whose other streams have finished to their pools. Each allocation does this
+    /// by itself. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when an event cannot be queried; the block stays waiting.
+    fn process_events(&self) -> Result<(), DriverError>;
+}
+
+/// Control over cached memory.
+pub trait Caching: Send + Sync {
+    /// Waits for all pending events and gives every segment that is wholly free back to the driver.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the driver fails; what was not given back stays cached.
+    fn empty_cache(&self) -> Result<(), DriverError>;
+
+    /// Sets the most bytes that may be reserved, or removes the limit. Releases nothing by itself.
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>);
+
+    /// The most bytes that may be reserved.
+    fn limit_bytes(&self) -> Option<u64>;
+
+    /// Puts a new configuration in force; blocks and segments stay.
+    fn apply(&self, config: &Config);
+
+    /// Free and total bytes of the device, and the largest block that a cached block could serve.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the driver cannot say.
+    fn cache_info(&self) -> Result<CacheInfo, DriverError>;
+
+    /// Every block of every segment, in address order.
+    fn layout(&self) -> Vec<SegmentLayout>;
+}
+
+/// What [`Caching::cache_info`] answers, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheInfo {
+    /// Free on the device.
+    pub device_free_bytes: u64,
+    /// All the device has.
+    pub device_total_bytes: u64,
+    /// The largest free block in the cache.
+    pub largest_cached_bytes: u64,
+    /// How many blocks are free in the cache.
+    pub free_blocks: u64,
+}
+
+/// Counters.
+pub trait Counters: Send + Sync {
+    /// All of them at this moment: exact when no call overlaps.
+    fn statistics(&self) -> Statistics;
+    /// Sets every peak to its current value.
+    fn reset_peaks(&self);
+    /// Sets everything that was summed up since the start (allocated, freed, numbers of events) to
+    /// zero.
+    fn reset_accumulated(&self);
+}
+
+/// Blocks by bare address, for callers that keep nothing else.
+pub trait RawAddresses: Send + Sync {
+    /// Hands out a block like [`DeviceAllocator::allocate`].
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError>;
+
+    /// Frees the live block that starts at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    fn free_raw(&self, address: u64) -> Result<(), HandleError>;
+
+    /// Like [`CrossStream::record_stream`].
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError>;
+}
+
+/// Called when a request found no cached block; says whether it freed anything.
+pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
+/// Called with the report when a request has failed.
+pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
+
+/// Hooks for memory pressure. All of them run with no lock held and may allocate and free.
+pub trait Pressure: Send + Sync {
+    /// Adds a callback that is asked to free something before memory is taken from the driver.
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback);
+    /// Adds an observer of failed requests.
+    fn add_oom_observer(&self, observer: OomObserver);
+}

@@ -1,0 +1,3 @@
+//! The command line. One file per subcommand.
+
+fn main() {}

@@ -1,0 +1,131 @@
+//! The typed configuration. A value of this type that exists is in range; nobody checks again.
+
+use crate::size::{LARGE_SEGMENT_DEFAULT_BYTES, RoundupDivisions};
+
+/// Everything a configuration string can say. Sizes are bytes.
+///
+/// Source of names, ranges and defaults: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// `backend`: which strategy; `native` unless said otherwise.
+    pub backend: String,
+    /// `large_segment_size_mb`: size of a segment that several large requests share, and of the
+    /// pages of large expandable segments.
+    pub large_segment_bytes: u64,
+    /// `max_split_size_mb`: blocks of this size or more are never split. `None`: no such size.
+    pub max_split_bytes: Option<u64>,
+    /// `max_non_split_rounding_mb`: how much larger an oversize block may be than the oversize
+    /// request that reuses it. `None`: the large segment's size.
+    pub max_non_split_rounding_bytes: Option<u64>,
+    /// `garbage_collection_threshold`: from which part of the limit on the oldest idle segments are
+    /// released, in (0, 1). `None`: never.
+    pub garbage_collection_threshold: Option<f64>,
+    /// `roundup_power2_divisions`.
+    pub roundup: RoundupDivisions,
+    /// `expandable_segments`.
+    pub expandable_segments: bool,
+    /// `release_lock_on_cudamalloc`: other misses go on while one waits for the driver.
+    pub release_lock_on_device_allocate: bool,
+    /// `graph_capture_record_stream_reuse`.
+    pub graph_capture_record_stream_reuse: bool,
+    /// `per_process_memory_fraction`, in [0, 1]; 1 means no limit. Looked at once, when an
+    /// allocator is built.
+    pub per_process_memory_fraction: f64,
+    /// `throw_on_cudamalloc_oom`.
+    pub throw_on_device_oom: bool,
+    /// `expandable_segments_reserve`.
+    pub expandable_reserve: Option<Reserve>,
+    /// `expandable_segments_reserve_by_class`, in the order given.
+    pub expandable_reserve_by_class: Vec<(String, Reserve)>,
+    /// The `pinned_*` keys.
+    pub pinned: PinnedSettings,
+    /// `compat`: whose decisions are made where PyTorch's are defects.
+    pub compat: Compat,
+    /// Keys that the table of known keys says belong to user-defined strategies, with their
+    /// values, in the order given.
+    pub extra: Vec<(String, String)>,
+}
+
+impl Settings {
+    /// The slack in force for oversize requests.
+    #[must_use]
+    pub fn non_split_rounding_bytes(&self) -> u64 {
+        self.max_non_split_rounding_bytes
+            .unwrap_or(self.large_segment_bytes)
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            backend: "native".to_owned(),
+            large_segment_bytes: LARGE_SEGMENT_DEFAULT_BYTES,
+            max_split_bytes: None,
+            max_non_split_rounding_bytes: None,
+            garbage_collection_threshold: None,
+            roundup: RoundupDivisions::OFF,
+            expandable_segments: false,
+            release_lock_on_device_allocate: false,
+            graph_capture_record_stream_reuse: false,
+            per_process_memory_fraction: 1.0,
+            throw_on_device_oom: false,
+            expandable_reserve: None,
+            expandable_reserve_by_class: Vec::new(),
+            pinned: PinnedSettings::default(),
+            compat: Compat::Default,
+            extra: Vec::new(),
+        }
+    }
+}
+
+/// How much address space an expandable segment reserves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reserve {
+    /// A positive part of the device's memory.
+    Fraction(f64),
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// Whose decisions are made where PyTorch's rules are defects. Safety is never at stake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compat {
+    /// Ours.
+    #[default]
+    Default,
+    /// PyTorch's, to the letter.
+    PyTorch,
+}
+
+/// The `pinned_*` keys: parsed and in range, not yet acted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinnedSettings {
+    /// `pinned_use_background_threads`.
+    pub use_background_threads: bool,
+    /// `pinned_max_round_threshold_mb`. `None`: unlimited.
+    pub max_round_threshold_bytes: Option<u64>,
+    /// `pinned_max_cached_size_mb`. `None`: unlimited.
+    pub max_cached_bytes: Option<u64>,
+    /// `pinned_use_cuda_host_register`.
+    pub use_host_register: bool,
+    /// `pinned_num_register_threads`: a power of two, at most 128.
+    pub register_threads: u64,
+    /// `pinned_reserve_segment_size_mb`. `None`: off.
+    pub reserve_segment_bytes: Option<u64>,
+    /// `pinned_free_catch_all`.
+    pub free_catch_all: bool,
+}
+
+impl Default for PinnedSettings {
+    fn default() -> Self {
+        Self {
+            use_background_threads: false,
+            max_round_threshold_bytes: None,
+            max_cached_bytes: None,
+            use_host_register: false,
+            register_threads: 1,
+            reserve_segment_bytes: None,
+            free_catch_all: false,
+        }
+    }
+}

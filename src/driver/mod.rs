@@ -1,0 +1,293 @@
+//! What a device can do: the whole contract between allocators and drivers, on one page.
+//!
+//! A driver owns device state and nothing else: it caches nothing, rounds nothing and decides
+//! nothing. Every call says what must hold before it and whether it may wait. Optional parts are
+//! announced by accessors that return an option; a driver that announces a part does all of it.
+//! All methods may be called from any thread. Addresses and sizes are bytes of device memory.
+//! Read next: `sim` (no memory, any size), `host` (real memory, same semantics).
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use crate::error::DriverError;
+use crate::ids::{DeviceId, EventId, StreamId};
+
+mod faulty;
+mod recorded;
+mod sim;
+
+/// Result of a driver call.
+pub type DriverResult<T> = Result<T, DriverError>;
+
+/// What a device says about itself. Fixed for the life of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its ordinal.
+    pub device: DeviceId,
+    /// Its name, for people.
+    pub name: String,
+    /// `sim`, `host` or `cuda`.
+    pub driver: &'static str,
+    /// All the memory it has.
+    pub total_bytes: u64,
+}
+
+/// Memory of the device at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Free for anybody.
+    pub free_bytes: u64,
+    /// All it has.
+    pub total_bytes: u64,
+}
+
+/// Whether a stream is being captured into a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureStatus {
+    /// Not capturing: work runs as it is submitted.
+    None,
+    /// Capturing, with the id of the capture sequence.
+    Active {
+        /// Unique for each capture of the process.
+        capture: u64,
+    },
+    /// The capture broke and must be ended.
+    Invalidated,
+}
+
+/// The contract with a device.
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// What the device says about itself. Never waits.
+    fn info(&self) -> DeviceInfo;
+
+    /// Free and total memory now. Never waits.
+    fn memory_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// Takes `size_bytes` (at least 1) of device memory and returns its address, aligned to at
+    /// least 512. May wait for running work: drivers are free to synchronise.
+    fn allocate(&self, size_bytes: u64) -> DriverResult<u64>;
+
+    /// Gives back what [`allocate`](Self::allocate) returned, with the same size. Waits for running
+    /// work on real devices (measured beside a 35 ms kernel on an H200: 30 ms).
+    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
+
+    /// Makes a stream that does not synchronise with the default one. Never waits.
+    fn create_stream(&self) -> DriverResult<StreamId>;
+
+    /// Destroys a stream that [`create_stream`](Self::create_stream) made. Work that was submitted
+    /// still finishes.
+    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()>;
+
+    /// Waits until all work submitted to `stream` so far has finished.
+    fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()>;
+
+    /// Waits until all work submitted to the device so far has finished.
+    fn synchronize_device(&self) -> DriverResult<()>;
+
+    /// Makes an event without timing. It counts as finished until it is recorded. Never waits.
+    fn create_event(&self) -> DriverResult<EventId>;
+
+    /// Marks the point that `stream` has reached. An earlier mark of the event is forgotten. Never
+    /// waits.
+    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()>;
+
+    /// Whether the work before the event's mark has finished. Never waits. Not legal while the
+    /// calling thread captures.
+    fn query_event(&self, event: EventId) -> DriverResult<bool>;
+
+    /// Waits until the work before the event's mark has finished.
+    fn synchronize_event(&self, event: EventId) -> DriverResult<()>;
+
+    /// Makes later work of `stream` wait for the event's mark. The caller does not wait.
+    fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()>;
+
+    /// Destroys an event. Waits for nothing.
+    fn destroy_event(&self, event: EventId) -> DriverResult<()>;
+
+    /// Submits a copy of `size_bytes` between two device ranges that do not overlap. Both stay
+    /// valid until the work has finished.
+    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
+
+    /// Copies host bytes to the device in stream order and waits for the copy.
+    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()>;
+
+    /// Copies device bytes to the host in stream order and waits for the copy.
+    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()>;
+
+    /// Submits a fill of a device range with one byte value.
+    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
+
+    /// Whether `stream` is being captured. Never waits.
+    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus>;
+
+    /// Virtual memory, if the device has it.
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        None
+    }
+
+    /// Stream-ordered memory pools, if the device has them.
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        None
+    }
+
+    /// Sharing of [`Driver::allocate`]'s memory between processes, if the device can.
+    fn ipc(&self) -> Option<&dyn Ipc> {
+        None
+    }
+
+    /// Access between devices, if there can be any.
+    fn peers(&self) -> Option<&dyn Peers> {
+        None
+    }
+
+    /// Capture of work into graphs, if the device can.
+    fn capture(&self) -> Option<&dyn Capture> {
+        None
+    }
+
+    /// Processes that hold memory of the device, if anybody can tell.
+    fn processes(&self) -> Option<&dyn Processes> {
+        None
+    }
+}
+
+/// A physical piece of memory that can be mapped: CUDA's `CUmemGenericAllocationHandle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PhysicalId(pub u64);
+
+/// Whether a physical piece may leave the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exportable {
+    /// It stays in this process.
+    No,
+    /// As a file descriptor.
+    Descriptor,
+}
+
+/// Address space apart from memory.
+///
+/// A physical piece is mapped whole, and may be mapped at two addresses at once. Releasing a piece
+/// that is still mapped keeps it alive until the last unmapping.
+///
+/// Source: CUDA driver guide, "Virtual Memory Management".
+pub trait VirtualMemory: Send + Sync {
+    /// Sizes of pieces and addresses of mappings are multiples of this.
+    fn granularity_bytes(&self) -> u64;
+    /// Takes address space. No memory is used and no access is possible.
+    fn reserve(&self, size_bytes: u64) -> DriverResult<u64>;
+    /// Gives address space back. All of it must be unmapped; size as reserved.
+    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
+    /// Makes a physical piece. It has no address yet.
+    fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId>;
+    /// Drops this process's hold on a piece.
+    fn release(&self, piece: PhysicalId) -> DriverResult<()>;
+    /// Puts a whole piece at `address` of reserved, unmapped space. No access yet.
+    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()>;
+    /// Allows reading and writing from `device` on a mapped range of whole pieces.
+    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()>;
+    /// Removes the mappings of a range of whole pieces. The caller makes sure that no work uses
+    /// them any more.
+    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
+    /// A descriptor for a piece that was created exportable.
+    fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd>;
+    /// A piece from another process's descriptor; the size is checked.
+    fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId>;
+}
+
+/// A stream-ordered pool of the driver: CUDA's `CUmemoryPool`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DriverPoolId(pub u64);
+
+/// Bytes of a driver pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverPoolUsage {
+    /// In callers' hands, and the most that ever was since the last reset.
+    pub used_bytes: u64,
+    /// High mark of `used_bytes`.
+    pub used_high_bytes: u64,
+    /// Held from the device.
+    pub reserved_bytes: u64,
+    /// High mark of `reserved_bytes`.
+    pub reserved_high_bytes: u64,
+}
+
+/// Stream-ordered allocation by the driver itself: `cudaMallocAsync` and its relatives.
+///
+/// Source: CUDA programming guide, "Stream Ordered Memory Allocator".
+pub trait MemoryPools: Send + Sync {
+    /// The device's default pool.
+    fn default_pool(&self) -> DriverResult<DriverPoolId>;
+    /// A pool of one's own.
+    fn create_pool(&self) -> DriverResult<DriverPoolId>;
+    /// Destroys a pool of one's own; its memory goes when the last allocation is freed.
+    fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()>;
+    /// How many bytes the pool keeps when it synchronises.
+    fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;
+    /// Allocates in stream order.
+    fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64>;
+    /// Frees in stream order.
+    fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()>;
+    /// Gives back all but `keep_bytes` of idle memory. May wait.
+    fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()>;
+    /// What the pool holds.
+    fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage>;
+    /// Sets the high marks to the current values.
+    fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()>;
+}
+
+/// Sharing of plain allocations between processes.
+pub trait Ipc: Send + Sync {
+    /// A handle for the allocation that starts at `base`. Its bytes mean nothing to us.
+    fn share(&self, base: u64) -> DriverResult<[u8; 64]>;
+    /// Maps another process's allocation. Refuses its own process's handles.
+    fn open(&self, handle: &[u8; 64]) -> DriverResult<u64>;
+    /// Unmaps what [`open`](Self::open) returned.
+    fn close(&self, address: u64) -> DriverResult<()>;
+}
+
+/// Access between devices.
+pub trait Peers: Send + Sync {
+    /// Whether this device can reach `other`'s memory.
+    fn can_access(&self, other: DeviceId) -> DriverResult<bool>;
+    /// Allows it. Enabling twice is no error.
+    fn enable_access(&self, other: DeviceId) -> DriverResult<()>;
+    /// Submits a copy between two devices.
+    fn copy_peer(
+        &self,
+        to: (DeviceId, u64),
+        from: (DeviceId, u64),
+        size_bytes: u64,
+        stream: StreamId,
+    ) -> DriverResult<()>;
+}
+
+/// A node of a graph under capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u64);
+
+/// Capture of work into graphs.
+pub trait Capture: Send + Sync {
+    /// Starts capturing `stream` and returns the capture's id.
+    fn begin(&self, stream: StreamId) -> DriverResult<u64>;
+    /// Ends the capture that started on `stream`.
+    fn end(&self, stream: StreamId) -> DriverResult<()>;
+    /// The nodes that the next node on `stream` would depend on.
+    fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;
+    /// The nodes that `node` depends on directly.
+    fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>>;
+}
+
+/// A process that holds memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessUsage {
+    /// Its number.
+    pub process: u32,
+    /// What it holds.
+    pub used_bytes: u64,
+}
+
+/// Who holds memory of the device.
+pub trait Processes: Send + Sync {
+    /// All of them that can be seen from here.
+    fn list(&self) -> DriverResult<Vec<ProcessUsage>>;
+}

@@ -1,0 +1,244 @@
+//! Errors as data: what was asked for, what was held, what the driver said.
+//!
+//! Callers match on variants and read `Display`. Nothing here allocates on a path that succeeds:
+//! the large report of an out-of-memory error is boxed.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::allocator::Allocation;
+use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use crate::size::{REQUEST_MAX_BYTES, human_bytes};
+
+/// What kind of failure a driver reported.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverErrorKind {
+    /// The device (or the host) has not enough memory or address space for the call.
+    OutOfMemory,
+    /// The device or this driver cannot do what was asked.
+    NotSupported,
+    /// An argument is not legal: an unknown handle, an address that was never given out.
+    InvalidValue,
+    /// The call is not legal while a stream is being captured.
+    CaptureActive,
+    /// The device's context is broken and every later call fails too.
+    DeviceLost,
+    /// Everything else; the code says more.
+    Other,
+}
+
+/// A call to a driver that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{call} failed: {message} (code {code})")]
+pub struct DriverError {
+    /// What kind of failure it was.
+    pub kind: DriverErrorKind,
+    /// The driver's function, in the driver's own words.
+    pub call: &'static str,
+    /// The driver's own code.
+    pub code: i64,
+    /// The driver's own words, or ours with the numbers in them.
+    pub message: String,
+}
+
+impl DriverError {
+    /// An error of `kind` from `call`.
+    #[must_use]
+    pub fn new(
+        kind: DriverErrorKind,
+        call: &'static str,
+        code: i64,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            kind,
+            call,
+            code,
+            message: message.into(),
+        }
+    }
+
+    /// Whether releasing memory and trying again may help.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.kind == DriverErrorKind::OutOfMemory
+    }
+}
+
+/// Why no memory was handed out. Nothing has changed when one of these is returned.
+#[non_exhaustive]
+#[derive(Debug, Error)]
+pub enum AllocError {
+    /// A request of zero bytes: there is no address to hand out.
+    #[error("a request of zero bytes has no address")]
+    ZeroBytes,
+    /// More than [`REQUEST_MAX_BYTES`].
+    #[error(
+        "out of memory: tried to allocate {requested_bytes} bytes, which is more than 1 EiB \
+         ({REQUEST_MAX_BYTES} bytes)"
+    )]
+    TooLarge {
+        /// What was asked for.
+        requested_bytes: u64,
+    },
+    /// Neither the cache nor the driver nor releasing idle memory could serve the request.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemory>),
+    /// More streams than the allocator keeps heaps for.
+    #[error("stream {stream} would be number {limit} plus one: too many streams")]
+    TooManyStreams {
+        /// The stream of the request.
+        stream: StreamId,
+        /// How many streams have a heap already, which is the most there may be.
+        limit: usize,
+    },
+    /// The driver failed in a way that is not about memory.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// The report of a failed request: every number that explains it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// The device.
+    pub device: DeviceId,
+    /// The stream of the request.
+    pub stream: StreamId,
+    /// What the caller asked for.
+    pub requested_bytes: u64,
+    /// The same after rounding.
+    pub rounded_bytes: u64,
+    /// The segment that would have had to come from the driver.
+    pub segment_bytes: u64,
+    /// Free on the device, as the driver says. `None` when the driver could not say.
+    pub device_free_bytes: Option<u64>,
+    /// All the device has. `None` when the driver could not say.
+    pub device_total_bytes: Option<u64>,
+    /// The most this allocator may reserve, if it is limited.
+    pub limit_bytes: Option<u64>,
+    /// In callers' hands.
+    pub allocated_bytes: u64,
+    /// Held from the driver.
+    pub reserved_bytes: u64,
+    /// Free in the small pools.
+    pub cached_small_bytes: u64,
+    /// Free in the large pools.
+    pub cached_large_bytes: u64,
+    /// The largest free block, wherever it is.
+    pub largest_free: Option<LargestFree>,
+    /// Freed by the caller, but still used by other streams' unfinished work.
+    pub draining_bytes: u64,
+    /// What the driver said, if it was asked and refused.
+    pub driver: Option<DriverError>,
+    /// What would most likely have helped, as sentences.
+    pub hints: Vec<String>,
+}
+
+/// The largest free block of an allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LargestFree {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Only requests on this stream can use it.
+    pub stream: StreamId,
+    /// The pool it belongs to.
+    pub pool: PoolId,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let h = human_bytes;
+        write!(
+            f,
+            "out of memory on device {}: tried to allocate {}",
+            self.device,
+            h(self.segment_bytes)
+        )?;
+        writeln!(
+            f,
+            " for a request of {} ({} rounded) on stream {}.",
+            h(self.requested_bytes),
+            h(self.rounded_bytes),
+            self.stream
+        )?;
+        if let (Some(free), Some(total)) = (self.device_free_bytes, self.device_total_bytes) {
+            writeln!(
+                f,
+                "The device has {} in all, of which {} is free.",
+                h(total),
+                h(free)
+            )?;
+        }
+        if let Some(limit) = self.limit_bytes {
+            writeln!(f, "This allocator may reserve {}.", h(limit))?;
+        }
+        writeln!(
+            f,
+            "It holds {}: {} allocated, {} cached in large and {} in small pools, {} waiting for \
+             other streams.",
+            h(self.reserved_bytes),
+            h(self.allocated_bytes),
+            h(self.cached_large_bytes),
+            h(self.cached_small_bytes),
+            h(self.draining_bytes)
+        )?;
+        match self.largest_free {
+            Some(largest) => writeln!(
+                f,
+                "The largest free block is {}, on stream {}.",
+                h(largest.size_bytes),
+                largest.stream
+            )?,
+            None => writeln!(f, "No block is free.")?,
+        }
+        if let Some(driver) = &self.driver {
+            writeln!(f, "The driver said: {driver}.")?;
+        }
+        for hint in &self.hints {
+            writeln!(f, "Hint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a handle or an address was refused. Nothing has changed when one of these is returned.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum HandleError {
+    /// The handle belongs to another allocator.
+    #[error("the allocation belongs to allocator {}, not to {}", owner.number(), asked.number())]
+    Foreign {
+        /// Who made it.
+        owner: OwnerId,
+        /// Who was asked.
+        asked: OwnerId,
+    },
+    /// The block was freed before; its place may hold another block by now.
+    #[error("the allocation at {address:#x} was freed before")]
+    Stale {
+        /// The address of the handle.
+        address: u64,
+    },
+    /// No live block starts at this address.
+    #[error("no live block starts at {address:#x}")]
+    UnknownAddress {
+        /// The address that was given.
+        address: u64,
+    },
+    /// The driver failed, so that other streams' work on the block cannot be waited for.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// A free that was refused. It gives the allocation back.
+#[derive(Debug, Error)]
+#[error("{reason}")]
+pub struct FreeError {
+    /// Why.
+    #[source]
+    pub reason: HandleError,
+    /// What was to be freed, as it was.
+    pub allocation: Allocation,
+}

@@ -1,0 +1,160 @@
+//! One entry of the history, and one segment of the layout, with the names PyTorch uses.
+
+use crate::ids::{PoolId, StreamId};
+use crate::size::PoolKind;
+
+/// What an allocator did.
+///
+/// Source of the names: PyTorch's memory snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// A block was handed out; the size is what was requested.
+    Alloc,
+    /// The caller freed a block.
+    FreeRequested,
+    /// The block is free: at once, or when other streams had finished.
+    FreeCompleted,
+    /// A segment came from the driver.
+    SegmentAlloc,
+    /// A segment went back to the driver.
+    SegmentFree,
+    /// Pages were mapped.
+    SegmentMap,
+    /// Pages were unmapped.
+    SegmentUnmap,
+    /// A request failed; the size is the rounded request and the address the device's free bytes.
+    OutOfMemory,
+}
+
+impl Action {
+    /// The word that PyTorch writes.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Alloc => "alloc",
+            Self::FreeRequested => "free_requested",
+            Self::FreeCompleted => "free_completed",
+            Self::SegmentAlloc => "segment_alloc",
+            Self::SegmentFree => "segment_free",
+            Self::SegmentMap => "segment_map",
+            Self::SegmentUnmap => "segment_unmap",
+            Self::OutOfMemory => "oom",
+        }
+    }
+
+    /// The action that PyTorch writes as `name`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [
+            Self::Alloc,
+            Self::FreeRequested,
+            Self::FreeCompleted,
+            Self::SegmentAlloc,
+            Self::SegmentFree,
+            Self::SegmentMap,
+            Self::SegmentUnmap,
+            Self::OutOfMemory,
+        ]
+        .into_iter()
+        .find(|action| action.name() == name)
+    }
+
+    /// Whether memory was taken from the driver or given back.
+    #[must_use]
+    pub const fn is_segment(self) -> bool {
+        matches!(
+            self,
+            Self::SegmentAlloc | Self::SegmentFree | Self::SegmentMap | Self::SegmentUnmap
+        )
+    }
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What.
+    pub action: Action,
+    /// Where; free bytes of the device for [`Action::OutOfMemory`].
+    pub address: u64,
+    /// How many bytes.
+    pub size_bytes: u64,
+    /// The stream of the block.
+    pub stream: StreamId,
+}
+
+/// One segment with all its blocks, as a snapshot lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentLayout {
+    /// Where it starts.
+    pub address: u64,
+    /// Its size: the sum of its blocks.
+    pub size_bytes: u64,
+    /// The stream whose requests it serves.
+    pub stream: StreamId,
+    /// Small or large.
+    pub kind: PoolKind,
+    /// Its pool.
+    pub pool: PoolId,
+    /// Whether it is made of mapped pages.
+    pub expandable: bool,
+    /// In address order, without gaps.
+    pub blocks: Vec<BlockLayout>,
+}
+
+impl SegmentLayout {
+    /// Bytes of blocks in one of the `states`.
+    pub fn bytes_in(&self, states: &[BlockStateName]) -> u64 {
+        self.blocks
+            .iter()
+            .filter(|b| states.contains(&b.state))
+            .map(|b| b.size_bytes)
+            .sum()
+    }
+}
+
+/// State of a block, with PyTorch's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockStateName {
+    /// In the caller's hands.
+    ActiveAllocated,
+    /// Freed, and waiting for other streams.
+    ActivePendingFree,
+    /// Free.
+    Inactive,
+}
+
+impl BlockStateName {
+    /// The word that PyTorch writes.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ActiveAllocated => "active_allocated",
+            Self::ActivePendingFree => "active_pending_free",
+            Self::Inactive => "inactive",
+        }
+    }
+
+    /// The state that PyTorch writes as `name`; older versions wrote `active_awaiting_free`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "active_allocated" => Some(Self::ActiveAllocated),
+            "active_pending_free" | "active_awaiting_free" => Some(Self::ActivePendingFree),
+            "inactive" => Some(Self::Inactive),
+            _ => None,
+        }
+    }
+}
+
+/// One block of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// Where it starts.
+    pub address: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What its last holder asked for; free blocks keep the last value, as PyTorch's do.
+    pub requested_bytes: u64,
+    /// Its state.
+    pub state: BlockStateName,
+}

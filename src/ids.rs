@@ -1,0 +1,92 @@
+//! A type for each kind of number that names something, so that the compiler refuses a stream
+//! where a pool belongs.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Ordinal of a device, as the driver counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId(pub u32);
+
+/// A stream: the driver's raw handle as a number. 0 is the default stream.
+///
+/// Streams are ordered by this value wherever an order over streams is needed, as in PyTorch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId(pub u64);
+
+impl StreamId {
+    /// The default stream of a device.
+    pub const DEFAULT: Self = Self(0);
+}
+
+/// An event, as its driver names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventId(pub u64);
+
+/// A pool: (0, 0) is the default one, (n, 0) pools of graph captures, (0, n) pools of users.
+///
+/// Source: PyTorch's `MempoolId_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolId {
+    /// Number of a graph capture's pool, or 0.
+    pub capture: u64,
+    /// Number of a user's pool, or 0.
+    pub user: u64,
+}
+
+impl PoolId {
+    /// The pool that serves every request that no scope routes elsewhere.
+    pub const DEFAULT: Self = Self {
+        capture: 0,
+        user: 0,
+    };
+}
+
+/// Names one allocator in this process. A free is routed by it, and a handle that belongs to
+/// another allocator is refused by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnerId(u32);
+
+impl OwnerId {
+    /// A number no other allocator of this process has.
+    ///
+    /// # Panics
+    ///
+    /// After 2^32 - 1 allocators: a reused number would let one allocator free another's blocks.
+    #[must_use]
+    pub fn next() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let taken = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1));
+        Self(taken.expect("owner numbers are never reused"))
+    }
+
+    /// The number, for messages.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({}, {})", self.capture, self.user)
+    }
+}

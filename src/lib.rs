@@ -1,0 +1,20 @@
+//! Device-memory allocators for accelerators, chosen at run time by one string.
+//!
+//! One trait, [`DeviceAllocator`](allocator::DeviceAllocator), and several strategies behind it.
+//! `ARCHITECTURE.md` shows the house; a request's way is told in [`cache`].
+
+pub mod allocator;
+pub mod cache;
+pub mod config;
+pub mod driver;
+pub mod error;
+pub mod heap;
+pub mod history;
+pub mod ids;
+#[cfg(feature = "replay")]
+pub mod replay;
+pub mod size;
+pub mod stats;
+
+#[path = "../strategies/mod.rs"]
+pub mod strategies;

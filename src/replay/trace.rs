@@ -1,0 +1,37 @@
+//! A recording in memory: the events of one device, the final layout and the settings.
+//!
+//! Filled by the readers from any encoding; hostile until it exists. Addresses and sizes are
+//! bytes.
+
+use crate::history::{Action, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
+
+/// One recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// What happened, in the order of the allocator's lock, on one device.
+    pub events: Vec<TraceEvent>,
+    /// The segments when the recording ended, in address order.
+    pub segments: Vec<SegmentLayout>,
+    /// The configuration string in force, as recorded.
+    pub conf: String,
+    /// The device whose events these are.
+    pub device: u32,
+}
+
+/// One entry of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// What happened.
+    pub action: Action,
+    /// Where; for `oom` the free bytes of the device.
+    pub address: u64,
+    /// How many bytes.
+    pub size_bytes: u64,
+    /// The stream, as a raw handle.
+    pub stream: StreamId,
+    /// The pool, in recordings that say it.
+    pub pool: Option<PoolId>,
+    /// Whether the entry carries the label `empty_cache`: an explicit call made it.
+    pub empty_cache: bool,
+}

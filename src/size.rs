@@ -1,0 +1,288 @@
+//! Sizes in bytes and the rounding rules that decide how large a block or a segment is.
+//!
+//! Pure arithmetic: no state, no driver, no configuration parsing. The rules are those of PyTorch's
+//! caching allocator, so that equal requests get equal answers; each names what it decides.
+//! Read next: `heap`, which cuts blocks by these rules.
+
+/// 1,024 bytes.
+pub const KIB: u64 = 1 << 10;
+/// 1,024 KiB.
+pub const MIB: u64 = 1 << 20;
+/// 1,024 MiB.
+pub const GIB: u64 = 1 << 30;
+/// 1,024 GiB.
+pub const TIB: u64 = 1 << 40;
+/// 1,024 PiB: the largest request anybody may make.
+pub const EIB: u64 = 1 << 60;
+
+/// Every block is a multiple of this, and no block is smaller.
+pub const MIN_BLOCK_BYTES: u64 = 512;
+/// The largest rounded request that the small pool serves (inclusive).
+pub const SMALL_REQUEST_MAX_BYTES: u64 = MIB;
+/// Size of a segment of the small pool.
+pub const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
+/// Size of a segment that several large requests share, unless configured otherwise.
+pub const LARGE_SEGMENT_DEFAULT_BYTES: u64 = 20 * MIB;
+/// From this rounded size on, a request gets a segment of its own.
+pub const OWN_SEGMENT_MIN_BYTES: u64 = 10 * MIB;
+/// A segment of its own is a multiple of this.
+pub const OWN_SEGMENT_ROUND_BYTES: u64 = 2 * MIB;
+/// In fixed segments of the large pool a rest is cut off only when it is larger than this.
+pub const LARGE_REST_MIN_BYTES: u64 = MIB;
+/// The largest request, in bytes. Anything above is refused before it reaches a pool.
+pub const REQUEST_MAX_BYTES: u64 = EIB;
+
+const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(MIN_BLOCK_BYTES));
+const _: () = assert!(SMALL_REQUEST_MAX_BYTES <= SMALL_SEGMENT_BYTES);
+const _: () = assert!(OWN_SEGMENT_MIN_BYTES.is_multiple_of(OWN_SEGMENT_ROUND_BYTES));
+
+/// The two kinds of pool: requests up to 1 MiB and those above it never share a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PoolKind {
+    /// Rounded requests up to [`SMALL_REQUEST_MAX_BYTES`].
+    Small,
+    /// Everything larger.
+    Large,
+}
+
+impl PoolKind {
+    /// Both kinds, in the order in which cached memory is released: large first.
+    pub const RELEASE_ORDER: [Self; 2] = [Self::Large, Self::Small];
+
+    /// The pool that serves a request of `rounded_bytes`.
+    #[inline]
+    #[must_use]
+    pub const fn of(rounded_bytes: u64) -> Self {
+        if rounded_bytes <= SMALL_REQUEST_MAX_BYTES {
+            Self::Small
+        } else {
+            Self::Large
+        }
+    }
+
+    /// 0 for small and 1 for large, to index tables by kind.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// `small` or `large`, as PyTorch's snapshots write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Large => "large",
+        }
+    }
+}
+
+/// `bytes` rounded up to a multiple of `to`. `to` is not zero.
+///
+/// Callers keep `bytes` at most [`REQUEST_MAX_BYTES`] or an address range, so the sum cannot pass
+/// 64 bits.
+#[inline]
+#[must_use]
+pub const fn align_up(bytes: u64, to: u64) -> u64 {
+    if to.is_power_of_two() {
+        (bytes + (to - 1)) & !(to - 1)
+    } else {
+        bytes.div_ceil(to) * to
+    }
+}
+
+/// `bytes` rounded down to a multiple of `to`. `to` is not zero.
+#[inline]
+#[must_use]
+pub const fn align_down(bytes: u64, to: u64) -> u64 {
+    bytes - bytes % to
+}
+
+/// Into how many equal steps each power-of-two interval is divided when requests are rounded:
+/// `roundup_power2_divisions`.
+///
+/// Entry `i` is for sizes from 2^(20+i) up to the next power of two; sizes below 1 MiB use entry 0
+/// and sizes from 32 GiB on use entry 15. 0 and 1 mean: no rounding to steps.
+///
+/// Source: PyTorch, "Optimizing memory usage with `PYTORCH_CUDA_ALLOC_CONF`".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RoundupDivisions {
+    divisions: [u64; Self::INTERVALS],
+    any: bool,
+}
+
+impl RoundupDivisions {
+    /// How many power-of-two intervals have a setting of their own.
+    pub const INTERVALS: usize = 16;
+    /// No interval is divided.
+    pub const OFF: Self = Self {
+        divisions: [0; Self::INTERVALS],
+        any: false,
+    };
+
+    /// Divisions per interval, or `None` when one of them is neither 0 nor a power of two.
+    #[must_use]
+    pub fn new(divisions: [u64; Self::INTERVALS]) -> Option<Self> {
+        let legal = divisions.iter().all(|&d| d == 0 || d.is_power_of_two());
+        legal.then(|| Self {
+            divisions,
+            any: divisions.iter().any(|&d| d > 1),
+        })
+    }
+
+    /// The setting of each interval, from 1 MiB up.
+    #[must_use]
+    pub const fn divisions(&self) -> &[u64; Self::INTERVALS] {
+        &self.divisions
+    }
+
+    /// The divisions that apply to a request of `bytes` (at least 1).
+    #[must_use]
+    pub const fn for_size(&self, bytes: u64) -> u64 {
+        let interval = (bytes.ilog2() as usize).saturating_sub(20);
+        let last = Self::INTERVALS - 1;
+        self.divisions[if interval < last { interval } else { last }]
+    }
+
+    /// The block size that serves a request of `bytes`: a multiple of 512, or the next of the
+    /// interval's equal steps.
+    ///
+    /// `bytes` is at most [`REQUEST_MAX_BYTES`].
+    #[inline]
+    #[must_use]
+    pub fn round(&self, bytes: u64) -> u64 {
+        if !self.any {
+            return if bytes < MIN_BLOCK_BYTES {
+                MIN_BLOCK_BYTES
+            } else {
+                align_up(bytes, MIN_BLOCK_BYTES)
+            };
+        }
+        self.round_to_steps(bytes)
+    }
+
+    fn round_to_steps(&self, bytes: u64) -> u64 {
+        if bytes < MIN_BLOCK_BYTES {
+            return MIN_BLOCK_BYTES;
+        }
+        let divisions = self.for_size(bytes);
+        if divisions <= 1 || bytes <= MIN_BLOCK_BYTES.saturating_mul(divisions) {
+            return align_up(bytes, MIN_BLOCK_BYTES);
+        }
+        if bytes.is_power_of_two() {
+            return bytes;
+        }
+        let floor = 1 << bytes.ilog2();
+        let step = floor >> divisions.ilog2();
+        if step == 0 {
+            floor << 1
+        } else {
+            align_up(bytes, step)
+        }
+    }
+}
+
+impl Default for RoundupDivisions {
+    fn default() -> Self {
+        Self::OFF
+    }
+}
+
+/// Size of the segment that is taken from the driver for a request of `rounded_bytes`.
+///
+/// A shared large segment serves many requests of 1 to 10 MiB: a driver call costs far more than
+/// the slack, and the next request uses the slack.
+#[must_use]
+pub const fn segment_bytes(rounded_bytes: u64, large_segment_bytes: u64) -> u64 {
+    if rounded_bytes <= SMALL_REQUEST_MAX_BYTES {
+        SMALL_SEGMENT_BYTES
+    } else if rounded_bytes < OWN_SEGMENT_MIN_BYTES {
+        large_segment_bytes
+    } else {
+        align_up(rounded_bytes, OWN_SEGMENT_ROUND_BYTES)
+    }
+}
+
+/// `bytes` for people: two decimals and a binary unit, whole bytes up to 1 KiB.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "two decimals are shown")]
+pub fn human_bytes(bytes: u64) -> String {
+    match bytes {
+        0..=KIB => format!("{bytes} bytes"),
+        b if b <= MIB => format!("{:.2} KiB", b as f64 / KIB as f64),
+        b if b <= GIB => format!("{:.2} MiB", b as f64 / MIB as f64),
+        b => format!("{:.2} GiB", b as f64 / GIB as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(d: u64) -> RoundupDivisions {
+        RoundupDivisions::new([d; 16]).unwrap()
+    }
+
+    #[test]
+    fn requests_are_rounded_up_to_512_bytes() {
+        let plain = RoundupDivisions::OFF;
+        for (bytes, rounded) in [(1, 512), (511, 512), (512, 512), (513, 1024), (MIB, MIB)] {
+            assert_eq!(plain.round(bytes), rounded);
+        }
+        assert_eq!(plain.round(REQUEST_MAX_BYTES), REQUEST_MAX_BYTES);
+    }
+
+    #[test]
+    fn divided_intervals_round_to_the_next_step() {
+        assert_eq!(
+            divided(4).round(1200),
+            1536,
+            "1,200 is below 512 x 4: plain rounding"
+        );
+        assert_eq!(divided(4).round(84 * MIB), 96 * MIB);
+        assert_eq!(divided(8).round(84 * MIB), 88 * MIB);
+        assert_eq!(divided(2).round(400 * MIB), 512 * MIB);
+        assert_eq!(divided(8).round(64 * MIB), 64 * MIB, "a power of two stays");
+        assert_eq!(divided(1).round(1025), 1536, "one division is none");
+        assert_eq!(
+            divided(1 << 63).round(REQUEST_MAX_BYTES - 1),
+            REQUEST_MAX_BYTES
+        );
+    }
+
+    #[test]
+    fn rounding_is_idempotent_and_never_shrinks() {
+        for d in [0, 1, 2, 4, 8, 16, 64] {
+            for bytes in (1..4096).chain((1..200).map(|i| i * 777_777)) {
+                let rounded = divided(d).round(bytes);
+                assert!(rounded >= bytes);
+                assert_eq!(divided(d).round(rounded), rounded);
+            }
+        }
+    }
+
+    #[test]
+    fn divisions_other_than_powers_of_two_are_refused() {
+        let mut divisions = [0; 16];
+        divisions[3] = 3;
+        assert_eq!(RoundupDivisions::new(divisions), None);
+    }
+
+    #[test]
+    fn segments_have_three_sizes() {
+        let of = |rounded| segment_bytes(rounded, LARGE_SEGMENT_DEFAULT_BYTES);
+        assert_eq!(of(512), 2 * MIB);
+        assert_eq!(of(MIB), 2 * MIB);
+        assert_eq!(of(MIB + 512), 20 * MIB);
+        assert_eq!(of(10 * MIB - 512), 20 * MIB);
+        assert_eq!(of(10 * MIB), 10 * MIB);
+        assert_eq!(of(10 * MIB + 512), 12 * MIB);
+    }
+
+    #[test]
+    fn sizes_for_people_have_two_decimals() {
+        assert_eq!(human_bytes(1000), "1000 bytes");
+        assert_eq!(human_bytes(1536), "1.50 KiB");
+        assert_eq!(human_bytes(800_000_000 * GIB), "800000000.00 GiB");
+    }
+}

@@ -1,0 +1,276 @@
+//! What users read: every counter of `torch.cuda.memory_stats()`, and the short questions.
+
+use std::fmt::Write as _;
+
+use crate::size::human_bytes;
+
+/// One counter. `current = allocated - freed` as long as accumulated values were not reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    /// Now.
+    pub current: i64,
+    /// The most there ever was, or since the last reset of peaks.
+    pub peak: i64,
+    /// The sum of all increases.
+    pub allocated: i64,
+    /// The sum of all decreases.
+    pub freed: i64,
+}
+
+impl Counter {
+    /// Goes up by `n` (not negative).
+    pub fn increase(&mut self, n: i64) {
+        self.current += n;
+        self.allocated += n;
+        self.peak = self.peak.max(self.current);
+    }
+
+    /// Goes down by `n` (not negative).
+    pub fn decrease(&mut self, n: i64) {
+        self.current -= n;
+        self.freed += n;
+    }
+}
+
+/// One counter for all pools together and for each kind of pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerPool {
+    /// Both kinds. Its peak is that of the sum, not the sum of the peaks.
+    pub all: Counter,
+    /// Large pools.
+    pub large: Counter,
+    /// Small pools.
+    pub small: Counter,
+}
+
+/// Every counter of an allocator at one moment. Byte counts are bytes.
+///
+/// Source of names and meanings: PyTorch's `torch.cuda.memory_stats()`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statistics {
+    /// Blocks in callers' hands.
+    pub allocation: PerPool,
+    /// Fixed segments held from the driver.
+    pub segment: PerPool,
+    /// Blocks in callers' hands or waiting for other streams.
+    pub active: PerPool,
+    /// Free blocks of fixed segments that are not whole segments.
+    pub inactive_split: PerPool,
+    /// Bytes of blocks in callers' hands.
+    pub allocated_bytes: PerPool,
+    /// Bytes held from the driver.
+    pub reserved_bytes: PerPool,
+    /// Bytes of blocks in callers' hands or waiting for other streams.
+    pub active_bytes: PerPool,
+    /// Bytes of free blocks of fixed segments that are not whole segments.
+    pub inactive_split_bytes: PerPool,
+    /// What callers asked for, of active blocks.
+    pub requested_bytes: PerPool,
+    /// Live blocks of at least `max_split_size`.
+    pub oversize_allocations: Counter,
+    /// Segments of at least `max_split_size`.
+    pub oversize_segments: Counter,
+    /// Last attempts after everything had been released.
+    pub num_alloc_retries: i64,
+    /// Failed requests.
+    pub num_ooms: i64,
+    /// Times all streams' pending events were waited for.
+    pub num_sync_all_streams: i64,
+    /// Segments taken, or ranges mapped.
+    pub num_device_alloc: i64,
+    /// Segments given back, or ranges unmapped.
+    pub num_device_free: i64,
+    /// `max_split_size_mb` in bytes when the allocator was built; -1 for unlimited.
+    pub max_split_size: i64,
+    /// Requests that a cached block served.
+    pub hits: u64,
+    /// Requests that needed more than a search of the cache.
+    pub misses: u64,
+    /// Free blocks now.
+    pub free_blocks: u64,
+}
+
+impl Default for Statistics {
+    fn default() -> Self {
+        Self {
+            allocation: PerPool::default(),
+            segment: PerPool::default(),
+            active: PerPool::default(),
+            inactive_split: PerPool::default(),
+            allocated_bytes: PerPool::default(),
+            reserved_bytes: PerPool::default(),
+            active_bytes: PerPool::default(),
+            inactive_split_bytes: PerPool::default(),
+            requested_bytes: PerPool::default(),
+            oversize_allocations: Counter::default(),
+            oversize_segments: Counter::default(),
+            num_alloc_retries: 0,
+            num_ooms: 0,
+            num_sync_all_streams: 0,
+            num_device_alloc: 0,
+            num_device_free: 0,
+            max_split_size: -1,
+            hits: 0,
+            misses: 0,
+            free_blocks: 0,
+        }
+    }
+}
+
+impl Statistics {
+    /// Bytes in callers' hands now.
+    #[must_use]
+    pub fn memory_allocated(&self) -> i64 {
+        self.allocated_bytes.all.current
+    }
+
+    /// The most bytes that ever were in callers' hands.
+    #[must_use]
+    pub fn max_memory_allocated(&self) -> i64 {
+        self.allocated_bytes.all.peak
+    }
+
+    /// Bytes held from the driver now.
+    #[must_use]
+    pub fn memory_reserved(&self) -> i64 {
+        self.reserved_bytes.all.current
+    }
+
+    /// The most bytes that ever were held from the driver.
+    #[must_use]
+    pub fn max_memory_reserved(&self) -> i64 {
+        self.reserved_bytes.all.peak
+    }
+
+    /// Bytes held from the driver that no block in use covers.
+    #[must_use]
+    pub fn cached_bytes(&self) -> i64 {
+        self.reserved_bytes.all.current - self.active_bytes.all.current
+    }
+
+    /// Every key of `torch.cuda.memory_stats()` with its value, in the order of the names.
+    #[must_use]
+    pub fn pytorch_keys(&self) -> Vec<(String, i64)> {
+        let mut keys = Vec::with_capacity(122);
+        for (name, family) in self.families() {
+            for (pool, counter) in [
+                ("all", family.all),
+                ("large_pool", family.large),
+                ("small_pool", family.small),
+            ] {
+                push_counter(&mut keys, &format!("{name}.{pool}"), counter);
+            }
+        }
+        push_counter(&mut keys, "oversize_allocations", self.oversize_allocations);
+        push_counter(&mut keys, "oversize_segments", self.oversize_segments);
+        for (name, value) in [
+            ("max_split_size", self.max_split_size),
+            ("num_alloc_retries", self.num_alloc_retries),
+            ("num_device_alloc", self.num_device_alloc),
+            ("num_device_free", self.num_device_free),
+            ("num_ooms", self.num_ooms),
+            ("num_sync_all_streams", self.num_sync_all_streams),
+        ] {
+            keys.push((name.to_owned(), value));
+        }
+        keys.sort();
+        keys
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut text = String::new();
+        let line = |text: &mut String, name: &str, cells: [String; 4]| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                text,
+                "{name:<24}{:>14}{:>14}{:>14}{:>14}",
+                cells[0], cells[1], cells[2], cells[3]
+            );
+        };
+        line(
+            &mut text,
+            "",
+            ["current", "peak", "allocated", "freed"].map(str::to_owned),
+        );
+        for (name, family) in self.families() {
+            let bytes = name.ends_with("_bytes");
+            for (pool, c) in [
+                ("", family.all),
+                (" large", family.large),
+                (" small", family.small),
+            ] {
+                let cells = [c.current, c.peak, c.allocated, c.freed].map(|n| {
+                    if bytes {
+                        human_bytes(n.max(0).unsigned_abs())
+                    } else {
+                        n.to_string()
+                    }
+                });
+                line(&mut text, &format!("{name}{pool}"), cells);
+            }
+        }
+        let _ = writeln!(
+            text,
+            "hits {}  misses {}  retries {}  out of memory {}  device allocations {}  frees {}",
+            self.hits,
+            self.misses,
+            self.num_alloc_retries,
+            self.num_ooms,
+            self.num_device_alloc,
+            self.num_device_free
+        );
+        text
+    }
+
+    fn families(&self) -> [(&'static str, &PerPool); 9] {
+        [
+            ("active", &self.active),
+            ("active_bytes", &self.active_bytes),
+            ("allocated_bytes", &self.allocated_bytes),
+            ("allocation", &self.allocation),
+            ("inactive_split", &self.inactive_split),
+            ("inactive_split_bytes", &self.inactive_split_bytes),
+            ("requested_bytes", &self.requested_bytes),
+            ("reserved_bytes", &self.reserved_bytes),
+            ("segment", &self.segment),
+        ]
+    }
+}
+
+fn push_counter(keys: &mut Vec<(String, i64)>, name: &str, counter: Counter) {
+    keys.push((format!("{name}.allocated"), counter.allocated));
+    keys.push((format!("{name}.current"), counter.current));
+    keys.push((format!("{name}.freed"), counter.freed));
+    keys.push((format!("{name}.peak"), counter.peak));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_122_pytorch_keys_each_once() {
+        let keys = Statistics::default().pytorch_keys();
+        assert_eq!(keys.len(), 122);
+        assert!(keys.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+
+    #[test]
+    fn a_counter_remembers_its_peak_and_its_sums() {
+        let mut counter = Counter::default();
+        counter.increase(5);
+        counter.decrease(3);
+        counter.increase(1);
+        assert_eq!(
+            counter,
+            Counter {
+                current: 3,
+                peak: 5,
+                allocated: 6,
+                freed: 3
+            }
+        );
+    }
+}
