@@ -1,1 +1,142 @@
-//! Bookkeeping of one heap.
+//! Bookkeeping for the blocks of ONE stream of ONE pool: find, split, coalesce.
+//!
+//! A heap knows addresses and sizes only. It never calls a driver, takes no lock, decides nothing
+//! about limits and allocates nothing once it is warm. Its owner holds it under a lock.
+//!
+//! What always holds (checked by [`Heap::check`]):
+//! - I1 the blocks of a segment tile it: in address order, no gap, no overlap.
+//! - I2 no two neighbours are both free: they would have coalesced.
+//! - I3 a block is in exactly one index, that of its kind, if and only if it is free.
+//! - I4 the index is ordered by (size, address) and its bitmaps tell which bins hold anything.
+//! - I5 a draining block waits for at least one event.
+//! - I6 sizes are multiples of 512 B and at least 512 B.
+//! - I7 what was requested of a live block is at most its size.
+//! - I8 the index of live starts, when there is one, holds exactly the live blocks.
+//!
+//! Read in this order: `block`, `slab`, `index` (and `bins`), `edit`, `check`.
+
+mod bins;
+mod block;
+mod check;
+mod edit;
+mod index;
+mod slab;
+mod starts;
+mod uses;
+
+#[cfg(test)]
+mod tests;
+
+pub use block::{BlockId, BlockState, BlockView, Slot};
+pub use check::Broken;
+pub use edit::{Completed, FitRules, HandOut, Segment, SplitChange};
+
+use crate::size::PoolKind;
+use index::FreeIndex;
+use slab::Slab;
+use starts::Starts;
+use uses::Uses;
+
+/// The blocks of one stream of one pool, of both kinds.
+#[derive(Debug)]
+pub struct Heap {
+    slab: Slab,
+    free: [FreeIndex; 2],
+    uses: Uses,
+    /// Live blocks by address; kept only for callers that free by address.
+    starts: Option<Starts>,
+}
+
+impl Heap {
+    /// An empty heap. With `raw_addresses`, live blocks can be found by address.
+    #[must_use]
+    pub fn new(raw_addresses: bool) -> Self {
+        Self {
+            slab: Slab::default(),
+            free: [FreeIndex::default(), FreeIndex::default()],
+            uses: Uses::default(),
+            starts: raw_addresses.then(Starts::default),
+        }
+    }
+
+    /// A block as it is now.
+    #[must_use]
+    pub fn view(&self, slot: Slot) -> BlockView {
+        self.slab.get(slot).view()
+    }
+
+    /// The first free block of a kind in (size, address) order with at least `size_bytes`.
+    #[must_use]
+    pub fn first_at_least(&self, kind: PoolKind, size_bytes: u64) -> Option<Slot> {
+        self.free[kind.index()].first_at_least(&self.slab, size_bytes)
+    }
+
+    /// The free block behind `slot` (a free block) in (size, address) order.
+    #[must_use]
+    pub fn next_after(&self, slot: Slot) -> Option<Slot> {
+        let block = self.slab.get(slot);
+        self.free[block.kind.index()].next_after(&self.slab, block.size_bytes, block.address)
+    }
+
+    /// All free blocks of a kind in (size, address) order.
+    pub fn free_blocks(&self, kind: PoolKind) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
+        let first = self.first_at_least(kind, 0);
+        std::iter::successors(first, |&slot| self.next_after(slot))
+            .map(|slot| (slot, self.view(slot)))
+    }
+
+    /// The largest free block of a kind.
+    #[must_use]
+    pub fn largest_free(&self, kind: PoolKind) -> Option<Slot> {
+        self.free[kind.index()].last(&self.slab)
+    }
+
+    /// The first block of every segment, in no particular order.
+    pub fn segment_heads(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.slab
+            .occupied()
+            .filter(|&slot| self.slab.get(slot).previous.is_none())
+    }
+
+    /// The blocks of the segment that starts with `head`, in address order.
+    pub fn segment_blocks(&self, head: Slot) -> impl Iterator<Item = BlockView> + '_ {
+        let first = Some(head).filter(|slot| !slot.is_none());
+        std::iter::successors(first, |&slot| {
+            Some(self.slab.get(slot).next).filter(|next| !next.is_none())
+        })
+        .map(|slot| self.view(slot))
+    }
+
+    /// The live block that `id` names, if it is still the same block at `address`.
+    #[inline]
+    #[must_use]
+    pub fn live(&self, id: BlockId, address: u64) -> Option<Slot> {
+        let block = self.slab.try_get(id.slot)?;
+        let same = block.generation == id.generation
+            && block.state == BlockState::Live
+            && block.address == address;
+        same.then_some(id.slot)
+    }
+
+    /// The live block that starts at `address`; `None` also when the heap keeps no such index.
+    #[inline]
+    #[must_use]
+    pub fn live_at(&self, address: u64) -> Option<Slot> {
+        self.starts.as_ref()?.find(&self.slab, address)
+    }
+
+    /// Bytes of bookkeeping this heap holds, for tests of memory use.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> usize {
+        self.slab.bytes()
+            + self.free.iter().map(FreeIndex::bytes).sum::<usize>()
+            + self.uses.bytes()
+            + self.starts.as_ref().map_or(0, Starts::bytes)
+    }
+
+    /// How many blocks there are, free ones included.
+    #[must_use]
+    pub fn block_count(&self) -> usize {
+        self.slab.len()
+    }
+}

@@ -3,6 +3,10 @@
 //! `lanes` and `ledger` keep the counters of heaps exact without a shared lock on a hit; `report`
 //! is what users read, with PyTorch's keys. Nothing here allocates device memory or calls a driver.
 
+mod lanes;
+mod ledger;
 mod report;
 
+pub use lanes::{ALL, Accumulated, CLASSES, HeapCounters, LANES, Lane, Lanes};
+pub use ledger::{Heaps, Ledger};
 pub use report::{Counter, PerPool, Statistics};

@@ -1,0 +1,124 @@
+//! One block: a piece of a segment.
+//!
+//! Blocks are named by slot and generation. The generation grows when the caller gives the block
+//! back, so an old id is refused, not misread (until one slot has been reused 2^32 times).
+
+use crate::size::PoolKind;
+
+/// A place in the slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(pub u32);
+
+impl Slot {
+    /// No place.
+    pub const NONE: Self = Self(u32::MAX);
+
+    /// Whether it is no place.
+    #[inline]
+    #[must_use]
+    pub const fn is_none(self) -> bool {
+        self.0 == u32::MAX
+    }
+}
+
+/// Names one life of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockId {
+    /// Where it is.
+    pub slot: Slot,
+    /// Which life of that place it is.
+    pub generation: u32,
+}
+
+/// Where a block is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockState {
+    /// No block: the slot waits for reuse.
+    Vacant,
+    /// In the caller's hands.
+    Live,
+    /// In the index of its kind.
+    Free,
+    /// Given back by the caller, but other streams' events must pass before it is free.
+    Draining,
+}
+
+/// Half of the 128 bytes a block may cost; one cache line.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+pub(super) struct Block {
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    /// What the last holder asked for. A free block keeps it, as PyTorch's does.
+    pub(super) requested_bytes: u64,
+    /// The pool's clock when the block became free.
+    pub(super) birth: u64,
+    /// Neighbours in the segment by address.
+    pub(super) previous: Slot,
+    pub(super) next: Slot,
+    /// Free: children in the bin's tree. Live: `left` heads the list of other streams. Draining:
+    /// `left` holds the number of events. Vacant: `left` is the next vacant slot.
+    pub(super) left: Slot,
+    pub(super) right: Slot,
+    pub(super) generation: u32,
+    /// Next live block in the same bucket of the index of starts.
+    pub(super) same_bucket: Slot,
+    pub(super) kind: PoolKind,
+    pub(super) state: BlockState,
+}
+
+const _: () = assert!(size_of::<Block>() == 64);
+
+impl Block {
+    pub(super) const VACANT: Self = Self {
+        address: 0,
+        size_bytes: 0,
+        requested_bytes: 0,
+        birth: 0,
+        previous: Slot::NONE,
+        next: Slot::NONE,
+        left: Slot::NONE,
+        right: Slot::NONE,
+        generation: 0,
+        same_bucket: Slot::NONE,
+        kind: PoolKind::Small,
+        state: BlockState::Vacant,
+    };
+
+    /// Whether the block is only a part of its segment.
+    #[inline]
+    pub(super) const fn is_split(&self) -> bool {
+        !(self.previous.is_none() && self.next.is_none())
+    }
+
+    pub(super) const fn view(&self) -> BlockView {
+        BlockView {
+            address: self.address,
+            size_bytes: self.size_bytes,
+            requested_bytes: self.requested_bytes,
+            birth: self.birth,
+            kind: self.kind,
+            state: self.state,
+            is_split: self.is_split(),
+        }
+    }
+}
+
+/// A block as it is at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockView {
+    /// Where it starts.
+    pub address: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What its last holder asked for.
+    pub requested_bytes: u64,
+    /// The clock when it became free.
+    pub birth: u64,
+    /// Its pool.
+    pub kind: PoolKind,
+    /// Its state.
+    pub state: BlockState,
+    /// Whether it is only a part of its segment.
+    pub is_split: bool,
+}

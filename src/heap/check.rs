@@ -1,0 +1,158 @@
+//! The invariants of a heap, each checked by itself so that the broken one is named.
+//!
+//! Costs a walk over all blocks: for tests and for debugging.
+
+use std::collections::HashSet;
+
+use super::Heap;
+use super::block::{Block, BlockState, Slot};
+use crate::size::{MIN_BLOCK_BYTES, PoolKind};
+
+/// An invariant that does not hold, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// Its number, as `I1`.
+    pub invariant: &'static str,
+    /// Where and how.
+    pub detail: String,
+}
+
+fn ensure(
+    holds: bool,
+    invariant: &'static str,
+    detail: impl FnOnce() -> String,
+) -> Result<(), Broken> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Broken {
+            invariant,
+            detail: detail(),
+        })
+    }
+}
+
+impl Heap {
+    /// Checks every invariant.
+    ///
+    /// # Errors
+    ///
+    /// The first that is broken.
+    pub fn check(&self) -> Result<(), Broken> {
+        let mut in_segments = 0;
+        for head in self.segment_heads() {
+            in_segments += self.check_segment(head)?;
+        }
+        ensure(in_segments == self.slab.len(), "I1", || {
+            format!(
+                "{} blocks, {in_segments} of them in segments",
+                self.slab.len()
+            )
+        })?;
+        let mut indexed = HashSet::new();
+        for kind in [PoolKind::Small, PoolKind::Large] {
+            self.check_index(kind, &mut indexed)?;
+        }
+        for slot in self.slab.occupied() {
+            let free = self.slab.get(slot).state == BlockState::Free;
+            ensure(free == indexed.contains(&slot), "I3", || {
+                format!("{slot:?} free {free}, in an index {}", !free)
+            })?;
+        }
+        self.check_starts()
+    }
+
+    fn check_segment(&self, head: Slot) -> Result<usize, Broken> {
+        let (mut at, mut before, mut count) = (head, None::<&Block>, 0);
+        let mut previous = Slot::NONE;
+        while !at.is_none() {
+            let block = self.slab.get(at);
+            ensure(block.previous == previous, "I1", || {
+                format!("{at:?} and {previous:?} unlinked")
+            })?;
+            if let Some(before) = before {
+                ensure(
+                    before.address + before.size_bytes == block.address,
+                    "I1",
+                    || format!("gap or overlap at {:#x}", block.address),
+                )?;
+                ensure(before.kind == block.kind, "I1", || {
+                    "a segment of two kinds".to_owned()
+                })?;
+                let both_free = before.state == BlockState::Free && block.state == BlockState::Free;
+                ensure(!both_free, "I2", || {
+                    format!("free neighbours at {:#x}", block.address)
+                })?;
+            }
+            let sizes = block.size_bytes >= MIN_BLOCK_BYTES
+                && block.size_bytes.is_multiple_of(MIN_BLOCK_BYTES);
+            ensure(sizes, "I6", || {
+                format!("{} bytes at {:#x}", block.size_bytes, block.address)
+            })?;
+            match block.state {
+                BlockState::Vacant => {
+                    ensure(false, "I1", || format!("vacant {at:?} in a segment"))?
+                }
+                BlockState::Draining => {
+                    ensure(block.left.0 > 0, "I5", || {
+                        format!("{at:?} waits for nothing")
+                    })?;
+                }
+                BlockState::Live => {
+                    ensure(block.requested_bytes <= block.size_bytes, "I7", || {
+                        format!("{} of {} bytes", block.requested_bytes, block.size_bytes)
+                    })?
+                }
+                BlockState::Free => {}
+            }
+            count += 1;
+            previous = at;
+            (at, before) = (block.next, Some(block));
+        }
+        Ok(count)
+    }
+
+    fn check_index(&self, kind: PoolKind, indexed: &mut HashSet<Slot>) -> Result<(), Broken> {
+        let index = &self.free[kind.index()];
+        ensure(index.bitmap_is_right(), "I4", || {
+            format!("bitmap of the {} index", kind.name())
+        })?;
+        let mut last = None;
+        for (slot, block) in self.free_blocks(kind) {
+            let key = (block.size_bytes, block.address);
+            ensure(last < Some(key), "I4", || {
+                format!("{key:?} behind {last:?}")
+            })?;
+            ensure(block.state == BlockState::Free, "I3", || {
+                format!("{slot:?} is not free")
+            })?;
+            ensure(block.kind == kind, "I3", || {
+                format!("{slot:?} in the wrong index")
+            })?;
+            indexed.insert(slot);
+            last = Some(key);
+        }
+        Ok(())
+    }
+
+    fn check_starts(&self) -> Result<(), Broken> {
+        let Some(starts) = &self.starts else {
+            return Ok(());
+        };
+        let mut live = 0;
+        for slot in self.slab.occupied() {
+            let block = self.slab.get(slot);
+            if block.state == BlockState::Live {
+                live += 1;
+                ensure(
+                    starts.find(&self.slab, block.address) == Some(slot),
+                    "I8",
+                    || format!("no start at {:#x}", block.address),
+                )?;
+            }
+        }
+        ensure(live == starts.len(), "I8", || {
+            format!("{live} live, {} starts", starts.len())
+        })
+    }
+}

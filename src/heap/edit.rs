@@ -1,0 +1,400 @@
+//! Everything that changes blocks: hand out and split, free and coalesce, add and remove segments.
+//!
+//! Each operation is complete in itself: before and after it all invariants hold. What a caller
+//! needs for its counters is returned as data.
+
+use super::{BlockId, BlockState, Heap, Slot};
+use crate::ids::StreamId;
+use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
+
+/// Which free block may serve a request, and when its rest is cut off. Sizes in bytes.
+///
+/// Source: PyTorch's `max_split_size_mb` and `max_non_split_rounding_mb`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FitRules {
+    /// Blocks of this size or more are oversize: they are not split. `u64::MAX` for no such size.
+    pub max_split_bytes: u64,
+    /// An oversize request takes an oversize block only if it is less than this much larger.
+    pub oversize_slack_bytes: u64,
+}
+
+impl FitRules {
+    /// No block is oversize.
+    pub const NONE: Self = Self {
+        max_split_bytes: u64::MAX,
+        oversize_slack_bytes: 0,
+    };
+
+    /// Whether a block of `block_bytes` may serve a request of `rounded_bytes` that it is large
+    /// enough for.
+    #[inline]
+    #[must_use]
+    pub const fn allow(&self, rounded_bytes: u64, block_bytes: u64) -> bool {
+        if rounded_bytes < self.max_split_bytes {
+            block_bytes < self.max_split_bytes
+        } else {
+            block_bytes < rounded_bytes.saturating_add(self.oversize_slack_bytes)
+        }
+    }
+
+    /// Whether `rest_bytes` behind a request of `rounded_bytes` become a block of their own.
+    #[inline]
+    #[must_use]
+    pub const fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
+        match kind {
+            PoolKind::Small => rest_bytes >= MIN_BLOCK_BYTES,
+            PoolKind::Large => {
+                rounded_bytes < self.max_split_bytes && rest_bytes > LARGE_REST_MIN_BYTES
+            }
+        }
+    }
+}
+
+/// The net change of free blocks that are parts of segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SplitChange {
+    /// How many more there are.
+    pub count: i64,
+    /// How many more bytes they have.
+    pub bytes: i64,
+}
+
+/// A block that was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandOut {
+    /// Its name.
+    pub id: BlockId,
+    /// Where it starts.
+    pub address: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What changed among the parts of segments.
+    pub inactive: SplitChange,
+}
+
+/// A block that became free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// Where it started, before it was joined with its neighbours.
+    pub address: u64,
+    /// Its size, before it was joined.
+    pub size_bytes: u64,
+    /// What its holder had asked for.
+    pub requested_bytes: u64,
+    /// Its kind.
+    pub kind: PoolKind,
+    /// What changed among the parts of segments.
+    pub inactive: SplitChange,
+}
+
+#[expect(
+    clippy::cast_possible_wrap,
+    reason = "segments are smaller than 2^63 bytes"
+)]
+#[inline]
+fn signed(bytes: u64) -> i64 {
+    bytes as i64
+}
+
+impl Heap {
+    /// The free block that serves a request of `rounded_bytes`: the smallest that is large enough,
+    /// at the lowest address among equals. If the rules refuse it there is none: every later one is
+    /// larger still.
+    #[inline]
+    #[must_use]
+    pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
+        let slot = self.first_at_least(kind, rounded_bytes)?;
+        rules
+            .allow(rounded_bytes, self.slab.get(slot).size_bytes)
+            .then_some(slot)
+    }
+
+    /// Hands out the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and
+    /// cuts off the rest if the rules say so. `clock` dates the rest.
+    #[inline]
+    pub fn hand_out(
+        &mut self,
+        slot: Slot,
+        rounded_bytes: u64,
+        requested_bytes: u64,
+        rules: &FitRules,
+        clock: u64,
+    ) -> HandOut {
+        let block = self.slab.get(slot);
+        debug_assert!(
+            block.state == BlockState::Free,
+            "I3: only free blocks are handed out"
+        );
+        debug_assert!(block.size_bytes >= rounded_bytes);
+        let (kind, size_bytes, was_split) = (block.kind, block.size_bytes, block.is_split());
+        let rest_bytes = size_bytes - rounded_bytes;
+        self.free[kind.index()].remove(&mut self.slab, slot);
+        let (front, inactive) = if rules.splits(kind, rounded_bytes, rest_bytes) {
+            let front = self.cut_front(slot, rounded_bytes);
+            self.slab.get_mut(slot).birth = clock;
+            self.free[kind.index()].insert(&mut self.slab, slot);
+            let inactive = if was_split {
+                SplitChange {
+                    count: 0,
+                    bytes: -signed(rounded_bytes),
+                }
+            } else {
+                SplitChange {
+                    count: 1,
+                    bytes: signed(rest_bytes),
+                }
+            };
+            (front, inactive)
+        } else if was_split {
+            (
+                slot,
+                SplitChange {
+                    count: -1,
+                    bytes: -signed(size_bytes),
+                },
+            )
+        } else {
+            (slot, SplitChange::default())
+        };
+        let block = self.slab.get_mut(front);
+        block.state = BlockState::Live;
+        block.requested_bytes = requested_bytes;
+        block.left = Slot::NONE;
+        let out = HandOut {
+            id: BlockId {
+                slot: front,
+                generation: block.generation,
+            },
+            address: block.address,
+            size_bytes: block.size_bytes,
+            inactive,
+        };
+        if let Some(starts) = &mut self.starts {
+            starts.insert(&mut self.slab, front);
+        }
+        out
+    }
+
+    /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index. The rest keeps
+    /// the slot and everything else.
+    #[inline]
+    fn cut_front(&mut self, slot: Slot, front_bytes: u64) -> Slot {
+        let front = self.slab.occupy();
+        let rest = self.slab.get_mut(slot);
+        let (address, previous, kind) = (rest.address, rest.previous, rest.kind);
+        rest.address += front_bytes;
+        rest.size_bytes -= front_bytes;
+        rest.previous = front;
+        let block = self.slab.get_mut(front);
+        block.address = address;
+        block.size_bytes = front_bytes;
+        block.previous = previous;
+        block.next = slot;
+        block.kind = kind;
+        if !previous.is_none() {
+            self.slab.get_mut(previous).next = front;
+        }
+        front
+    }
+
+    /// Announces that `stream` uses the live block at `slot`.
+    pub fn record_use(&mut self, slot: Slot, stream: StreamId) {
+        let block = self.slab.get_mut(slot);
+        debug_assert!(block.state == BlockState::Live);
+        block.left = self.uses.add(block.left, stream);
+    }
+
+    /// The other streams that use the live block at `slot`.
+    pub fn streams_using(&self, slot: Slot) -> impl Iterator<Item = StreamId> + '_ {
+        self.uses.streams(self.slab.get(slot).left)
+    }
+
+    /// Whether other streams use the live block at `slot`.
+    #[inline]
+    #[must_use]
+    pub fn is_used_elsewhere(&self, slot: Slot) -> bool {
+        !self.slab.get(slot).left.is_none()
+    }
+
+    /// Takes a live block back that other streams use: it is free when `events` (at least 1) have
+    /// passed. Its id is stale from now on.
+    pub fn drain(&mut self, slot: Slot, events: u32) {
+        debug_assert!(events > 0, "I5: a draining block waits for something");
+        self.retire(slot);
+        let block = self.slab.get_mut(slot);
+        let uses = std::mem::replace(&mut block.left, Slot(events));
+        block.state = BlockState::Draining;
+        self.uses.clear(uses);
+    }
+
+    /// One event of a draining block has passed. True when it was the last: then the block is to
+    /// be completed.
+    pub fn event_passed(&mut self, slot: Slot) -> bool {
+        let block = self.slab.get_mut(slot);
+        debug_assert!(
+            block.state == BlockState::Draining && block.left.0 > 0,
+            "I5"
+        );
+        block.left.0 -= 1;
+        block.left.0 == 0
+    }
+
+    /// Takes back a live block that no other stream uses, and joins it with its free neighbours.
+    /// `clock` dates the result. Its id is stale from now on.
+    #[inline]
+    pub fn free(&mut self, slot: Slot, clock: u64) -> Completed {
+        debug_assert!(
+            !self.is_used_elsewhere(slot),
+            "blocks in use elsewhere drain first"
+        );
+        self.retire(slot);
+        self.complete(slot, clock)
+    }
+
+    #[inline]
+    fn retire(&mut self, slot: Slot) {
+        if let Some(starts) = &mut self.starts {
+            starts.remove(&mut self.slab, slot);
+        }
+        let block = self.slab.get_mut(slot);
+        debug_assert!(
+            block.state == BlockState::Live,
+            "only live blocks are taken back"
+        );
+        block.generation = block.generation.wrapping_add(1);
+    }
+
+    /// Makes a block free that was retired or has drained, and joins it with its free neighbours.
+    #[inline]
+    pub fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
+        let block = self.slab.get(slot);
+        let (address, size_bytes) = (block.address, block.size_bytes);
+        let (requested_bytes, kind) = (block.requested_bytes, block.kind);
+        let (previous, next) = (block.previous, block.next);
+        let mut inactive = SplitChange::default();
+        self.absorb(slot, previous, &mut inactive);
+        self.absorb(slot, next, &mut inactive);
+        let block = self.slab.get_mut(slot);
+        block.state = BlockState::Free;
+        block.birth = clock;
+        if block.is_split() {
+            inactive.count += 1;
+            inactive.bytes += signed(block.size_bytes);
+        }
+        self.free[kind.index()].insert(&mut self.slab, slot);
+        Completed {
+            address,
+            size_bytes,
+            requested_bytes,
+            kind,
+            inactive,
+        }
+    }
+
+    /// Joins the free neighbour into the block at `slot`, which is in no index.
+    #[inline]
+    fn absorb(&mut self, slot: Slot, neighbour: Slot, inactive: &mut SplitChange) {
+        if neighbour.is_none() || self.slab.get(neighbour).state != BlockState::Free {
+            return;
+        }
+        let gone = self.slab.get(neighbour);
+        let (address, size_bytes, kind) = (gone.address, gone.size_bytes, gone.kind);
+        let (before, behind) = (gone.previous, gone.next);
+        self.free[kind.index()].remove(&mut self.slab, neighbour);
+        let block = self.slab.get_mut(slot);
+        block.size_bytes += size_bytes;
+        if block.previous == neighbour {
+            block.address = address;
+            block.previous = before;
+            if !before.is_none() {
+                self.slab.get_mut(before).next = slot;
+            }
+        } else {
+            block.next = behind;
+            if !behind.is_none() {
+                self.slab.get_mut(behind).previous = slot;
+            }
+        }
+        self.slab.vacate(neighbour);
+        inactive.count -= 1;
+        inactive.bytes -= signed(size_bytes);
+    }
+
+    /// Adds a segment as one free block. `size_bytes` is a multiple of 512.
+    pub fn add_segment(
+        &mut self,
+        kind: PoolKind,
+        address: u64,
+        size_bytes: u64,
+        clock: u64,
+    ) -> Slot {
+        debug_assert!(
+            size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES),
+            "I6"
+        );
+        let slot = self.slab.occupy();
+        let block = self.slab.get_mut(slot);
+        block.address = address;
+        block.size_bytes = size_bytes;
+        block.requested_bytes = 0;
+        block.birth = clock;
+        block.previous = Slot::NONE;
+        block.next = Slot::NONE;
+        block.kind = kind;
+        block.state = BlockState::Free;
+        self.free[kind.index()].insert(&mut self.slab, slot);
+        slot
+    }
+
+    /// Whether the block at `slot` is still the idle segment of `size_bytes` at `address`.
+    #[must_use]
+    pub fn is_idle_segment(&self, slot: Slot, address: u64, size_bytes: u64) -> bool {
+        self.slab.try_get(slot).is_some_and(|block| {
+            block.state == BlockState::Free
+                && !block.is_split()
+                && block.address == address
+                && block.size_bytes == size_bytes
+        })
+    }
+
+    /// Takes out a segment that is one free block.
+    pub fn remove_segment(&mut self, slot: Slot) -> Segment {
+        let block = self.slab.get_mut(slot);
+        debug_assert!(block.state == BlockState::Free, "only idle segments leave");
+        debug_assert!(!block.is_split(), "only whole segments leave");
+        let segment = Segment {
+            address: block.address,
+            size_bytes: block.size_bytes,
+            kind: block.kind,
+            requested_bytes: block.requested_bytes,
+            birth: block.birth,
+        };
+        self.free[segment.kind.index()].remove(&mut self.slab, slot);
+        self.slab.vacate(slot);
+        segment
+    }
+
+    /// Puts a segment back that could not be released, as it was.
+    pub fn restore_segment(&mut self, segment: Segment) {
+        let slot = self.add_segment(
+            segment.kind,
+            segment.address,
+            segment.size_bytes,
+            segment.birth,
+        );
+        self.slab.get_mut(slot).requested_bytes = segment.requested_bytes;
+    }
+}
+
+/// An idle segment on its way to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it starts.
+    pub address: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its kind.
+    pub kind: PoolKind,
+    requested_bytes: u64,
+    birth: u64,
+}

@@ -1,0 +1,98 @@
+//! All blocks of a heap, in chunks that never move.
+//!
+//! Growing adds one chunk; nothing is copied. Vacant slots are reused, last vacated first.
+
+use super::block::{Block, BlockState, Slot};
+
+const CHUNK_BLOCKS: usize = 256;
+
+type Chunk = Box<[Block; CHUNK_BLOCKS]>;
+
+#[derive(Debug)]
+pub(super) struct Slab {
+    chunks: Vec<Chunk>,
+    vacant: Slot,
+    occupied: usize,
+}
+
+impl Default for Slab {
+    fn default() -> Self {
+        Self {
+            chunks: Vec::new(),
+            vacant: Slot::NONE,
+            occupied: 0,
+        }
+    }
+}
+
+impl Slab {
+    #[inline]
+    pub(super) fn get(&self, slot: Slot) -> &Block {
+        &self.chunks[slot.0 as usize / CHUNK_BLOCKS][slot.0 as usize % CHUNK_BLOCKS]
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
+        &mut self.chunks[slot.0 as usize / CHUNK_BLOCKS][slot.0 as usize % CHUNK_BLOCKS]
+    }
+
+    /// The block at a slot that a caller made up, perhaps.
+    #[inline]
+    pub(super) fn try_get(&self, slot: Slot) -> Option<&Block> {
+        let chunk = self.chunks.get(slot.0 as usize / CHUNK_BLOCKS)?;
+        Some(&chunk[slot.0 as usize % CHUNK_BLOCKS])
+    }
+
+    /// A slot for a new block. Its generation stays; everything else is the caller's to set.
+    #[inline]
+    pub(super) fn occupy(&mut self) -> Slot {
+        if self.vacant.is_none() {
+            self.grow();
+        }
+        let slot = self.vacant;
+        self.vacant = self.get(slot).left;
+        self.occupied += 1;
+        slot
+    }
+
+    #[inline]
+    pub(super) fn vacate(&mut self, slot: Slot) {
+        let vacant = self.vacant;
+        let block = self.get_mut(slot);
+        debug_assert!(block.state != BlockState::Vacant, "a slot is vacated once");
+        block.state = BlockState::Vacant;
+        block.left = vacant;
+        self.vacant = slot;
+        self.occupied -= 1;
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let start = self.chunks.len() * CHUNK_BLOCKS;
+        let end = u32::try_from(start + CHUNK_BLOCKS).expect("a heap has fewer than 2^32 blocks");
+        let mut chunk: Chunk = Box::new([const { Block::VACANT }; CHUNK_BLOCKS]);
+        for (block, next) in chunk.iter_mut().zip(end - CHUNK_BLOCKS as u32 + 1..) {
+            block.left = if next == end { self.vacant } else { Slot(next) };
+        }
+        self.vacant = Slot(end - CHUNK_BLOCKS as u32);
+        self.chunks.push(chunk);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.occupied
+    }
+
+    pub(super) fn occupied(&self) -> impl Iterator<Item = Slot> + '_ {
+        let blocks = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        (0..)
+            .map(Slot)
+            .zip(blocks)
+            .filter(|(_, block)| block.state != BlockState::Vacant)
+            .map(|(slot, _)| slot)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.chunks.len() * size_of::<[Block; CHUNK_BLOCKS]>()
+            + self.chunks.capacity() * size_of::<Chunk>()
+    }
+}

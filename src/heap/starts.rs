@@ -1,0 +1,121 @@
+//! Live blocks by address: a hash table that grows by one bucket at a time.
+//!
+//! Linear hashing, with chains threaded through the blocks: an insertion never moves more than one
+//! bucket and never copies the table. It shrinks the same way. Kept only for callers that know
+//! nothing but addresses.
+//!
+//! Source of the scheme: W. Litwin, "Linear Hashing", VLDB 1980.
+
+use super::block::Slot;
+use super::slab::Slab;
+
+const CHUNK_BUCKETS: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Starts {
+    /// Heads of the chains, in chunks that never move.
+    chunks: Vec<Box<[Slot; CHUNK_BUCKETS]>>,
+    buckets: usize,
+    entries: usize,
+}
+
+impl Starts {
+    #[inline]
+    pub(super) fn find(&self, slab: &Slab, address: u64) -> Option<Slot> {
+        if self.buckets == 0 {
+            return None;
+        }
+        let mut at = self.head(self.bucket_of(address));
+        while !at.is_none() {
+            let block = slab.get(at);
+            if block.address == address {
+                return Some(at);
+            }
+            at = block.same_bucket;
+        }
+        None
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, slab: &mut Slab, slot: Slot) {
+        if self.entries == self.buckets {
+            self.split_one(slab);
+        }
+        self.entries += 1;
+        self.push(slab, self.bucket_of(slab.get(slot).address), slot);
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, slab: &mut Slab, slot: Slot) {
+        let bucket = self.bucket_of(slab.get(slot).address);
+        let rest = slab.get(slot).same_bucket;
+        let mut at = self.head(bucket);
+        if at == slot {
+            *self.head_mut(bucket) = rest;
+        } else {
+            while slab.get(at).same_bucket != slot {
+                at = slab.get(at).same_bucket;
+            }
+            slab.get_mut(at).same_bucket = rest;
+        }
+        self.entries -= 1;
+    }
+
+    /// Adds a bucket and moves to it what belongs there, from the one bucket it comes from.
+    #[cold]
+    fn split_one(&mut self, slab: &mut Slab) {
+        let new = self.buckets;
+        if new / CHUNK_BUCKETS == self.chunks.len() {
+            self.chunks.push(Box::new([Slot::NONE; CHUNK_BUCKETS]));
+        }
+        self.buckets += 1;
+        if new == 0 {
+            return;
+        }
+        let from = new - (1 << new.ilog2());
+        let mut at = std::mem::replace(self.head_mut(from), Slot::NONE);
+        while !at.is_none() {
+            let next = slab.get(at).same_bucket;
+            self.push(slab, self.bucket_of(slab.get(at).address), at);
+            at = next;
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, slab: &mut Slab, bucket: usize, slot: Slot) {
+        slab.get_mut(slot).same_bucket = self.head(bucket);
+        *self.head_mut(bucket) = slot;
+    }
+
+    #[inline]
+    fn bucket_of(&self, address: u64) -> usize {
+        let hash = (address >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        #[expect(clippy::cast_possible_truncation, reason = "the hash has 32 bits")]
+        let hash = hash as usize;
+        let round = self.buckets.next_power_of_two();
+        let bucket = hash & (round - 1);
+        if bucket < self.buckets {
+            bucket
+        } else {
+            bucket - round / 2
+        }
+    }
+
+    #[inline]
+    fn head(&self, bucket: usize) -> Slot {
+        self.chunks[bucket / CHUNK_BUCKETS][bucket % CHUNK_BUCKETS]
+    }
+
+    #[inline]
+    fn head_mut(&mut self, bucket: usize) -> &mut Slot {
+        &mut self.chunks[bucket / CHUNK_BUCKETS][bucket % CHUNK_BUCKETS]
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.chunks.len() * size_of::<[Slot; CHUNK_BUCKETS]>()
+    }
+}

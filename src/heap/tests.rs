@@ -1,0 +1,245 @@
+//! The heap against a plain model: every block in a map by address, best fit by search.
+
+use std::collections::BTreeMap;
+
+use quickcheck::{Arbitrary, Gen};
+
+use super::*;
+use crate::ids::StreamId;
+use crate::size::{MIB, SMALL_SEGMENT_BYTES};
+
+const SEGMENT: u64 = 0x7000_0000;
+
+fn small_heap() -> Heap {
+    let mut heap = Heap::new(true);
+    heap.add_segment(PoolKind::Small, SEGMENT, SMALL_SEGMENT_BYTES, 0);
+    heap
+}
+
+fn take(heap: &mut Heap, bytes: u64) -> HandOut {
+    let slot = heap
+        .best_fit(PoolKind::Small, bytes, &FitRules::NONE)
+        .unwrap();
+    heap.hand_out(slot, bytes, bytes, &FitRules::NONE, 0)
+}
+
+#[test]
+fn the_front_is_handed_out_and_the_rest_stays_free() {
+    let mut heap = small_heap();
+    let out = take(&mut heap, 512);
+    assert_eq!((out.address, out.size_bytes), (SEGMENT, 512));
+    assert_eq!(
+        out.inactive,
+        SplitChange {
+            count: 1,
+            bytes: 2 * 1024 * 1024 - 512
+        }
+    );
+    let second = take(&mut heap, 1024);
+    assert_eq!(second.address, SEGMENT + 512);
+    assert_eq!(
+        second.inactive,
+        SplitChange {
+            count: 0,
+            bytes: -1024
+        }
+    );
+    assert_eq!(heap.check(), Ok(()));
+}
+
+#[test]
+fn equal_holes_are_taken_from_the_lowest_address() {
+    let mut heap = small_heap();
+    let blocks: Vec<_> = (0..9).map(|_| take(&mut heap, 512)).collect();
+    for i in [5, 1, 7, 3] {
+        heap.free(blocks[i].id.slot, 0);
+    }
+    let again: Vec<_> = (0..4).map(|_| take(&mut heap, 512).address).collect();
+    assert_eq!(again, [1, 3, 5, 7].map(|i| SEGMENT + i * 512));
+}
+
+#[test]
+fn a_freed_block_is_joined_with_both_neighbours() {
+    let mut heap = small_heap();
+    let blocks: Vec<_> = (0..3).map(|_| take(&mut heap, 512)).collect();
+    heap.free(blocks[0].id.slot, 0);
+    heap.free(blocks[2].id.slot, 0);
+    let done = heap.free(blocks[1].id.slot, 7);
+    assert_eq!(
+        done.inactive,
+        SplitChange {
+            count: -2,
+            bytes: -(2 * 1024 * 1024 - 512)
+        }
+    );
+    let (slot, whole) = heap.free_blocks(PoolKind::Small).next().unwrap();
+    assert_eq!(
+        (whole.size_bytes, whole.is_split, whole.birth),
+        (SMALL_SEGMENT_BYTES, false, 7)
+    );
+    assert_eq!(heap.remove_segment(slot).address, SEGMENT);
+    assert_eq!((heap.block_count(), heap.check()), (0, Ok(())));
+}
+
+#[test]
+fn an_id_is_stale_after_its_block_was_freed_even_when_the_slot_lives_again() {
+    let mut heap = small_heap();
+    let out = take(&mut heap, 512);
+    assert!(heap.live(out.id, out.address).is_some());
+    heap.free(out.id.slot, 0);
+    assert_eq!(heap.live(out.id, out.address), None);
+    let again = take(&mut heap, 512);
+    assert_eq!(again.address, out.address);
+    assert_eq!(heap.live(out.id, out.address), None);
+    let forged = BlockId {
+        slot: Slot(u32::MAX),
+        generation: 0,
+    };
+    assert_eq!(heap.live(forged, out.address), None);
+}
+
+#[test]
+fn large_rests_of_one_mebibyte_are_not_cut_off() {
+    for (segment, pieces) in [(3 * MIB, 1), (3 * MIB + 512, 2)] {
+        let mut heap = Heap::new(false);
+        let slot = heap.add_segment(PoolKind::Large, SEGMENT, segment, 0);
+        heap.hand_out(slot, 2 * MIB, 2 * MIB, &FitRules::NONE, 0);
+        assert_eq!(heap.block_count(), pieces);
+    }
+}
+
+#[test]
+fn oversize_blocks_serve_oversize_requests_of_about_their_size() {
+    let rules = FitRules {
+        max_split_bytes: 32 * MIB,
+        oversize_slack_bytes: 20 * MIB,
+    };
+    let mut heap = Heap::new(false);
+    heap.add_segment(PoolKind::Large, SEGMENT, 60 * MIB, 0);
+    let fit = |bytes| heap.best_fit(PoolKind::Large, bytes, &rules).is_some();
+    assert!(!fit(20 * MIB), "too small a request for an oversize block");
+    assert!(!fit(40 * MIB), "exactly the slack larger is too large");
+    assert!(fit(40 * MIB + 512));
+    assert!(!rules.splits(PoolKind::Large, 40 * MIB, 20 * MIB));
+}
+
+#[test]
+fn a_draining_block_is_free_after_its_last_event_and_joins_nothing_before() {
+    let mut heap = small_heap();
+    let (first, second) = (take(&mut heap, 512), take(&mut heap, 512));
+    heap.record_use(first.id.slot, StreamId(3));
+    heap.record_use(first.id.slot, StreamId(4));
+    heap.record_use(first.id.slot, StreamId(3));
+    assert_eq!(heap.streams_using(first.id.slot).count(), 2);
+    heap.drain(first.id.slot, 2);
+    assert_eq!(heap.live(first.id, first.address), None);
+    heap.free(second.id.slot, 0);
+    assert_eq!(heap.check(), Ok(()));
+    assert!(!heap.event_passed(first.id.slot));
+    assert!(heap.event_passed(first.id.slot));
+    heap.complete(first.id.slot, 0);
+    assert_eq!((heap.block_count(), heap.check()), (1, Ok(())));
+}
+
+/// One step of a random history.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Take { units: u16 },
+    Free { pick: u16 },
+    AddSegment,
+    RemoveIdle,
+}
+
+impl Arbitrary for Op {
+    fn arbitrary(g: &mut Gen) -> Self {
+        match u8::arbitrary(g) % 16 {
+            0..8 => Self::Take {
+                units: u16::arbitrary(g) % 64 + 1,
+            },
+            8..14 => Self::Free {
+                pick: u16::arbitrary(g),
+            },
+            14 => Self::AddSegment,
+            _ => Self::RemoveIdle,
+        }
+    }
+}
+
+quickcheck::quickcheck! {
+    fn best_fit_equals_a_search_of_all_holes(ops: Vec<Op>) -> bool {
+        let mut heap = Heap::new(true);
+        let mut holes: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut live: Vec<HandOut> = Vec::new();
+        let mut next_segment = SEGMENT;
+        for op in ops {
+            match op {
+                Op::Take { units } => {
+                    let bytes = u64::from(units) * 512;
+                    let best = holes.iter().filter(|&(_, &size)| size >= bytes)
+                        .map(|(&address, &size)| (size, address)).min();
+                    let found = heap.best_fit(PoolKind::Small, bytes, &FitRules::NONE);
+                    assert_eq!(best.is_some(), found.is_some());
+                    let (Some((size, address)), Some(slot)) = (best, found) else { continue };
+                    let out = heap.hand_out(slot, bytes, bytes, &FitRules::NONE, 0);
+                    assert_eq!(out.address, address);
+                    holes.remove(&address);
+                    if size > bytes { holes.insert(address + bytes, size - bytes); }
+                    live.push(out);
+                }
+                Op::Free { pick } if !live.is_empty() => {
+                    let out = live.swap_remove(pick as usize % live.len());
+                    assert_eq!(heap.live_at(out.address), Some(out.id.slot));
+                    heap.free(out.id.slot, 0);
+                    assert_eq!(heap.live_at(out.address), None);
+                    let (mut start, mut end) = (out.address, out.address + out.size_bytes);
+                    let same = |a: u64, b: u64| a / SMALL_SEGMENT_BYTES == b / SMALL_SEGMENT_BYTES;
+                    if let Some((&a, &s)) = holes.range(..start).next_back()
+                        && a + s == start && same(a, start) { holes.remove(&a); start = a; }
+                    if let Some(&s) = holes.get(&end)
+                        && same(start, end) { holes.remove(&end); end += s; }
+                    holes.insert(start, end - start);
+                }
+                Op::Free { .. } => {}
+                Op::AddSegment => {
+                    heap.add_segment(PoolKind::Small, next_segment, SMALL_SEGMENT_BYTES, 0);
+                    holes.insert(next_segment, SMALL_SEGMENT_BYTES);
+                    next_segment += SMALL_SEGMENT_BYTES;
+                }
+                Op::RemoveIdle => {
+                    let idle = heap.free_blocks(PoolKind::Small).find(|(_, b)| !b.is_split);
+                    let Some((slot, _)) = idle else { continue };
+                    holes.remove(&heap.remove_segment(slot).address);
+                }
+            }
+            if let Err(broken) = heap.check() { panic!("{broken:?}") }
+        }
+        true
+    }
+}
+
+#[test]
+fn many_equal_and_many_different_holes_keep_their_order() {
+    let mut heap = Heap::new(true);
+    for i in 0..40 {
+        heap.add_segment(
+            PoolKind::Small,
+            SEGMENT + i * SMALL_SEGMENT_BYTES,
+            SMALL_SEGMENT_BYTES,
+            0,
+        );
+    }
+    let sizes = [512, 1024, 512, 2048, 512];
+    let blocks: Vec<_> = (0..20_000).map(|i| take(&mut heap, sizes[i % 5])).collect();
+    let mut order: Vec<usize> = (0..blocks.len()).step_by(2).collect();
+    order.sort_by_key(|i| i.wrapping_mul(2_654_435_761) & 0xFFFF);
+    for i in order {
+        heap.free(blocks[i].id.slot, 0);
+    }
+    assert_eq!(heap.check(), Ok(()));
+    let metadata = heap.metadata_bytes() - 2 * size_of::<FreeIndex>();
+    assert!(
+        metadata <= 128 * heap.block_count(),
+        "{metadata} for {}",
+        heap.block_count()
+    );
+}
