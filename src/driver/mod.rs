@@ -4,7 +4,13 @@
 //! nothing. Every call says what must hold before it and whether it may wait. Optional parts are
 //! announced by accessors that return an option; a driver that announces a part does all of it.
 //! All methods may be called from any thread. Addresses and sizes are bytes of device memory.
-//! Read next: `sim` (no memory, any size), `host` (real memory, same semantics).
+//! Every call may fail with a [`DriverError`], whose kinds say what is wrong; a call that failed
+//! changed nothing. Read next: `sim` (no memory, any size), `host` (real memory, same semantics).
+
+#![expect(
+    clippy::missing_errors_doc,
+    reason = "all calls fail alike: see the header"
+)]
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -12,9 +18,14 @@ use std::os::fd::OwnedFd;
 use crate::error::DriverError;
 use crate::ids::{DeviceId, EventId, StreamId};
 
+mod call;
 mod faulty;
+mod forward;
 mod recorded;
-mod sim;
+pub mod sim;
+
+pub use recorded::{Recorded, RecordedAddresses};
+pub use sim::Sim;
 
 /// Result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;

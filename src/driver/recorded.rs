@@ -1,1 +1,316 @@
-//! recorded
+//! A driver that answers with a recording's addresses.
+//!
+//! Decisions of an allocator can depend on addresses (equal sizes are taken lowest first), so an
+//! exact replay needs the recorded ones. The wrapped driver still does all the work and keeps all
+//! the books; this wrapper only translates, inwards for every call that names an address.
+//! Addresses that no list of the recording gave out (those of driver pools) pass unchanged.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+use super::forward::forward;
+use super::*;
+use crate::error::DriverErrorKind;
+
+/// The addresses of a recording, each list in the order in which they were given out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordedAddresses {
+    /// Answers to [`Driver::allocate`].
+    pub segments: Vec<u64>,
+    /// Answers to [`VirtualMemory::reserve`].
+    pub reservations: Vec<u64>,
+}
+
+/// A driver that answers with a recording's addresses; everything else is `D`'s.
+#[derive(Debug)]
+pub struct Recorded<D> {
+    inner: D,
+    /// Held while the inner driver allocates and frees, so that answers keep the recorded order.
+    /// Calls without addresses do not take it.
+    books: Mutex<Books>,
+}
+
+#[derive(Debug)]
+struct Books {
+    segments: Answers,
+    reservations: Answers,
+}
+
+/// One list of the recording and what of it is given out.
+#[derive(Debug)]
+struct Answers {
+    what: &'static str,
+    recorded: Vec<u64>,
+    given: usize,
+    /// Recorded address to the inner driver's.
+    live: BTreeMap<u64, Inner>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Inner {
+    address: u64,
+    size_bytes: u64,
+}
+
+impl<D: Driver> Recorded<D> {
+    /// Wraps a driver.
+    #[must_use]
+    pub fn new(inner: D, addresses: RecordedAddresses) -> Self {
+        let answers = |what, recorded| Answers {
+            what,
+            recorded,
+            given: 0,
+            live: BTreeMap::new(),
+        };
+        Self {
+            inner,
+            books: Mutex::new(Books {
+                segments: answers("segment", addresses.segments),
+                reservations: answers("reservation", addresses.reservations),
+            }),
+        }
+    }
+
+    /// The driver that does the work. Its addresses are not the recorded ones.
+    #[must_use]
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// The inner driver's address for a recorded one.
+    fn inward(&self, address: u64) -> u64 {
+        let books = self.books.lock();
+        let found = books.segments.inward(address);
+        found
+            .or_else(|| books.reservations.inward(address))
+            .unwrap_or(address)
+    }
+
+    fn inner_virtual(&self, call: &'static str) -> DriverResult<&dyn VirtualMemory> {
+        let part = self.inner.virtual_memory();
+        part.ok_or_else(|| not_supported(call, "virtual memory"))
+    }
+}
+
+impl Answers {
+    /// The next address of the recording. It counts as given once [`put`](Self::put) has it.
+    fn peek(&self, call: &'static str) -> DriverResult<u64> {
+        let fail = |message| DriverError::new(DriverErrorKind::Other, call, 0, message);
+        let Some(&next) = self.recorded.get(self.given) else {
+            let message = format!("the recording has no further {}", self.what);
+            return Err(fail(message));
+        };
+        if self.live.contains_key(&next) {
+            let message = format!("the recording gives {next:#x} again, which is still in use");
+            return Err(fail(message));
+        }
+        Ok(next)
+    }
+
+    fn put(&mut self, recorded: u64, inner: Inner) {
+        self.given += 1;
+        self.live.insert(recorded, inner);
+    }
+
+    /// What starts at exactly this recorded address.
+    fn at(&self, call: &'static str, recorded: u64) -> DriverResult<Inner> {
+        self.live.get(&recorded).copied().ok_or_else(|| {
+            let message = format!("no {} starts at {recorded:#x}", self.what);
+            DriverError::new(DriverErrorKind::InvalidValue, call, 1, message)
+        })
+    }
+
+    fn inward(&self, address: u64) -> Option<u64> {
+        let (start, inner) = self.live.range(..=address).next_back()?;
+        let offset = address - start;
+        (offset < inner.size_bytes).then(|| inner.address + offset)
+    }
+}
+
+impl<D: Driver> Driver for Recorded<D> {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+
+    forward! { @driver_without_addresses inner }
+
+    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
+        let segments = &mut self.books.lock().segments;
+        let recorded = segments.peek("allocate")?;
+        let address = self.inner.allocate(size_bytes)?;
+        segments.put(
+            recorded,
+            Inner {
+                address,
+                size_bytes,
+            },
+        );
+        Ok(recorded)
+    }
+
+    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let segments = &mut self.books.lock().segments;
+        let inner = segments.at("free", address)?;
+        self.inner.free(inner.address, size_bytes)?;
+        segments.live.remove(&address);
+        Ok(())
+    }
+
+    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
+        let (to, from) = (self.inward(to), self.inward(from));
+        self.inner.copy(to, from, size_bytes, stream)
+    }
+
+    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
+        self.inner.copy_from_host(self.inward(to), from, stream)
+    }
+
+    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
+        self.inner.copy_to_host(to, self.inward(from), stream)
+    }
+
+    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
+        self.inner.fill(self.inward(to), byte, size_bytes, stream)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.inner.virtual_memory().map(|_| self as _)
+    }
+
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        self.inner.memory_pools()
+    }
+
+    fn ipc(&self) -> Option<&dyn Ipc> {
+        self.inner.ipc().map(|_| self as _)
+    }
+
+    fn peers(&self) -> Option<&dyn Peers> {
+        self.inner.peers().map(|_| self as _)
+    }
+
+    fn capture(&self) -> Option<&dyn Capture> {
+        self.inner.capture()
+    }
+
+    fn processes(&self) -> Option<&dyn Processes> {
+        self.inner.processes()
+    }
+}
+
+impl<D: Driver> VirtualMemory for Recorded<D> {
+    fn granularity_bytes(&self) -> u64 {
+        let part = self.inner.virtual_memory();
+        part.expect("announced only when the inner driver has it")
+            .granularity_bytes()
+    }
+
+    forward! { @virtual_without_addresses inner_virtual }
+
+    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
+        let reservations = &mut self.books.lock().reservations;
+        let recorded = reservations.peek("reserve")?;
+        let address = self.inner_virtual("reserve")?.reserve(size_bytes)?;
+        reservations.put(
+            recorded,
+            Inner {
+                address,
+                size_bytes,
+            },
+        );
+        Ok(recorded)
+    }
+
+    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let reservations = &mut self.books.lock().reservations;
+        let inner = reservations.at("unreserve", address)?;
+        self.inner_virtual("unreserve")?
+            .unreserve(inner.address, size_bytes)?;
+        reservations.live.remove(&address);
+        Ok(())
+    }
+
+    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
+        let inner = self.inner_virtual("map")?;
+        inner.map(self.inward(address), size_bytes, piece)
+    }
+
+    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
+        let inner = self.inner_virtual("set_access")?;
+        inner.set_access(self.inward(address), size_bytes, device)
+    }
+
+    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let inner = self.inner_virtual("unmap")?;
+        inner.unmap(self.inward(address), size_bytes)
+    }
+}
+
+impl<D: Driver> Ipc for Recorded<D> {
+    fn share(&self, base: u64) -> DriverResult<[u8; 64]> {
+        inner_ipc(self, "share")?.share(self.inward(base))
+    }
+
+    forward! { inner_ipc:
+        open(handle: &[u8; 64]) -> u64;
+        close(address: u64) -> ();
+    }
+}
+
+impl<D: Driver> Peers for Recorded<D> {
+    forward! { @peers_without_addresses inner_peers }
+
+    /// Translates both addresses where they are on this device; another device's recording is not
+    /// known here.
+    fn copy_peer(
+        &self,
+        to: (DeviceId, u64),
+        from: (DeviceId, u64),
+        size_bytes: u64,
+        stream: StreamId,
+    ) -> DriverResult<()> {
+        let own = self.inner.info().device;
+        let inward = |(device, address)| match device == own {
+            true => (device, self.inward(address)),
+            false => (device, address),
+        };
+        inner_peers(self, "copy_peer")?.copy_peer(inward(to), inward(from), size_bytes, stream)
+    }
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the shape that `forward!` asks for"
+)]
+fn inner<'a, D: Driver>(wrapper: &'a Recorded<D>, _call: &str) -> DriverResult<&'a D> {
+    Ok(&wrapper.inner)
+}
+
+fn inner_virtual<'a, D: Driver>(
+    wrapper: &'a Recorded<D>,
+    call: &'static str,
+) -> DriverResult<&'a dyn VirtualMemory> {
+    wrapper.inner_virtual(call)
+}
+
+fn inner_ipc<'a, D: Driver>(
+    wrapper: &'a Recorded<D>,
+    call: &'static str,
+) -> DriverResult<&'a dyn Ipc> {
+    let part = wrapper.inner.ipc();
+    part.ok_or_else(|| not_supported(call, "sharing between processes"))
+}
+
+fn inner_peers<'a, D: Driver>(
+    wrapper: &'a Recorded<D>,
+    call: &'static str,
+) -> DriverResult<&'a dyn Peers> {
+    let part = wrapper.inner.peers();
+    part.ok_or_else(|| not_supported(call, "access between devices"))
+}
+
+fn not_supported(call: &'static str, what: &str) -> DriverError {
+    let message = format!("the inner driver has no {what}");
+    DriverError::new(DriverErrorKind::NotSupported, call, 801, message)
+}

@@ -1,0 +1,81 @@
+//! What a test may do to a simulated device: see its clock, count its calls, finish its work.
+//!
+//! None of these is a driver call: they cost no simulated time and are not counted.
+
+use super::{Event, Sim};
+use crate::driver::call::Call;
+use crate::ids::{EventId, StreamId};
+
+impl Sim {
+    /// Nanoseconds on the simulated clock: the cost of all calls so far, plus what was waited for.
+    #[must_use]
+    pub fn elapsed_ns(&self) -> u64 {
+        self.state.lock().now_ns
+    }
+
+    /// Moves the clock on.
+    pub fn advance_ns(&self, ns: u64) {
+        let mut state = self.state.lock();
+        state.now_ns = state.now_ns.saturating_add(ns);
+    }
+
+    /// How often the driver's method `name` was called; failed calls count too.
+    ///
+    /// # Panics
+    ///
+    /// When no method has that name.
+    #[must_use]
+    pub fn calls(&self, name: &str) -> u64 {
+        self.state.lock().counts[Call::named(name) as usize]
+    }
+
+    /// How often any method was called; failed calls count too.
+    #[must_use]
+    pub fn total_calls(&self) -> u64 {
+        self.state.lock().counts.iter().sum()
+    }
+
+    /// Methods that were called at least once and how often, in the order of the traits' text.
+    #[must_use]
+    pub fn call_counts(&self) -> Vec<(&'static str, u64)> {
+        let counts = self.state.lock().counts;
+        let named = Call::ALL.into_iter().map(Call::name).zip(counts);
+        named.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Finishes the work before an event's mark, and only that: earlier marks of its stream stay
+    /// as they are. No device does this; it is for tests of code that must not rely on order.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such event.
+    pub fn complete_event(&self, event: EventId) {
+        let mut state = self.state.lock();
+        match state.work.event(Call::QueryEvent, event) {
+            Ok(Event::Marked(mark)) => state.work.finish_early(mark),
+            Ok(_) => {}
+            Err(error) => panic!("complete_event: {}", error.message),
+        }
+    }
+
+    /// Finishes all that was submitted to a stream, and what that waited for on other streams.
+    /// A stream that was never used has nothing to finish.
+    pub fn complete_stream(&self, stream: StreamId) {
+        let mut state = self.state.lock();
+        if let Some(index) = state.work.known_stream(stream) {
+            state.work.finish_stream(index);
+        }
+    }
+
+    /// Finishes all that was submitted to any stream.
+    pub fn complete_all(&self) {
+        self.state.lock().work.finish_all();
+    }
+
+    /// Events that have not finished, with their streams, in the order in which they were recorded.
+    #[must_use]
+    pub fn pending_events(&self) -> Vec<(EventId, StreamId)> {
+        let state = self.state.lock();
+        state.work.pending(state.now_ns)
+    }
+}

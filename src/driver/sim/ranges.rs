@@ -1,0 +1,164 @@
+//! Address ranges without memory behind them: who holds which, and what is left of the device.
+//!
+//! Pure book-keeping. `AddressSpace` gives out ranges first fit by address, so that equal calls
+//! get equal answers; `Budget` counts the bytes of the device that are in use, to the byte.
+
+use std::collections::BTreeMap;
+
+use super::{GRANULARITY_BYTES, invalid, out_of_memory};
+use crate::driver::DriverResult;
+use crate::driver::call::Call;
+use crate::size::align_up;
+
+/// Bytes of the device that are in use, of all it has.
+#[derive(Debug)]
+pub(super) struct Budget {
+    pub(super) used_bytes: u64,
+    pub(super) total_bytes: u64,
+}
+
+impl Budget {
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.total_bytes - self.used_bytes
+    }
+
+    /// Whether so many bytes are free.
+    pub(super) fn check(&self, call: Call, size_bytes: u64) -> DriverResult<()> {
+        if size_bytes <= self.free_bytes() {
+            return Ok(());
+        }
+        let (free, total) = (self.free_bytes(), self.total_bytes);
+        let message = format!("{size_bytes} bytes asked, {free} of {total} bytes free");
+        Err(out_of_memory(call, message))
+    }
+
+    /// Uses bytes that a [`check`](Self::check) found free.
+    pub(super) fn take(&mut self, size_bytes: u64) {
+        debug_assert!(size_bytes <= self.free_bytes());
+        self.used_bytes += size_bytes;
+    }
+
+    pub(super) fn give(&mut self, size_bytes: u64) {
+        self.used_bytes = self
+            .used_bytes
+            .checked_sub(size_bytes)
+            .expect("only bytes that were taken are given back");
+    }
+}
+
+/// A stretch of addresses, given out first fit in multiples of 2 MiB.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    /// No address from here on was given out, up to `end`.
+    next: u64,
+    end: u64,
+    /// Start and length of what came back below `next`; no two touch.
+    holes: BTreeMap<u64, u64>,
+    /// Start and size of what is given out; the size is as asked, not rounded.
+    live: BTreeMap<u64, u64>,
+}
+
+impl AddressSpace {
+    pub(super) fn new(start: u64, end: u64) -> Self {
+        debug_assert!(start.is_multiple_of(GRANULARITY_BYTES) && start < end);
+        Self {
+            next: start,
+            end,
+            holes: BTreeMap::new(),
+            live: BTreeMap::new(),
+        }
+    }
+
+    /// Takes the lowest range that fits.
+    pub(super) fn take(&mut self, call: Call, size_bytes: u64) -> DriverResult<u64> {
+        if size_bytes == 0 {
+            return Err(invalid(call, "0 bytes asked"));
+        }
+        let short = |left: u64| {
+            let message = format!("{size_bytes} bytes asked, {left} bytes of addresses left");
+            out_of_memory(call, message)
+        };
+        let left = self.end - self.next;
+        if size_bytes > self.end {
+            return Err(short(left));
+        }
+        let span = align_up(size_bytes, GRANULARITY_BYTES);
+        let hole = self.holes.iter().find(|(_, len)| **len >= span);
+        let address = match hole.map(|(start, len)| (*start, *len)) {
+            Some((start, len)) => {
+                self.holes.remove(&start);
+                if len > span {
+                    self.holes.insert(start + span, len - span);
+                }
+                start
+            }
+            None if span <= left => {
+                self.next += span;
+                self.next - span
+            }
+            None => return Err(short(left)),
+        };
+        self.live.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    /// Takes back a range, which must be given out at exactly this address and size.
+    pub(super) fn give(&mut self, call: Call, address: u64, size_bytes: u64) -> DriverResult<()> {
+        self.check_exact(call, address, size_bytes)?;
+        self.live.remove(&address);
+        let mut start = address;
+        let mut end = address + align_up(size_bytes, GRANULARITY_BYTES);
+        if let Some((&below, &len)) = self.holes.range(..start).next_back()
+            && below + len == start
+        {
+            self.holes.remove(&below);
+            start = below;
+        }
+        if let Some(len) = self.holes.remove(&end) {
+            end += len;
+        }
+        if end == self.next {
+            self.next = start;
+        } else {
+            self.holes.insert(start, end - start);
+        }
+        Ok(())
+    }
+
+    /// Whether a range is given out at exactly this address and size.
+    pub(super) fn check_exact(
+        &self,
+        call: Call,
+        address: u64,
+        size_bytes: u64,
+    ) -> DriverResult<()> {
+        match self.live.get(&address) {
+            Some(&held) if held == size_bytes => Ok(()),
+            Some(held) => Err(invalid(
+                call,
+                format!("{address:#x} holds {held} bytes, not {size_bytes}"),
+            )),
+            None => Err(invalid(call, format!("nothing starts at {address:#x}"))),
+        }
+    }
+
+    /// The size of what starts at `address`.
+    pub(super) fn size_at(&self, address: u64) -> Option<u64> {
+        self.live.get(&address).copied()
+    }
+
+    /// Whether one range that is given out holds all of these bytes.
+    pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
+        let below = self.live.range(..=address).next_back();
+        below.is_some_and(|(start, len)| {
+            let end = address.checked_add(size_bytes);
+            end.is_some_and(|end| end <= start + len)
+        })
+    }
+
+    /// Start and size of all that is given out, by address.
+    #[cfg(test)]
+    pub(super) fn live(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.live.iter().map(|(start, len)| (*start, *len))
+    }
+}

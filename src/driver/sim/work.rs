@@ -1,0 +1,262 @@
+//! Streams and events: what has been submitted, and which of it has finished.
+//!
+//! Nothing runs here. A **mark** is a point of a stream; all marks are numbered in one sequence,
+//! so a stream's state is the number up to which it has finished. Marks of one stream finish in
+//! order, except those that a test finishes by hand out of order (`early`). Waits between streams
+//! are kept as pairs of such numbers: whoever finishes a mark also finishes what it waited for.
+
+use hashbrown::HashMap;
+
+use super::{EventMode, invalid};
+use crate::driver::DriverResult;
+use crate::driver::call::Call;
+use crate::error::DriverError;
+use crate::ids::{EventId, StreamId};
+
+/// A point of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    stream: usize,
+    number: u64,
+    /// When it finishes by itself, in `EventMode::After`.
+    ready_ns: u64,
+}
+
+/// What an event stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Event {
+    /// Never recorded: counts as finished.
+    Fresh,
+    /// Recorded on a running stream.
+    Marked(Mark),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Life {
+    /// Stream 0, or known by its handle alone: a recording named it.
+    Named,
+    Created,
+    Destroyed,
+}
+
+#[derive(Debug)]
+struct Stream {
+    id: StreamId,
+    life: Life,
+    /// All marks up to this number have finished.
+    done: u64,
+    /// Marks above `done` that a test finished out of order.
+    early: Vec<u64>,
+    /// When all that was marked so far finishes by itself.
+    ready_ns: u64,
+    /// Marks after number `.0` wait for mark `.1`. Kept in `EventMode::Manual` only.
+    waits: Vec<(u64, Mark)>,
+}
+
+/// All streams and events.
+#[derive(Debug)]
+pub(super) struct Work {
+    mode: EventMode,
+    streams: Vec<Stream>,
+    by_id: HashMap<StreamId, usize>,
+    events: HashMap<EventId, Event>,
+    last_mark: u64,
+    last_event: u64,
+    last_stream: u64,
+}
+
+/// Where the handles of created streams start: recordings' handles are far from here.
+const FIRST_STREAM: u64 = 0x51_0000;
+
+impl Work {
+    pub(super) fn new(mode: EventMode) -> Self {
+        Self {
+            mode,
+            streams: Vec::new(),
+            by_id: HashMap::new(),
+            events: HashMap::new(),
+            last_mark: 0,
+            last_event: 0,
+            last_stream: FIRST_STREAM,
+        }
+    }
+
+    pub(super) fn create_stream(&mut self) -> StreamId {
+        loop {
+            self.last_stream += 1;
+            let id = StreamId(self.last_stream);
+            if !self.by_id.contains_key(&id) {
+                self.add_stream(id, Life::Created);
+                return id;
+            }
+        }
+    }
+
+    pub(super) fn destroy_stream(&mut self, stream: StreamId) -> DriverResult<()> {
+        match self.by_id.get(&stream) {
+            Some(&index) if self.streams[index].life == Life::Created => {
+                self.streams[index].life = Life::Destroyed;
+                Ok(())
+            }
+            _ => Err(invalid(
+                Call::DestroyStream,
+                format!("stream {stream} was not created here or is destroyed"),
+            )),
+        }
+    }
+
+    fn add_stream(&mut self, id: StreamId, life: Life) -> usize {
+        let index = self.streams.len();
+        self.by_id.insert(id, index);
+        self.streams.push(Stream {
+            id,
+            life,
+            done: 0,
+            early: Vec::new(),
+            ready_ns: 0,
+            waits: Vec::new(),
+        });
+        index
+    }
+
+    /// Finds a stream, makes room for one that is known by its handle alone, and refuses a
+    /// destroyed one.
+    pub(super) fn stream(&mut self, call: Call, id: StreamId) -> DriverResult<usize> {
+        match self.by_id.get(&id) {
+            Some(&index) if self.streams[index].life == Life::Destroyed => {
+                Err(invalid(call, format!("stream {id} is destroyed")))
+            }
+            Some(&index) => Ok(index),
+            None => Ok(self.add_stream(id, Life::Named)),
+        }
+    }
+
+    pub(super) fn create_event(&mut self) -> EventId {
+        self.last_event += 1;
+        let id = EventId(self.last_event);
+        self.events.insert(id, Event::Fresh);
+        id
+    }
+
+    pub(super) fn destroy_event(&mut self, event: EventId) -> DriverResult<()> {
+        match self.events.remove(&event) {
+            Some(_) => Ok(()),
+            None => Err(unknown_event(Call::DestroyEvent, event)),
+        }
+    }
+
+    pub(super) fn event(&self, call: Call, event: EventId) -> DriverResult<Event> {
+        let found = self.events.get(&event).copied();
+        found.ok_or_else(|| unknown_event(call, event))
+    }
+
+    pub(super) fn set_event(&mut self, event: EventId, to: Event) {
+        self.events.insert(event, to);
+    }
+
+    /// Marks the point that the stream has reached.
+    pub(super) fn mark(&mut self, stream: usize, now_ns: u64) -> Mark {
+        self.last_mark += 1;
+        let own = &mut self.streams[stream];
+        if let EventMode::After(ns) = self.mode {
+            own.ready_ns = own.ready_ns.max(now_ns.saturating_add(ns));
+        }
+        Mark {
+            stream,
+            number: self.last_mark,
+            ready_ns: own.ready_ns,
+        }
+    }
+
+    pub(super) fn is_finished(&self, mark: Mark, now_ns: u64) -> bool {
+        let by_itself = match self.mode {
+            EventMode::Immediate => true,
+            EventMode::Manual => false,
+            EventMode::After(_) => now_ns >= mark.ready_ns,
+        };
+        let stream = &self.streams[mark.stream];
+        by_itself || mark.number <= stream.done || stream.early.contains(&mark.number)
+    }
+
+    /// Makes later marks of `stream` wait for `mark`.
+    pub(super) fn wait(&mut self, stream: usize, mark: Mark, now_ns: u64) {
+        let finished = self.is_finished(mark, now_ns);
+        let position = self.last_mark;
+        let own = &mut self.streams[stream];
+        own.ready_ns = own.ready_ns.max(mark.ready_ns);
+        if self.mode == EventMode::Manual && !finished {
+            own.waits.push((position, mark));
+        }
+    }
+
+    /// Finishes a mark, everything before it on its stream and everything that these waited for.
+    /// Returns when that would have happened by itself.
+    pub(super) fn finish(&mut self, mark: Mark) -> u64 {
+        let mut todo = vec![(mark.stream, mark.number)];
+        while let Some((stream, number)) = todo.pop() {
+            let own = &mut self.streams[stream];
+            if number <= own.done {
+                continue;
+            }
+            own.done = number;
+            own.early.retain(|early| *early > number);
+            let waits = own.waits.extract_if(.., |(position, _)| *position < number);
+            todo.extend(waits.map(|(_, mark)| (mark.stream, mark.number)));
+        }
+        mark.ready_ns
+    }
+
+    /// Finishes one mark alone, whatever is before it.
+    pub(super) fn finish_early(&mut self, mark: Mark) {
+        let stream = &mut self.streams[mark.stream];
+        if mark.number > stream.done && !stream.early.contains(&mark.number) {
+            stream.early.push(mark.number);
+        }
+    }
+
+    /// Finishes everything submitted to a stream so far. Returns when that would have happened by
+    /// itself.
+    pub(super) fn finish_stream(&mut self, stream: usize) -> u64 {
+        // A wait made just now counts as submitted, so the end lies one past every mark.
+        self.last_mark += 1;
+        self.finish(Mark {
+            stream,
+            number: self.last_mark,
+            ready_ns: self.streams[stream].ready_ns,
+        })
+    }
+
+    /// Finishes everything. Returns when that would have happened by itself.
+    pub(super) fn finish_all(&mut self) -> u64 {
+        let all = 0..self.streams.len();
+        all.map(|stream| self.finish_stream(stream))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Like [`stream`](Self::stream), but destroyed streams are found too and none is added.
+    pub(super) fn known_stream(&self, id: StreamId) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Events that have not finished, in the order in which they were recorded.
+    pub(super) fn pending(&self, now_ns: u64) -> Vec<(EventId, StreamId)> {
+        let marked = self.events.iter().filter_map(|(id, event)| match event {
+            Event::Marked(mark) if !self.is_finished(*mark, now_ns) => Some((*id, *mark)),
+            _ => None,
+        });
+        let mut pending: Vec<_> = marked.collect();
+        pending.sort_unstable_by_key(|(_, mark)| mark.number);
+        let named = pending
+            .into_iter()
+            .map(|(id, mark)| (id, self.streams[mark.stream].id));
+        named.collect()
+    }
+}
+
+fn unknown_event(call: Call, event: EventId) -> DriverError {
+    invalid(
+        call,
+        format!("event {event} was never created or is destroyed"),
+    )
+}
