@@ -10,7 +10,7 @@ use std::sync::Arc;
 use enum_dispatch::enum_dispatch;
 
 use crate::config::Config;
-use crate::error::{AllocError, DriverError, FreeError, HandleError, OutOfMemory};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory};
 use crate::history::SegmentLayout;
 use crate::ids::{OwnerId, StreamId};
 use crate::stats::Statistics;
@@ -54,12 +54,7 @@ impl Allocation {
     /// For makers of allocators: a block of `size_bytes` at `address`.
     #[inline]
     pub const fn new(address: u64, size_bytes: u64, owner: OwnerId, token: Token) -> Self {
-        Self {
-            address,
-            size_bytes,
-            token,
-            owner,
-        }
+        Self { address, size_bytes, token, owner }
     }
 
     /// Where the block starts on the device.
@@ -142,6 +137,58 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     }
 }
 
+/// Writes every method of [`DeviceAllocator`] as a call of the same method on an expression, for
+/// wrappers. A method added to the trait is added here, or a wrapper would silently answer with the
+/// default; `tests/forwarding.rs` keeps watch.
+#[macro_export]
+macro_rules! forward_device_allocator {
+    ($self:ident => $inner:expr) => {
+        #[inline]
+        fn allocate(
+            &$self,
+            request: $crate::allocator::Request,
+        ) -> Result<$crate::allocator::Allocation, $crate::error::AllocError> {
+            $inner.allocate(request)
+        }
+        #[inline]
+        fn free(
+            &$self,
+            allocation: $crate::allocator::Allocation,
+        ) -> Result<(), $crate::error::FreeError> {
+            $inner.free(allocation)
+        }
+        $crate::forward_device_allocator!(@rest $self => $inner);
+    };
+    (@rest $self:ident => $inner:expr) => {
+        fn name(&$self) -> &str {
+            $inner.name()
+        }
+        fn cross_stream(&$self) -> Option<&dyn $crate::allocator::CrossStream> {
+            $inner.cross_stream()
+        }
+        fn caching(&$self) -> Option<&dyn $crate::allocator::Caching> {
+            $inner.caching()
+        }
+        fn counters(&$self) -> Option<&dyn $crate::allocator::Counters> {
+            $inner.counters()
+        }
+        fn raw_addresses(&$self) -> Option<&dyn $crate::allocator::RawAddresses> {
+            $inner.raw_addresses()
+        }
+        fn pressure(&$self) -> Option<&dyn $crate::allocator::Pressure> {
+            $inner.pressure()
+        }
+    };
+}
+
+impl<A: DeviceAllocator + ?Sized> DeviceAllocator for Box<A> {
+    forward_device_allocator!(self => (**self));
+}
+
+impl<A: DeviceAllocator + ?Sized> DeviceAllocator for Arc<A> {
+    forward_device_allocator!(self => (**self));
+}
+
 /// Use of a block by other streams than its own.
 pub trait CrossStream: Send + Sync {
     /// Announces that work on `stream` uses the block. After its free the block is reused only
@@ -172,6 +219,13 @@ pub trait Caching: Send + Sync {
 
     /// Sets the most bytes that may be reserved, or removes the limit. Releases nothing by itself.
     fn set_limit_bytes(&self, limit_bytes: Option<u64>);
+
+    /// Sets the limit to a part of the device's memory; 1 removes it.
+    ///
+    /// # Errors
+    ///
+    /// [`FractionError`] outside [0, 1]; nothing has changed then.
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError>;
 
     /// The most bytes that may be reserved.
     fn limit_bytes(&self) -> Option<u64>;

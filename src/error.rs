@@ -52,12 +52,7 @@ impl DriverError {
         code: i64,
         message: impl Into<String>,
     ) -> Self {
-        Self {
-            kind,
-            call,
-            code,
-            message: message.into(),
-        }
+        Self { kind, call, code, message: message.into() }
     }
 
     /// Whether releasing memory and trying again may help.
@@ -164,12 +159,7 @@ impl fmt::Display for OutOfMemory {
             self.stream
         )?;
         if let (Some(free), Some(total)) = (self.device_free_bytes, self.device_total_bytes) {
-            writeln!(
-                f,
-                "The device has {} in all, of which {} is free.",
-                h(total),
-                h(free)
-            )?;
+            writeln!(f, "The device has {} in all, of which {} is free.", h(total), h(free))?;
         }
         if let Some(limit) = self.limit_bytes {
             writeln!(f, "This allocator may reserve {}.", h(limit))?;
@@ -241,4 +231,12 @@ pub struct FreeError {
     pub reason: HandleError,
     /// What was to be freed, as it was.
     pub allocation: Allocation,
+}
+
+/// A memory fraction that is no fraction.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[error("memory fraction {fraction}: expected a number from 0 to 1")]
+pub struct FractionError {
+    /// What was given.
+    pub fraction: f64,
 }

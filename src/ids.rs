@@ -36,10 +36,7 @@ pub struct PoolId {
 
 impl PoolId {
     /// The pool that serves every request that no scope routes elsewhere.
-    pub const DEFAULT: Self = Self {
-        capture: 0,
-        user: 0,
-    };
+    pub const DEFAULT: Self = Self { capture: 0, user: 0 };
 }
 
 /// Names one allocator in this process. A free is routed by it, and a handle that belongs to

@@ -11,6 +11,7 @@ pub mod error;
 pub mod heap;
 pub mod history;
 pub mod ids;
+pub mod registry;
 #[cfg(feature = "replay")]
 pub mod replay;
 pub mod size;

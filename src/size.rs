@@ -53,11 +53,7 @@ impl PoolKind {
     #[inline]
     #[must_use]
     pub const fn of(rounded_bytes: u64) -> Self {
-        if rounded_bytes <= SMALL_REQUEST_MAX_BYTES {
-            Self::Small
-        } else {
-            Self::Large
-        }
+        if rounded_bytes <= SMALL_REQUEST_MAX_BYTES { Self::Small } else { Self::Large }
     }
 
     /// 0 for small and 1 for large, to index tables by kind.
@@ -84,11 +80,7 @@ impl PoolKind {
 #[inline]
 #[must_use]
 pub const fn align_up(bytes: u64, to: u64) -> u64 {
-    if to.is_power_of_two() {
-        (bytes + (to - 1)) & !(to - 1)
-    } else {
-        bytes.div_ceil(to) * to
-    }
+    if to.is_power_of_two() { (bytes + (to - 1)) & !(to - 1) } else { bytes.div_ceil(to) * to }
 }
 
 /// `bytes` rounded down to a multiple of `to`. `to` is not zero.
@@ -115,19 +107,13 @@ impl RoundupDivisions {
     /// How many power-of-two intervals have a setting of their own.
     pub const INTERVALS: usize = 16;
     /// No interval is divided.
-    pub const OFF: Self = Self {
-        divisions: [0; Self::INTERVALS],
-        any: false,
-    };
+    pub const OFF: Self = Self { divisions: [0; Self::INTERVALS], any: false };
 
     /// Divisions per interval, or `None` when one of them is neither 0 nor a power of two.
     #[must_use]
     pub fn new(divisions: [u64; Self::INTERVALS]) -> Option<Self> {
         let legal = divisions.iter().all(|&d| d == 0 || d.is_power_of_two());
-        legal.then(|| Self {
-            divisions,
-            any: divisions.iter().any(|&d| d > 1),
-        })
+        legal.then(|| Self { divisions, any: divisions.iter().any(|&d| d > 1) })
     }
 
     /// The setting of each interval, from 1 MiB up.
@@ -174,11 +160,7 @@ impl RoundupDivisions {
         }
         let floor = 1 << bytes.ilog2();
         let step = floor >> divisions.ilog2();
-        if step == 0 {
-            floor << 1
-        } else {
-            align_up(bytes, step)
-        }
+        if step == 0 { floor << 1 } else { align_up(bytes, step) }
     }
 }
 
@@ -234,20 +216,13 @@ mod tests {
 
     #[test]
     fn divided_intervals_round_to_the_next_step() {
-        assert_eq!(
-            divided(4).round(1200),
-            1536,
-            "1,200 is below 512 x 4: plain rounding"
-        );
+        assert_eq!(divided(4).round(1200), 1536, "1,200 is below 512 x 4: plain rounding");
         assert_eq!(divided(4).round(84 * MIB), 96 * MIB);
         assert_eq!(divided(8).round(84 * MIB), 88 * MIB);
         assert_eq!(divided(2).round(400 * MIB), 512 * MIB);
         assert_eq!(divided(8).round(64 * MIB), 64 * MIB, "a power of two stays");
         assert_eq!(divided(1).round(1025), 1536, "one division is none");
-        assert_eq!(
-            divided(1 << 63).round(REQUEST_MAX_BYTES - 1),
-            REQUEST_MAX_BYTES
-        );
+        assert_eq!(divided(1 << 63).round(REQUEST_MAX_BYTES - 1), REQUEST_MAX_BYTES);
     }
 
     #[test]

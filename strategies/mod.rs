@@ -1,1 +1,40 @@
-//! Strategies: constructors over the engine.
+//! The strategies: what a user can name in `backend:`. One file each; no strategy imports another.
+//!
+//! | name | file | memory | when to use |
+//! |---|---|---|---|
+//! | `native` | `native.rs` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
+//! | any other | yours | yours | registered with [`registry`](crate::registry) |
+//!
+//! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box.
+
+mod native;
+
+use enum_dispatch::enum_dispatch;
+
+use crate::allocator::{
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, RawAddresses, Request,
+};
+use crate::error::{AllocError, FreeError};
+
+pub use native::NativeAllocator;
+
+/// An allocator chosen at run time.
+#[enum_dispatch(DeviceAllocator)]
+#[derive(Debug)]
+pub enum Strategy {
+    /// `backend:native`.
+    Native(NativeAllocator),
+    /// Registered by a user.
+    User(Box<dyn DeviceAllocator>),
+}
+
+impl Strategy {
+    /// The engine behind the strategy, if it has one of ours.
+    #[must_use]
+    pub fn engine(&self) -> Option<&crate::cache::Engine> {
+        match self {
+            Self::Native(native) => Some(native.engine()),
+            Self::User(_) => None,
+        }
+    }
+}

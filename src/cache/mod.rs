@@ -1,1 +1,28 @@
-//! The caching engine.
+//! The caching engine of one device: heaps by stream, growth, pressure, limits, events.
+//!
+//! A hit takes one heap's lock and calls no driver: `engine`. Everything else happens under the
+//! growth lock, one miss at a time: `growth` takes segments, `pressure` is the ladder a miss climbs,
+//! `release` and `collect` give segments back, `events` waits for other streams, `oom` tells why
+//! nothing helped. `policy` is the one value that says whose decisions are made.
+//!
+//! Lock order: growth, event queue, one heap, ledger, history. A second heap only by `try_lock`, or
+//! with the growth lock held, in ascending order. No lock is held while callbacks or observers run.
+//! Never here: rounding rules (`size`), bookkeeping of blocks (`heap`), parsing (`config`).
+
+mod addresses;
+mod capabilities;
+mod cell;
+mod collect;
+mod engine;
+mod events;
+mod growth;
+mod hooks;
+mod inspect;
+mod oom;
+mod policy;
+mod pressure;
+mod release;
+mod statistics;
+
+pub use engine::{Engine, EngineOptions};
+pub use inspect::Foresight;

@@ -15,6 +15,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// A configuration made in code.
+    #[must_use]
+    pub fn from_settings(settings: Settings) -> Self {
+        Self { settings }
+    }
+
     /// The settings in force.
     #[must_use]
     pub fn settings(&self) -> &Settings {

@@ -50,8 +50,7 @@ impl Settings {
     /// The slack in force for oversize requests.
     #[must_use]
     pub fn non_split_rounding_bytes(&self) -> u64 {
-        self.max_non_split_rounding_bytes
-            .unwrap_or(self.large_segment_bytes)
+        self.max_non_split_rounding_bytes.unwrap_or(self.large_segment_bytes)
     }
 }
 

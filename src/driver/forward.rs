@@ -143,10 +143,7 @@ impl<D: Driver + ?Sized> Driver for Arc<D> {
     }
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "the shape that `forward!` asks for"
-)]
+#[expect(clippy::unnecessary_wraps, reason = "the shape that `forward!` asks for")]
 fn inside<'a, D: Driver + ?Sized>(shared: &'a Arc<D>, _call: &str) -> DriverResult<&'a D> {
     Ok(shared)
 }

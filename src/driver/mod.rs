@@ -7,10 +7,7 @@
 //! Every call may fail with a [`DriverError`], whose kinds say what is wrong; a call that failed
 //! changed nothing. Read next: `sim` (no memory, any size), `host` (real memory, same semantics).
 
-#![expect(
-    clippy::missing_errors_doc,
-    reason = "all calls fail alike: see the header"
-)]
+#![expect(clippy::missing_errors_doc, reason = "all calls fail alike: see the header")]
 
 use std::fmt;
 use std::os::fd::OwnedFd;

@@ -57,12 +57,7 @@ impl<D: Driver> Recorded<D> {
     /// Wraps a driver.
     #[must_use]
     pub fn new(inner: D, addresses: RecordedAddresses) -> Self {
-        let answers = |what, recorded| Answers {
-            what,
-            recorded,
-            given: 0,
-            live: BTreeMap::new(),
-        };
+        let answers = |what, recorded| Answers { what, recorded, given: 0, live: BTreeMap::new() };
         Self {
             inner,
             books: Mutex::new(Books {
@@ -82,9 +77,7 @@ impl<D: Driver> Recorded<D> {
     fn inward(&self, address: u64) -> u64 {
         let books = self.books.lock();
         let found = books.segments.inward(address);
-        found
-            .or_else(|| books.reservations.inward(address))
-            .unwrap_or(address)
+        found.or_else(|| books.reservations.inward(address)).unwrap_or(address)
     }
 
     fn inner_virtual(&self, call: &'static str) -> DriverResult<&dyn VirtualMemory> {
@@ -139,13 +132,7 @@ impl<D: Driver> Driver for Recorded<D> {
         let segments = &mut self.books.lock().segments;
         let recorded = segments.peek("allocate")?;
         let address = self.inner.allocate(size_bytes)?;
-        segments.put(
-            recorded,
-            Inner {
-                address,
-                size_bytes,
-            },
-        );
+        segments.put(recorded, Inner { address, size_bytes });
         Ok(recorded)
     }
 
@@ -202,8 +189,7 @@ impl<D: Driver> Driver for Recorded<D> {
 impl<D: Driver> VirtualMemory for Recorded<D> {
     fn granularity_bytes(&self) -> u64 {
         let part = self.inner.virtual_memory();
-        part.expect("announced only when the inner driver has it")
-            .granularity_bytes()
+        part.expect("announced only when the inner driver has it").granularity_bytes()
     }
 
     forward! { @virtual_without_addresses inner_virtual }
@@ -212,21 +198,14 @@ impl<D: Driver> VirtualMemory for Recorded<D> {
         let reservations = &mut self.books.lock().reservations;
         let recorded = reservations.peek("reserve")?;
         let address = self.inner_virtual("reserve")?.reserve(size_bytes)?;
-        reservations.put(
-            recorded,
-            Inner {
-                address,
-                size_bytes,
-            },
-        );
+        reservations.put(recorded, Inner { address, size_bytes });
         Ok(recorded)
     }
 
     fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
         let reservations = &mut self.books.lock().reservations;
         let inner = reservations.at("unreserve", address)?;
-        self.inner_virtual("unreserve")?
-            .unreserve(inner.address, size_bytes)?;
+        self.inner_virtual("unreserve")?.unreserve(inner.address, size_bytes)?;
         reservations.live.remove(&address);
         Ok(())
     }
@@ -279,10 +258,7 @@ impl<D: Driver> Peers for Recorded<D> {
     }
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "the shape that `forward!` asks for"
-)]
+#[expect(clippy::unnecessary_wraps, reason = "the shape that `forward!` asks for")]
 fn inner<'a, D: Driver>(wrapper: &'a Recorded<D>, _call: &str) -> DriverResult<&'a D> {
     Ok(&wrapper.inner)
 }

@@ -39,10 +39,7 @@ pub(super) struct BinSet {
 
 impl Default for BinSet {
     fn default() -> Self {
-        Self {
-            words: [0; WORDS],
-            summary: [0; 2],
-        }
+        Self { words: [0; WORDS], summary: [0; 2] }
     }
 }
 

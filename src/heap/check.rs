@@ -22,14 +22,7 @@ fn ensure(
     invariant: &'static str,
     detail: impl FnOnce() -> String,
 ) -> Result<(), Broken> {
-    if holds {
-        Ok(())
-    } else {
-        Err(Broken {
-            invariant,
-            detail: detail(),
-        })
-    }
+    if holds { Ok(()) } else { Err(Broken { invariant, detail: detail() }) }
 }
 
 impl Heap {
@@ -44,10 +37,7 @@ impl Heap {
             in_segments += self.check_segment(head)?;
         }
         ensure(in_segments == self.slab.len(), "I1", || {
-            format!(
-                "{} blocks, {in_segments} of them in segments",
-                self.slab.len()
-            )
+            format!("{} blocks, {in_segments} of them in segments", self.slab.len())
         })?;
         let mut indexed = HashSet::new();
         for kind in [PoolKind::Small, PoolKind::Large] {
@@ -71,32 +61,22 @@ impl Heap {
                 format!("{at:?} and {previous:?} unlinked")
             })?;
             if let Some(before) = before {
-                ensure(
-                    before.address + before.size_bytes == block.address,
-                    "I1",
-                    || format!("gap or overlap at {:#x}", block.address),
-                )?;
-                ensure(before.kind == block.kind, "I1", || {
-                    "a segment of two kinds".to_owned()
+                ensure(before.address + before.size_bytes == block.address, "I1", || {
+                    format!("gap or overlap at {:#x}", block.address)
                 })?;
+                ensure(before.kind == block.kind, "I1", || "a segment of two kinds".to_owned())?;
                 let both_free = before.state == BlockState::Free && block.state == BlockState::Free;
-                ensure(!both_free, "I2", || {
-                    format!("free neighbours at {:#x}", block.address)
-                })?;
+                ensure(!both_free, "I2", || format!("free neighbours at {:#x}", block.address))?;
             }
             let sizes = block.size_bytes >= MIN_BLOCK_BYTES
                 && block.size_bytes.is_multiple_of(MIN_BLOCK_BYTES);
-            ensure(sizes, "I6", || {
-                format!("{} bytes at {:#x}", block.size_bytes, block.address)
-            })?;
+            ensure(sizes, "I6", || format!("{} bytes at {:#x}", block.size_bytes, block.address))?;
             match block.state {
                 BlockState::Vacant => {
                     ensure(false, "I1", || format!("vacant {at:?} in a segment"))?
                 }
                 BlockState::Draining => {
-                    ensure(block.left.0 > 0, "I5", || {
-                        format!("{at:?} waits for nothing")
-                    })?;
+                    ensure(block.left.0 > 0, "I5", || format!("{at:?} waits for nothing"))?;
                 }
                 BlockState::Live => {
                     ensure(block.requested_bytes <= block.size_bytes, "I7", || {
@@ -114,21 +94,13 @@ impl Heap {
 
     fn check_index(&self, kind: PoolKind, indexed: &mut HashSet<Slot>) -> Result<(), Broken> {
         let index = &self.free[kind.index()];
-        ensure(index.bitmap_is_right(), "I4", || {
-            format!("bitmap of the {} index", kind.name())
-        })?;
+        ensure(index.bitmap_is_right(), "I4", || format!("bitmap of the {} index", kind.name()))?;
         let mut last = None;
         for (slot, block) in self.free_blocks(kind) {
             let key = (block.size_bytes, block.address);
-            ensure(last < Some(key), "I4", || {
-                format!("{key:?} behind {last:?}")
-            })?;
-            ensure(block.state == BlockState::Free, "I3", || {
-                format!("{slot:?} is not free")
-            })?;
-            ensure(block.kind == kind, "I3", || {
-                format!("{slot:?} in the wrong index")
-            })?;
+            ensure(last < Some(key), "I4", || format!("{key:?} behind {last:?}"))?;
+            ensure(block.state == BlockState::Free, "I3", || format!("{slot:?} is not free"))?;
+            ensure(block.kind == kind, "I3", || format!("{slot:?} in the wrong index"))?;
             indexed.insert(slot);
             last = Some(key);
         }
@@ -144,15 +116,11 @@ impl Heap {
             let block = self.slab.get(slot);
             if block.state == BlockState::Live {
                 live += 1;
-                ensure(
-                    starts.find(&self.slab, block.address) == Some(slot),
-                    "I8",
-                    || format!("no start at {:#x}", block.address),
-                )?;
+                ensure(starts.find(&self.slab, block.address) == Some(slot), "I8", || {
+                    format!("no start at {:#x}", block.address)
+                })?;
             }
         }
-        ensure(live == starts.len(), "I8", || {
-            format!("{live} live, {} starts", starts.len())
-        })
+        ensure(live == starts.len(), "I8", || format!("{live} live, {} starts", starts.len()))
     }
 }

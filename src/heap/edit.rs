@@ -20,10 +20,7 @@ pub struct FitRules {
 
 impl FitRules {
     /// No block is oversize.
-    pub const NONE: Self = Self {
-        max_split_bytes: u64::MAX,
-        oversize_slack_bytes: 0,
-    };
+    pub const NONE: Self = Self { max_split_bytes: u64::MAX, oversize_slack_bytes: 0 };
 
     /// Whether a block of `block_bytes` may serve a request of `rounded_bytes` that it is large
     /// enough for.
@@ -87,10 +84,7 @@ pub struct Completed {
     pub inactive: SplitChange,
 }
 
-#[expect(
-    clippy::cast_possible_wrap,
-    reason = "segments are smaller than 2^63 bytes"
-)]
+#[expect(clippy::cast_possible_wrap, reason = "segments are smaller than 2^63 bytes")]
 #[inline]
 fn signed(bytes: u64) -> i64 {
     bytes as i64
@@ -104,9 +98,7 @@ impl Heap {
     #[must_use]
     pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
         let slot = self.first_at_least(kind, rounded_bytes)?;
-        rules
-            .allow(rounded_bytes, self.slab.get(slot).size_bytes)
-            .then_some(slot)
+        rules.allow(rounded_bytes, self.slab.get(slot).size_bytes).then_some(slot)
     }
 
     /// Hands out the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and
@@ -121,10 +113,7 @@ impl Heap {
         clock: u64,
     ) -> HandOut {
         let block = self.slab.get(slot);
-        debug_assert!(
-            block.state == BlockState::Free,
-            "I3: only free blocks are handed out"
-        );
+        debug_assert!(block.state == BlockState::Free, "I3: only free blocks are handed out");
         debug_assert!(block.size_bytes >= rounded_bytes);
         let (kind, size_bytes, was_split) = (block.kind, block.size_bytes, block.is_split());
         let rest_bytes = size_bytes - rounded_bytes;
@@ -134,25 +123,13 @@ impl Heap {
             self.slab.get_mut(slot).birth = clock;
             self.free[kind.index()].insert(&mut self.slab, slot);
             let inactive = if was_split {
-                SplitChange {
-                    count: 0,
-                    bytes: -signed(rounded_bytes),
-                }
+                SplitChange { count: 0, bytes: -signed(rounded_bytes) }
             } else {
-                SplitChange {
-                    count: 1,
-                    bytes: signed(rest_bytes),
-                }
+                SplitChange { count: 1, bytes: signed(rest_bytes) }
             };
             (front, inactive)
         } else if was_split {
-            (
-                slot,
-                SplitChange {
-                    count: -1,
-                    bytes: -signed(size_bytes),
-                },
-            )
+            (slot, SplitChange { count: -1, bytes: -signed(size_bytes) })
         } else {
             (slot, SplitChange::default())
         };
@@ -161,10 +138,7 @@ impl Heap {
         block.requested_bytes = requested_bytes;
         block.left = Slot::NONE;
         let out = HandOut {
-            id: BlockId {
-                slot: front,
-                generation: block.generation,
-            },
+            id: BlockId { slot: front, generation: block.generation },
             address: block.address,
             size_bytes: block.size_bytes,
             inactive,
@@ -231,10 +205,7 @@ impl Heap {
     /// be completed.
     pub fn event_passed(&mut self, slot: Slot) -> bool {
         let block = self.slab.get_mut(slot);
-        debug_assert!(
-            block.state == BlockState::Draining && block.left.0 > 0,
-            "I5"
-        );
+        debug_assert!(block.state == BlockState::Draining && block.left.0 > 0, "I5");
         block.left.0 -= 1;
         block.left.0 == 0
     }
@@ -243,10 +214,7 @@ impl Heap {
     /// `clock` dates the result. Its id is stale from now on.
     #[inline]
     pub fn free(&mut self, slot: Slot, clock: u64) -> Completed {
-        debug_assert!(
-            !self.is_used_elsewhere(slot),
-            "blocks in use elsewhere drain first"
-        );
+        debug_assert!(!self.is_used_elsewhere(slot), "blocks in use elsewhere drain first");
         self.retire(slot);
         self.complete(slot, clock)
     }
@@ -257,10 +225,7 @@ impl Heap {
             starts.remove(&mut self.slab, slot);
         }
         let block = self.slab.get_mut(slot);
-        debug_assert!(
-            block.state == BlockState::Live,
-            "only live blocks are taken back"
-        );
+        debug_assert!(block.state == BlockState::Live, "only live blocks are taken back");
         block.generation = block.generation.wrapping_add(1);
     }
 
@@ -282,13 +247,7 @@ impl Heap {
             inactive.bytes += signed(block.size_bytes);
         }
         self.free[kind.index()].insert(&mut self.slab, slot);
-        Completed {
-            address,
-            size_bytes,
-            requested_bytes,
-            kind,
-            inactive,
-        }
+        Completed { address, size_bytes, requested_bytes, kind, inactive }
     }
 
     /// Joins the free neighbour into the block at `slot`, which is in no index.
@@ -328,10 +287,7 @@ impl Heap {
         size_bytes: u64,
         clock: u64,
     ) -> Slot {
-        debug_assert!(
-            size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES),
-            "I6"
-        );
+        debug_assert!(size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES), "I6");
         let slot = self.slab.occupy();
         let block = self.slab.get_mut(slot);
         block.address = address;
@@ -376,12 +332,8 @@ impl Heap {
 
     /// Puts a segment back that could not be released, as it was.
     pub fn restore_segment(&mut self, segment: Segment) {
-        let slot = self.add_segment(
-            segment.kind,
-            segment.address,
-            segment.size_bytes,
-            segment.birth,
-        );
+        let slot =
+            self.add_segment(segment.kind, segment.address, segment.size_bytes, segment.birth);
         self.slab.get_mut(slot).requested_bytes = segment.requested_bytes;
     }
 }

@@ -185,10 +185,7 @@ impl FreeIndex {
 
     /// Whether the bitmap and the roots agree, for checks.
     pub(super) fn bitmap_is_right(&self) -> bool {
-        self.roots
-            .iter()
-            .enumerate()
-            .all(|(bin, root)| self.filled.contains(bin) != root.is_none())
+        self.roots.iter().enumerate().all(|(bin, root)| self.filled.contains(bin) != root.is_none())
     }
 
     pub(super) fn bytes(&self) -> usize {

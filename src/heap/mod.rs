@@ -93,9 +93,7 @@ impl Heap {
 
     /// The first block of every segment, in no particular order.
     pub fn segment_heads(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.slab
-            .occupied()
-            .filter(|&slot| self.slab.get(slot).previous.is_none())
+        self.slab.occupied().filter(|&slot| self.slab.get(slot).previous.is_none())
     }
 
     /// The blocks of the segment that starts with `head`, in address order.

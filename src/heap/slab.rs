@@ -17,11 +17,7 @@ pub(super) struct Slab {
 
 impl Default for Slab {
     fn default() -> Self {
-        Self {
-            chunks: Vec::new(),
-            vacant: Slot::NONE,
-            occupied: 0,
-        }
+        Self { chunks: Vec::new(), vacant: Slot::NONE, occupied: 0 }
     }
 }
 

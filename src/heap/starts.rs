@@ -94,11 +94,7 @@ impl Starts {
         let hash = hash as usize;
         let round = self.buckets.next_power_of_two();
         let bucket = hash & (round - 1);
-        if bucket < self.buckets {
-            bucket
-        } else {
-            bucket - round / 2
-        }
+        if bucket < self.buckets { bucket } else { bucket - round / 2 }
     }
 
     #[inline]

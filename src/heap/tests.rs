@@ -17,9 +17,7 @@ fn small_heap() -> Heap {
 }
 
 fn take(heap: &mut Heap, bytes: u64) -> HandOut {
-    let slot = heap
-        .best_fit(PoolKind::Small, bytes, &FitRules::NONE)
-        .unwrap();
+    let slot = heap.best_fit(PoolKind::Small, bytes, &FitRules::NONE).unwrap();
     heap.hand_out(slot, bytes, bytes, &FitRules::NONE, 0)
 }
 
@@ -28,22 +26,10 @@ fn the_front_is_handed_out_and_the_rest_stays_free() {
     let mut heap = small_heap();
     let out = take(&mut heap, 512);
     assert_eq!((out.address, out.size_bytes), (SEGMENT, 512));
-    assert_eq!(
-        out.inactive,
-        SplitChange {
-            count: 1,
-            bytes: 2 * 1024 * 1024 - 512
-        }
-    );
+    assert_eq!(out.inactive, SplitChange { count: 1, bytes: 2 * 1024 * 1024 - 512 });
     let second = take(&mut heap, 1024);
     assert_eq!(second.address, SEGMENT + 512);
-    assert_eq!(
-        second.inactive,
-        SplitChange {
-            count: 0,
-            bytes: -1024
-        }
-    );
+    assert_eq!(second.inactive, SplitChange { count: 0, bytes: -1024 });
     assert_eq!(heap.check(), Ok(()));
 }
 
@@ -65,18 +51,9 @@ fn a_freed_block_is_joined_with_both_neighbours() {
     heap.free(blocks[0].id.slot, 0);
     heap.free(blocks[2].id.slot, 0);
     let done = heap.free(blocks[1].id.slot, 7);
-    assert_eq!(
-        done.inactive,
-        SplitChange {
-            count: -2,
-            bytes: -(2 * 1024 * 1024 - 512)
-        }
-    );
+    assert_eq!(done.inactive, SplitChange { count: -2, bytes: -(2 * 1024 * 1024 - 512) });
     let (slot, whole) = heap.free_blocks(PoolKind::Small).next().unwrap();
-    assert_eq!(
-        (whole.size_bytes, whole.is_split, whole.birth),
-        (SMALL_SEGMENT_BYTES, false, 7)
-    );
+    assert_eq!((whole.size_bytes, whole.is_split, whole.birth), (SMALL_SEGMENT_BYTES, false, 7));
     assert_eq!(heap.remove_segment(slot).address, SEGMENT);
     assert_eq!((heap.block_count(), heap.check()), (0, Ok(())));
 }
@@ -91,10 +68,7 @@ fn an_id_is_stale_after_its_block_was_freed_even_when_the_slot_lives_again() {
     let again = take(&mut heap, 512);
     assert_eq!(again.address, out.address);
     assert_eq!(heap.live(out.id, out.address), None);
-    let forged = BlockId {
-        slot: Slot(u32::MAX),
-        generation: 0,
-    };
+    let forged = BlockId { slot: Slot(u32::MAX), generation: 0 };
     assert_eq!(heap.live(forged, out.address), None);
 }
 
@@ -110,10 +84,7 @@ fn large_rests_of_one_mebibyte_are_not_cut_off() {
 
 #[test]
 fn oversize_blocks_serve_oversize_requests_of_about_their_size() {
-    let rules = FitRules {
-        max_split_bytes: 32 * MIB,
-        oversize_slack_bytes: 20 * MIB,
-    };
+    let rules = FitRules { max_split_bytes: 32 * MIB, oversize_slack_bytes: 20 * MIB };
     let mut heap = Heap::new(false);
     heap.add_segment(PoolKind::Large, SEGMENT, 60 * MIB, 0);
     let fit = |bytes| heap.best_fit(PoolKind::Large, bytes, &rules).is_some();
@@ -153,12 +124,8 @@ enum Op {
 impl Arbitrary for Op {
     fn arbitrary(g: &mut Gen) -> Self {
         match u8::arbitrary(g) % 16 {
-            0..8 => Self::Take {
-                units: u16::arbitrary(g) % 64 + 1,
-            },
-            8..14 => Self::Free {
-                pick: u16::arbitrary(g),
-            },
+            0..8 => Self::Take { units: u16::arbitrary(g) % 64 + 1 },
+            8..14 => Self::Free { pick: u16::arbitrary(g) },
             14 => Self::AddSegment,
             _ => Self::RemoveIdle,
         }
@@ -237,9 +204,5 @@ fn many_equal_and_many_different_holes_keep_their_order() {
     }
     assert_eq!(heap.check(), Ok(()));
     let metadata = heap.metadata_bytes() - 2 * size_of::<FreeIndex>();
-    assert!(
-        metadata <= 128 * heap.block_count(),
-        "{metadata} for {}",
-        heap.block_count()
-    );
+    assert!(metadata <= 128 * heap.block_count(), "{metadata} for {}", heap.block_count());
 }

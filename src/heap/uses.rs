@@ -18,10 +18,7 @@ pub(super) struct Uses {
 
 impl Default for Uses {
     fn default() -> Self {
-        Self {
-            entries: Vec::new(),
-            vacant: Slot::NONE,
-        }
+        Self { entries: Vec::new(), vacant: Slot::NONE }
     }
 }
 

@@ -104,11 +104,7 @@ pub struct SegmentLayout {
 impl SegmentLayout {
     /// Bytes of blocks in one of the `states`.
     pub fn bytes_in(&self, states: &[BlockStateName]) -> u64 {
-        self.blocks
-            .iter()
-            .filter(|b| states.contains(&b.state))
-            .map(|b| b.size_bytes)
-            .sum()
+        self.blocks.iter().filter(|b| states.contains(&b.state)).map(|b| b.size_bytes).sum()
     }
 }
 

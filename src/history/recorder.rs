@@ -63,12 +63,7 @@ mod tests {
     use crate::ids::StreamId;
 
     fn event(size_bytes: u64) -> Event {
-        Event {
-            action: Action::Alloc,
-            address: 0,
-            size_bytes,
-            stream: StreamId(0),
-        }
+        Event { action: Action::Alloc, address: 0, size_bytes, stream: StreamId(0) }
     }
 
     #[test]

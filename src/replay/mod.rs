@@ -1,7 +1,15 @@
 //! Recordings in, decisions out.
 //!
 //! `reader` turns a snapshot in any encoding into a [`Trace`]; it treats every byte as hostile.
+//! `workload` is what a trace asked for, `verify` compares decision by decision, `run` repeats the
+//! requests on any allocator and times them.
 
+mod run;
 mod trace;
+mod verify;
+mod workload;
 
+pub use run::{ReplayError, Run, run};
 pub use trace::{Trace, TraceEvent};
+pub use verify::{Verification, verify};
+pub use workload::{Op, Workload};

@@ -100,16 +100,8 @@ impl HeapCounters {
     ) -> bool {
         let size = signed(out.size_bytes);
         let SplitChange { count, bytes } = out.inactive;
-        let change = Lanes([
-            1,
-            size,
-            1,
-            size,
-            signed(requested_bytes),
-            count,
-            bytes,
-            i64::from(oversize),
-        ]);
+        let change =
+            Lanes([1, size, 1, size, signed(requested_bytes), count, bytes, i64::from(oversize)]);
         let freed = &mut self.freed[kind.index()].0;
         freed[Lane::InactiveSplit as usize] += (-count).max(0);
         freed[Lane::InactiveSplitBytes as usize] += (-bytes).max(0);
@@ -120,10 +112,7 @@ impl HeapCounters {
     /// The caller gave a block back that still drains.
     pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) {
         let size = signed(size_bytes);
-        let (current, freed) = (
-            &mut self.current[kind.index()].0,
-            &mut self.freed[kind.index()].0,
-        );
+        let (current, freed) = (&mut self.current[kind.index()].0, &mut self.freed[kind.index()].0);
         for (lane, n) in [
             (Lane::Allocation, 1),
             (Lane::AllocatedBytes, size),
@@ -187,9 +176,7 @@ impl HeapCounters {
     fn passes_a_limit(&self, kind: PoolKind) -> bool {
         let [small, large] = self.current;
         let own = self.limit[kind.index()].zip(self.current[kind.index()], |a, b| a - b);
-        let all = self.limit[ALL]
-            .zip(small, |a, b| a - b)
-            .zip(large, |a, b| a - b);
+        let all = self.limit[ALL].zip(small, |a, b| a - b).zip(large, |a, b| a - b);
         !own.zip(all, |a, b| a | b).none_negative()
     }
 
@@ -197,11 +184,7 @@ impl HeapCounters {
     #[must_use]
     pub fn current(&self, class: usize) -> Lanes {
         let [small, large] = self.current;
-        if class == ALL {
-            small.zip(large, |a, b| a + b)
-        } else {
-            self.current[class]
-        }
+        if class == ALL { small.zip(large, |a, b| a + b) } else { self.current[class] }
     }
 
     /// The sums of decreases and of increases of one kind since the last reset.
@@ -209,9 +192,7 @@ impl HeapCounters {
     pub fn accumulated(&self, kind: PoolKind) -> Accumulated {
         let i = kind.index();
         let freed = self.freed[i];
-        let allocated = self.current[i]
-            .zip(freed, |a, b| a + b)
-            .zip(self.base[i], |a, b| a - b);
+        let allocated = self.current[i].zip(freed, |a, b| a + b).zip(self.base[i], |a, b| a - b);
         Accumulated { allocated, freed }
     }
 

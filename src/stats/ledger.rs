@@ -88,17 +88,13 @@ impl State {
     fn serve_from_unassigned(&mut self, own: usize, counters: &mut HeapCounters) -> bool {
         let mut lacks = [Lanes::default(); CLASSES];
         for (class, lack) in lacks.iter_mut().enumerate() {
-            *lack = counters
-                .current(class)
-                .zip(counters.limit_mut()[class], |c, l| (c - l).max(0));
+            *lack = counters.current(class).zip(counters.limit_mut()[class], |c, l| (c - l).max(0));
             if !subtract(self.unassigned[class], *lack).none_negative() {
                 return false;
             }
         }
         for (class, lack) in lacks.into_iter().enumerate() {
-            let grant = lack.zip(self.unassigned[class], |lack, rest| {
-                lack + (rest - lack) / 2
-            });
+            let grant = lack.zip(self.unassigned[class], |lack, rest| lack + (rest - lack) / 2);
             self.unassigned[class] = subtract(self.unassigned[class], grant);
             self.heaps[own].limit[class] = add(self.heaps[own].limit[class], grant);
         }
@@ -126,10 +122,7 @@ impl State {
         let mut shares = [Lanes::default(); CLASSES];
         for class in 0..CLASSES {
             self.heaps[own].limit[class] = counters.current(class);
-            let sum = self
-                .heaps
-                .iter()
-                .fold(Lanes::default(), |sum, e| add(sum, e.limit[class]));
+            let sum = self.heaps.iter().fold(Lanes::default(), |sum, e| add(sum, e.limit[class]));
             self.peak[class] = self.peak[class].zip(sum, i64::max);
             let spare = subtract(self.peak[class], sum);
             let grant = spare.zip(spare, |n, _| n / 2);
@@ -201,11 +194,7 @@ mod tests {
     }
 
     fn kind_of(n: u8) -> PoolKind {
-        if n.is_multiple_of(2) {
-            PoolKind::Small
-        } else {
-            PoolKind::Large
-        }
+        if n.is_multiple_of(2) { PoolKind::Small } else { PoolKind::Large }
     }
 
     quickcheck::quickcheck! {

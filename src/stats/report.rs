@@ -153,11 +153,9 @@ impl Statistics {
     pub fn pytorch_keys(&self) -> Vec<(String, i64)> {
         let mut keys = Vec::with_capacity(122);
         for (name, family) in self.families() {
-            for (pool, counter) in [
-                ("all", family.all),
-                ("large_pool", family.large),
-                ("small_pool", family.small),
-            ] {
+            for (pool, counter) in
+                [("all", family.all), ("large_pool", family.large), ("small_pool", family.small)]
+            {
                 push_counter(&mut keys, &format!("{name}.{pool}"), counter);
             }
         }
@@ -189,24 +187,13 @@ impl Statistics {
                 cells[0], cells[1], cells[2], cells[3]
             );
         };
-        line(
-            &mut text,
-            "",
-            ["current", "peak", "allocated", "freed"].map(str::to_owned),
-        );
+        line(&mut text, "", ["current", "peak", "allocated", "freed"].map(str::to_owned));
         for (name, family) in self.families() {
             let bytes = name.ends_with("_bytes");
-            for (pool, c) in [
-                ("", family.all),
-                (" large", family.large),
-                (" small", family.small),
-            ] {
+            for (pool, c) in [("", family.all), (" large", family.large), (" small", family.small)]
+            {
                 let cells = [c.current, c.peak, c.allocated, c.freed].map(|n| {
-                    if bytes {
-                        human_bytes(n.max(0).unsigned_abs())
-                    } else {
-                        n.to_string()
-                    }
+                    if bytes { human_bytes(n.max(0).unsigned_abs()) } else { n.to_string() }
                 });
                 line(&mut text, &format!("{name}{pool}"), cells);
             }
@@ -263,14 +250,6 @@ mod tests {
         counter.increase(5);
         counter.decrease(3);
         counter.increase(1);
-        assert_eq!(
-            counter,
-            Counter {
-                current: 3,
-                peak: 5,
-                allocated: 6,
-                freed: 3
-            }
-        );
+        assert_eq!(counter, Counter { current: 3, peak: 5, allocated: 6, freed: 3 });
     }
 }

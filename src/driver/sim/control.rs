@@ -67,6 +67,21 @@ impl Sim {
         }
     }
 
+    /// A name for this moment: everything submitted so far is before it.
+    #[must_use]
+    pub fn submitted(&self) -> u64 {
+        self.state.lock().work.position()
+    }
+
+    /// Finishes what was submitted to a stream before a moment that [`submitted`](Self::submitted)
+    /// named, and nothing later.
+    pub fn complete_until(&self, stream: StreamId, moment: u64) {
+        let mut state = self.state.lock();
+        if let Some(index) = state.work.known_stream(stream) {
+            state.work.finish_until(index, moment);
+        }
+    }
+
     /// Finishes all that was submitted to any stream.
     pub fn complete_all(&self) {
         self.state.lock().work.finish_all();

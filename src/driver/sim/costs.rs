@@ -19,17 +19,13 @@ impl Cost {
     /// A cost that does not depend on the size.
     #[must_use]
     pub const fn fixed(fixed_ns: u64) -> Self {
-        Self {
-            fixed_ns,
-            per_mib_ns: 0,
-        }
+        Self { fixed_ns, per_mib_ns: 0 }
     }
 
     /// What a call of `size_bytes` costs, in nanoseconds.
     #[must_use]
     pub const fn of(self, size_bytes: u64) -> u64 {
-        self.fixed_ns
-            .saturating_add((size_bytes / MIB).saturating_mul(self.per_mib_ns))
+        self.fixed_ns.saturating_add((size_bytes / MIB).saturating_mul(self.per_mib_ns))
     }
 }
 
@@ -79,20 +75,11 @@ impl CallCosts {
     /// An idle H200. Allocate and free together took 77 us at 2 MiB and 440 us at 1 GiB, release
     /// 13 us and 496 us; the other figures are the middle of what was seen.
     pub const H200: Self = Self {
-        allocate: Cost {
-            fixed_ns: 40_290,
-            per_mib_ns: 190,
-        },
-        free: Cost {
-            fixed_ns: 36_000,
-            per_mib_ns: 165,
-        },
+        allocate: Cost { fixed_ns: 40_290, per_mib_ns: 190 },
+        free: Cost { fixed_ns: 36_000, per_mib_ns: 165 },
         reserve: Cost::fixed(4_000),
         create: Cost::fixed(15_000),
-        release: Cost {
-            fixed_ns: 12_054,
-            per_mib_ns: 473,
-        },
+        release: Cost { fixed_ns: 12_054, per_mib_ns: 473 },
         map: Cost::fixed(2_500),
         set_access: Cost::fixed(38_000),
         unmap: Cost::fixed(24_000),

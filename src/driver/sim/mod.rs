@@ -93,17 +93,11 @@ impl Sim {
         let state = State {
             now_ns: 0,
             counts: [0; Call::ALL.len()],
-            budget: Budget {
-                used_bytes: 0,
-                total_bytes: options.total_bytes,
-            },
+            budget: Budget { used_bytes: 0, total_bytes: options.total_bytes },
             memory: AddressSpace::new(0x7f00_0000_0000, 0x7fff_ffe0_0000_0000),
             work: Work::new(options.event_mode),
         };
-        Self {
-            options,
-            state: Mutex::new(state),
-        }
+        Self { options, state: Mutex::new(state) }
     }
 
     /// Opens the books for one call: counts it and lets its cost pass.
@@ -130,10 +124,7 @@ impl State {
         if self.memory.holds(address, size_bytes) {
             return Ok(());
         }
-        Err(invalid(
-            call,
-            format!("{size_bytes} bytes at {address:#x} are not all valid memory"),
-        ))
+        Err(invalid(call, format!("{size_bytes} bytes at {address:#x} are not all valid memory")))
     }
 }
 

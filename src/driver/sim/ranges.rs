@@ -61,12 +61,7 @@ pub(super) struct AddressSpace {
 impl AddressSpace {
     pub(super) fn new(start: u64, end: u64) -> Self {
         debug_assert!(start.is_multiple_of(GRANULARITY_BYTES) && start < end);
-        Self {
-            next: start,
-            end,
-            holes: BTreeMap::new(),
-            live: BTreeMap::new(),
-        }
+        Self { next: start, end, holes: BTreeMap::new(), live: BTreeMap::new() }
     }
 
     /// Takes the lowest range that fits.
@@ -134,10 +129,9 @@ impl AddressSpace {
     ) -> DriverResult<()> {
         match self.live.get(&address) {
             Some(&held) if held == size_bytes => Ok(()),
-            Some(held) => Err(invalid(
-                call,
-                format!("{address:#x} holds {held} bytes, not {size_bytes}"),
-            )),
+            Some(held) => {
+                Err(invalid(call, format!("{address:#x} holds {held} bytes, not {size_bytes}")))
+            }
             None => Err(invalid(call, format!("nothing starts at {address:#x}"))),
         }
     }

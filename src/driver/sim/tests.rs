@@ -31,10 +31,7 @@ fn more_than_is_left_is_out_of_memory_with_the_numbers() {
     sim.allocate(60 * MIB).unwrap();
     let error = sim.allocate(5 * MIB).unwrap_err();
     assert!(error.is_out_of_memory());
-    assert_eq!(
-        error.message,
-        "5242880 bytes asked, 4194304 of 67108864 bytes free"
-    );
+    assert_eq!(error.message, "5242880 bytes asked, 4194304 of 67108864 bytes free");
     assert_eq!(sim.memory_info().unwrap().free_bytes, 4 * MIB);
 }
 
@@ -43,10 +40,7 @@ fn a_free_of_what_was_not_given_out_is_refused() {
     let sim = sim(EventMode::Immediate);
     let a = sim.allocate(4 * MIB).unwrap();
     assert_eq!(kind(sim.free(a, 2 * MIB)), DriverErrorKind::InvalidValue);
-    assert_eq!(
-        kind(sim.free(a + MIB, 4 * MIB)),
-        DriverErrorKind::InvalidValue
-    );
+    assert_eq!(kind(sim.free(a + MIB, 4 * MIB)), DriverErrorKind::InvalidValue);
     sim.free(a, 4 * MIB).unwrap();
     assert_eq!(kind(sim.free(a, 4 * MIB)), DriverErrorKind::InvalidValue);
 }

@@ -161,11 +161,7 @@ impl Work {
         if let EventMode::After(ns) = self.mode {
             own.ready_ns = own.ready_ns.max(now_ns.saturating_add(ns));
         }
-        Mark {
-            stream,
-            number: self.last_mark,
-            ready_ns: own.ready_ns,
-        }
+        Mark { stream, number: self.last_mark, ready_ns: own.ready_ns }
     }
 
     pub(super) fn is_finished(&self, mark: Mark, now_ns: u64) -> bool {
@@ -226,12 +222,20 @@ impl Work {
         })
     }
 
+    /// The number of the last mark.
+    pub(super) fn position(&self) -> u64 {
+        self.last_mark
+    }
+
+    /// Finishes a stream's marks up to a number.
+    pub(super) fn finish_until(&mut self, stream: usize, number: u64) {
+        self.finish(Mark { stream, number, ready_ns: 0 });
+    }
+
     /// Finishes everything. Returns when that would have happened by itself.
     pub(super) fn finish_all(&mut self) -> u64 {
         let all = 0..self.streams.len();
-        all.map(|stream| self.finish_stream(stream))
-            .max()
-            .unwrap_or(0)
+        all.map(|stream| self.finish_stream(stream)).max().unwrap_or(0)
     }
 
     /// Like [`stream`](Self::stream), but destroyed streams are found too and none is added.
@@ -247,16 +251,11 @@ impl Work {
         });
         let mut pending: Vec<_> = marked.collect();
         pending.sort_unstable_by_key(|(_, mark)| mark.number);
-        let named = pending
-            .into_iter()
-            .map(|(id, mark)| (id, self.streams[mark.stream].id));
+        let named = pending.into_iter().map(|(id, mark)| (id, self.streams[mark.stream].id));
         named.collect()
     }
 }
 
 fn unknown_event(call: Call, event: EventId) -> DriverError {
-    invalid(
-        call,
-        format!("event {event} was never created or is destroyed"),
-    )
+    invalid(call, format!("event {event} was never created or is destroyed"))
 }

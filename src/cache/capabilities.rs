@@ -1,0 +1,106 @@
+//! The engine as the trait's capabilities.
+
+use super::engine::Engine;
+use crate::allocator::Allocation;
+use crate::allocator::{
+    CacheInfo, Caching, Counters, CrossStream, FreeMemoryCallback, OomObserver, Pressure,
+    RawAddresses, Request,
+};
+use crate::config::Config;
+use crate::error::{AllocError, DriverError, FractionError, HandleError};
+use crate::history::SegmentLayout;
+use crate::ids::StreamId;
+use crate::stats::Statistics;
+
+impl CrossStream for Engine {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        Self::record_stream(self, allocation, stream)
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        self.poll_events()
+    }
+}
+
+impl Caching for Engine {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        Self::empty_cache(self)
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        self.set_limit(limit_bytes);
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        self.growth.lock().limit_bytes
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        Self::set_memory_fraction(self, fraction)
+    }
+
+    fn apply(&self, config: &Config) {
+        self.apply_settings(config.settings());
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        Self::cache_info(self)
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        Self::layout(self)
+    }
+}
+
+impl Counters for Engine {
+    fn statistics(&self) -> Statistics {
+        Self::statistics(self)
+    }
+
+    fn reset_peaks(&self) {
+        Self::reset_peaks(self);
+    }
+
+    fn reset_accumulated(&self) {
+        Self::reset_accumulated(self);
+    }
+}
+
+impl RawAddresses for Engine {
+    #[inline]
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        self.allocate(request).map(|allocation| allocation.address())
+    }
+
+    #[inline]
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        let unknown = HandleError::UnknownAddress { address };
+        let heap = self.addresses.as_ref().and_then(|map| map.heap_of(address));
+        let Some(cell) = heap.and_then(|number| self.heaps.get(number)) else {
+            return Err(unknown);
+        };
+        self.free_block(cell, address, |heap| heap.live_at(address)).map_err(|error| match error {
+            HandleError::Stale { .. } => unknown,
+            other => other,
+        })
+    }
+
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        let unknown = HandleError::UnknownAddress { address };
+        let heap = self.addresses.as_ref().and_then(|map| map.heap_of(address));
+        let Some(cell) = heap.and_then(|number| self.heaps.get(number)) else {
+            return Err(unknown);
+        };
+        Self::record_use(cell, address, stream, |heap| heap.live_at(address)).map_err(|_| unknown)
+    }
+}
+
+impl Pressure for Engine {
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.hooks.add_callback(callback);
+    }
+
+    fn add_oom_observer(&self, observer: OomObserver) {
+        self.hooks.add_observer(observer);
+    }
+}

@@ -1,0 +1,323 @@
+//! The engine and its hot path: allocate on a hit, free.
+//!
+//! Read `pressure` next for what a miss does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::addresses::AddressMap;
+use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable};
+use super::events::EventQueue;
+use super::growth::Growth;
+use super::hooks::Hooks;
+use super::policy::{HitPolicy, fraction_of};
+use crate::allocator::{Allocation, Request, Token};
+use crate::config::Settings;
+use crate::driver::{DeviceInfo, Driver};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::heap::{BlockId, Completed, Heap, Slot};
+use crate::history::{Action, Event, Recorder};
+use crate::ids::{OwnerId, StreamId};
+use crate::size::{PoolKind, REQUEST_MAX_BYTES};
+use crate::stats::{HeapCounters, Ledger};
+
+/// How an engine is built.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// The settings.
+    pub settings: Settings,
+    /// Whether live blocks can be found by bare address. Costs a little at each call.
+    pub raw_addresses: bool,
+}
+
+/// The caching allocator of one device.
+#[derive(Debug)]
+pub struct Engine {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) device: DeviceInfo,
+    pub(super) owner: OwnerId,
+    pub(super) heaps: HeapTable,
+    pub(super) events: EventQueue,
+    pub(super) ledger: Ledger,
+    pub(super) growth: Mutex<Growth>,
+    pub(super) addresses: Option<AddressMap>,
+    pub(super) hooks: Hooks,
+    /// Searches of the large pool since a limit and a threshold are set: the collector's clock.
+    pub(super) clock: AtomicU64,
+    history: Recorder,
+}
+
+impl Engine {
+    /// An engine that holds nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the driver cannot say what its device is.
+    pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
+        let device = driver.info();
+        let growth = Growth::new(&options.settings, device.total_bytes);
+        Ok(Self {
+            driver,
+            device,
+            owner: OwnerId::next(),
+            heaps: HeapTable::default(),
+            events: EventQueue::default(),
+            ledger: Ledger::default(),
+            growth: Mutex::new(growth),
+            addresses: options.raw_addresses.then(AddressMap::default),
+            hooks: Hooks::default(),
+            clock: AtomicU64::new(0),
+            history: Recorder::default(),
+        })
+    }
+
+    /// What happens, for those who want to know.
+    #[must_use]
+    pub fn history(&self) -> &Recorder {
+        &self.history
+    }
+
+    /// The number that this engine's allocations carry.
+    #[must_use]
+    pub fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// Whether blocks can be found by bare address.
+    #[must_use]
+    pub fn keeps_addresses(&self) -> bool {
+        self.addresses.is_some()
+    }
+
+    /// The driver this engine takes memory from.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// See [`DeviceAllocator::allocate`](crate::allocator::DeviceAllocator::allocate).
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    #[inline]
+    pub fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        if request.bytes.wrapping_sub(1) >= REQUEST_MAX_BYTES {
+            return Err(refuse(request.bytes));
+        }
+        if self.events.any_pending() {
+            self.poll_events()?;
+        }
+        let cell = match self.heaps.find(request.stream) {
+            Some(cell) => cell,
+            None => self.add_heap(request.stream)?,
+        };
+        {
+            let mut state = cell.lock();
+            let rounded_bytes = state.policy.roundup.round(request.bytes);
+            let kind = PoolKind::of(rounded_bytes);
+            if state.policy.clock_runs && kind == PoolKind::Large {
+                self.clock.fetch_add(1, Ordering::Relaxed);
+            }
+            let fit = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules);
+            if let Some(slot) = fit {
+                state.counters.hits += 1;
+                return Ok(self.hand_out(cell, &mut state, slot, rounded_bytes, request.bytes));
+            }
+            state.counters.misses += 1;
+        }
+        self.allocate_under_pressure(cell, request)
+    }
+
+    /// Hands out the free block at `slot`.
+    #[inline]
+    pub(super) fn hand_out(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        slot: Slot,
+        rounded_bytes: u64,
+        requested_bytes: u64,
+    ) -> Allocation {
+        let HeapState { heap, counters, policy } = &mut **state;
+        let kind = PoolKind::of(rounded_bytes);
+        let clock = self.now(kind);
+        let out = heap.hand_out(slot, rounded_bytes, requested_bytes, &policy.rules, clock);
+        let oversize = policy.is_oversize(out.size_bytes);
+        cell.mark_moved();
+        if counters.handed_out(kind, &out, requested_bytes, oversize) {
+            self.ledger.raise(cell.number as usize, counters, &self.heaps);
+        }
+        self.record(Action::Alloc, out.address, requested_bytes, cell.stream);
+        let token = Token([cell.number, out.id.slot.0, out.id.generation]);
+        Allocation::new(out.address, requested_bytes, self.owner, token)
+    }
+
+    /// See [`DeviceAllocator::free`](crate::allocator::DeviceAllocator::free).
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError`] with the allocation; nothing has changed then.
+    #[inline]
+    pub fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let freed = self.own(&allocation).and_then(|(cell, id)| {
+            self.free_block(cell, allocation.address(), |heap| heap.live(id, allocation.address()))
+        });
+        freed.map_err(|reason| FreeError { reason, allocation })
+    }
+
+    /// The heap and the block that an allocation names.
+    #[inline]
+    fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
+        if allocation.owner() != self.owner {
+            return Err(HandleError::Foreign { owner: allocation.owner(), asked: self.owner });
+        }
+        let Token([number, slot, generation]) = allocation.token();
+        let cell = self.heaps.get(number);
+        let stale = || HandleError::Stale { address: allocation.address() };
+        Ok((cell.ok_or_else(stale)?, BlockId { slot: Slot(slot), generation }))
+    }
+
+    /// Frees the live block that `find` finds in the heap of `cell`.
+    #[inline]
+    pub(super) fn free_block(
+        &self,
+        cell: &HeapCell,
+        address: u64,
+        find: impl Fn(&Heap) -> Option<Slot>,
+    ) -> Result<(), HandleError> {
+        let mut state = cell.lock();
+        let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+        if state.heap.is_used_elsewhere(slot) {
+            drop(state);
+            return self.free_when_drained(cell, address, find);
+        }
+        let block = state.heap.view(slot);
+        let HeapState { heap, counters, policy } = &mut *state;
+        let done = heap.free(slot, self.now(block.kind));
+        cell.mark_moved();
+        if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
+            self.ledger.raise(cell.number as usize, counters, &self.heaps);
+        }
+        self.record(Action::FreeRequested, done.address, done.requested_bytes, cell.stream);
+        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell.stream);
+        Ok(())
+    }
+
+    /// Makes a drained block free.
+    pub(super) fn complete(&self, cell: &HeapCell, slot: Slot) {
+        let mut state = cell.lock();
+        let HeapState { heap, counters, .. } = &mut *state;
+        if !heap.event_passed(slot) {
+            return;
+        }
+        let kind = heap.view(slot).kind;
+        let done: Completed = heap.complete(slot, self.now(kind));
+        cell.mark_moved();
+        if counters.drained(&done) {
+            self.ledger.raise(cell.number as usize, counters, &self.heaps);
+        }
+        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell.stream);
+    }
+
+    /// See [`CrossStream::record_stream`](crate::allocator::CrossStream::record_stream).
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    pub fn record_stream(
+        &self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), HandleError> {
+        let (cell, id) = self.own(allocation)?;
+        let address = allocation.address();
+        Self::record_use(cell, address, stream, |heap| heap.live(id, address))
+    }
+
+    pub(super) fn record_use(
+        cell: &HeapCell,
+        address: u64,
+        stream: StreamId,
+        find: impl Fn(&Heap) -> Option<Slot>,
+    ) -> Result<(), HandleError> {
+        let mut state = cell.lock();
+        let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+        if stream != cell.stream {
+            state.heap.record_use(slot, stream);
+        }
+        Ok(())
+    }
+
+    /// Adds a heap for a stream that has none.
+    #[cold]
+    fn add_heap(&self, stream: StreamId) -> Result<&Arc<HeapCell>, AllocError> {
+        let growth = self.growth.lock();
+        if let Some(cell) = self.heaps.find(stream) {
+            return Ok(cell);
+        }
+        if self.heaps.len() == CELLS_MAX {
+            return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
+        }
+        let state = HeapState {
+            heap: Heap::new(self.addresses.is_some()),
+            counters: HeapCounters::default(),
+            policy: growth.hit_policy(),
+        };
+        self.ledger.add_heap();
+        Ok(self.heaps.add(stream, state))
+    }
+
+    /// Sets the limit to a part of the device's memory; 1 removes it.
+    ///
+    /// # Errors
+    ///
+    /// [`FractionError`] outside [0, 1]; nothing has changed then.
+    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(FractionError { fraction });
+        }
+        let limit = (fraction < 1.0).then(|| fraction_of(fraction, self.device.total_bytes));
+        self.set_limit(limit);
+        Ok(())
+    }
+
+    pub(super) fn set_limit(&self, limit_bytes: Option<u64>) {
+        let mut growth = self.growth.lock();
+        growth.limit_bytes = limit_bytes;
+        self.spread_policy(growth.hit_policy());
+    }
+
+    pub(super) fn apply_settings(&self, settings: &Settings) {
+        let mut growth = self.growth.lock();
+        growth.apply(settings, self.device.total_bytes);
+        self.spread_policy(growth.hit_policy());
+    }
+
+    fn spread_policy(&self, policy: HitPolicy) {
+        for cell in self.heaps.all() {
+            cell.lock().policy = policy;
+        }
+    }
+
+    /// The clock by which the collector dates free blocks: only large blocks are ever collected.
+    #[inline]
+    pub(super) fn now(&self, kind: PoolKind) -> u64 {
+        match kind {
+            PoolKind::Small => 0,
+            PoolKind::Large => self.clock.load(Ordering::Relaxed),
+        }
+    }
+
+    #[inline]
+    pub(super) fn record(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
+        self.history.record(|| Event { action, address, size_bytes, stream });
+    }
+}
+
+#[cold]
+fn refuse(bytes: u64) -> AllocError {
+    if bytes == 0 { AllocError::ZeroBytes } else { AllocError::TooLarge { requested_bytes: bytes } }
+}

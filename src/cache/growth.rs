@@ -1,0 +1,164 @@
+//! What the growth lock guards: bytes held from the driver, the limit, and growing.
+
+use parking_lot::MutexGuard;
+
+use super::cell::HeapCell;
+use super::engine::Engine;
+use super::policy::{HitPolicy, MissPolicy, Plan, fraction_of};
+use crate::allocator::Allocation;
+use crate::config::Settings;
+use crate::error::DriverError;
+use crate::history::Action;
+use crate::size::PoolKind;
+use crate::stats::{Counter, PerPool};
+
+/// Guarded by the growth lock.
+#[derive(Debug)]
+pub(super) struct Growth {
+    settings: Settings,
+    pub(super) miss_policy: MissPolicy,
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) counters: GrowthCounters,
+    /// Asked of the driver by a miss that let go of the lock meanwhile.
+    in_flight_bytes: u64,
+}
+
+/// Counters that change only when segments come and go.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GrowthCounters {
+    pub(super) reserved_bytes: PerPool,
+    pub(super) segment: PerPool,
+    pub(super) oversize_segments: Counter,
+    pub(super) num_alloc_retries: i64,
+    pub(super) num_ooms: i64,
+    pub(super) num_sync_all_streams: i64,
+    pub(super) num_device_alloc: i64,
+    pub(super) num_device_free: i64,
+    /// As configured when the engine was built.
+    pub(super) max_split_size: i64,
+}
+
+/// Why no segment came.
+#[derive(Clone, Debug)]
+pub(super) enum Refusal {
+    /// The limit, by so many bytes.
+    Limit { short_bytes: u64 },
+    /// The driver has not enough memory.
+    Driver(DriverError),
+    /// `throw_on_cudamalloc_oom` forbids even to ask.
+    Forbidden,
+}
+
+impl Growth {
+    pub(super) fn new(settings: &Settings, device_total_bytes: u64) -> Self {
+        let fraction = settings.per_process_memory_fraction;
+        let limit_bytes = (fraction < 1.0).then(|| fraction_of(fraction, device_total_bytes));
+        let max_split_size =
+            settings.max_split_bytes.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(-1));
+        Self {
+            settings: settings.clone(),
+            miss_policy: MissPolicy::new(settings, device_total_bytes),
+            limit_bytes,
+            counters: GrowthCounters { max_split_size, ..GrowthCounters::default() },
+            in_flight_bytes: 0,
+        }
+    }
+
+    pub(super) fn apply(&mut self, settings: &Settings, device_total_bytes: u64) {
+        self.settings = settings.clone();
+        self.miss_policy = MissPolicy::new(settings, device_total_bytes);
+    }
+
+    pub(super) fn hit_policy(&self) -> HitPolicy {
+        HitPolicy::new(&self.settings, self.limit_bytes.is_some())
+    }
+
+    /// Bytes held from the driver or asked of it.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.counters.reserved_bytes.all.current.unsigned_abs() + self.in_flight_bytes
+    }
+
+    /// Why `segment_bytes` more may not even be asked for.
+    pub(super) fn refuses(&self, segment_bytes: u64) -> Option<Refusal> {
+        let after = self.reserved_bytes() + segment_bytes;
+        if let Some(limit) = self.limit_bytes
+            && after > limit
+        {
+            return Some(Refusal::Limit { short_bytes: after - limit });
+        }
+        let forbidden = self.miss_policy.refuse_above_bytes.is_some_and(|most| after > most);
+        forbidden.then_some(Refusal::Forbidden)
+    }
+
+    fn segment_came(&mut self, kind: PoolKind, size_bytes: u64) {
+        let bytes = i64::try_from(size_bytes).expect("segments are below 2^63 bytes");
+        let counters = &mut self.counters;
+        counters.num_device_alloc += 1;
+        for_kind(&mut counters.reserved_bytes, kind, |counter| counter.increase(bytes));
+        for_kind(&mut counters.segment, kind, |counter| counter.increase(1));
+        if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
+            self.counters.oversize_segments.increase(1);
+        }
+    }
+
+    pub(super) fn segment_went(&mut self, kind: PoolKind, size_bytes: u64) {
+        let bytes = i64::try_from(size_bytes).expect("segments are below 2^63 bytes");
+        let counters = &mut self.counters;
+        counters.num_device_free += 1;
+        for_kind(&mut counters.reserved_bytes, kind, |counter| counter.decrease(bytes));
+        for_kind(&mut counters.segment, kind, |counter| counter.decrease(1));
+        if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
+            self.counters.oversize_segments.decrease(1);
+        }
+    }
+
+    /// Whether the settings know oversize blocks, and from which size on.
+    pub(super) fn max_split_bytes(&self) -> Option<u64> {
+        self.settings.max_split_bytes
+    }
+}
+
+fn for_kind(counters: &mut PerPool, kind: PoolKind, change: impl Fn(&mut Counter)) {
+    change(&mut counters.all);
+    change(match kind {
+        PoolKind::Small => &mut counters.small,
+        PoolKind::Large => &mut counters.large,
+    });
+}
+
+impl Engine {
+    /// Takes a segment from the driver and hands out its front. The inner error says why none
+    /// came; the outer one is a failure that is not about memory.
+    pub(super) fn grow(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<Result<Allocation, Refusal>, DriverError> {
+        if let Some(refusal) = growth.refuses(plan.segment_bytes) {
+            return Ok(Err(refusal));
+        }
+        let came = if growth.miss_policy.unlock_while_growing {
+            growth.in_flight_bytes += plan.segment_bytes;
+            let came = MutexGuard::unlocked(growth, || self.driver.allocate(plan.segment_bytes));
+            growth.in_flight_bytes -= plan.segment_bytes;
+            came
+        } else {
+            self.driver.allocate(plan.segment_bytes)
+        };
+        let address = match came {
+            Ok(address) => address,
+            Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Driver(error))),
+            Err(error) => return Err(error),
+        };
+        growth.segment_came(plan.kind, plan.segment_bytes);
+        self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell.stream);
+        if let Some(addresses) = &self.addresses {
+            addresses.add(address, plan.segment_bytes, cell.number);
+        }
+        let mut state = cell.lock();
+        let clock = self.now(plan.kind);
+        let slot = state.heap.add_segment(plan.kind, address, plan.segment_bytes, clock);
+        Ok(Ok(self.hand_out(cell, &mut state, slot, plan.rounded_bytes, plan.requested_bytes)))
+    }
+}

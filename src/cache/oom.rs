@@ -1,0 +1,156 @@
+//! Why nothing helped: the report of a failed request, and what would have.
+
+use super::cell::HeapCell;
+use super::engine::Engine;
+use super::growth::{Growth, Refusal};
+use super::policy::Plan;
+use crate::error::{LargestFree, OutOfMemory};
+use crate::history::Action;
+use crate::ids::PoolId;
+use crate::size::{PoolKind, human_bytes};
+use crate::stats::{ALL, Lane};
+
+/// Free memory on other streams than the request's.
+#[derive(Clone, Copy, Debug, Default)]
+struct Elsewhere {
+    cached_bytes: u64,
+    enough_for_request: bool,
+}
+
+impl Engine {
+    /// Counts the failure and collects every number that explains it. The caller holds the growth
+    /// lock and no heap.
+    pub(super) fn report_out_of_memory(
+        &self,
+        growth: &mut Growth,
+        cell: &HeapCell,
+        plan: &Plan,
+        refusal: Refusal,
+    ) -> OutOfMemory {
+        let info = self.driver.memory_info().ok();
+        let device_free_bytes = info.map(|info| info.free_bytes);
+        if !matches!(refusal, Refusal::Forbidden) {
+            growth.counters.num_ooms += 1;
+            let free = device_free_bytes.unwrap_or(0);
+            self.record(Action::OutOfMemory, free, plan.rounded_bytes, cell.stream);
+        }
+        let mut report = OutOfMemory {
+            device: self.device.device,
+            stream: cell.stream,
+            requested_bytes: plan.requested_bytes,
+            rounded_bytes: plan.rounded_bytes,
+            segment_bytes: plan.segment_bytes,
+            device_free_bytes,
+            device_total_bytes: info.map(|info| info.total_bytes),
+            limit_bytes: growth.limit_bytes,
+            reserved_bytes: growth.reserved_bytes(),
+            ..OutOfMemory::default()
+        };
+        let mut elsewhere = Elsewhere::default();
+        for other in self.heaps.by_stream() {
+            self.add_heap_to_report(&mut report, &mut elsewhere, other, cell, plan);
+        }
+        report.hints = hints(&report, &refusal, elsewhere, growth);
+        if let Refusal::Driver(error) = refusal {
+            report.driver = Some(error);
+        }
+        report
+    }
+
+    fn add_heap_to_report(
+        &self,
+        report: &mut OutOfMemory,
+        elsewhere: &mut Elsewhere,
+        other: &HeapCell,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) {
+        let state = other.lock();
+        let now = state.counters.current(ALL);
+        let bytes = |lane| u64::try_from(now.of(lane)).unwrap_or(0);
+        report.allocated_bytes += bytes(Lane::AllocatedBytes);
+        report.draining_bytes += bytes(Lane::ActiveBytes) - bytes(Lane::AllocatedBytes);
+        for kind in [PoolKind::Small, PoolKind::Large] {
+            let cached: u64 = state.heap.free_blocks(kind).map(|(_, b)| b.size_bytes).sum();
+            match kind {
+                PoolKind::Small => report.cached_small_bytes += cached,
+                PoolKind::Large => report.cached_large_bytes += cached,
+            }
+            let Some(slot) = state.heap.largest_free(kind) else {
+                continue;
+            };
+            let size_bytes = state.heap.view(slot).size_bytes;
+            if report.largest_free.is_none_or(|largest| largest.size_bytes < size_bytes) {
+                let (stream, pool) = (other.stream, PoolId::DEFAULT);
+                report.largest_free = Some(LargestFree { size_bytes, stream, pool });
+            }
+            if other.stream != cell.stream {
+                elsewhere.cached_bytes += cached;
+                elsewhere.enough_for_request |=
+                    kind == plan.kind && size_bytes >= plan.rounded_bytes;
+            }
+        }
+    }
+}
+
+/// What would most likely have helped, the surest first.
+fn hints(
+    report: &OutOfMemory,
+    refusal: &Refusal,
+    elsewhere: Elsewhere,
+    growth: &Growth,
+) -> Vec<String> {
+    let mut hints = Vec::new();
+    let cached = report.cached_small_bytes + report.cached_large_bytes;
+    if matches!(refusal, Refusal::Forbidden) {
+        hints.push(
+            "throw_on_cudamalloc_oom:True refused the request before the driver was asked; raise \
+             per_process_memory_fraction."
+                .to_owned(),
+        );
+    }
+    if let (Some(limit), Some(free)) = (report.limit_bytes, report.device_free_bytes)
+        && free >= report.segment_bytes
+        && report.reserved_bytes + report.segment_bytes > limit
+    {
+        hints.push(format!(
+            "the limit of {} refused it, the device still has {} free: raise the memory fraction.",
+            human_bytes(limit),
+            human_bytes(free)
+        ));
+    }
+    if cached >= report.rounded_bytes {
+        hints.push(format!(
+            "{} are cached but cut into pieces that are too small: expandable_segments:True joins \
+             them; max_split_size_mb keeps large blocks whole.",
+            human_bytes(cached)
+        ));
+    }
+    if elsewhere.enough_for_request || elsewhere.cached_bytes >= report.rounded_bytes {
+        hints.push(format!(
+            "{} are cached for other streams, which this stream cannot use: allocate on fewer \
+             streams.",
+            human_bytes(elsewhere.cached_bytes)
+        ));
+    }
+    if report.rounded_bytes > report.requested_bytes.saturating_mul(5) / 4
+        && growth.hit_policy().roundup != crate::size::RoundupDivisions::OFF
+    {
+        hints.push(format!(
+            "roundup_power2_divisions rounded {} up to {}: use more divisions or none.",
+            human_bytes(report.requested_bytes),
+            human_bytes(report.rounded_bytes)
+        ));
+    }
+    let others =
+        report.device_total_bytes.zip(report.device_free_bytes).map_or(0, |(total, free)| {
+            total.saturating_sub(free).saturating_sub(report.reserved_bytes)
+        });
+    if others >= report.rounded_bytes && matches!(refusal, Refusal::Driver(_)) {
+        hints.push(format!(
+            "{} of the device are held by others: look for other processes on it.",
+            human_bytes(others)
+        ));
+    }
+    hints
+}

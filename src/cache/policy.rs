@@ -1,0 +1,100 @@
+//! What the settings mean for decisions: small values that heaps carry with them.
+
+use crate::config::{Compat, Settings};
+use crate::heap::FitRules;
+use crate::size::{PoolKind, RoundupDivisions, segment_bytes};
+
+/// What a hit needs to know. Each heap has a copy under its own lock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct HitPolicy {
+    pub(super) roundup: RoundupDivisions,
+    pub(super) rules: FitRules,
+    /// Whether searches of the large pool advance the collector's clock: only while there is a
+    /// limit and a threshold.
+    pub(super) clock_runs: bool,
+}
+
+/// What a miss needs to know. The growth lock guards it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MissPolicy {
+    pub(super) large_segment_bytes: u64,
+    pub(super) collect_above: Option<f64>,
+    pub(super) unlock_while_growing: bool,
+    /// `throw_on_cudamalloc_oom`: refuse what would pass this many bytes before asking the driver.
+    pub(super) refuse_above_bytes: Option<u64>,
+    pub(super) compat: Compat,
+}
+
+impl HitPolicy {
+    pub(super) fn new(settings: &Settings, limited: bool) -> Self {
+        Self {
+            roundup: settings.roundup,
+            rules: FitRules {
+                max_split_bytes: settings.max_split_bytes.unwrap_or(u64::MAX),
+                oversize_slack_bytes: settings.non_split_rounding_bytes(),
+            },
+            clock_runs: limited && settings.garbage_collection_threshold.is_some(),
+        }
+    }
+
+    /// Whether a block of this size counts as oversize.
+    #[inline]
+    pub(super) const fn is_oversize(&self, block_bytes: u64) -> bool {
+        block_bytes >= self.rules.max_split_bytes
+    }
+}
+
+impl MissPolicy {
+    pub(super) fn new(settings: &Settings, device_total_bytes: u64) -> Self {
+        let refuse_above_bytes = settings
+            .throw_on_device_oom
+            .then(|| fraction_of(settings.per_process_memory_fraction, device_total_bytes));
+        Self {
+            large_segment_bytes: settings.large_segment_bytes,
+            collect_above: settings.garbage_collection_threshold,
+            unlock_while_growing: settings.release_lock_on_device_allocate,
+            refuse_above_bytes,
+            compat: settings.compat,
+        }
+    }
+
+    /// Whether the pool is searched again after waiting for events under pressure, and only what is
+    /// needed is released. PyTorch does neither.
+    pub(super) fn spares_the_cache(&self) -> bool {
+        self.compat == Compat::Default
+    }
+}
+
+/// `fraction` (in [0, 1]) of `bytes`, cut to a whole byte.
+///
+/// Source: PyTorch's `set_per_process_memory_fraction`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "the very arithmetic of the source: a double, cut"
+)]
+pub(super) fn fraction_of(fraction: f64, bytes: u64) -> u64 {
+    (fraction * bytes as f64) as u64
+}
+
+/// A request as the engine sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) requested_bytes: u64,
+    pub(super) rounded_bytes: u64,
+    pub(super) kind: PoolKind,
+    pub(super) segment_bytes: u64,
+}
+
+impl Plan {
+    pub(super) fn new(requested_bytes: u64, hit: &HitPolicy, miss: &MissPolicy) -> Self {
+        let rounded_bytes = hit.roundup.round(requested_bytes);
+        Self {
+            requested_bytes,
+            rounded_bytes,
+            kind: PoolKind::of(rounded_bytes),
+            segment_bytes: segment_bytes(rounded_bytes, miss.large_segment_bytes),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The ladder that a miss climbs, one step after the other, until a step yields a block.
+//!
+//! Free-memory callbacks; search again; collect idle segments near the limit; grow; release
+//! oversize blocks and grow; wait for pending events; search again; release what is needed, or
+//! everything, and grow. `MissPolicy` says where PyTorch's letter is followed instead.
+//!
+//! Source of the order: PyTorch's `CUDACachingAllocator`.
+
+use parking_lot::MutexGuard;
+
+use super::cell::HeapCell;
+use super::engine::Engine;
+use super::growth::{Growth, Refusal};
+use super::policy::Plan;
+use super::release::Wanted;
+use crate::allocator::{Allocation, Request};
+use crate::error::{AllocError, DriverError};
+
+/// What a step of the ladder yields: a block, or the reason to go on.
+type Step = Result<Allocation, Refusal>;
+
+impl Engine {
+    /// Serves a request that found no block. Called with no lock held.
+    #[cold]
+    pub(super) fn allocate_under_pressure(
+        &self,
+        cell: &HeapCell,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        if self.hooks.free_some_memory()
+            && let Some(found) = self.search(cell, request.bytes)
+        {
+            return Ok(found);
+        }
+        let mut growth = self.growth.lock();
+        // Another miss may have grown this very heap while we waited for the lock.
+        if let Some(found) = self.search(cell, request.bytes) {
+            return Ok(found);
+        }
+        let plan = Plan::new(request.bytes, &growth.hit_policy(), &growth.miss_policy);
+        match self.climb(&mut growth, cell, &plan)? {
+            Ok(found) => Ok(found),
+            Err(refusal) => {
+                let counted = !matches!(refusal, Refusal::Forbidden);
+                let report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
+                drop(growth);
+                if counted {
+                    self.hooks.tell_out_of_memory(&report);
+                }
+                Err(AllocError::OutOfMemory(Box::new(report)))
+            }
+        }
+    }
+
+    fn climb(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<Step, DriverError> {
+        self.collect_idle(growth)?;
+        let mut refusal = match self.grow(growth, cell, plan)? {
+            Err(Refusal::Forbidden) => return Ok(Err(Refusal::Forbidden)),
+            Err(refusal) => refusal,
+            found => return Ok(found),
+        };
+        if self.release_oversize(growth, cell, plan)? {
+            match self.grow(growth, cell, plan)? {
+                Err(again) => refusal = again,
+                found => return Ok(found),
+            }
+        }
+        growth.counters.num_sync_all_streams += 1;
+        self.drain_events()?;
+        if growth.miss_policy.spares_the_cache() {
+            if let Some(found) = self.search(cell, plan.requested_bytes) {
+                return Ok(Ok(found));
+            }
+            let needed = self.short_bytes(&refusal, plan);
+            self.release_idle(growth, Wanted::AtLeast(needed))?;
+            match self.grow(growth, cell, plan)? {
+                Err(_) => {}
+                found => return Ok(found),
+            }
+        }
+        self.release_idle(growth, Wanted::Everything)?;
+        growth.counters.num_alloc_retries += 1;
+        self.grow(growth, cell, plan)
+    }
+
+    /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted.
+    fn search(&self, cell: &HeapCell, requested_bytes: u64) -> Option<Allocation> {
+        let mut state = cell.lock();
+        let rounded_bytes = state.policy.roundup.round(requested_bytes);
+        let kind = crate::size::PoolKind::of(rounded_bytes);
+        let slot = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules)?;
+        Some(self.hand_out(cell, &mut state, slot, rounded_bytes, requested_bytes))
+    }
+
+    /// How many bytes must go back to the driver before growing can succeed.
+    fn short_bytes(&self, refusal: &Refusal, plan: &Plan) -> u64 {
+        match refusal {
+            Refusal::Limit { short_bytes } => *short_bytes,
+            Refusal::Driver(_) | Refusal::Forbidden => {
+                let free = self.driver.memory_info().map_or(0, |info| info.free_bytes);
+                plan.segment_bytes.saturating_sub(free).max(1)
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Giving idle segments back to the driver: everything, just enough, or oversize blocks only.
+//!
+//! Candidates are found heap by heap and released one by one: taken out under the heap's lock,
+//! given to the driver with no heap locked, and put back as they were if the driver refuses.
+
+use std::cmp::Reverse;
+
+use super::cell::HeapCell;
+use super::engine::Engine;
+use super::growth::Growth;
+use super::policy::Plan;
+use crate::error::DriverError;
+use crate::heap::{BlockView, Slot};
+use crate::history::Action;
+use crate::size::PoolKind;
+
+/// How much is to be released.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted {
+    /// Every idle segment.
+    Everything,
+    /// So many bytes, in as few segments as possible; nothing when there is not as much.
+    AtLeast(u64),
+}
+
+/// An idle segment, as it was when it was seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate<'a> {
+    pub(super) cell: &'a HeapCell,
+    pub(super) slot: Slot,
+    pub(super) block: BlockView,
+}
+
+impl Engine {
+    /// Idle segments of a kind in (stream, size, address) order.
+    pub(super) fn idle_segments(&self, kind: PoolKind) -> Vec<Candidate<'_>> {
+        let mut found = Vec::new();
+        for cell in self.heaps.by_stream() {
+            let state = cell.lock();
+            let idle = state.heap.free_blocks(kind).filter(|(_, block)| !block.is_split);
+            found.extend(idle.map(|(slot, block)| Candidate { cell, slot, block }));
+        }
+        found
+    }
+
+    /// Waits for all events and releases every idle segment.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]; what was not released stays cached.
+    pub fn empty_cache(&self) -> Result<(), DriverError> {
+        let mut growth = self.growth.lock();
+        growth.counters.num_sync_all_streams += 1;
+        self.drain_events()?;
+        self.release_idle(&mut growth, Wanted::Everything)
+    }
+
+    /// Releases idle segments, large ones first.
+    pub(super) fn release_idle(
+        &self,
+        growth: &mut Growth,
+        wanted: Wanted,
+    ) -> Result<(), DriverError> {
+        let mut idle: Vec<_> =
+            PoolKind::RELEASE_ORDER.into_iter().flat_map(|kind| self.idle_segments(kind)).collect();
+        if let Wanted::AtLeast(bytes) = wanted {
+            idle = fewest(idle, bytes);
+        }
+        for candidate in idle {
+            self.release(growth, &candidate)?;
+        }
+        Ok(())
+    }
+
+    /// Releases one segment, unless a request took it meanwhile. Returns the bytes released.
+    pub(super) fn release(
+        &self,
+        growth: &mut Growth,
+        candidate: &Candidate<'_>,
+    ) -> Result<u64, DriverError> {
+        let Candidate { cell, slot, block } = *candidate;
+        let segment = {
+            let mut state = cell.lock();
+            if !state.heap.is_idle_segment(slot, block.address, block.size_bytes) {
+                return Ok(0);
+            }
+            state.heap.remove_segment(slot)
+        };
+        if let Some(addresses) = &self.addresses {
+            addresses.remove(segment.address, segment.size_bytes);
+        }
+        if let Err(error) = self.driver.free(segment.address, segment.size_bytes) {
+            if let Some(addresses) = &self.addresses {
+                addresses.add(segment.address, segment.size_bytes, cell.number);
+            }
+            cell.lock().heap.restore_segment(segment);
+            return Err(error);
+        }
+        growth.segment_went(segment.kind, segment.size_bytes);
+        self.record(Action::SegmentFree, segment.address, segment.size_bytes, cell.stream);
+        Ok(segment.size_bytes)
+    }
+
+    /// Releases oversize blocks of the request's own heap, if the settings know such: the smallest
+    /// that is large enough, or from the largest down until they are. True when they were.
+    ///
+    /// Source: PyTorch's `max_split_size_mb`.
+    pub(super) fn release_oversize(
+        &self,
+        growth: &mut Growth,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<bool, DriverError> {
+        let Some(max_split_bytes) = growth.max_split_bytes() else {
+            return Ok(false);
+        };
+        let wanted = plan.rounded_bytes.max(max_split_bytes);
+        let oversize: Vec<_> = {
+            let state = cell.lock();
+            let blocks = state.heap.free_blocks(plan.kind);
+            let oversize = blocks.filter(|(_, b)| b.size_bytes >= max_split_bytes && !b.is_split);
+            oversize.map(|(slot, block)| Candidate { cell, slot, block }).collect()
+        };
+        if let Some(enough) = oversize.iter().find(|c| c.block.size_bytes >= wanted) {
+            return Ok(self.release(growth, enough)? > 0);
+        }
+        let mut released = 0;
+        for candidate in oversize.iter().rev() {
+            released += self.release(growth, candidate)?;
+            if released >= wanted {
+                break;
+            }
+        }
+        Ok(released >= wanted)
+    }
+}
+
+/// The fewest segments that have `bytes` together: the smallest single one, or the largest ones.
+/// None when all together have less.
+fn fewest(mut idle: Vec<Candidate<'_>>, bytes: u64) -> Vec<Candidate<'_>> {
+    let large_enough = idle.iter().filter(|c| c.block.size_bytes >= bytes);
+    if let Some(&one) = large_enough.min_by_key(|c| c.block.size_bytes) {
+        return vec![one];
+    }
+    idle.sort_by_key(|c| Reverse(c.block.size_bytes));
+    let mut sum = 0;
+    let count = idle.iter().position(|c| {
+        sum += c.block.size_bytes;
+        sum >= bytes
+    });
+    idle.truncate(count.map_or(0, |last| last + 1));
+    idle
+}

@@ -1,0 +1,134 @@
+//! Folding the counters of all heaps into what users read, and resetting them.
+
+use parking_lot::MutexGuard;
+
+use super::cell::HeapState;
+use super::engine::Engine;
+use crate::size::PoolKind;
+use crate::stats::{ALL, Accumulated, Counter, HeapCounters, Lane, Lanes, PerPool, Statistics};
+
+#[derive(Default)]
+struct Fold {
+    current: [Lanes; 3],
+    sums: [Accumulated; 2],
+}
+
+impl Fold {
+    fn add(&mut self, counters: &HeapCounters) {
+        for (class, sum) in self.current.iter_mut().enumerate() {
+            *sum = plus(*sum, counters.current(class));
+        }
+        for kind in [PoolKind::Small, PoolKind::Large] {
+            let own = counters.accumulated(kind);
+            let sum = &mut self.sums[kind.index()];
+            sum.allocated = plus(sum.allocated, own.allocated);
+            sum.freed = plus(sum.freed, own.freed);
+        }
+    }
+
+    fn per_pool(&self, lane: Lane, peaks: &[Lanes; 3]) -> PerPool {
+        let of_kind = |kind: PoolKind| {
+            let sums = self.sums[kind.index()];
+            Counter {
+                current: self.current[kind.index()].of(lane),
+                peak: peaks[kind.index()].of(lane),
+                allocated: sums.allocated.of(lane),
+                freed: sums.freed.of(lane),
+            }
+        };
+        let (small, large) = (of_kind(PoolKind::Small), of_kind(PoolKind::Large));
+        let all = Counter {
+            current: self.current[ALL].of(lane),
+            peak: peaks[ALL].of(lane),
+            allocated: small.allocated + large.allocated,
+            freed: small.freed + large.freed,
+        };
+        PerPool { all, large, small }
+    }
+}
+
+fn plus(a: Lanes, b: Lanes) -> Lanes {
+    a.zip(b, |a, b| a + b)
+}
+
+impl Engine {
+    /// All counters now: exact when no call overlaps. Under overlapping calls each heap is read at
+    /// its own moment, and peaks may be too high by what [`Ledger`](crate::stats::Ledger) says.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        let growth = self.growth.lock();
+        let mut fold = Fold::default();
+        let mut statistics = Statistics::default();
+        for cell in self.heaps.all() {
+            let state = cell.lock();
+            fold.add(&state.counters);
+            statistics.hits += state.counters.hits;
+            statistics.misses += state.counters.misses;
+            for kind in [PoolKind::Small, PoolKind::Large] {
+                statistics.free_blocks += state.heap.free_blocks(kind).count() as u64;
+            }
+        }
+        let peaks = self.ledger.peaks();
+        for (family, lane) in [
+            (&mut statistics.allocation, Lane::Allocation),
+            (&mut statistics.allocated_bytes, Lane::AllocatedBytes),
+            (&mut statistics.active, Lane::Active),
+            (&mut statistics.active_bytes, Lane::ActiveBytes),
+            (&mut statistics.requested_bytes, Lane::RequestedBytes),
+            (&mut statistics.inactive_split, Lane::InactiveSplit),
+            (&mut statistics.inactive_split_bytes, Lane::InactiveSplitBytes),
+        ] {
+            *family = fold.per_pool(lane, &peaks);
+        }
+        let grown = &growth.counters;
+        statistics.oversize_allocations = fold.per_pool(Lane::Oversize, &peaks).all;
+        statistics.oversize_segments = grown.oversize_segments;
+        statistics.reserved_bytes = grown.reserved_bytes;
+        statistics.segment = grown.segment;
+        statistics.num_alloc_retries = grown.num_alloc_retries;
+        statistics.num_ooms = grown.num_ooms;
+        statistics.num_sync_all_streams = grown.num_sync_all_streams;
+        statistics.num_device_alloc = grown.num_device_alloc;
+        statistics.num_device_free = grown.num_device_free;
+        statistics.max_split_size = grown.max_split_size;
+        statistics
+    }
+
+    /// Sets every peak to its current value. Holds all heaps for a moment.
+    pub fn reset_peaks(&self) {
+        let mut growth = self.growth.lock();
+        let mut states: Vec<MutexGuard<'_, HeapState>> =
+            self.heaps.all().map(|cell| cell.lock()).collect();
+        self.ledger.reset_peaks(states.iter_mut().map(|state| &mut state.counters));
+        growth.counters.for_each(|counter| counter.peak = counter.current);
+    }
+
+    /// Sets what was summed up to zero; currents and peaks stay.
+    pub fn reset_accumulated(&self) {
+        let mut growth = self.growth.lock();
+        for cell in self.heaps.all() {
+            cell.lock().counters.reset_accumulated();
+        }
+        let counters = &mut growth.counters;
+        counters.for_each(|counter| {
+            counter.allocated = 0;
+            counter.freed = 0;
+        });
+        counters.num_alloc_retries = 0;
+        counters.num_ooms = 0;
+        counters.num_sync_all_streams = 0;
+        counters.num_device_alloc = 0;
+        counters.num_device_free = 0;
+    }
+}
+
+impl super::growth::GrowthCounters {
+    fn for_each(&mut self, change: impl Fn(&mut Counter)) {
+        for family in [&mut self.reserved_bytes, &mut self.segment] {
+            change(&mut family.all);
+            change(&mut family.large);
+            change(&mut family.small);
+        }
+        change(&mut self.oversize_segments);
+    }
+}

@@ -1,0 +1,254 @@
+//! Repeating a recording's requests on any allocator, and timing it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use thiserror::Error;
+
+use super::workload::{Op, Workload};
+use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::driver::Sim;
+use crate::error::{AllocError, DriverError, FractionError, HandleError};
+use crate::ids::StreamId;
+use crate::registry::BuildError;
+use crate::stats::Statistics;
+
+/// Why a recording could not be repeated.
+#[non_exhaustive]
+#[derive(Debug, Error)]
+pub enum ReplayError {
+    /// The configuration builds no allocator.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The memory fraction is none.
+    #[error(transparent)]
+    Fraction(#[from] FractionError),
+    /// The allocator failed in a way that is not about memory.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The allocator refused its own block.
+    #[error("the allocator refused its own block: {0}")]
+    Handle(HandleError),
+    /// The driver failed.
+    #[error(transparent)]
+    Driver(DriverError),
+    /// Only strategies built on the caching engine make comparable decisions.
+    #[error("this strategy makes no decisions that a recording could be compared with")]
+    NotVerifiable,
+    /// Decisions depend on what happened before the recording began.
+    #[error(
+        "{blocks} blocks lived before the recording began, so its decisions cannot be verified; \
+         it can be replayed without --verify"
+    )]
+    LiveBefore {
+        /// How many.
+        blocks: u32,
+    },
+}
+
+impl From<DriverError> for ReplayError {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// The lanes of a simulated device: streams whose work finishes when the recording says so.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    sim: Arc<Sim>,
+    /// The lane that each block waits for, and the moment of its free.
+    waiting: HashMap<u64, (StreamId, u64)>,
+}
+
+impl Lanes {
+    pub(super) fn new(sim: Arc<Sim>) -> Self {
+        Self { sim, waiting: HashMap::new() }
+    }
+
+    /// The block known as `key` was just freed and waits for the lane.
+    pub(super) fn freed(&mut self, lane: StreamId, key: u64) {
+        self.waiting.insert(key, (lane, self.sim.submitted()));
+    }
+
+    /// The lane's work on the block has finished, and all the lane's work before it.
+    pub(super) fn finish(&mut self, key: u64) {
+        if let Some((lane, moment)) = self.waiting.remove(&key) {
+            self.sim.complete_until(lane, moment);
+        }
+    }
+
+    fn finish_all(&mut self) {
+        self.waiting.clear();
+        self.sim.complete_all();
+    }
+}
+
+/// What repeating a workload showed.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// Requests that were served in the first pass.
+    pub allocations: u64,
+    /// Blocks that were given back in the first pass, before survivors were.
+    pub frees: u64,
+    /// Requests that failed in the first pass.
+    pub ooms: u64,
+    /// The counters at the end of the first pass, before survivors were freed.
+    pub statistics: Statistics,
+    /// Median nanoseconds per operation (allocate or free) over passes 2 to N; of the first pass
+    /// if it was the only one.
+    pub ns_per_op: f64,
+    /// Seconds for all passes.
+    pub wall_s: f64,
+}
+
+/// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
+///
+/// With a simulated device the recording says when other streams' work finishes; elsewhere the
+/// device does. `progress` is called after each pass with the number of passes done.
+///
+/// # Errors
+///
+/// [`ReplayError`] when the allocator fails in a way that is not about memory.
+pub fn run<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    sim: Option<Arc<Sim>>,
+    passes: u32,
+    progress: &dyn Fn(u32),
+) -> Result<Run, ReplayError> {
+    let mut runner = Runner {
+        allocator,
+        lanes: sim.map(Lanes::new),
+        blocks: (0..workload.blocks).map(|_| None).collect(),
+    };
+    let begin = Instant::now();
+    let mut result = Run::default();
+    let mut times = Vec::new();
+    for pass in 0..passes.max(1) {
+        let start = Instant::now();
+        let counts = runner.pass(workload)?;
+        let operations = (counts.allocations + counts.frees).max(1);
+        #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
+        times.push(start.elapsed().as_secs_f64() * 1e9 / operations as f64);
+        if pass == 0 {
+            let counters = allocator.counters();
+            result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
+            result.allocations = counts.allocations;
+            result.frees = counts.frees;
+            result.ooms = counts.ooms;
+        }
+        runner.free_survivors()?;
+        progress(pass + 1);
+    }
+    if times.len() > 1 {
+        times.remove(0);
+    }
+    times.sort_by(f64::total_cmp);
+    result.ns_per_op = times[times.len() / 2];
+    result.wall_s = begin.elapsed().as_secs_f64();
+    Ok(result)
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PassCounts {
+    allocations: u64,
+    frees: u64,
+    ooms: u64,
+}
+
+struct Runner<'a, A> {
+    allocator: &'a A,
+    lanes: Option<Lanes>,
+    blocks: Vec<Option<Allocation>>,
+}
+
+impl<A: DeviceAllocator> Runner<'_, A> {
+    fn pass(&mut self, workload: &Workload) -> Result<PassCounts, ReplayError> {
+        let mut counts = PassCounts::default();
+        for &op in &workload.ops {
+            match op {
+                Op::Allocate { id, bytes, stream } => {
+                    match self.allocator.allocate(Request::new(bytes, stream)) {
+                        Ok(allocation) => {
+                            self.blocks[id as usize] = Some(allocation);
+                            counts.allocations += 1;
+                        }
+                        Err(AllocError::OutOfMemory(_)) => counts.ooms += 1,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Op::Free { id } => {
+                    if let Some(allocation) = self.blocks[id as usize].take() {
+                        self.free(allocation)?;
+                        counts.frees += 1;
+                    }
+                }
+                Op::AllocateInVain { bytes, stream, .. } => {
+                    match self.allocator.allocate(Request::new(bytes, stream)) {
+                        Ok(allocation) => {
+                            self.free(allocation)?;
+                            counts.allocations += 1;
+                            counts.frees += 1;
+                        }
+                        Err(AllocError::OutOfMemory(_)) => counts.ooms += 1,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Op::FreeInUse { id, lane } => {
+                    if let Some(allocation) = self.blocks[id as usize].take() {
+                        self.free_in_use(id, lane, allocation)?;
+                        counts.frees += 1;
+                    }
+                }
+                Op::Finished { id } => {
+                    if let Some(lanes) = &mut self.lanes {
+                        lanes.finish(u64::from(id));
+                    }
+                }
+                Op::EmptyCache => {
+                    if let Some(caching) = self.allocator.caching() {
+                        caching.empty_cache()?;
+                    }
+                }
+            }
+        }
+        Ok(counts)
+    }
+
+    fn free_in_use(
+        &mut self,
+        id: u32,
+        lane: StreamId,
+        allocation: Allocation,
+    ) -> Result<(), ReplayError> {
+        if let Some(cross) = self.allocator.cross_stream() {
+            cross.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
+        }
+        self.free(allocation)?;
+        if let Some(lanes) = &mut self.lanes {
+            lanes.freed(lane, u64::from(id));
+        }
+        Ok(())
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), ReplayError> {
+        self.allocator.free(allocation).map_err(|error| ReplayError::Handle(error.reason))
+    }
+
+    /// Frees what lives and finishes all other streams' work, so that passes are alike.
+    fn free_survivors(&mut self) -> Result<(), ReplayError> {
+        for at in 0..self.blocks.len() {
+            if let Some(allocation) = self.blocks[at].take() {
+                self.free(allocation)?;
+            }
+        }
+        if let Some(lanes) = &mut self.lanes {
+            lanes.finish_all();
+        }
+        if let Some(cross) = self.allocator.cross_stream() {
+            cross.process_events()?;
+        }
+        Ok(())
+    }
+}

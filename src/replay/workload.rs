@@ -1,0 +1,396 @@
+//! What a recording asked of its allocator, free of what its allocator decided.
+//!
+//! Events become operations: allocate, free, free while other streams still use the block, the
+//! moment those have finished, and explicit calls of `empty_cache`, which leave no event of their
+//! own and are inferred. Blocks that lived before the recording began are allocated first.
+
+use std::collections::HashMap;
+
+use super::trace::{Trace, TraceEvent};
+use crate::history::{Action, BlockStateName};
+use crate::ids::StreamId;
+
+/// One operation. Blocks are numbered by `id`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Take a block.
+    Allocate {
+        /// Its number.
+        id: u32,
+        /// How many bytes.
+        bytes: u64,
+        /// On which stream.
+        stream: StreamId,
+    },
+    /// A request that failed when it was recorded, after rounding.
+    AllocateInVain {
+        /// Its number, should it succeed now; it is given back at once.
+        id: u32,
+        /// How many bytes.
+        bytes: u64,
+        /// On which stream.
+        stream: StreamId,
+    },
+    /// Give a block back.
+    Free {
+        /// Its number.
+        id: u32,
+    },
+    /// Give a block back that work on another stream still uses.
+    FreeInUse {
+        /// Its number.
+        id: u32,
+        /// The stream that uses it. Recordings do not name it; each lane is one that finishes its
+        /// work in order.
+        lane: StreamId,
+    },
+    /// The other stream's work on a block has finished.
+    Finished {
+        /// The block's number.
+        id: u32,
+    },
+    /// An explicit call of `empty_cache`.
+    EmptyCache,
+}
+
+/// Everything a recording asked for, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Workload {
+    /// The operations.
+    pub ops: Vec<Op>,
+    /// How many blocks there are: every `id` is below.
+    pub blocks: u32,
+    /// How many of them lived before the recording began.
+    pub seeded: u32,
+    /// How many calls of `empty_cache` were inferred.
+    pub empty_caches: u32,
+}
+
+/// One operation of the recorded allocator and the events it made: the lock is held across an
+/// operation, so groups never interleave.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Group<'a> {
+    /// A free; the block became free at once or later.
+    Free { requested: &'a TraceEvent, at_once: bool },
+    /// Completions, segment events, and the request that they belong to. Without a request they
+    /// belong to an explicit `empty_cache`.
+    Request {
+        completions: &'a [TraceEvent],
+        segments: &'a [TraceEvent],
+        request: Option<&'a TraceEvent>,
+    },
+}
+
+/// Cuts the events into groups.
+pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
+    let mut rest = events;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
+        if first.action == Action::FreeRequested {
+            let at_once = rest.get(1).is_some_and(|next| {
+                next.action == Action::FreeCompleted && next.address == first.address
+            });
+            rest = &rest[1 + usize::from(at_once)..];
+            return Some(Group::Free { requested: first, at_once });
+        }
+        let run = rest
+            .iter()
+            .take_while(|e| e.action.is_segment() || e.action == Action::FreeCompleted)
+            .count();
+        let completed =
+            rest.iter().take(run).take_while(|e| e.action == Action::FreeCompleted).count();
+        let request = rest.get(run).filter(|e| e.action != Action::FreeRequested);
+        let (completions, segments) = rest[..run].split_at(completed);
+        rest = &rest[run + usize::from(request.is_some())..];
+        Some(Group::Request { completions, segments, request })
+    })
+}
+
+/// Lanes that finish in order: as few streams as can explain when each block became free.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    /// For each deferred free, by the index of its event: its lane.
+    lane_of: HashMap<usize, StreamId>,
+}
+
+impl Lanes {
+    pub(super) fn of(events: &[TraceEvent]) -> Self {
+        let mut open: HashMap<u64, usize> = HashMap::new();
+        let mut spans = Vec::new();
+        for (at, event) in events.iter().enumerate() {
+            match event.action {
+                Action::FreeRequested => {
+                    let at_once = events.get(at + 1).is_some_and(|next| {
+                        next.action == Action::FreeCompleted && next.address == event.address
+                    });
+                    if !at_once {
+                        open.insert(event.address, spans.len());
+                        spans.push((at, usize::MAX));
+                    }
+                }
+                Action::FreeCompleted => {
+                    if let Some(span) = open.remove(&event.address) {
+                        spans[span].1 = at;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut ends: Vec<usize> = Vec::new();
+        let mut lane_of = HashMap::new();
+        for (start, end) in spans {
+            let lane = ends.iter().position(|&last| last <= end).unwrap_or(ends.len());
+            if lane == ends.len() {
+                ends.push(end);
+            } else {
+                ends[lane] = end;
+            }
+            lane_of.insert(start, StreamId(u64::MAX - lane as u64));
+        }
+        Self { lane_of }
+    }
+
+    /// The lane of the deferred free whose event is number `at`.
+    pub(super) fn lane(&self, at: usize) -> StreamId {
+        self.lane_of.get(&at).copied().unwrap_or(StreamId(u64::MAX))
+    }
+}
+
+impl Workload {
+    /// The operations of a recording.
+    ///
+    /// Explicit calls of `empty_cache` are taken from labels where there are any, and otherwise
+    /// from segments that were released although the request that follows needed none:
+    /// `verify` infers them more sharply, with the recorded allocator's state at hand.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let mut builder = Builder::new(trace);
+        let mut at = 0;
+        for group in groups(&trace.events) {
+            match group {
+                Group::Free { requested, at_once } => {
+                    builder.free(at, requested, at_once);
+                    at += 1 + usize::from(at_once);
+                }
+                Group::Request { completions, segments, request } => {
+                    completions.iter().for_each(|event| builder.finished(event));
+                    if is_explicit(segments, request) {
+                        builder.empty_cache();
+                    }
+                    let late = segments.iter().filter(|e| e.action == Action::FreeCompleted);
+                    late.for_each(|event| builder.finished(event));
+                    if let Some(request) = request {
+                        builder.request(request);
+                    }
+                    at += completions.len() + segments.len() + usize::from(request.is_some());
+                }
+            }
+        }
+        builder.finish()
+    }
+}
+
+/// Whether the releases at the head of a group are no request's own.
+fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
+    let releases = |e: &TraceEvent| matches!(e.action, Action::SegmentFree | Action::SegmentUnmap);
+    if !segments.first().is_some_and(releases) {
+        return false;
+    }
+    let grew =
+        segments.iter().any(|e| matches!(e.action, Action::SegmentAlloc | Action::SegmentMap));
+    let failed = request.is_some_and(|e| e.action == Action::OutOfMemory);
+    segments[0].empty_cache || !(grew || failed)
+}
+
+/// Collects operations and gives blocks their numbers.
+#[derive(Debug)]
+pub(super) struct Builder {
+    workload: Workload,
+    lanes: Lanes,
+    live: HashMap<u64, u32>,
+    draining: HashMap<u64, u32>,
+}
+
+impl Builder {
+    pub(super) fn new(trace: &Trace) -> Self {
+        let mut builder = Self {
+            workload: Workload::default(),
+            lanes: Lanes::of(&trace.events),
+            live: HashMap::new(),
+            draining: HashMap::new(),
+        };
+        for (address, bytes, stream) in live_before(trace) {
+            let id = builder.new_block();
+            builder.live.insert(address, id);
+            builder.workload.ops.push(Op::Allocate { id, bytes, stream });
+            builder.workload.seeded += 1;
+        }
+        builder
+    }
+
+    fn new_block(&mut self) -> u32 {
+        let id = self.workload.blocks;
+        self.workload.blocks += 1;
+        id
+    }
+
+    pub(super) fn request(&mut self, event: &TraceEvent) {
+        let (bytes, stream) = (event.size_bytes, event.stream);
+        let id = self.new_block();
+        if event.action == Action::OutOfMemory {
+            self.workload.ops.push(Op::AllocateInVain { id, bytes, stream });
+        } else {
+            self.live.insert(event.address, id);
+            self.workload.ops.push(Op::Allocate { id, bytes, stream });
+        }
+    }
+
+    pub(super) fn free(&mut self, at: usize, event: &TraceEvent, at_once: bool) {
+        let Some(id) = self.live.remove(&event.address) else {
+            return;
+        };
+        self.workload.ops.push(if at_once {
+            Op::Free { id }
+        } else {
+            self.draining.insert(event.address, id);
+            Op::FreeInUse { id, lane: self.lanes.lane(at) }
+        });
+    }
+
+    pub(super) fn finished(&mut self, event: &TraceEvent) {
+        if let Some(id) = self.draining.remove(&event.address) {
+            self.workload.ops.push(Op::Finished { id });
+        }
+    }
+
+    pub(super) fn empty_cache(&mut self) {
+        self.workload.ops.push(Op::EmptyCache);
+        self.workload.empty_caches += 1;
+    }
+
+    /// How many blocks lived before the recording began.
+    pub(super) fn seeded(&self) -> u32 {
+        self.workload.seeded
+    }
+
+    /// The lane of the deferred free whose event is number `at`.
+    pub(super) fn lane(&self, at: usize) -> StreamId {
+        self.lanes.lane(at)
+    }
+
+    pub(super) fn finish(self) -> Workload {
+        self.workload
+    }
+}
+
+/// Blocks that lived when the recording began, by address: those that were freed in it, or lived at
+/// its end, without having been allocated in it.
+fn live_before(trace: &Trace) -> Vec<(u64, u64, StreamId)> {
+    let mut born: HashMap<u64, ()> = HashMap::new();
+    let mut before = Vec::new();
+    let mut freed_before: HashMap<u64, ()> = HashMap::new();
+    for event in &trace.events {
+        match event.action {
+            Action::Alloc => {
+                born.insert(event.address, ());
+            }
+            Action::FreeRequested if born.remove(&event.address).is_none() => {
+                freed_before.insert(event.address, ());
+                before.push((event.address, event.size_bytes, event.stream));
+            }
+            _ => {}
+        }
+    }
+    for segment in &trace.segments {
+        for block in &segment.blocks {
+            let unborn =
+                !born.contains_key(&block.address) && !freed_before.contains_key(&block.address);
+            if block.state == BlockStateName::ActiveAllocated && unborn {
+                let bytes = block.requested_bytes.max(1);
+                before.push((block.address, bytes, segment.stream));
+            }
+        }
+    }
+    before.sort_unstable();
+    before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
+        let (stream, pool) = (StreamId(0), None);
+        TraceEvent { action, address, size_bytes, stream, pool, empty_cache: false }
+    }
+
+    fn ops(events: Vec<TraceEvent>) -> Vec<Op> {
+        Workload::of(&Trace { events, ..Trace::default() }).ops
+    }
+
+    #[test]
+    fn a_free_that_completes_later_is_in_use_until_then() {
+        let stream = StreamId(0);
+        let found = ops(vec![
+            event(Action::Alloc, 512, 10),
+            event(Action::FreeRequested, 512, 10),
+            event(Action::Alloc, 1024, 20),
+            event(Action::FreeCompleted, 512, 10),
+            event(Action::Alloc, 512, 30),
+        ]);
+        let lane = StreamId(u64::MAX);
+        assert_eq!(
+            found,
+            [
+                Op::Allocate { id: 0, bytes: 10, stream },
+                Op::FreeInUse { id: 0, lane },
+                Op::Allocate { id: 1, bytes: 20, stream },
+                Op::Finished { id: 0 },
+                Op::Allocate { id: 2, bytes: 30, stream },
+            ]
+        );
+    }
+
+    #[test]
+    fn segments_released_for_nobody_show_an_empty_cache() {
+        let found = ops(vec![event(Action::SegmentFree, 0, 512), event(Action::Alloc, 512, 1)]);
+        assert_eq!(found[0], Op::EmptyCache);
+        let under_pressure = ops(vec![
+            event(Action::SegmentFree, 0, 512),
+            event(Action::SegmentAlloc, 0, 512),
+            event(Action::Alloc, 0, 1),
+        ]);
+        assert_eq!(under_pressure.len(), 1);
+    }
+
+    #[test]
+    fn blocks_that_were_never_allocated_lived_before() {
+        let trace = Trace {
+            events: vec![
+                event(Action::FreeRequested, 512, 7),
+                event(Action::FreeCompleted, 512, 7),
+            ],
+            ..Trace::default()
+        };
+        let workload = Workload::of(&trace);
+        assert_eq!(workload.seeded, 1);
+        let stream = StreamId(0);
+        assert_eq!(workload.ops, [Op::Allocate { id: 0, bytes: 7, stream }, Op::Free { id: 0 }]);
+    }
+
+    #[test]
+    fn overtaking_frees_get_lanes_of_their_own() {
+        let found = ops(vec![
+            event(Action::Alloc, 512, 1),
+            event(Action::Alloc, 1024, 1),
+            event(Action::FreeRequested, 512, 1),
+            event(Action::FreeRequested, 1024, 1),
+            event(Action::Alloc, 2048, 1),
+            event(Action::FreeCompleted, 1024, 1),
+            event(Action::FreeCompleted, 512, 1),
+            event(Action::Alloc, 512, 1),
+        ]);
+        assert_eq!(found[2], Op::FreeInUse { id: 0, lane: StreamId(u64::MAX) });
+        assert_eq!(found[3], Op::FreeInUse { id: 1, lane: StreamId(u64::MAX - 1) });
+    }
+}
