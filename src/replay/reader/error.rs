@@ -142,19 +142,39 @@ pub enum PickleProblem {
     #[error("more than {0} values, the limit")]
     Values(u64),
     /// Far more small values than a recording has.
-    #[error("needs more than {} times the decoded bytes of memory", super::MEMORY_FACTOR)]
+    #[error(
+        "needs more than {} times the decoded bytes of memory",
+        super::MEMORY_FACTOR
+    )]
     Memory,
 }
 
 /// A [`TraceError`] that does not know its file yet.
 #[derive(Debug)]
 pub(super) enum Failure {
-    Read { at: u64, source: io::Error },
-    Unknown { found: String },
-    TooLarge { limit_bytes: u64 },
-    Pickle { at: u64, problem: PickleProblem },
-    Json { at: u64, path: String, problem: String },
-    Content { path: String, mismatch: Mismatch },
+    Read {
+        at: u64,
+        source: io::Error,
+    },
+    Unknown {
+        found: String,
+    },
+    TooLarge {
+        limit_bytes: u64,
+    },
+    Pickle {
+        at: u64,
+        problem: PickleProblem,
+    },
+    Json {
+        at: u64,
+        path: String,
+        problem: String,
+    },
+    Content {
+        path: String,
+        mismatch: Mismatch,
+    },
 }
 
 impl Failure {

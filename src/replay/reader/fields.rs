@@ -139,9 +139,7 @@ impl Fields for EventFields {
     const WHAT: &'static str = "a trace entry (a dictionary)";
 
     fn wants(key: Word) -> bool {
-        use Word::{
-            Action, Addr, DeviceFree, PoolId, SegmentPoolId, Size, Stream, UserMetadata,
-        };
+        use Word::{Action, Addr, DeviceFree, PoolId, SegmentPoolId, Size, Stream, UserMetadata};
         matches!(
             key,
             Action | Addr | DeviceFree | Size | Stream | PoolId | SegmentPoolId | UserMetadata

@@ -123,7 +123,9 @@ impl<'de> Visitor<'de> for Value {
     }
 
     fn visit_f64<E: Error>(self, _: f64) -> Result<Scalar, E> {
-        Ok(Scalar::Other("a number that is not whole or beyond 64 bits"))
+        Ok(Scalar::Other(
+            "a number that is not whole or beyond 64 bits",
+        ))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
