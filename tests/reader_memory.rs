@@ -23,6 +23,10 @@ thread_local! {
     static PEAK: Cell<i64> = const { Cell::new(0) };
 }
 
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).expect("no memory is that large")
+}
+
 fn count(bytes: i64) {
     // The thread may be ending; then nobody measures.
     let _ = HELD.try_with(|held| {
@@ -35,13 +39,13 @@ fn count(bytes: i64) {
 // SAFETY: every call goes to `System` unchanged; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(i64::try_from(layout.size()).unwrap());
+        count(signed(layout.size() as u64));
         // SAFETY: the caller's promises about `layout` are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-i64::try_from(layout.size()).unwrap());
+        count(-signed(layout.size() as u64));
         // SAFETY: `at` came from `alloc` above, hence from `System`, with this layout.
         unsafe { System.dealloc(at, layout) }
     }
@@ -61,7 +65,7 @@ fn peak_of<T>(work: impl FnOnce() -> T) -> (T, i64) {
 }
 
 fn assert_within(what: &str, peak: i64, decoded_bytes: u64) {
-    let bound = i64::try_from(decoded_bytes * MEMORY_FACTOR).unwrap();
+    let bound = signed(decoded_bytes * MEMORY_FACTOR);
     println!(
         "{what}: {peak} bytes at most for {decoded_bytes} decoded bytes: {:.2} times",
         peak as f64 / decoded_bytes as f64
@@ -73,11 +77,11 @@ fn assert_within(what: &str, peak: i64, decoded_bytes: u64) {
 }
 
 fn unpacked(path: &Path) -> Vec<u8> {
-    let file = std::fs::File::open(path).unwrap();
+    let file = std::fs::File::open(path).expect("a recording of this repository");
     let mut bytes = Vec::new();
     lzma_rust2::XzReader::new(file, true)
         .read_to_end(&mut bytes)
-        .unwrap();
+        .expect("a whole recording");
     bytes
 }
 
@@ -100,7 +104,7 @@ fn recordings_take_less_than_six_times_their_decoded_bytes() {
         assert!(!trace.segments.is_empty());
         assert_within(&name, peak, decoded_bytes);
         // Well within, even without the fixed part.
-        assert!(peak < i64::try_from(decoded_bytes * MEMORY_FACTOR).unwrap());
+        assert!(peak < signed(decoded_bytes * MEMORY_FACTOR));
 
         let (plain, peak) =
             peak_of(|| read_bytes("plain", decoded.as_slice(), &limits, None).unwrap());

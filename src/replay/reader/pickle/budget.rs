@@ -70,8 +70,13 @@ impl Budget {
     fn grow<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
         let size = size_of::<T>() as u64;
         let old = vec.capacity();
-        let new = vec.len().saturating_add(extra).max(old + old / 2).max(64);
-        self.charge((new as u64).saturating_mul(size))?;
+        let needed = vec.len().saturating_add(extra).max(64);
+        // By half if that fits, by an eighth near the limit.
+        let mut new = needed.max(old + old / 2);
+        if self.charge((new as u64).saturating_mul(size)).is_err() {
+            new = needed.max(old + old / 8);
+            self.charge((new as u64).saturating_mul(size))?;
+        }
         vec.try_reserve_exact(new - vec.len())
             .map_err(|_| OverBudget)?;
         self.held_bytes -= old as u64 * size;
