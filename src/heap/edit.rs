@@ -251,7 +251,7 @@ impl Heap {
     }
 
     /// Joins the free neighbour into the block at `slot`, which is in no index.
-    #[inline]
+    #[inline(always)]
     fn absorb(&mut self, slot: Slot, neighbour: Slot, inactive: &mut SplitChange) {
         if neighbour.is_none() || self.slab.get(neighbour).state != BlockState::Free {
             return;

@@ -24,6 +24,7 @@ enum Link {
 }
 
 impl FreeIndex {
+    #[inline(always)]
     pub(super) fn first_at_least(&self, slab: &Slab, size_bytes: u64) -> Option<Slot> {
         let bin = bin_of(size_bytes.max(crate::size::MIN_BLOCK_BYTES));
         self.first_from(slab, bin, (size_bytes, 0))
@@ -33,7 +34,7 @@ impl FreeIndex {
         self.first_from(slab, bin_of(size_bytes), (size_bytes, address + 1))
     }
 
-    #[inline]
+    #[inline(always)]
     fn first_from(&self, slab: &Slab, bin: usize, key: (u64, u64)) -> Option<Slot> {
         let found = self.filled.first_from(bin)?;
         if found != bin {
@@ -83,7 +84,7 @@ impl FreeIndex {
     }
 
     /// Adds a block that is in no index.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot) {
         if self.roots.is_empty() {
             self.roots = vec![Slot::NONE; BINS];
@@ -100,6 +101,7 @@ impl FreeIndex {
         }
     }
 
+    #[inline(never)]
     fn insert_in_tree(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
         let block = slab.get(new);
         let (key, priority) = (key_of(block), block.priority);
@@ -135,7 +137,7 @@ impl FreeIndex {
     }
 
     /// Takes a block out that is in this index.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot) {
         let block = slab.get(old);
         let bin = bin_of(block.size_bytes);
@@ -147,6 +149,7 @@ impl FreeIndex {
         }
     }
 
+    #[inline(never)]
     fn remove_from_tree(&mut self, slab: &mut Slab, bin: usize, old: Slot) {
         let key = key_of(slab.get(old));
         let (mut link, mut at) = (Link::Root, self.roots[bin]);

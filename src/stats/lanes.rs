@@ -70,8 +70,7 @@ pub const ALL: usize = 2;
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
 pub struct HeapCounters {
-    /// By kind, and for [`ALL`].
-    current: [Lanes; CLASSES],
+    current: [Lanes; 2],
     freed: [Lanes; 2],
     limit: [Lanes; CLASSES],
     /// `current` when accumulated values were reset.
@@ -119,7 +118,6 @@ impl HeapCounters {
             (Lane::Oversize, i64::from(oversize)),
         ] {
             self.current[kind.index()].0[lane as usize] -= n;
-            self.current[ALL].0[lane as usize] -= n;
             self.freed[kind.index()].0[lane as usize] += n;
         }
     }
@@ -166,23 +164,23 @@ impl HeapCounters {
         self.add(done.kind, change)
     }
 
-    /// Adds the change. True when a limit is passed. Old values are read before new ones are
-    /// written: reading back what was just written in another width would stall.
+    /// Adds the change. True when a limit is passed. The sum of both kinds is made from the new
+    /// values at hand and the other kind's: reading back what was just written would stall.
     #[inline]
     fn add(&mut self, kind: PoolKind, change: Lanes) -> bool {
         let own = self.current[kind.index()].zip(change, |a, b| a + b);
-        let all = self.current[ALL].zip(change, |a, b| a + b);
+        let all = self.current[1 - kind.index()].zip(own, |a, b| a + b);
         let own_room = self.limit[kind.index()].zip(own, |a, b| a - b);
         let all_room = self.limit[ALL].zip(all, |a, b| a - b);
         self.current[kind.index()] = own;
-        self.current[ALL] = all;
         !own_room.zip(all_room, |a, b| a | b).none_negative()
     }
 
     /// What is held now, for a kind or for [`ALL`].
     #[must_use]
     pub fn current(&self, class: usize) -> Lanes {
-        self.current[class]
+        let [small, large] = self.current;
+        if class == ALL { small.zip(large, |a, b| a + b) } else { self.current[class] }
     }
 
     /// The sums of decreases and of increases of one kind since the last reset.
@@ -197,8 +195,7 @@ impl HeapCounters {
     /// Forgets what was summed up.
     pub fn reset_accumulated(&mut self) {
         self.freed = Default::default();
-        let [small, large, _] = self.current;
-        self.base = [small, large];
+        self.base = self.current;
         self.hits = 0;
         self.misses = 0;
     }
