@@ -61,6 +61,8 @@ pub(super) struct Block {
     pub(super) left: Slot,
     pub(super) right: Slot,
     pub(super) generation: u32,
+    /// The slot's priority in trees: fixed, so it is computed once.
+    pub(super) priority: u32,
     /// Next live block in the same bucket of the index of starts.
     pub(super) same_bucket: Slot,
     pub(super) kind: PoolKind,
@@ -80,6 +82,7 @@ impl Block {
         left: Slot::NONE,
         right: Slot::NONE,
         generation: 0,
+        priority: 0,
         same_bucket: Slot::NONE,
         kind: PoolKind::Small,
         state: BlockState::Vacant,

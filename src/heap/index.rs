@@ -101,11 +101,14 @@ impl FreeIndex {
     }
 
     fn insert_in_tree(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
-        let key = key_of(slab.get(new));
-        let priority = priority_of(new);
+        let block = slab.get(new);
+        let (key, priority) = (key_of(block), block.priority);
         let (mut link, mut at) = (Link::Root, self.roots[bin]);
-        while !at.is_none() && priority_of(at) > priority {
+        while !at.is_none() {
             let block = slab.get(at);
+            if block.priority < priority {
+                break;
+            }
             (link, at) = if key < key_of(block) {
                 (Link::Left(at), block.left)
             } else {
@@ -164,7 +167,7 @@ impl FreeIndex {
             if high.is_none() {
                 return self.hang(slab, bin, link, low);
             }
-            if priority_of(low) > priority_of(high) {
+            if slab.get(low).priority > slab.get(high).priority {
                 self.hang(slab, bin, link, low);
                 (link, low) = (Link::Right(low), slab.get(low).right);
             } else {
@@ -196,11 +199,4 @@ impl FreeIndex {
 #[inline]
 fn key_of(block: &Block) -> (u64, u64) {
     (block.size_bytes, block.address)
-}
-
-/// A fixed hash of the slot: equal only for equal slots, and unrelated to addresses.
-#[inline]
-fn priority_of(slot: Slot) -> u32 {
-    let mixed = (slot.0 ^ slot.0 >> 16).wrapping_mul(0x85EB_CA6B);
-    (mixed ^ mixed >> 13).wrapping_mul(0xC2B2_AE35)
 }

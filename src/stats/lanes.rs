@@ -70,7 +70,8 @@ pub const ALL: usize = 2;
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
 pub struct HeapCounters {
-    current: [Lanes; 2],
+    /// By kind, and for [`ALL`].
+    current: [Lanes; CLASSES],
     freed: [Lanes; 2],
     limit: [Lanes; CLASSES],
     /// `current` when accumulated values were reset.
@@ -102,24 +103,24 @@ impl HeapCounters {
         let SplitChange { count, bytes } = out.inactive;
         let change =
             Lanes([1, size, 1, size, signed(requested_bytes), count, bytes, i64::from(oversize)]);
-        let freed = &mut self.freed[kind.index()].0;
-        freed[Lane::InactiveSplit as usize] += (-count).max(0);
-        freed[Lane::InactiveSplitBytes as usize] += (-bytes).max(0);
-        self.add(kind, change);
-        self.passes_a_limit(kind)
+        // All lanes at once: a store of one lane would stall the next load of several.
+        let freed = Lanes([0, 0, 0, 0, 0, (-count).max(0), (-bytes).max(0), 0]);
+        let own = &mut self.freed[kind.index()];
+        *own = own.zip(freed, |a, b| a + b);
+        self.add(kind, change)
     }
 
     /// The caller gave a block back that still drains.
     pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) {
         let size = signed(size_bytes);
-        let (current, freed) = (&mut self.current[kind.index()].0, &mut self.freed[kind.index()].0);
         for (lane, n) in [
             (Lane::Allocation, 1),
             (Lane::AllocatedBytes, size),
             (Lane::Oversize, i64::from(oversize)),
         ] {
-            current[lane as usize] -= n;
-            freed[lane as usize] += n;
+            self.current[kind.index()].0[lane as usize] -= n;
+            self.current[ALL].0[lane as usize] -= n;
+            self.freed[kind.index()].0[lane as usize] += n;
         }
     }
 
@@ -162,29 +163,26 @@ impl HeapCounters {
         ]);
         let own = &mut self.freed[done.kind.index()];
         *own = own.zip(freed, |a, b| a + b);
-        self.add(done.kind, change);
-        self.passes_a_limit(done.kind)
+        self.add(done.kind, change)
     }
 
+    /// Adds the change. True when a limit is passed. Old values are read before new ones are
+    /// written: reading back what was just written in another width would stall.
     #[inline]
-    fn add(&mut self, kind: PoolKind, change: Lanes) {
-        let current = &mut self.current[kind.index()];
-        *current = current.zip(change, |a, b| a + b);
-    }
-
-    #[inline]
-    fn passes_a_limit(&self, kind: PoolKind) -> bool {
-        let [small, large] = self.current;
-        let own = self.limit[kind.index()].zip(self.current[kind.index()], |a, b| a - b);
-        let all = self.limit[ALL].zip(small, |a, b| a - b).zip(large, |a, b| a - b);
-        !own.zip(all, |a, b| a | b).none_negative()
+    fn add(&mut self, kind: PoolKind, change: Lanes) -> bool {
+        let own = self.current[kind.index()].zip(change, |a, b| a + b);
+        let all = self.current[ALL].zip(change, |a, b| a + b);
+        let own_room = self.limit[kind.index()].zip(own, |a, b| a - b);
+        let all_room = self.limit[ALL].zip(all, |a, b| a - b);
+        self.current[kind.index()] = own;
+        self.current[ALL] = all;
+        !own_room.zip(all_room, |a, b| a | b).none_negative()
     }
 
     /// What is held now, for a kind or for [`ALL`].
     #[must_use]
     pub fn current(&self, class: usize) -> Lanes {
-        let [small, large] = self.current;
-        if class == ALL { small.zip(large, |a, b| a + b) } else { self.current[class] }
+        self.current[class]
     }
 
     /// The sums of decreases and of increases of one kind since the last reset.
@@ -199,7 +197,8 @@ impl HeapCounters {
     /// Forgets what was summed up.
     pub fn reset_accumulated(&mut self) {
         self.freed = Default::default();
-        self.base = self.current;
+        let [small, large, _] = self.current;
+        self.base = [small, large];
         self.hits = 0;
         self.misses = 0;
     }
