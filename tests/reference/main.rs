@@ -7,6 +7,7 @@
 
 mod bed;
 mod collector;
+mod config;
 mod counters;
 mod handles;
 mod limits;
