@@ -109,7 +109,7 @@ impl Dice {
 
 /// The mix: half of the blocks are below 60 KB, one in forty above 8 MB.
 fn mix() -> Vec<Draw> {
-    let mut dice = Dice(0x5EED_0F_51DE);
+    let mut dice = Dice(0x5EED_51DE);
     let mut draw = |_| Draw {
         place: usize::try_from(dice.roll() % LIVE as u64).unwrap_or(0),
         bytes: dice.lognormal_bytes(11.0, 2.5),

@@ -83,7 +83,19 @@ fn nothing_is_unwrapped_outside_tests() {
 
 #[test]
 fn the_papers_know_every_room_of_the_house() {
-    assert_eq!(papers::rooms(&papers::read("ARCHITECTURE.md"), &papers::folders()), [""; 0]);
+    let plan = papers::read("ARCHITECTURE.md");
+    assert_eq!(papers::rooms(&plan, &papers::folders()), [""; 0]);
+    assert_eq!(papers::rooms(&plan, &papers::top_folders()), [""; 0]);
+}
+
+#[test]
+fn every_built_in_strategy_has_its_row() {
+    let names = || stratalloc::registry::BUILT_IN.iter().map(|(name, _)| *name);
+    assert_eq!(papers::rows(&papers::read("strategies/mod.rs"), names()), [""; 0]);
+    match std::fs::read_to_string(source::root().join("README.md")) {
+        Ok(readme) => assert_eq!(papers::rows(&readme, names()), [""; 0]),
+        Err(_) => eprintln!("skipped: no README.md"),
+    }
 }
 
 #[test]

@@ -25,10 +25,28 @@ pub(crate) fn folders() -> Vec<String> {
     names
 }
 
+/// Top-level folders that are part of the package's story, if they are there.
+pub(crate) fn top_folders() -> Vec<String> {
+    let known = ["src", "strategies", "tests", "benches", "examples", "include", "docs", "fuzz"];
+    let there = known.into_iter().filter(|name| root().join(name).is_dir());
+    there.map(|name| format!("{name}/")).collect()
+}
+
+/// Built-in strategies without a row in a table of a paper.
+pub(crate) fn rows<'n>(paper: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
+    let rows: Vec<_> = paper.lines().map(|line| line.trim_start_matches(['/', '!', ' '])).collect();
+    let has_row = |name: &str| {
+        rows.iter().any(|row| {
+            row.starts_with(&format!("| `{name}`")) || row.contains(&format!("`backend:{name}`"))
+        })
+    };
+    names.filter(|name| !has_row(name)).map(|name| format!("no row for {name}")).collect()
+}
+
 /// Rooms that the plan does not name.
 pub(crate) fn rooms(plan: &str, folders: &[String]) -> Vec<String> {
     let missing = folders.iter().filter(|folder| !plan.contains(folder.as_str()));
-    missing.map(|folder| format!("ARCHITECTURE.md does not name {folder}")).collect()
+    missing.map(|folder| format!("nobody names {folder}")).collect()
 }
 
 /// What the package must not leave out: its library takes `strategies/` from outside `src/`.
@@ -58,6 +76,13 @@ fn an_unnamed_room_is_seen() {
     let folders = ["src/heap/".to_owned(), "src/novel/".to_owned()];
     assert_eq!(rooms("src/heap/ blocks", &folders).len(), 1);
     assert_eq!(rooms("src/heap/ src/novel/", &folders).len(), 0);
+}
+
+#[test]
+fn a_strategy_without_a_row_is_seen() {
+    let sees = |paper: &str| rows(paper, ["native"].into_iter()).len();
+    assert_eq!(sees("| name |\n| `other` | native |"), 1);
+    assert_eq!(sees("//! | `native` | a |"), 0);
 }
 
 #[test]

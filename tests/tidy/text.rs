@@ -17,7 +17,7 @@ pub(crate) fn short_functions(file: &Source) -> Vec<String> {
     let mut found = Vec::new();
     for (at, (line, text)) in code.iter().enumerate() {
         let indent = text.len() - text.trim_start().len();
-        let mut words = text.trim_start().split_whitespace();
+        let mut words = text.split_whitespace();
         let before = ["pub", "const", "async", "extern", "\"\""];
         let is_function = words
             .find(|word| !before.contains(word) && !word.starts_with("pub("))
