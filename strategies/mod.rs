@@ -28,7 +28,24 @@ pub enum Strategy {
     User(Box<dyn DeviceAllocator>),
 }
 
+/// A strategy that keeps no cache was asked for what only caches can do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("backend:{name} has no cache to control")]
+pub struct NoCache {
+    /// The strategy.
+    pub name: String,
+}
+
 impl Strategy {
+    /// Control over cached memory.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCache`] when the strategy keeps none.
+    pub fn caching_or_refuse(&self) -> Result<&dyn Caching, NoCache> {
+        self.caching().ok_or_else(|| NoCache { name: self.name().to_owned() })
+    }
+
     /// The engine behind the strategy, if it has one of ours.
     #[must_use]
     pub fn engine(&self) -> Option<&crate::cache::Engine> {

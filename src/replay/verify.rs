@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::run::{Lanes, ReplayError};
 use super::trace::{Trace, TraceEvent};
@@ -29,6 +30,8 @@ use crate::stats::Statistics;
 pub struct Verification {
     /// Requests that were served.
     pub allocations: u64,
+    /// Blocks that were given back.
+    pub frees: u64,
     /// Requests that failed.
     pub ooms: u64,
     /// Addresses, and failures, that differ.
@@ -43,6 +46,8 @@ pub struct Verification {
     pub statistics: Statistics,
     /// What the recording asked for, with the inferred calls of `empty_cache`.
     pub workload: Workload,
+    /// Seconds it took.
+    pub wall_s: f64,
 }
 
 impl Verification {
@@ -65,6 +70,7 @@ pub fn verify(
     total_bytes: u64,
     memory_fraction: Option<f64>,
 ) -> Result<Verification, ReplayError> {
+    let begin = Instant::now();
     let sim = Arc::new(Sim::new(SimOptions {
         total_bytes,
         event_mode: EventMode::Manual,
@@ -102,6 +108,7 @@ pub fn verify(
     verifier.compare_layout(trace);
     let Verifier { mut result, builder, .. } = verifier;
     result.workload = builder.finish();
+    result.wall_s = begin.elapsed().as_secs_f64();
     result.statistics = engine.statistics();
     Ok(result)
 }
@@ -160,6 +167,7 @@ impl Verifier<'_> {
         if let Some(lane) = lane {
             self.lanes.freed(lane, event.address);
         }
+        self.result.frees += 1;
         self.take_seen();
         Ok(())
     }

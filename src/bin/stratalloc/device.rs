@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use stratalloc::driver::Sim;
 use stratalloc::driver::Driver;
+use stratalloc::driver::Sim;
 use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::error::DriverError;
 
@@ -26,18 +26,14 @@ pub(crate) struct Opened {
 }
 
 impl Device {
+    /// All that could be there.
+    pub(crate) const ALL: [Self; 2] = [Self::Sim, Self::Host];
+
     /// Opens the device, as large as `total_bytes` says or as it is.
     pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<Opened, DriverError> {
         match self {
             Self::Sim => Ok(open_sim(total_bytes, EventMode::Immediate)),
-            Self::Host => {
-                let defaults = stratalloc::driver::host::HostOptions::default();
-                let host = stratalloc::driver::Host::new(stratalloc::driver::host::HostOptions {
-                    total_bytes: total_bytes.unwrap_or(defaults.total_bytes),
-                    ..defaults
-                })?;
-                Ok(Opened { driver: Arc::new(host), sim: None })
-            }
+            Self::Host => unimplemented!(),
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn out() -> impl Write {
 pub(crate) fn is_closed_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
     let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.downcast_ref::<io::Error>().is_some_and(broken)
-        || error.downcast_ref::<serde_json::Error>().is_some_and(|e| {
-            e.io_error_kind() == Some(io::ErrorKind::BrokenPipe)
-        })
+        || error
+            .downcast_ref::<serde_json::Error>()
+            .is_some_and(|e| e.io_error_kind() == Some(io::ErrorKind::BrokenPipe))
 }
