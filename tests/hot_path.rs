@@ -262,8 +262,13 @@ fn memory_stays_flat_over_millions_of_random_operations() {
     let mut live = fill(&strategy, &draws);
     replace(&strategy, &mut live, &draws, LONG_STEPS / 10);
     let warm = heap().1;
+    let mut dice = Dice(0x5EED_1046);
+    let mut index = |len: usize| usize::try_from(dice.roll() % len as u64).unwrap();
     for tenth in 1..10 {
-        replace(&strategy, &mut live, &draws[tenth..], LONG_STEPS / 10);
+        for _ in 0..LONG_STEPS / 10 {
+            let draw = Draw { place: index(LIVE), bytes: draws[index(DRAWS)].bytes };
+            replace(&strategy, &mut live, &[draw], 1);
+        }
         let grown = heap().1 - warm;
         assert!(grown <= SLACK_BYTES, "{grown} bytes more after {tenth} tenths");
     }

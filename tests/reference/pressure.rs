@@ -145,14 +145,14 @@ fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
 
 #[test]
 fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
-    let bed = Bed::new(225 * MIB);
-    bed.give(bed.take(115 * MIB));
-    // Leaves a free piece of 85 MiB; the whole segment of 100 comes after it in size.
+    let bed = Bed::new(226 * MIB);
+    bed.give(bed.take(116 * MIB));
+    // Leaves a free piece of 86 MiB; the whole segment of 100 comes after it in size.
     let live = bed.take(30 * MIB);
     bed.give(bed.take(100 * MIB));
     bed.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
     bed.hold(60 * MIB);
-    assert_eq!(bed.segment_sizes(), [60 * MIB, 115 * MIB]);
+    assert_eq!(bed.segment_sizes(), [60 * MIB, 116 * MIB]);
     assert_eq!(bed.statistics().num_sync_all_streams, 0, "oversize blocks go before any waiting");
     bed.give(live);
     bed.check();
