@@ -124,6 +124,7 @@ fn other_streams_are_blamed_when_they_cache_what_is_missing() {
     );
     let words = hint(&report, "cached for other streams").unwrap();
     assert!(words.contains("18.00 MiB"), "{words}");
+    assert_eq!(hint(&report, "cut into pieces"), None, "it is in one piece, elsewhere");
 }
 
 #[test]
