@@ -101,7 +101,7 @@ fn hints(
     growth: &Growth,
 ) -> Vec<String> {
     let mut hints = Vec::new();
-    let cached = report.cached_small_bytes + report.cached_large_bytes;
+    let cached = report.cached_small_bytes + report.cached_large_bytes - elsewhere.cached_bytes;
     if matches!(refusal, Refusal::Forbidden) {
         hints.push(
             "throw_on_cudamalloc_oom:True refused the request before the driver was asked; raise \
