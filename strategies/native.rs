@@ -17,7 +17,8 @@ use crate::error::{AllocError, DriverError, FreeError};
 /// The native caching allocator of one device.
 #[derive(Debug)]
 pub struct NativeAllocator {
-    engine: Engine,
+    /// Boxed: the engine's tables are large, and a strategy is moved about.
+    engine: Box<Engine>,
 }
 
 impl NativeAllocator {
@@ -27,7 +28,7 @@ impl NativeAllocator {
     ///
     /// [`DriverError`] when the driver cannot say what its device is.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
-        Ok(Self { engine: Engine::new(driver, options)? })
+        Ok(Self { engine: Box::new(Engine::new(driver, options)?) })
     }
 
     /// The engine, for those who want to look inside.
@@ -53,22 +54,22 @@ impl DeviceAllocator for NativeAllocator {
     }
 
     fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        Some(&self.engine)
+        Some(&*self.engine)
     }
 
     fn caching(&self) -> Option<&dyn Caching> {
-        Some(&self.engine)
+        Some(&*self.engine)
     }
 
     fn counters(&self) -> Option<&dyn Counters> {
-        Some(&self.engine)
+        Some(&*self.engine)
     }
 
     fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        self.engine.keeps_addresses().then_some(&self.engine as &dyn RawAddresses)
+        self.engine.keeps_addresses().then_some(&*self.engine as &dyn RawAddresses)
     }
 
     fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(&self.engine)
+        Some(&*self.engine)
     }
 }

@@ -31,6 +31,7 @@ pub(super) struct GrowthCounters {
     pub(super) oversize_segments: Counter,
     pub(super) num_alloc_retries: i64,
     pub(super) num_ooms: i64,
+    pub(super) num_oom_rejections: i64,
     pub(super) num_sync_all_streams: i64,
     pub(super) num_device_alloc: i64,
     pub(super) num_device_free: i64,

@@ -26,7 +26,7 @@ pub struct EnvironmentError {
     pub text: String,
     /// What is wrong with it.
     #[source]
-    pub error: ConfigError,
+    pub error: Box<ConfigError>,
 }
 
 /// The configuration of the environment; `lookup` gives a variable's text.
@@ -42,7 +42,7 @@ pub fn from_environment(
     let Some((variable, text)) = set.next() else { return Ok(FromEnvironment::default()) };
     let mut config = match Config::parse(&text, table) {
         Ok(config) => config,
-        Err(error) => return Err(EnvironmentError { variable, text, error }),
+        Err(error) => return Err(EnvironmentError { variable, text, error: Box::new(error) }),
     };
     for (ignored, other) in set {
         if other != text {

@@ -99,11 +99,15 @@ pub fn verify(
         builder,
         live: HashMap::new(),
         seen: Vec::new(),
+        lost: false,
         result: Verification::default(),
     };
     let mut at = 0;
     for group in groups(&trace.events) {
         at += verifier.step(at, group)?;
+        if verifier.lost {
+            break;
+        }
     }
     verifier.compare_layout(trace);
     let Verifier { mut result, builder, .. } = verifier;
@@ -125,6 +129,8 @@ struct Verifier<'a> {
     live: HashMap<u64, Allocation>,
     /// Events of the operation at hand.
     seen: Vec<Event>,
+    /// Whether decisions went so far apart that the recording has no further answers.
+    lost: bool,
     result: Verification,
 }
 
@@ -250,6 +256,13 @@ impl Verifier<'_> {
                 self.live.insert(event.address, allocation);
             }
             Err(AllocError::OutOfMemory(_)) => self.result.ooms += 1,
+            // The recording has no answer to what was asked of the driver: nothing that follows
+            // could be compared.
+            Err(AllocError::Driver(error)) => {
+                self.result.address_mismatches += 1;
+                self.differ(at, || error.to_string());
+                self.lost = true;
+            }
             Err(error) => return Err(ReplayError::Alloc(error)),
         }
         Ok(())

@@ -120,7 +120,7 @@ impl State {
             }
         }
         let mut shares = [Lanes::default(); CLASSES];
-        for class in 0..CLASSES {
+        for (class, share) in shares.iter_mut().enumerate() {
             self.heaps[own].limit[class] = counters.current(class);
             let sum = self.heaps.iter().fold(Lanes::default(), |sum, e| add(sum, e.limit[class]));
             self.peak[class] = self.peak[class].zip(sum, i64::max);
@@ -128,7 +128,7 @@ impl State {
             let grant = spare.zip(spare, |n, _| n / 2);
             self.heaps[own].limit[class] = add(self.heaps[own].limit[class], grant);
             self.unassigned[class] = subtract(spare, grant);
-            shares[class] = grant.zip(grant, |n, _| n.checked_div(visited).unwrap_or(0));
+            *share = grant.zip(grant, |n, _| n.checked_div(visited).unwrap_or(0));
         }
         self.heaps[own].has_spare = true;
         *counters.limit_mut() = self.heaps[own].limit;

@@ -164,15 +164,11 @@ fn marked(values: &[f64], show: impl Fn(f64) -> String) -> Vec<String> {
     shown.into_iter().map(|cell| if cell == best { format!("*{cell}") } else { cell }).collect()
 }
 
-fn bytes(n: f64) -> String {
-    mib(n.max(0.0) as u64)
-}
-
 fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
     let column = |value: fn(&Row) -> f64| rows.iter().map(value).collect::<Vec<f64>>();
     let columns = [
-        marked(&column(|r| r.peak_reserved_bytes as f64), bytes),
-        column(|r| r.peak_allocated_bytes as f64).into_iter().map(bytes).collect(),
+        marked(&column(|r| r.peak_reserved_bytes as f64), mib),
+        column(|r| r.peak_allocated_bytes as f64).into_iter().map(mib).collect(),
         marked(&column(|r| r.waste), |x| format!("{:.1}%", x * 100.0)),
         marked(&column(|r| r.device_calls as f64), |n| format!("{n:.0}")),
         marked(&column(|r| r.retries as f64), |n| format!("{n:.0}")),
@@ -207,7 +203,7 @@ fn write_summary(confs: &[(String, Config)], all: &[Row]) -> std::io::Result<()>
         confs.iter().map(|(text, _)| sum(text, value)).collect()
     };
     let columns = [
-        marked(&column(|r| r.peak_reserved_bytes as f64), bytes),
+        marked(&column(|r| r.peak_reserved_bytes as f64), mib),
         marked(&column(|r| r.ooms as f64), |n| format!("{n:.0}")),
         marked(&column(|r| r.device_ms), |ms| format!("{ms:.1}")),
     ];

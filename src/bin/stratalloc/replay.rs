@@ -238,7 +238,7 @@ fn report(
 }
 
 fn write_row(row: &Row<'_>) -> std::io::Result<()> {
-    let bytes = |n: i64| mib(n.max(0).unsigned_abs());
+    let bytes = |n: i64| mib(n as f64);
     let conf = if row.conf.is_empty() { "(default)" } else { row.conf };
     let mut out = out();
     writeln!(out, "{}  [{conf}] on {}", row.trace, row.device)?;

@@ -9,7 +9,7 @@ use stratalloc::config::{Config, ConfigError, FromEnvironment, KeyTable, from_en
 pub(crate) struct BadConf {
     source: String,
     text: String,
-    error: ConfigError,
+    error: Box<ConfigError>,
 }
 
 impl fmt::Display for BadConf {
@@ -30,7 +30,7 @@ pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
     Config::parse(text, &keys()).map_err(|error| BadConf {
         source: source.to_owned(),
         text: text.to_owned(),
-        error,
+        error: Box::new(error),
     })
 }
 

@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Bytes as mebibytes with one decimal.
-pub(crate) fn mib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / (1 << 20) as f64)
+pub(crate) fn mib(bytes: f64) -> String {
+    format!("{:.1}", bytes / f64::from(1 << 20))
 }
 
 /// A whole number with separators.

@@ -95,11 +95,11 @@ const MIX_LEN: usize = 65_536;
 impl Mix {
     pub(crate) fn new(live: usize, largest_bytes: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
+        #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
+        let bytes = |size: f64| (size as u64).clamp(1, largest_bytes);
         let sizes = LogNormal::new(11.0, 2.5).expect("a legal distribution");
         Self {
-            sizes: (0..MIX_LEN)
-                .map(|_| (sizes.sample(&mut random) as u64).clamp(1, largest_bytes))
-                .collect(),
+            sizes: (0..MIX_LEN).map(|_| bytes(sizes.sample(&mut random))).collect(),
             picks: (0..MIX_LEN).map(|_| random.random_range(0..live)).collect(),
         }
     }
@@ -163,9 +163,9 @@ impl Tail {
         Self { sorted_ns }
     }
 
-    /// The latency that this part of all steps does not pass.
-    pub(crate) fn quantile(&self, part: f64) -> f64 {
-        self.sorted_ns[(self.sorted_ns.len() as f64 * part) as usize]
+    /// The latency that this part of all steps, in thousandths, does not pass.
+    pub(crate) fn quantile(&self, thousandths: usize) -> f64 {
+        self.sorted_ns[self.sorted_ns.len() * thousandths / 1000]
     }
 }
 

@@ -56,11 +56,11 @@ pub(crate) fn tail() -> Tail {
 }
 
 /// How many rounds of arithmetic take about 55 ns here.
-fn arithmetic_rounds() -> usize {
+fn arithmetic_rounds() -> i32 {
     let mut x = 1u64;
     let ns = median_ns(5, 300_000, |_| {
         x = black_box(x.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ x >> 31);
     });
     black_box(x);
-    ((55.0 / ns) as usize).max(1)
+    (1..1000).find(|&rounds| f64::from(rounds) * ns >= 55.0).unwrap_or(1000)
 }

@@ -124,7 +124,7 @@ impl Printer<'_> {
     }
 
     fn tails(&mut self, prefix: &str, time: impl Fn() -> Tail) -> std::io::Result<()> {
-        let cases = [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)]
+        let cases = [("p50", 500), ("p99", 990), ("p999", 999)]
             .map(|(name, part)| (format!("{prefix}{name}"), part));
         if !cases.iter().any(|(case, _)| self.wants(case)) {
             return Ok(());
