@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use stratalloc::driver::Driver;
 use stratalloc::driver::Sim;
+#[cfg(target_os = "linux")]
+use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::error::DriverError;
 
@@ -33,7 +35,20 @@ impl Device {
     pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<Opened, DriverError> {
         match self {
             Self::Sim => Ok(open_sim(total_bytes, EventMode::Immediate)),
-            Self::Host => unimplemented!(),
+            #[cfg(target_os = "linux")]
+            Self::Host => {
+                let defaults = HostOptions::default();
+                let total_bytes = total_bytes.unwrap_or(defaults.total_bytes);
+                let host = Host::new(HostOptions { total_bytes, ..defaults });
+                Ok(Opened { driver: Arc::new(host), sim: None })
+            }
+            #[cfg(not(target_os = "linux"))]
+            Self::Host => Err(DriverError::new(
+                stratalloc::error::DriverErrorKind::NotSupported,
+                "open",
+                0,
+                "the host device needs Linux",
+            )),
         }
     }
 }
