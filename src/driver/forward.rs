@@ -10,6 +10,7 @@ use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
     Processes, VirtualMemory,
 };
+use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{EventId, StreamId};
 
 macro_rules! forward {
@@ -108,6 +109,15 @@ macro_rules! forward {
     };
 }
 pub(crate) use forward;
+
+/// An optional part of a wrapped driver, for a call to it. A wrapper announces a part only when
+/// the inner driver does, so this fails only when the wrapper's methods are called past that.
+pub(super) fn part<'a, T: ?Sized>(call: &'static str, part: Option<&'a T>) -> DriverResult<&'a T> {
+    part.ok_or_else(|| {
+        let message = "the wrapped driver does not have this part";
+        DriverError::new(DriverErrorKind::NotSupported, call, 801, message)
+    })
+}
 
 /// A shared driver is a driver.
 impl<D: Driver + ?Sized> Driver for Arc<D> {

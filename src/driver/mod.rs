@@ -4,8 +4,8 @@
 //! nothing. Every call says what must hold before it and whether it may wait. Optional parts are
 //! announced by accessors that return an option; a driver that announces a part does all of it.
 //! All methods may be called from any thread. Addresses and sizes are bytes of device memory.
-//! Every call may fail with a [`DriverError`], whose kinds say what is wrong; a call that failed
-//! changed nothing. Read next: `sim` (no memory, any size), `host` (real memory, same semantics).
+//! Every call may fail with a [`DriverError`], whose kind says what is wrong; unless its text says
+//! otherwise, a call that failed changed nothing. Read next: `sim` (no memory, any size), `host` (real memory, same semantics).
 
 #![expect(clippy::missing_errors_doc, reason = "all calls fail alike: see the header")]
 
@@ -21,6 +21,7 @@ mod forward;
 mod recorded;
 pub mod sim;
 
+pub use faulty::{FaultPlan, Faulty};
 pub use recorded::{Recorded, RecordedAddresses};
 pub use sim::Sim;
 
@@ -106,7 +107,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Waits until the work before the event's mark has finished.
     fn synchronize_event(&self, event: EventId) -> DriverResult<()>;
 
-    /// Makes later work of `stream` wait for the event's mark. The caller does not wait.
+    /// Makes later work of `stream` wait for the event's mark. The caller does not wait. An event
+    /// of a capture draws `stream` into that capture; a wait across the border of a capture fails
+    /// and breaks it.
     fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()>;
 
     /// Destroys an event. Waits for nothing.
@@ -277,7 +280,8 @@ pub struct NodeId(pub u64);
 pub trait Capture: Send + Sync {
     /// Starts capturing `stream` and returns the capture's id.
     fn begin(&self, stream: StreamId) -> DriverResult<u64>;
-    /// Ends the capture that started on `stream`.
+    /// Ends the capture that started on `stream`. A capture that broke, or that has streams which
+    /// were not joined again, ends too, but with an error.
     fn end(&self, stream: StreamId) -> DriverResult<()>;
     /// The nodes that the next node on `stream` would depend on.
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;

@@ -6,12 +6,17 @@
 //! Addresses that no list of the recording gave out (those of driver pools) pass unchanged.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 
 use parking_lot::Mutex;
 
-use super::forward::forward;
-use super::*;
-use crate::error::DriverErrorKind;
+use super::forward::{forward, part};
+use super::{
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Exportable, Ipc, MemoryInfo,
+    MemoryPools, Peers, PhysicalId, Processes, VirtualMemory,
+};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::{DeviceId, EventId, StreamId};
 
 /// The addresses of a recording, each list in the order in which they were given out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,11 +83,6 @@ impl<D: Driver> Recorded<D> {
         let books = self.books.lock();
         let found = books.segments.inward(address);
         found.or_else(|| books.reservations.inward(address)).unwrap_or(address)
-    }
-
-    fn inner_virtual(&self, call: &'static str) -> DriverResult<&dyn VirtualMemory> {
-        let part = self.inner.virtual_memory();
-        part.ok_or_else(|| not_supported(call, "virtual memory"))
     }
 }
 
@@ -197,7 +197,7 @@ impl<D: Driver> VirtualMemory for Recorded<D> {
     fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
         let reservations = &mut self.books.lock().reservations;
         let recorded = reservations.peek("reserve")?;
-        let address = self.inner_virtual("reserve")?.reserve(size_bytes)?;
+        let address = inner_virtual(self, "reserve")?.reserve(size_bytes)?;
         reservations.put(recorded, Inner { address, size_bytes });
         Ok(recorded)
     }
@@ -205,23 +205,23 @@ impl<D: Driver> VirtualMemory for Recorded<D> {
     fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
         let reservations = &mut self.books.lock().reservations;
         let inner = reservations.at("unreserve", address)?;
-        self.inner_virtual("unreserve")?.unreserve(inner.address, size_bytes)?;
+        inner_virtual(self, "unreserve")?.unreserve(inner.address, size_bytes)?;
         reservations.live.remove(&address);
         Ok(())
     }
 
     fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
-        let inner = self.inner_virtual("map")?;
+        let inner = inner_virtual(self, "map")?;
         inner.map(self.inward(address), size_bytes, piece)
     }
 
     fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
-        let inner = self.inner_virtual("set_access")?;
+        let inner = inner_virtual(self, "set_access")?;
         inner.set_access(self.inward(address), size_bytes, device)
     }
 
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let inner = self.inner_virtual("unmap")?;
+        let inner = inner_virtual(self, "unmap")?;
         inner.unmap(self.inward(address), size_bytes)
     }
 }
@@ -267,26 +267,101 @@ fn inner_virtual<'a, D: Driver>(
     wrapper: &'a Recorded<D>,
     call: &'static str,
 ) -> DriverResult<&'a dyn VirtualMemory> {
-    wrapper.inner_virtual(call)
+    part(call, wrapper.inner.virtual_memory())
 }
 
 fn inner_ipc<'a, D: Driver>(
     wrapper: &'a Recorded<D>,
     call: &'static str,
 ) -> DriverResult<&'a dyn Ipc> {
-    let part = wrapper.inner.ipc();
-    part.ok_or_else(|| not_supported(call, "sharing between processes"))
+    part(call, wrapper.inner.ipc())
 }
 
 fn inner_peers<'a, D: Driver>(
     wrapper: &'a Recorded<D>,
     call: &'static str,
 ) -> DriverResult<&'a dyn Peers> {
-    let part = wrapper.inner.peers();
-    part.ok_or_else(|| not_supported(call, "access between devices"))
+    part(call, wrapper.inner.peers())
 }
 
-fn not_supported(call: &'static str, what: &str) -> DriverError {
-    let message = format!("the inner driver has no {what}");
-    DriverError::new(DriverErrorKind::NotSupported, call, 801, message)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::sim::{Sim, SimOptions};
+    use crate::size::MIB;
+
+    fn recorded(segments: &[u64], reservations: &[u64]) -> Recorded<Sim> {
+        let addresses = RecordedAddresses {
+            segments: segments.to_vec(),
+            reservations: reservations.to_vec(),
+        };
+        Recorded::new(Sim::new(SimOptions::default()), addresses)
+    }
+
+    #[test]
+    fn allocations_get_the_recorded_addresses_in_order() {
+        let driver = recorded(&[0x9000_0000, 0x1000_0000, 0x9000_0000], &[]);
+        assert_eq!(driver.allocate(2 * MIB), Ok(0x9000_0000));
+        assert_eq!(driver.allocate(4 * MIB), Ok(0x1000_0000));
+        driver.free(0x9000_0000, 2 * MIB).unwrap();
+        assert_eq!(driver.allocate(MIB), Ok(0x9000_0000));
+        let used = driver.info().total_bytes - driver.memory_info().unwrap().free_bytes;
+        assert_eq!(used, 5 * MIB);
+    }
+
+    #[test]
+    fn an_exhausted_recording_is_an_error_and_nothing_is_allocated() {
+        let driver = recorded(&[], &[]);
+        let error = driver.allocate(MIB).unwrap_err();
+        assert_eq!(error.kind, DriverErrorKind::Other);
+        assert_eq!(error.message, "the recording has no further segment");
+        let error = driver.reserve(2 * MIB).unwrap_err();
+        assert_eq!(error.message, "the recording has no further reservation");
+        assert_eq!(driver.inner().total_calls(), 0);
+    }
+
+    #[test]
+    fn a_refused_allocation_does_not_use_up_an_address() {
+        let driver = recorded(&[0x1000_0000], &[]);
+        assert!(driver.allocate(1 << 50).unwrap_err().is_out_of_memory());
+        assert_eq!(driver.allocate(MIB), Ok(0x1000_0000));
+    }
+
+    #[test]
+    fn an_address_in_use_is_not_given_again() {
+        let driver = recorded(&[0x1000_0000, 0x1000_0000], &[]);
+        driver.allocate(MIB).unwrap();
+        let error = driver.allocate(MIB).unwrap_err();
+        assert_eq!(error.kind, DriverErrorKind::Other);
+    }
+
+    #[test]
+    fn a_refused_free_changes_nothing() {
+        let driver = recorded(&[0x1000_0000], &[]);
+        let address = driver.allocate(2 * MIB).unwrap();
+        for (address, bytes) in [(address, MIB), (address + MIB, MIB)] {
+            let error = driver.free(address, bytes).unwrap_err();
+            assert_eq!(error.kind, DriverErrorKind::InvalidValue);
+        }
+        driver.free(address, 2 * MIB).unwrap();
+    }
+
+    #[test]
+    fn copies_and_mappings_reach_the_inner_addresses() {
+        let driver = recorded(&[0x1000_0000], &[0x2000_0000]);
+        let a = driver.allocate(2 * MIB).unwrap();
+        let b = driver.reserve(4 * MIB).unwrap();
+        assert_eq!(b, 0x2000_0000);
+        let piece = driver.create(2 * MIB, Exportable::No).unwrap();
+        driver.map(b + 2 * MIB, 2 * MIB, piece).unwrap();
+        driver
+            .set_access(b + 2 * MIB, 2 * MIB, DeviceId(0))
+            .unwrap();
+        let stream = StreamId::DEFAULT;
+        driver.copy(b + 3 * MIB, a + MIB, MIB, stream).unwrap();
+        driver.fill(a, 0, 2 * MIB, stream).unwrap();
+        driver.fill(b, 0, MIB, stream).unwrap_err();
+        driver.unmap(b + 2 * MIB, 2 * MIB).unwrap();
+        driver.unreserve(b, 4 * MIB).unwrap();
+    }
 }

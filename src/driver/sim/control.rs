@@ -15,8 +15,7 @@ impl Sim {
 
     /// Moves the clock on.
     pub fn advance_ns(&self, ns: u64) {
-        let mut state = self.state.lock();
-        state.now_ns = state.now_ns.saturating_add(ns);
+        self.state.lock().pass(ns);
     }
 
     /// How often the driver's method `name` was called; failed calls count too.
@@ -53,7 +52,7 @@ impl Sim {
         let mut state = self.state.lock();
         match state.work.event(Call::QueryEvent, event) {
             Ok(Event::Marked(mark)) => state.work.finish_early(mark),
-            Ok(_) => {}
+            Ok(Event::Fresh | Event::Captured { .. }) => {}
             Err(error) => panic!("complete_event: {}", error.message),
         }
     }
@@ -85,6 +84,12 @@ impl Sim {
     /// Finishes all that was submitted to any stream.
     pub fn complete_all(&self) {
         self.state.lock().work.finish_all();
+    }
+
+    /// Breaks the capture that a stream belongs to, if any: what an illegal call does on a real
+    /// device.
+    pub fn invalidate_capture(&self, stream: StreamId) {
+        self.state.lock().graphs.break_on(stream);
     }
 
     /// Events that have not finished, with their streams, in the order in which they were recorded.

@@ -10,19 +10,28 @@
 use parking_lot::{Mutex, MutexGuard};
 
 use super::call::Call;
-use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo};
+use super::{
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools,
+    ProcessUsage, Processes, VirtualMemory,
+};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 use crate::size::MIB;
 
 mod control;
 mod costs;
+mod graph;
+mod mapping;
+mod pools;
 mod ranges;
 #[cfg(test)]
 mod tests;
 mod work;
 
 pub use costs::{CallCosts, Cost};
+use graph::Graphs;
+use mapping::Mappings;
+use pools::Pools;
 use ranges::{AddressSpace, Budget};
 use work::{Event, Work};
 
@@ -71,6 +80,9 @@ impl Default for SimOptions {
 }
 
 /// A device without memory. See the [module](self) for what it does and does not do.
+///
+/// Streams that it did not make are accepted, because recordings name raw handles; destroyed ones
+/// are refused. A call that waits finishes what it would wait for, in every [`EventMode`].
 #[derive(Debug)]
 pub struct Sim {
     options: SimOptions,
@@ -84,6 +96,9 @@ struct State {
     budget: Budget,
     memory: AddressSpace,
     work: Work,
+    mappings: Mappings,
+    graphs: Graphs,
+    pools: Pools,
 }
 
 impl Sim {
@@ -96,6 +111,9 @@ impl Sim {
             budget: Budget { used_bytes: 0, total_bytes: options.total_bytes },
             memory: AddressSpace::new(0x7f00_0000_0000, 0x7fff_ffe0_0000_0000),
             work: Work::new(options.event_mode),
+            mappings: Mappings::new(),
+            graphs: Graphs::default(),
+            pools: Pools::new(),
         };
         Self { options, state: Mutex::new(state) }
     }
@@ -104,7 +122,7 @@ impl Sim {
     fn enter(&self, call: Call, cost_ns: u64) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         state.counts[call as usize] += 1;
-        state.now_ns = state.now_ns.saturating_add(cost_ns);
+        state.pass(cost_ns);
         state
     }
 
@@ -115,13 +133,40 @@ impl Sim {
 }
 
 impl State {
-    fn wait_until(&mut self, ready_ns: u64) {
+    fn pass(&mut self, ns: u64) {
+        self.now_ns = self.now_ns.saturating_add(ns);
+    }
+
+    fn finish_stream(&mut self, stream: usize) {
+        let ready_ns = self.work.finish_stream(stream);
+        self.synchronized_at(ready_ns);
+    }
+
+    /// After a wait that took until `ready_ns`; driver pools give memory back then.
+    fn synchronized_at(&mut self, ready_ns: u64) {
         self.now_ns = self.now_ns.max(ready_ns);
+        let State {
+            pools,
+            work,
+            budget,
+            now_ns,
+            ..
+        } = self;
+        pools.synchronized(work, *now_ns, budget);
+    }
+
+    /// Checks the stream of a submission; on a captured stream it becomes a node.
+    fn submit(&mut self, call: Call, stream: StreamId) -> DriverResult<()> {
+        self.work.stream(call, stream)?;
+        self.graphs.add_node(call, stream).map(drop)
     }
 
     /// Whether device code could reach all of these bytes.
     fn check_reachable(&self, call: Call, address: u64, size_bytes: u64) -> DriverResult<()> {
-        if self.memory.holds(address, size_bytes) {
+        if self.memory.holds(address, size_bytes)
+            || self.mappings.holds(address, size_bytes)
+            || self.pools.holds(address, size_bytes)
+        {
             return Ok(());
         }
         Err(invalid(call, format!("{size_bytes} bytes at {address:#x} are not all valid memory")))
@@ -160,6 +205,7 @@ impl Driver for Sim {
     fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
         let call = Call::Free;
         let mut state = self.enter(call, self.options.costs.free.of(size_bytes));
+        state.graphs.check_may_wait(call)?;
         state.memory.give(call, address, size_bytes)?;
         state.budget.give(size_bytes);
         Ok(())
@@ -170,23 +216,27 @@ impl Driver for Sim {
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        let mut state = self.enter_other(Call::DestroyStream);
+        let call = Call::DestroyStream;
+        let mut state = self.enter_other(call);
+        state.graphs.check_not_captured(call, stream)?;
         state.work.destroy_stream(stream)
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
         let call = Call::SynchronizeStream;
         let mut state = self.enter_other(call);
+        state.graphs.check_may_wait_for(call, stream)?;
         let stream = state.work.stream(call, stream)?;
-        let ready_ns = state.work.finish_stream(stream);
-        state.wait_until(ready_ns);
+        state.finish_stream(stream);
         Ok(())
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
-        let mut state = self.enter_other(Call::SynchronizeDevice);
+        let call = Call::SynchronizeDevice;
+        let mut state = self.enter_other(call);
+        state.graphs.check_none(call)?;
         let ready_ns = state.work.finish_all();
-        state.wait_until(ready_ns);
+        state.synchronized_at(ready_ns);
         Ok(())
     }
 
@@ -198,40 +248,57 @@ impl Driver for Sim {
         let call = Call::RecordEvent;
         let state = &mut *self.enter_other(call);
         state.work.event(call, event)?;
-        let stream = state.work.stream(call, stream)?;
-        let mark = state.work.mark(stream, state.now_ns);
-        state.work.set_event(event, Event::Marked(mark));
+        let index = state.work.stream(call, stream)?;
+        let recorded = match state.graphs.add_node(call, stream)? {
+            Some((capture, node)) => Event::Captured { capture, node },
+            None => Event::Marked(state.work.mark(index, state.now_ns)),
+        };
+        state.work.set_event(event, recorded);
         Ok(())
     }
 
     fn query_event(&self, event: EventId) -> DriverResult<bool> {
         let call = Call::QueryEvent;
         let state = self.enter_other(call);
+        state.graphs.check_may_wait(call)?;
         match state.work.event(call, event)? {
             Event::Fresh => Ok(true),
             Event::Marked(mark) => Ok(state.work.is_finished(mark, state.now_ns)),
+            Event::Captured { capture, .. } => state.graphs.refuse_captured(call, capture),
         }
     }
 
     fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
         let call = Call::SynchronizeEvent;
         let mut state = self.enter_other(call);
-        if let Event::Marked(mark) = state.work.event(call, event)? {
-            let ready_ns = state.work.finish(mark);
-            state.wait_until(ready_ns);
+        state.graphs.check_may_wait(call)?;
+        match state.work.event(call, event)? {
+            Event::Fresh => Ok(()),
+            Event::Marked(mark) => {
+                let ready_ns = state.work.finish(mark);
+                state.synchronized_at(ready_ns);
+                Ok(())
+            }
+            Event::Captured { capture, .. } => {
+                state.graphs.refuse_captured(call, capture).map(drop)
+            }
         }
-        Ok(())
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
         let call = Call::WaitEvent;
         let state = &mut *self.enter_other(call);
         let event = state.work.event(call, event)?;
-        let stream = state.work.stream(call, stream)?;
-        if let Event::Marked(mark) = event {
-            state.work.wait(stream, mark, state.now_ns);
+        let index = state.work.stream(call, stream)?;
+        match event {
+            Event::Fresh => Ok(()),
+            Event::Marked(mark) => {
+                state.graphs.check_no_wait_outside(call, stream)?;
+                state.work.wait(index, mark, state.now_ns);
+                Ok(())
+            }
+            Event::Captured { capture, node } => state.graphs.join(call, stream, capture, node),
         }
-        Ok(())
     }
 
     fn destroy_event(&self, event: EventId) -> DriverResult<()> {
@@ -248,16 +315,16 @@ impl Driver for Sim {
             let message = format!("{size_bytes} bytes at {to:#x} and {from:#x} overlap");
             return Err(invalid(call, message));
         }
-        state.work.stream(call, stream).map(drop)
+        state.submit(call, stream)
     }
 
     fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
         let call = Call::CopyFromHost;
         let mut state = self.enter_other(call);
         state.check_reachable(call, to, from.len() as u64)?;
+        state.graphs.check_may_wait_for(call, stream)?;
         let stream = state.work.stream(call, stream)?;
-        let ready_ns = state.work.finish_stream(stream);
-        state.wait_until(ready_ns);
+        state.finish_stream(stream);
         Ok(())
     }
 
@@ -266,9 +333,9 @@ impl Driver for Sim {
         let call = Call::CopyToHost;
         let mut state = self.enter_other(call);
         state.check_reachable(call, from, to.len() as u64)?;
+        state.graphs.check_may_wait_for(call, stream)?;
         let stream = state.work.stream(call, stream)?;
-        let ready_ns = state.work.finish_stream(stream);
-        state.wait_until(ready_ns);
+        state.finish_stream(stream);
         to.fill(0);
         Ok(())
     }
@@ -277,14 +344,41 @@ impl Driver for Sim {
         let call = Call::Fill;
         let mut state = self.enter_other(call);
         state.check_reachable(call, to, size_bytes)?;
-        state.work.stream(call, stream).map(drop)
+        state.submit(call, stream)
     }
 
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
         let call = Call::CaptureStatus;
         let mut state = self.enter_other(call);
         state.work.stream(call, stream)?;
-        Ok(CaptureStatus::None)
+        Ok(state.graphs.status(stream))
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        Some(self)
+    }
+
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        Some(self)
+    }
+
+    fn capture(&self) -> Option<&dyn Capture> {
+        Some(self)
+    }
+
+    fn processes(&self) -> Option<&dyn Processes> {
+        Some(self)
+    }
+}
+
+/// Only this process can hold memory that does not exist.
+impl Processes for Sim {
+    fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
+        let state = self.enter_other(Call::List);
+        Ok(vec![ProcessUsage {
+            process: std::process::id(),
+            used_bytes: state.budget.used_bytes,
+        }])
     }
 }
 
@@ -296,4 +390,12 @@ fn invalid(call: Call, message: impl Into<String>) -> DriverError {
 
 fn out_of_memory(call: Call, message: impl Into<String>) -> DriverError {
     DriverError::new(DriverErrorKind::OutOfMemory, call.name(), 2, message)
+}
+
+fn not_supported(call: Call, message: impl Into<String>) -> DriverError {
+    DriverError::new(DriverErrorKind::NotSupported, call.name(), 801, message)
+}
+
+fn capture_active(call: Call, message: impl Into<String>) -> DriverError {
+    DriverError::new(DriverErrorKind::CaptureActive, call.name(), 900, message)
 }

@@ -136,11 +136,6 @@ impl AddressSpace {
         }
     }
 
-    /// The size of what starts at `address`.
-    pub(super) fn size_at(&self, address: u64) -> Option<u64> {
-        self.live.get(&address).copied()
-    }
-
     /// Whether one range that is given out holds all of these bytes.
     pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
         let below = self.live.range(..=address).next_back();

@@ -2,6 +2,11 @@
 
 use super::*;
 
+mod graph;
+mod mapping;
+mod pools;
+mod work;
+
 fn sim(event_mode: EventMode) -> Sim {
     Sim::new(SimOptions {
         event_mode,
@@ -43,4 +48,76 @@ fn a_free_of_what_was_not_given_out_is_refused() {
     assert_eq!(kind(sim.free(a + MIB, 4 * MIB)), DriverErrorKind::InvalidValue);
     sim.free(a, 4 * MIB).unwrap();
     assert_eq!(kind(sim.free(a, 4 * MIB)), DriverErrorKind::InvalidValue);
+}
+
+#[test]
+fn copies_and_fills_must_stay_inside_what_is_allocated() {
+    let sim = sim(EventMode::Immediate);
+    let [a, b] = [(); 2].map(|()| sim.allocate(2 * MIB).unwrap());
+    let stream = StreamId::DEFAULT;
+    sim.copy(a, b, 2 * MIB, stream).unwrap();
+    sim.fill(a + MIB, 7, MIB, stream).unwrap();
+    sim.copy_from_host(a, &[1; 16], stream).unwrap();
+    let mut bytes = [9; 16];
+    sim.copy_to_host(&mut bytes, a, stream).unwrap();
+    assert_eq!(bytes, [0; 16]);
+    // Two allocations that touch are still two.
+    let invalid = DriverErrorKind::InvalidValue;
+    assert_eq!(kind(sim.fill(a + MIB, 7, 2 * MIB, stream)), invalid);
+    assert_eq!(kind(sim.copy(a, a + MIB, 2 * MIB, stream)), invalid);
+    assert_eq!(kind(sim.copy(a, a + 512, MIB, stream)), invalid);
+    sim.free(b, 2 * MIB).unwrap();
+    assert_eq!(kind(sim.copy_from_host(b, &[1], stream)), invalid);
+}
+
+#[test]
+fn every_call_costs_time_and_is_counted_even_when_it_fails() {
+    let sim = Sim::new(SimOptions::default());
+    let costs = CallCosts::default();
+    let a = sim.allocate(1 << 30).unwrap();
+    assert_eq!(sim.elapsed_ns(), costs.allocate.of(1 << 30));
+    sim.free(a, 1).unwrap_err();
+    sim.free(a, 1 << 30).unwrap();
+    assert_eq!(sim.calls("free"), 2);
+    assert_eq!(sim.call_counts(), [("allocate", 1), ("free", 2)]);
+    assert_eq!(sim.total_calls(), 3);
+}
+
+#[test]
+#[should_panic(expected = "no driver call is named")]
+fn counting_a_call_that_does_not_exist_is_a_mistake_in_the_test() {
+    let _ = sim(EventMode::Immediate).calls("alocate");
+}
+
+#[test]
+fn the_process_list_shows_what_is_in_use() {
+    let sim = sim(EventMode::Immediate);
+    sim.allocate(3 * MIB).unwrap();
+    let list = sim.processes().unwrap().list().unwrap();
+    assert_eq!(list[0].used_bytes, 3 * MIB);
+}
+
+quickcheck::quickcheck! {
+    fn live_ranges_never_overlap_and_used_bytes_are_their_sum(ops: Vec<(bool, u32)>) -> bool {
+        let sim = sim(EventMode::Immediate);
+        let mut live: Vec<(u64, u64)> = Vec::new();
+        for (allocate, pick) in ops {
+            if allocate || live.is_empty() {
+                let size_bytes = u64::from(pick) % (9 * MIB) + 1;
+                match sim.allocate(size_bytes) {
+                    Ok(address) => live.push((address, size_bytes)),
+                    Err(error) => assert!(error.is_out_of_memory()),
+                }
+            } else {
+                let (address, size_bytes) = live.swap_remove(pick as usize % live.len());
+                sim.free(address, size_bytes).unwrap();
+            }
+            live.sort_unstable();
+            let state = sim.state.lock();
+            assert!(state.memory.live().eq(live.iter().copied()));
+            assert!(live.is_sorted_by(|a, b| a.0 + a.1 <= b.0));
+            assert_eq!(state.budget.used_bytes, live.iter().map(|range| range.1).sum::<u64>());
+        }
+        true
+    }
 }

@@ -8,8 +8,8 @@
 use hashbrown::HashMap;
 
 use super::{EventMode, invalid};
-use crate::driver::DriverResult;
 use crate::driver::call::Call;
+use crate::driver::{DriverResult, NodeId};
 use crate::error::DriverError;
 use crate::ids::{EventId, StreamId};
 
@@ -29,6 +29,13 @@ pub(super) enum Event {
     Fresh,
     /// Recorded on a running stream.
     Marked(Mark),
+    /// Recorded on a stream under capture.
+    Captured {
+        /// The capture.
+        capture: u64,
+        /// The node that it became.
+        node: NodeId,
+    },
 }
 
 #[derive(Debug, PartialEq, Eq)]

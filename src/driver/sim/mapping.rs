@@ -1,0 +1,342 @@
+//! Virtual memory of the simulated device: reservations, pieces and where they are mapped.
+//!
+//! Pieces cost bytes of the device from `create` until they are neither held nor mapped; address
+//! space costs nothing. A descriptor is one end of a pipe whose other end the piece keeps, so its
+//! identity is certain while the piece lives; descriptors from elsewhere are not supported.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+
+use hashbrown::HashMap;
+
+use super::ranges::{AddressSpace, Budget};
+use super::{GRANULARITY_BYTES, Sim, invalid, not_supported};
+use crate::driver::call::Call;
+use crate::driver::{DriverResult, Exportable, PhysicalId, VirtualMemory};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::DeviceId;
+
+/// All reservations, pieces and mappings.
+#[derive(Debug)]
+pub(super) struct Mappings {
+    space: AddressSpace,
+    /// By address; no two overlap.
+    mapped: BTreeMap<u64, Mapping>,
+    pieces: HashMap<PhysicalId, Piece>,
+    last_piece: u64,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    size_bytes: u64,
+    piece: PhysicalId,
+    accessible: bool,
+}
+
+#[derive(Debug)]
+struct Piece {
+    size_bytes: u64,
+    exportable: Exportable,
+    /// By `create` and each `import`, less each `release`.
+    holds: u32,
+    mappings: u32,
+    exported: Option<Exported>,
+}
+
+#[derive(Debug)]
+struct Exported {
+    reader: PipeReader,
+    /// Never written: it keeps the pipe alive as long as the piece.
+    _writer: PipeWriter,
+    identity: FileIdentity,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl Mappings {
+    pub(super) fn new() -> Self {
+        Self {
+            space: AddressSpace::new(0x1000_0000_0000, 0x7000_0000_0000),
+            mapped: BTreeMap::new(),
+            pieces: HashMap::new(),
+            last_piece: 0,
+        }
+    }
+
+    /// Whether mapped and accessible pieces cover all of these bytes.
+    pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
+        let Some(end) = address.checked_add(size_bytes) else {
+            return false;
+        };
+        let mut at = address;
+        loop {
+            let below = self.mapped.range(..=at).next_back();
+            match below.map(|(start, mapping)| (start + mapping.size_bytes, mapping.accessible)) {
+                Some((stop, true)) if stop > at && stop >= end => return true,
+                Some((stop, true)) if stop > at => at = stop,
+                _ => return false,
+            }
+        }
+    }
+
+    fn piece(&mut self, call: Call, id: PhysicalId) -> DriverResult<&mut Piece> {
+        let held = self.pieces.get_mut(&id).filter(|piece| piece.holds > 0);
+        held.ok_or_else(|| invalid(call, format!("no piece {} is held", id.0)))
+    }
+
+    fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> DriverResult<()> {
+        let call = Call::Map;
+        check_whole(call, "address", address)?;
+        let piece_bytes = self.piece(call, id)?.size_bytes;
+        if size_bytes != piece_bytes {
+            let message =
+                format!("a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
+            return Err(invalid(call, message));
+        }
+        if !self.space.holds(address, size_bytes) {
+            let message = format!("{size_bytes} bytes at {address:#x} are not all reserved");
+            return Err(invalid(call, message));
+        }
+        if let Some(other) = self.first_mapped_in(address, size_bytes) {
+            let message = format!("{size_bytes} bytes at {address:#x}: {other:#x} is mapped");
+            return Err(invalid(call, message));
+        }
+        self.piece(call, id)?.mappings += 1;
+        let mapping = Mapping {
+            size_bytes,
+            piece: id,
+            accessible: false,
+        };
+        self.mapped.insert(address, mapping);
+        Ok(())
+    }
+
+    fn first_mapped_in(&self, address: u64, size_bytes: u64) -> Option<u64> {
+        let below = self.mapped.range(..address + size_bytes).next_back();
+        let (start, mapping) = below?;
+        (start + mapping.size_bytes > address).then_some(*start)
+    }
+
+    /// Starts of the pieces that fill the range exactly.
+    fn whole_pieces(&self, call: Call, address: u64, size_bytes: u64) -> DriverResult<Vec<u64>> {
+        let mut starts = Vec::new();
+        let mut covered = 0;
+        while covered < size_bytes {
+            let Some(mapping) = self.mapped.get(&(address + covered)) else {
+                break;
+            };
+            starts.push(address + covered);
+            covered += mapping.size_bytes;
+        }
+        if covered != size_bytes || size_bytes == 0 {
+            let message = format!(
+                "{size_bytes} bytes at {address:#x} are not whole mapped pieces: the first {} \
+                 cover {covered} bytes",
+                starts.len()
+            );
+            return Err(invalid(call, message));
+        }
+        Ok(starts)
+    }
+
+    fn unmap(&mut self, starts: &[u64], budget: &mut Budget) {
+        for start in starts {
+            let mapping = self.mapped.remove(start);
+            let id = mapping.expect("whole_pieces found it").piece;
+            let piece = self.pieces.get_mut(&id).expect("mapped pieces exist");
+            piece.mappings -= 1;
+            self.drop_unused(id, budget);
+        }
+    }
+
+    fn drop_unused(&mut self, id: PhysicalId, budget: &mut Budget) {
+        if let Some(piece) = self.pieces.get(&id)
+            && piece.holds == 0
+            && piece.mappings == 0
+        {
+            budget.give(piece.size_bytes);
+            self.pieces.remove(&id);
+        }
+    }
+}
+
+impl VirtualMemory for Sim {
+    fn granularity_bytes(&self) -> u64 {
+        GRANULARITY_BYTES
+    }
+
+    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
+        let call = Call::Reserve;
+        let mut state = self.enter(call, self.options.costs.reserve.of(size_bytes));
+        check_whole(call, "size", size_bytes)?;
+        state.mappings.space.take(call, size_bytes)
+    }
+
+    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let call = Call::Unreserve;
+        let mut state = self.enter(call, self.options.costs.reserve.of(size_bytes));
+        let mappings = &mut state.mappings;
+        mappings.space.check_exact(call, address, size_bytes)?;
+        if let Some(start) = mappings.first_mapped_in(address, size_bytes) {
+            let message = format!("{size_bytes} bytes at {address:#x}: {start:#x} is mapped");
+            return Err(invalid(call, message));
+        }
+        mappings.space.give(call, address, size_bytes)
+    }
+
+    fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
+        let call = Call::Create;
+        let mut state = self.enter(call, self.options.costs.create.of(size_bytes));
+        check_whole(call, "size", size_bytes)?;
+        state.budget.check(call, size_bytes)?;
+        state.budget.take(size_bytes);
+        let mappings = &mut state.mappings;
+        mappings.last_piece += 1;
+        let id = PhysicalId(mappings.last_piece);
+        let piece = Piece {
+            size_bytes,
+            exportable,
+            holds: 1,
+            mappings: 0,
+            exported: None,
+        };
+        mappings.pieces.insert(id, piece);
+        Ok(id)
+    }
+
+    fn release(&self, piece: PhysicalId) -> DriverResult<()> {
+        let call = Call::Release;
+        let state = &mut *self.enter(call, 0);
+        let size_bytes = state
+            .mappings
+            .pieces
+            .get(&piece)
+            .map_or(0, |p| p.size_bytes);
+        state.pass(self.options.costs.release.of(size_bytes));
+        state.mappings.piece(call, piece)?.holds -= 1;
+        state.mappings.drop_unused(piece, &mut state.budget);
+        Ok(())
+    }
+
+    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
+        let mut state = self.enter(Call::Map, self.options.costs.map.of(size_bytes));
+        state.mappings.map(address, size_bytes, piece)
+    }
+
+    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
+        let call = Call::SetAccess;
+        let cost_ns = self.options.costs.set_access.of(size_bytes);
+        let mut state = self.enter(call, cost_ns);
+        if device != self.options.device {
+            let own = self.options.device;
+            let message = format!("device {device} asked; only device {own} exists");
+            return Err(invalid(call, message));
+        }
+        let starts = state.mappings.whole_pieces(call, address, size_bytes)?;
+        state.pass(cost_ns * (starts.len() as u64 - 1));
+        for start in starts {
+            let mapping = state.mappings.mapped.get_mut(&start);
+            mapping.expect("whole_pieces found it").accessible = true;
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let call = Call::Unmap;
+        let cost_ns = self.options.costs.unmap.of(size_bytes);
+        let state = &mut *self.enter(call, cost_ns);
+        let starts = state.mappings.whole_pieces(call, address, size_bytes)?;
+        state.pass(cost_ns * (starts.len() as u64 - 1));
+        state.mappings.unmap(&starts, &mut state.budget);
+        Ok(())
+    }
+
+    /// The descriptor names the piece as long as the piece is held or mapped; unlike on a real
+    /// device it does not keep the piece alive.
+    fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd> {
+        let call = Call::Export;
+        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
+        let held = state.mappings.piece(call, piece)?;
+        if held.exportable == Exportable::No {
+            let message = format!("piece {} was not created exportable", piece.0);
+            return Err(invalid(call, message));
+        }
+        let host = |error: io::Error| host_failed(call, &error);
+        let exported = match held.exported.take() {
+            Some(exported) => exported,
+            None => Exported::new().map_err(host)?,
+        };
+        let reader = exported.reader.try_clone().map_err(host);
+        held.exported = Some(exported);
+        Ok(reader?.into())
+    }
+
+    /// Knows the descriptors of this device only, and gives the same piece, held once more.
+    fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId> {
+        let call = Call::Import;
+        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
+        let identity = FileIdentity::of(descriptor).map_err(|error| host_failed(call, &error))?;
+        let mut pieces = state.mappings.pieces.iter_mut();
+        let found = pieces.find(|(_, piece)| {
+            let exported = piece.exported.as_ref();
+            exported.is_some_and(|exported| exported.identity == identity)
+        });
+        let Some((id, piece)) = found else {
+            let message = "the descriptor is not of a living piece of this simulated device";
+            return Err(not_supported(call, message));
+        };
+        if piece.size_bytes != size_bytes {
+            let message = format!("the piece has {} bytes, not {size_bytes}", piece.size_bytes);
+            return Err(invalid(call, message));
+        }
+        piece.holds += 1;
+        Ok(*id)
+    }
+}
+
+impl Exported {
+    fn new() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        let identity = FileIdentity::of(reader.try_clone()?.into())?;
+        Ok(Self {
+            reader,
+            _writer: writer,
+            identity,
+        })
+    }
+}
+
+impl FileIdentity {
+    fn of(descriptor: OwnedFd) -> io::Result<Self> {
+        let metadata = File::from(descriptor).metadata()?;
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        })
+    }
+}
+
+fn check_whole(call: Call, what: &str, bytes: u64) -> DriverResult<()> {
+    if bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES) {
+        return Ok(());
+    }
+    let message = format!("{what} {bytes:#x} is not a positive multiple of {GRANULARITY_BYTES:#x}");
+    Err(invalid(call, message))
+}
+
+fn host_failed(call: Call, error: &io::Error) -> DriverError {
+    let code = error.raw_os_error().unwrap_or(0);
+    DriverError::new(
+        DriverErrorKind::Other,
+        call.name(),
+        code.into(),
+        error.to_string(),
+    )
+}

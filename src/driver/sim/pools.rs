@@ -1,0 +1,335 @@
+//! Stream-ordered pools of the simulated device, as `cudaMallocAsync` keeps them.
+//!
+//! A pool takes segments of at least 32 MiB and hands out ranges of them first fit by address. A
+//! freed range may be used again on the stream that freed it at once, and on others when the free
+//! has been reached there. Idle segments go back when somebody synchronises, down to the release
+//! threshold, and when the pool is trimmed. Nothing moves inside a segment.
+
+use std::collections::BTreeMap;
+
+use super::ranges::{AddressSpace, Budget};
+use super::work::{Mark, Work};
+use super::{Sim, State, invalid};
+use crate::driver::call::Call;
+use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
+use crate::ids::StreamId;
+use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
+
+const SEGMENT_MIN_BYTES: u64 = 32 * MIB;
+
+/// All pools.
+#[derive(Debug)]
+pub(super) struct Pools {
+    space: AddressSpace,
+    /// The first is the default pool.
+    pools: Vec<Pool>,
+    live: BTreeMap<u64, Live>,
+}
+
+#[derive(Debug)]
+struct Live {
+    size_bytes: u64,
+    pool: usize,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    destroyed: bool,
+    threshold_bytes: u64,
+    usage: DriverPoolUsage,
+    /// Start and size.
+    segments: BTreeMap<u64, u64>,
+    /// Ranges that nobody holds, by address. None reaches over the end of its segment.
+    idle: BTreeMap<u64, Idle>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    size_bytes: u64,
+    /// The free that only this stream has seen. `None`: everybody may use the range.
+    freed: Option<Freed>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Freed {
+    on: StreamId,
+    mark: Mark,
+}
+
+impl Pool {
+    /// Opens ranges to everybody whose free has been reached, and joins neighbours.
+    fn settle(&mut self, work: &Work, now_ns: u64) {
+        let idle = std::mem::take(&mut self.idle);
+        let mut last: Option<(u64, Idle)> = None;
+        for (start, mut range) in idle {
+            range.freed = range.freed.filter(|f| !work.is_finished(f.mark, now_ns));
+            if let Some((last_start, last_range)) = &mut last
+                && *last_start + last_range.size_bytes == start
+                && !self.segments.contains_key(&start)
+                && last_range.freed.is_none()
+                && range.freed.is_none()
+            {
+                last_range.size_bytes += range.size_bytes;
+                continue;
+            }
+            self.idle.extend(last.replace((start, range)));
+        }
+        self.idle.extend(last);
+    }
+
+    /// Takes the lowest idle range that fits and that `on` may use.
+    fn take(&mut self, size_bytes: u64, on: StreamId) -> Option<u64> {
+        let found = self.idle.iter().find(|(_, range)| {
+            range.size_bytes >= size_bytes && range.freed.is_none_or(|freed| freed.on == on)
+        });
+        let (start, range) = found.map(|(start, range)| (*start, *range))?;
+        self.idle.remove(&start);
+        if range.size_bytes > size_bytes {
+            let rest = Idle {
+                size_bytes: range.size_bytes - size_bytes,
+                ..range
+            };
+            self.idle.insert(start + size_bytes, rest);
+        }
+        Some(start)
+    }
+
+    fn grow(
+        &mut self,
+        call: Call,
+        size_bytes: u64,
+        space: &mut AddressSpace,
+        budget: &mut Budget,
+    ) -> DriverResult<()> {
+        let whole = align_up(size_bytes, 2 * MIB);
+        let roomy = whole.max(SEGMENT_MIN_BYTES);
+        let segment_bytes = if roomy <= budget.free_bytes() {
+            roomy
+        } else {
+            whole
+        };
+        budget.check(call, segment_bytes)?;
+        let start = space.take(call, segment_bytes)?;
+        budget.take(segment_bytes);
+        self.segments.insert(start, segment_bytes);
+        let range = Idle {
+            size_bytes: segment_bytes,
+            freed: None,
+        };
+        self.idle.insert(start, range);
+        self.usage.reserved_bytes += segment_bytes;
+        let high = &mut self.usage.reserved_high_bytes;
+        *high = (*high).max(self.usage.reserved_bytes);
+        Ok(())
+    }
+
+    /// Gives back idle segments, highest first, while more than `keep_bytes` are held.
+    fn release(&mut self, keep_bytes: u64, space: &mut AddressSpace, budget: &mut Budget) {
+        let idle: Vec<u64> = self
+            .segments
+            .iter()
+            .filter(|(start, size_bytes)| {
+                let range = self.idle.get(*start);
+                range.is_some_and(|r| r.size_bytes == **size_bytes && r.freed.is_none())
+            })
+            .map(|(start, _)| *start)
+            .collect();
+        for start in idle.into_iter().rev() {
+            if self.usage.reserved_bytes <= keep_bytes {
+                break;
+            }
+            let size_bytes = self.segments.remove(&start).expect("just seen");
+            self.idle.remove(&start);
+            space
+                .give(Call::Trim, start, size_bytes)
+                .expect("segments of pools are held in the address space");
+            budget.give(size_bytes);
+            self.usage.reserved_bytes -= size_bytes;
+        }
+    }
+}
+
+impl Pools {
+    pub(super) fn new() -> Self {
+        let default = Pool::default();
+        Self {
+            space: AddressSpace::new(0x7000_0000_0000, 0x7f00_0000_0000),
+            pools: vec![default],
+            live: BTreeMap::new(),
+        }
+    }
+
+    /// Whether one allocation holds all of these bytes.
+    pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
+        let below = self.live.range(..=address).next_back();
+        below.is_some_and(|(start, live)| {
+            let end = address.checked_add(size_bytes);
+            end.is_some_and(|end| end <= start + live.size_bytes)
+        })
+    }
+
+    /// After somebody waited: every pool goes back to its threshold.
+    pub(super) fn synchronized(&mut self, work: &Work, now_ns: u64, budget: &mut Budget) {
+        for pool in &mut self.pools {
+            if pool.usage.reserved_bytes > pool.threshold_bytes {
+                pool.settle(work, now_ns);
+                pool.release(pool.threshold_bytes, &mut self.space, budget);
+            }
+        }
+    }
+
+    fn index(&self, call: Call, pool: DriverPoolId) -> DriverResult<usize> {
+        let index = usize::try_from(pool.0).ok();
+        let found = index.filter(|i| self.pools.get(*i).is_some_and(|pool| !pool.destroyed));
+        found.ok_or_else(|| invalid(call, format!("there is no pool {}", pool.0)))
+    }
+
+    fn pool(&mut self, call: Call, pool: DriverPoolId) -> DriverResult<&mut Pool> {
+        let index = self.index(call, pool)?;
+        Ok(&mut self.pools[index])
+    }
+}
+
+impl State {
+    fn allocate_async(
+        &mut self,
+        pool: DriverPoolId,
+        bytes: u64,
+        on: StreamId,
+    ) -> DriverResult<u64> {
+        let call = Call::AllocateAsync;
+        let index = self.pools.index(call, pool)?;
+        if bytes == 0 {
+            return Err(invalid(call, "0 bytes asked"));
+        }
+        if bytes > self.budget.total_bytes {
+            return self.budget.check(call, bytes).map(|()| 0);
+        }
+        self.work.stream(call, on)?;
+        self.graphs.check_takes_work(call, on)?;
+        let size_bytes = align_up(bytes, MIN_BLOCK_BYTES);
+        let (pools, now_ns) = (&mut self.pools, self.now_ns);
+        let pool = &mut pools.pools[index];
+        pool.settle(&self.work, now_ns);
+        let address = match pool.take(size_bytes, on) {
+            Some(address) => address,
+            None => {
+                if self
+                    .budget
+                    .check(call, align_up(size_bytes, 2 * MIB))
+                    .is_err()
+                {
+                    pool.release(0, &mut pools.space, &mut self.budget);
+                }
+                pool.grow(call, size_bytes, &mut pools.space, &mut self.budget)?;
+                pool.take(size_bytes, on).expect("just grown for it")
+            }
+        };
+        pool.usage.used_bytes += size_bytes;
+        pool.usage.used_high_bytes = pool.usage.used_high_bytes.max(pool.usage.used_bytes);
+        let live = Live {
+            size_bytes,
+            pool: index,
+        };
+        pools.live.insert(address, live);
+        self.submit(call, on)?;
+        Ok(address)
+    }
+
+    fn free_async(&mut self, address: u64, on: StreamId) -> DriverResult<()> {
+        let call = Call::FreeAsync;
+        if !self.pools.live.contains_key(&address) {
+            return Err(invalid(call, format!("nothing starts at {address:#x}")));
+        }
+        let stream = self.work.stream(call, on)?;
+        self.submit(call, on)?;
+        let mark = self.work.mark(stream, self.now_ns);
+        let live = self.pools.live.remove(&address).expect("just seen");
+        let pool = &mut self.pools.pools[live.pool];
+        pool.usage.used_bytes -= live.size_bytes;
+        let range = Idle {
+            size_bytes: live.size_bytes,
+            freed: Some(Freed { on, mark }),
+        };
+        pool.idle.insert(address, range);
+        self.release_destroyed(live.pool);
+        Ok(())
+    }
+
+    /// Gives back the memory of a destroyed pool as far as its frees have been reached; what is
+    /// left goes when somebody synchronises.
+    fn release_destroyed(&mut self, index: usize) {
+        let pool = &mut self.pools.pools[index];
+        if pool.destroyed && pool.usage.used_bytes == 0 {
+            pool.settle(&self.work, self.now_ns);
+            pool.release(0, &mut self.pools.space, &mut self.budget);
+        }
+    }
+}
+
+impl MemoryPools for Sim {
+    fn default_pool(&self) -> DriverResult<DriverPoolId> {
+        drop(self.enter_other(Call::DefaultPool));
+        Ok(DriverPoolId(0))
+    }
+
+    fn create_pool(&self) -> DriverResult<DriverPoolId> {
+        let pools = &mut self.enter_other(Call::CreatePool).pools.pools;
+        pools.push(Pool::default());
+        Ok(DriverPoolId(pools.len() as u64 - 1))
+    }
+
+    fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
+        let call = Call::DestroyPool;
+        let state = &mut *self.enter_other(call);
+        if pool.0 == 0 {
+            return Err(invalid(call, "the default pool cannot be destroyed"));
+        }
+        let index = state.pools.index(call, pool)?;
+        let pool = &mut state.pools.pools[index];
+        pool.destroyed = true;
+        pool.threshold_bytes = 0;
+        state.release_destroyed(index);
+        Ok(())
+    }
+
+    fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
+        let call = Call::SetReleaseThreshold;
+        let state = &mut *self.enter_other(call);
+        state.pools.pool(call, pool)?.threshold_bytes = bytes;
+        Ok(())
+    }
+
+    fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
+        let mut state = self.enter_other(Call::AllocateAsync);
+        state.allocate_async(pool, bytes, on)
+    }
+
+    fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
+        self.enter_other(Call::FreeAsync).free_async(address, on)
+    }
+
+    fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
+        let call = Call::Trim;
+        let state = &mut *self.enter_other(call);
+        let index = state.pools.index(call, pool)?;
+        let pool = &mut state.pools.pools[index];
+        pool.settle(&state.work, state.now_ns);
+        pool.release(keep_bytes, &mut state.pools.space, &mut state.budget);
+        Ok(())
+    }
+
+    fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
+        let call = Call::Usage;
+        Ok(self.enter_other(call).pools.pool(call, pool)?.usage)
+    }
+
+    fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
+        let call = Call::ResetHighMarks;
+        let state = &mut *self.enter_other(call);
+        let usage = &mut state.pools.pool(call, pool)?.usage;
+        usage.used_high_bytes = usage.used_bytes;
+        usage.reserved_high_bytes = usage.reserved_bytes;
+        Ok(())
+    }
+}
