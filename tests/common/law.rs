@@ -1,0 +1,137 @@
+//! Laws that hold at every moment at which no call runs, and what they are checked on.
+//!
+//! A layout tiles its segments; the driver holds exactly the segments; every current value of the
+//! statistics is a recount of the layout. Nothing here knows how the allocator works.
+//!
+//! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
+
+use stratalloc::allocator::{Caching, Counters};
+use stratalloc::cache::Engine;
+use stratalloc::history::{BlockStateName, SegmentLayout};
+use stratalloc::size::{MIN_BLOCK_BYTES, PoolKind};
+use stratalloc::stats::{PerPool, Statistics};
+
+use super::{Checked, ensure, ensure_eq};
+
+/// Segments do not overlap, their blocks tile them, and neighbours are never both free.
+pub(crate) fn check_layout(segments: &[SegmentLayout]) -> Checked {
+    for pair in segments.windows(2) {
+        let end = pair[0].address + pair[0].size_bytes;
+        ensure!(end <= pair[1].address, "segments overlap at {:#x}", pair[1].address);
+    }
+    for segment in segments {
+        let mut at = segment.address;
+        for block in &segment.blocks {
+            ensure_eq!(block.address, at, "a block does not begin where the last one ends");
+            let whole = block.size_bytes > 0 && block.size_bytes.is_multiple_of(MIN_BLOCK_BYTES);
+            ensure!(whole, "block {at:#x} has {} bytes", block.size_bytes);
+            let used = block.state != BlockStateName::Inactive;
+            ensure!(
+                !used || (1..=block.size_bytes).contains(&block.requested_bytes),
+                "block {at:#x} of {} bytes serves {}",
+                block.size_bytes,
+                block.requested_bytes
+            );
+            at += block.size_bytes;
+        }
+        ensure_eq!(at, segment.address + segment.size_bytes, "the last block ends elsewhere");
+        let both_free = segment
+            .blocks
+            .windows(2)
+            .any(|pair| pair.iter().all(|block| block.state == BlockStateName::Inactive));
+        ensure!(!both_free, "free neighbours in segment {:#x}", segment.address);
+    }
+    Ok(())
+}
+
+/// Bytes of all segments.
+pub(crate) fn reserved_bytes(segments: &[SegmentLayout]) -> u64 {
+    segments.iter().map(|segment| segment.size_bytes).sum()
+}
+
+/// Address and requested bytes of every block in callers' hands, in address order.
+pub(crate) fn live_blocks(segments: &[SegmentLayout]) -> Vec<(u64, u64)> {
+    let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+    let live = blocks.filter(|block| block.state == BlockStateName::ActiveAllocated);
+    live.map(|block| (block.address, block.requested_bytes)).collect()
+}
+
+/// Every current value that can be counted in a layout.
+pub(crate) fn recount(segments: &[SegmentLayout]) -> Statistics {
+    let mut counted = Statistics::default();
+    for segment in segments {
+        let kind = segment.kind;
+        add(&mut counted.segment, kind, 1);
+        add(&mut counted.reserved_bytes, kind, segment.size_bytes);
+        for block in &segment.blocks {
+            let size = block.size_bytes;
+            if block.state == BlockStateName::Inactive {
+                counted.free_blocks += 1;
+                if segment.blocks.len() > 1 {
+                    add(&mut counted.inactive_split, kind, 1);
+                    add(&mut counted.inactive_split_bytes, kind, size);
+                }
+                continue;
+            }
+            add(&mut counted.active, kind, 1);
+            add(&mut counted.active_bytes, kind, size);
+            add(&mut counted.requested_bytes, kind, block.requested_bytes);
+            if block.state == BlockStateName::ActiveAllocated {
+                add(&mut counted.allocation, kind, 1);
+                add(&mut counted.allocated_bytes, kind, size);
+            }
+        }
+    }
+    counted
+}
+
+fn add(family: &mut PerPool, kind: PoolKind, n: u64) {
+    let n = i64::try_from(n).expect("sizes fit");
+    family.all.current += n;
+    match kind {
+        PoolKind::Small => family.small.current += n,
+        PoolKind::Large => family.large.current += n,
+    }
+}
+
+/// The families that a layout determines, with their names.
+pub(crate) fn families(statistics: &Statistics) -> [(&'static str, &PerPool); 9] {
+    [
+        ("allocation", &statistics.allocation),
+        ("allocated_bytes", &statistics.allocated_bytes),
+        ("active", &statistics.active),
+        ("active_bytes", &statistics.active_bytes),
+        ("requested_bytes", &statistics.requested_bytes),
+        ("inactive_split", &statistics.inactive_split),
+        ("inactive_split_bytes", &statistics.inactive_split_bytes),
+        ("segment", &statistics.segment),
+        ("reserved_bytes", &statistics.reserved_bytes),
+    ]
+}
+
+/// Every current value equals its recount, and no peak is below it.
+pub(crate) fn check_statistics(statistics: &Statistics, segments: &[SegmentLayout]) -> Checked {
+    let counted = recount(segments);
+    for ((name, told), (_, counted)) in families(statistics).into_iter().zip(families(&counted)) {
+        for (pool, told, counted) in [
+            ("all", told.all, counted.all),
+            ("large", told.large, counted.large),
+            ("small", told.small, counted.small),
+        ] {
+            ensure_eq!(told.current, counted.current, "{name}.{pool} and its recount");
+            ensure!(told.peak >= told.current, "{name}.{pool} has a peak below its value");
+        }
+    }
+    ensure_eq!(statistics.free_blocks, counted.free_blocks, "free blocks and their recount");
+    Ok(())
+}
+
+/// All laws at once. `used_bytes` is what the driver says is taken.
+pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentLayout>, String> {
+    engine.check().map_err(|broken| format!("{broken:?}"))?;
+    let segments = engine.layout();
+    check_layout(&segments)?;
+    ensure_eq!(reserved_bytes(&segments), used_bytes, "segments and what the driver gave");
+    check_statistics(&Counters::statistics(engine), &segments)?;
+    Ok(segments)
+}

@@ -1,0 +1,110 @@
+//! A device under a test's control: the driver, and the hand brake on its work.
+//!
+//! Tests say which streams have finished; a machine that cannot hold its work back says so and
+//! gets the checks that hold anyway. A new driver joins the shadow test by one implementation.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::ids::{EventId, StreamId};
+
+use super::Checked;
+
+/// A driver and what a test may do to the work that runs on it.
+pub(crate) trait Machine: Debug {
+    /// The driver.
+    fn driver(&self) -> Arc<dyn Driver>;
+
+    /// Streams to work on; `count` of them.
+    fn streams(&self, count: usize) -> Vec<StreamId>;
+
+    /// Whether events stay unfinished until the test finishes them.
+    fn holds_work(&self) -> bool;
+
+    /// Events that have not finished, oldest first. Empty when the machine cannot tell.
+    fn unfinished(&self) -> Vec<(EventId, StreamId)>;
+
+    /// Finishes all work of a stream.
+    fn finish_stream(&self, stream: StreamId);
+
+    /// Finishes one event alone, out of its stream's order. Nothing when the machine cannot.
+    fn finish_event(&self, _event: EventId) {}
+
+    /// Events that were created and not destroyed, if the machine counts.
+    fn events_alive(&self) -> Option<u64> {
+        None
+    }
+
+    /// Puts a pattern into a block, in the order of its stream.
+    fn write(&self, _address: u64, _bytes: u64, _seed: u64, _stream: StreamId) -> Checked {
+        Ok(())
+    }
+
+    /// Whether the pattern is still there, as the stream sees it.
+    fn verify(&self, _address: u64, _bytes: u64, _seed: u64, _stream: StreamId) -> Checked {
+        Ok(())
+    }
+
+    /// Bytes taken from the device.
+    fn used_bytes(&self) -> u64 {
+        let info = self.driver().memory_info().expect("the machine answers");
+        info.total_bytes - info.free_bytes
+    }
+}
+
+/// The simulated device.
+#[derive(Debug)]
+pub(crate) struct SimMachine(pub(crate) Arc<Sim>);
+
+impl SimMachine {
+    /// A device of `total_bytes` whose events wait for the test.
+    pub(crate) fn new(total_bytes: u64) -> Self {
+        Self::with_events(total_bytes, EventMode::Manual)
+    }
+
+    /// A device of `total_bytes` whose events finish as `event_mode` says.
+    pub(crate) fn with_events(total_bytes: u64, event_mode: EventMode) -> Self {
+        Self(Arc::new(Sim::new(SimOptions {
+            total_bytes,
+            event_mode,
+            costs: CallCosts::NONE,
+            ..SimOptions::default()
+        })))
+    }
+}
+
+impl Machine for SimMachine {
+    fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.0) as Arc<dyn Driver>
+    }
+
+    fn streams(&self, count: usize) -> Vec<StreamId> {
+        // The default stream, and others whose raw values are in no order.
+        let created = (1..count).map(|_| self.0.create_stream().expect("streams are free"));
+        let mut streams: Vec<_> = created.collect();
+        streams.insert(count / 2, StreamId::DEFAULT);
+        streams
+    }
+
+    fn holds_work(&self) -> bool {
+        true
+    }
+
+    fn unfinished(&self) -> Vec<(EventId, StreamId)> {
+        self.0.pending_events()
+    }
+
+    fn finish_stream(&self, stream: StreamId) {
+        self.0.complete_stream(stream);
+    }
+
+    fn finish_event(&self, event: EventId) {
+        self.0.complete_event(event);
+    }
+
+    fn events_alive(&self) -> Option<u64> {
+        Some(self.0.calls("create_event") - self.0.calls("destroy_event"))
+    }
+}

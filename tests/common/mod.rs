@@ -1,0 +1,35 @@
+//! What the test programs share: machines to run on, and the laws that every layout obeys.
+//!
+//! Each test program compiles this folder for itself and uses a part of it. Laws return what is
+//! wrong as text instead of panicking, so that a property test can shrink without noise.
+//! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics).
+
+#![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
+
+pub(crate) mod law;
+pub(crate) mod machine;
+
+/// What is wrong, or nothing.
+pub(crate) type Checked = Result<(), String>;
+
+/// Returns an error with the text unless the condition holds.
+macro_rules! ensure {
+    ($holds:expr, $($text:tt)+) => {{
+        if !$holds {
+            return Err(format!($($text)+));
+        }
+    }};
+}
+
+/// Returns an error with both sides unless they are equal.
+macro_rules! ensure_eq {
+    ($left:expr, $right:expr, $($text:tt)+) => {{
+        let (left, right) = (&$left, &$right);
+        if left != right {
+            return Err(format!("{}: {left:?} is not {right:?}", format_args!($($text)+)));
+        }
+    }};
+}
+
+pub(crate) use ensure;
+pub(crate) use ensure_eq;

@@ -1,0 +1,62 @@
+//! The shadow test: random operations on an allocator, and a plain model beside it that knows what
+//! must be true after each.
+//!
+//! `shadow/ops.rs` makes and shrinks the operations, `runner.rs` performs and checks them,
+//! `misuse.rs` knows the calls that must be refused, `mirror.rs` keeps the account.
+//! `SHADOW_RUNS=100 cargo test --test shadow` runs a hundred times as many scripts.
+
+mod common;
+#[path = "shadow/mirror.rs"]
+mod mirror;
+#[path = "shadow/misuse.rs"]
+mod misuse;
+#[path = "shadow/ops.rs"]
+mod ops;
+#[path = "shadow/runner.rs"]
+mod runner;
+
+use quickcheck::{Gen, QuickCheck};
+use stratalloc::size::MIB;
+
+use common::Checked;
+use common::machine::SimMachine;
+use ops::Script;
+
+/// How many times as many scripts as usual.
+fn times() -> u64 {
+    std::env::var("SHADOW_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+fn check(tests: u64, longest: usize, property: fn(Script) -> Checked) {
+    let tests = tests * times();
+    QuickCheck::new()
+        .tests(tests)
+        .max_tests(tests)
+        .rng(Gen::new(longest))
+        .quickcheck(property as fn(Script) -> Checked);
+}
+
+/// A device on which limits bite and out of memory is common.
+fn on_a_small_device(script: Script) -> Checked {
+    runner::run(&SimMachine::new(96 * MIB), &script)
+}
+
+/// A device that always has room.
+fn on_a_large_device(script: Script) -> Checked {
+    runner::run(&SimMachine::new(64 << 30), &script)
+}
+
+#[test]
+fn short_scripts_on_a_small_device_keep_every_law() {
+    check(400, 30, on_a_small_device);
+}
+
+#[test]
+fn long_scripts_on_a_small_device_keep_every_law() {
+    check(60, 400, on_a_small_device);
+}
+
+#[test]
+fn long_scripts_on_a_large_device_keep_every_law() {
+    check(40, 400, on_a_large_device);
+}

@@ -1,0 +1,424 @@
+//! Runs operations on an allocator and holds it against everything that is known about it.
+//!
+//! After each operation: the laws of `common::law`, the account of `mirror`, and the runner's own
+//! list of what it holds. Work on other streams stays unfinished until an operation finishes it,
+//! so a block that comes back too early is seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stratalloc::allocator::{
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, RawAddresses, Request, Token,
+};
+use stratalloc::cache::Engine;
+use stratalloc::config::Config;
+use stratalloc::error::{AllocError, OutOfMemory};
+use stratalloc::history::{Action, BlockStateName, Event, SegmentLayout};
+use stratalloc::ids::{EventId, OwnerId, StreamId};
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::{MIB, PoolKind};
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::Strategy;
+
+use crate::common::machine::Machine;
+use crate::common::{Checked, ensure, ensure_eq, law};
+use crate::mirror::Mirror;
+use crate::ops::{Op, Script};
+
+/// A block in the runner's hands.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Absent when the block is known by its address alone.
+    pub(crate) allocation: Option<Allocation>,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stream: StreamId,
+    /// Other streams that use it.
+    pub(crate) others: BTreeSet<StreamId>,
+    /// What was written into it.
+    seed: u64,
+}
+
+/// A handle of a block that was freed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stale {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) token: Token,
+}
+
+/// What an operation was expected to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Anything that the laws allow.
+    Done,
+    /// Nothing at all.
+    Refused,
+}
+
+/// An allocator under test with all that is known about it.
+#[derive(Debug)]
+pub(crate) struct Runner<'m, M> {
+    pub(crate) machine: &'m M,
+    pub(crate) strategy: Strategy,
+    mirror: Mirror,
+    streams: Vec<StreamId>,
+    pub(crate) held: Vec<Held>,
+    pub(crate) stale: Vec<Stale>,
+    /// Unfinished events that each draining block waits for, by the block's address.
+    waits: BTreeMap<u64, Vec<EventId>>,
+    /// Events the engine may still be waiting for, finished or not, by the block's address.
+    recorded: BTreeMap<u64, u64>,
+    most_recorded: u64,
+    pub(crate) stranger: OwnerId,
+    next_seed: u64,
+    before: (Vec<SegmentLayout>, Statistics),
+}
+
+/// Runs a whole script.
+pub(crate) fn run<M: Machine>(machine: &M, script: &Script) -> Checked {
+    let mut runner = Runner::new(machine, script)?;
+    for (at, op) in script.ops.iter().enumerate() {
+        runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
+    }
+    // Every other script goes with blocks in use, the rest hands everything back first.
+    if script.ops.len() % 2 == 0 {
+        runner.hand_everything_back()?;
+    }
+    drop(runner);
+    ensure_eq!(machine.used_bytes(), 0, "memory left behind");
+    ensure_eq!(machine.events_alive().unwrap_or(0), 0, "events left behind");
+    Ok(())
+}
+
+impl<'m, M: Machine> Runner<'m, M> {
+    fn new(machine: &'m M, script: &Script) -> Result<Self, String> {
+        let settings = script.tuning.settings();
+        let options = BuildOptions { raw_addresses: script.raw_addresses };
+        let config = Config::from_settings(settings.clone());
+        let strategy =
+            build(&config, machine.driver(), options).map_err(|error| error.to_string())?;
+        let mut runner = Self {
+            machine,
+            strategy,
+            mirror: Mirror::new(settings),
+            streams: machine.streams(script.streams),
+            held: Vec::new(),
+            stale: Vec::new(),
+            waits: BTreeMap::new(),
+            recorded: BTreeMap::new(),
+            most_recorded: 0,
+            stranger: OwnerId::next(),
+            next_seed: 0,
+            before: Default::default(),
+        };
+        runner.engine().history().start(100_000);
+        ensure_eq!(runner.raw().is_some(), script.raw_addresses, "raw addresses");
+        runner.before = runner.look();
+        Ok(runner)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        self.strategy.engine().expect("the native strategy has an engine")
+    }
+
+    pub(crate) fn raw(&self) -> Option<&dyn RawAddresses> {
+        self.strategy.raw_addresses()
+    }
+
+    pub(crate) fn caching(&self) -> &dyn Caching {
+        self.strategy.caching().expect("the native strategy caches")
+    }
+
+    fn counters(&self) -> &dyn Counters {
+        self.strategy.counters().expect("the native strategy counts")
+    }
+
+    pub(crate) fn cross_stream(&self) -> &dyn CrossStream {
+        self.strategy.cross_stream().expect("the native strategy crosses streams")
+    }
+
+    fn look(&self) -> (Vec<SegmentLayout>, Statistics) {
+        (self.caching().layout(), self.counters().statistics())
+    }
+
+    pub(crate) fn stream(&self, index: u8) -> StreamId {
+        self.streams[usize::from(index) % self.streams.len()]
+    }
+
+    fn step(&mut self, op: &Op) -> Checked {
+        self.forget_finished();
+        let outcome = self.perform(op)?;
+        self.check(outcome)
+    }
+
+    fn perform(&mut self, op: &Op) -> Result<Outcome, String> {
+        match *op {
+            Op::Allocate { bytes, stream } => return self.allocate(bytes, self.stream(stream)),
+            Op::Free { pick } => {
+                if !self.held.is_empty() {
+                    return self.free(usize::from(pick) % self.held.len());
+                }
+            }
+            Op::RecordStream { pick, stream } => return self.record(pick, self.stream(stream)),
+            Op::FinishStream { stream } => self.machine.finish_stream(self.stream(stream)),
+            Op::FinishEvent { pick } => {
+                let unfinished = self.machine.unfinished();
+                if !unfinished.is_empty() {
+                    self.machine.finish_event(unfinished[usize::from(pick) % unfinished.len()].0);
+                }
+            }
+            Op::ProcessEvents => {
+                self.cross_stream().process_events().map_err(|error| error.to_string())?;
+                self.replay(false)?;
+                self.check_polled()?;
+            }
+            Op::EmptyCache => {
+                self.caching().empty_cache().map_err(|error| error.to_string())?;
+                self.replay(true)?;
+                ensure!(!self.mirror.any_idle(), "an idle segment is left");
+                ensure!(!self.mirror.any_draining(), "a block still drains");
+            }
+            Op::SetLimitMib { mib } => {
+                let limit = mib.map(|mib| u64::from(mib) * MIB);
+                self.caching().set_limit_bytes(limit);
+                ensure_eq!(self.caching().limit_bytes(), limit, "limit");
+                self.mirror.limit = limit;
+            }
+            Op::SetFraction { percent } => self.set_fraction(percent)?,
+            Op::Apply { tuning } => {
+                self.mirror.settings = tuning.settings();
+                self.caching().apply(&Config::from_settings(tuning.settings()));
+            }
+            Op::ResetPeaks => {
+                self.counters().reset_peaks();
+                self.mirror.reset_peaks();
+            }
+            Op::ResetAccumulated => {
+                self.counters().reset_accumulated();
+                self.mirror.reset_accumulated();
+            }
+            Op::Bad { what, pick } => return self.misuse(what, pick),
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn set_fraction(&mut self, percent: u8) -> Checked {
+        let fraction = f64::from(percent) / 100.0;
+        self.caching().set_memory_fraction(fraction).map_err(|error| error.to_string())?;
+        let limit = self.caching().limit_bytes();
+        let part = self.machine.driver().info().total_bytes / 100 * u64::from(percent);
+        match limit {
+            None => ensure_eq!(percent, 100, "no limit"),
+            Some(limit) => ensure!(limit.abs_diff(part) <= 100, "{limit} is not {percent} %"),
+        }
+        self.mirror.limit = limit;
+        Ok(())
+    }
+
+    fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Outcome, String> {
+        let request = Request::new(bytes, stream);
+        // Where addresses are kept, every other request does without a handle.
+        let bare = self.next_seed % 2 == 1;
+        let made = match self.raw().filter(|_| bare) {
+            Some(raw) => raw.allocate_raw(request).map(|address| (address, None)),
+            None => self.strategy.allocate(request).map(|a| (a.address(), Some(a))),
+        };
+        let waited = self.waited();
+        let events = self.replay(waited)?;
+        self.check_polled()?;
+        let after = self.counters().statistics();
+        let (hit, miss) = (after.hits - self.before.1.hits, after.misses - self.before.1.misses);
+        ensure_eq!(hit + miss, 1, "a request is a hit or a miss");
+        let quiet = !waited && !events.iter().any(|event| event.action.is_segment());
+        match made {
+            Ok((address, allocation)) => {
+                ensure_eq!(hit == 1, quiet, "a hit, and one that disturbs nobody");
+                let last = events.iter().rfind(|event| event.action == Action::Alloc);
+                let last = last.map(|event| (event.address, event.size_bytes, event.stream));
+                ensure_eq!(last, Some((address, bytes, stream)), "the block in the history");
+                if let Some(made) = &allocation {
+                    ensure_eq!(made.size_bytes(), bytes, "size of the handle");
+                    ensure_eq!(made.owner(), self.engine().owner(), "owner of the handle");
+                }
+                let seed = self.next_seed;
+                self.next_seed += 1;
+                self.machine.write(address, bytes, seed, stream)?;
+                let others = BTreeSet::new();
+                self.held.push(Held { allocation, address, bytes, stream, others, seed });
+            }
+            Err(AllocError::OutOfMemory(report)) => self.check_report(&report, bytes, stream)?,
+            Err(other) => return Err(format!("refused: {other}")),
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Every number of the report is that of the mirror at the moment of failure.
+    fn check_report(&self, report: &OutOfMemory, bytes: u64, stream: StreamId) -> Checked {
+        let mirror = &self.mirror;
+        let rounded = mirror.rounded(bytes);
+        let asked = (report.requested_bytes, report.rounded_bytes, report.segment_bytes);
+        ensure_eq!(asked, (bytes, rounded, mirror.segment_for(rounded)), "asked for");
+        ensure_eq!((report.stream, report.limit_bytes), (stream, mirror.limit), "stream, limit");
+        ensure_eq!(report.reserved_bytes, mirror.reserved(), "reserved");
+        for (told, kind, state) in [
+            (report.allocated_bytes, None, BlockStateName::ActiveAllocated),
+            (report.draining_bytes, None, BlockStateName::ActivePendingFree),
+            (report.cached_small_bytes, Some(PoolKind::Small), BlockStateName::Inactive),
+            (report.cached_large_bytes, Some(PoolKind::Large), BlockStateName::Inactive),
+        ] {
+            ensure_eq!(told, mirror.bytes_in(kind, state), "bytes {} {kind:?}", state.name());
+        }
+        ensure!(!report.to_string().is_empty(), "the report has nothing to say");
+        Ok(())
+    }
+
+    fn free(&mut self, at: usize) -> Result<Outcome, String> {
+        let block = self.held.swap_remove(at);
+        self.machine.verify(block.address, block.bytes, block.seed, block.stream)?;
+        let before = self.machine.unfinished();
+        match block.allocation {
+            Some(allocation) => {
+                let (address, bytes, token) =
+                    (allocation.address(), allocation.size_bytes(), allocation.token());
+                self.strategy.free(allocation).map_err(|error| error.to_string())?;
+                self.stale.push(Stale { address, bytes, token });
+            }
+            None => {
+                let raw = self.raw().ok_or("blocks without handles need addresses")?;
+                raw.free_raw(block.address).map_err(|error| error.to_string())?;
+            }
+        }
+        if !block.others.is_empty() {
+            let mut new = self.machine.unfinished();
+            new.retain(|event| !before.contains(event));
+            if self.machine.holds_work() {
+                let streams: BTreeSet<StreamId> = new.iter().map(|(_, stream)| *stream).collect();
+                ensure_eq!(streams, block.others, "streams that are waited for");
+                ensure_eq!(new.len(), block.others.len(), "one event for each stream");
+            }
+            self.waits.insert(block.address, new.into_iter().map(|(event, _)| event).collect());
+            self.recorded.insert(block.address, block.others.len() as u64);
+        }
+        let events = self.replay(false)?;
+        let actions: Vec<Action> = events.iter().map(|event| event.action).collect();
+        let completed = block.others.is_empty().then_some(Action::FreeCompleted);
+        let expected: Vec<Action> = [Action::FreeRequested].into_iter().chain(completed).collect();
+        ensure_eq!(actions, expected, "events of a free");
+        Ok(Outcome::Done)
+    }
+
+    fn record(&mut self, pick: u16, stream: StreamId) -> Result<Outcome, String> {
+        if self.held.is_empty() {
+            return Ok(Outcome::Refused);
+        }
+        let at = usize::from(pick) % self.held.len();
+        let block = &self.held[at];
+        match (&block.allocation, self.raw()) {
+            (Some(allocation), None) => self.cross_stream().record_stream(allocation, stream),
+            (Some(allocation), Some(_)) if pick % 2 == 0 => {
+                self.cross_stream().record_stream(allocation, stream)
+            }
+            (_, Some(raw)) => raw.record_stream_raw(block.address, stream),
+            (None, None) => return Err("blocks without handles need addresses".into()),
+        }
+        .map_err(|error| error.to_string())?;
+        let block = &mut self.held[at];
+        if stream != block.stream {
+            block.others.insert(stream);
+        }
+        // Nothing to be seen yet.
+        Ok(Outcome::Refused)
+    }
+
+    /// Whether the engine has waited for all streams since the last check.
+    fn waited(&self) -> bool {
+        self.counters().statistics().num_sync_all_streams > self.before.1.num_sync_all_streams
+    }
+
+    /// Drops the waits for events that have finished, before the engine can use them again.
+    fn forget_finished(&mut self) {
+        let unfinished: BTreeSet<EventId> =
+            self.machine.unfinished().into_iter().map(|(event, _)| event).collect();
+        for events in self.waits.values_mut() {
+            events.retain(|event| unfinished.contains(event));
+        }
+    }
+
+    /// Replays what has happened on the mirror. A block may come back only when nothing that it
+    /// waits for is unfinished; `waited` says that the engine itself has finished everything.
+    fn replay(&mut self, waited: bool) -> Result<Vec<Event>, String> {
+        let mut events = Vec::new();
+        self.engine().history().drain_into(&mut events);
+        for event in &events {
+            if event.action == Action::FreeCompleted
+                && let Some(waits) = self.waits.remove(&event.address)
+            {
+                ensure!(waited || waits.is_empty(), "{event:?} comes before {waits:?} finished");
+                self.recorded.remove(&event.address);
+            }
+            self.mirror.replay(*event)?;
+        }
+        self.most_recorded = self.most_recorded.max(self.recorded.values().sum());
+        Ok(events)
+    }
+
+    /// After events were polled: when all work has finished, nothing drains any more.
+    fn check_polled(&self) -> Checked {
+        let all_done = self.machine.holds_work() && self.machine.unfinished().is_empty();
+        ensure!(!all_done || !self.mirror.any_draining(), "drains, and all work has finished");
+        Ok(())
+    }
+
+    fn check(&mut self, outcome: Outcome) -> Checked {
+        self.replay(false)?;
+        law::check_all(self.engine(), self.machine.used_bytes())?;
+        let (layout, statistics) = self.look();
+        if outcome == Outcome::Refused {
+            ensure_eq!(layout, self.before.0, "layout around a refused call");
+            ensure_eq!(statistics, self.before.1, "statistics around a refused call");
+        }
+        self.mirror.check_layout(&layout)?;
+        self.mirror.check_statistics(&statistics)?;
+        self.check_held(&layout)?;
+        if let Some(alive) = self.machine.events_alive() {
+            ensure!(alive <= self.most_recorded, "{alive} events for {}", self.most_recorded);
+        }
+        self.before = (layout, statistics);
+        Ok(())
+    }
+
+    /// What the layout calls allocated is what the runner holds, and no two of these overlap, nor
+    /// does one overlap a block that waits for other streams.
+    fn check_held(&self, layout: &[SegmentLayout]) -> Checked {
+        let mut held: Vec<_> = self.held.iter().map(|b| (b.address, b.bytes)).collect();
+        held.sort_unstable();
+        ensure_eq!(law::live_blocks(layout), held, "live blocks");
+        for pair in held.windows(2) {
+            ensure!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:x?} overlap");
+        }
+        for (&address, waits) in self.waits.iter().filter(|(_, waits)| !waits.is_empty()) {
+            let blocks = layout.iter().flat_map(|segment| &segment.blocks);
+            let draining = blocks.filter(|b| b.state == BlockStateName::ActivePendingFree);
+            let found = draining.map(|block| block.address).any(|start| start == address);
+            ensure!(found, "{address:#x} no longer waits for {waits:?}");
+        }
+        Ok(())
+    }
+
+    fn hand_everything_back(&mut self) -> Checked {
+        while let Some(last) = self.held.len().checked_sub(1) {
+            self.forget_finished();
+            let outcome = self.free(last)?;
+            self.check(outcome)?;
+        }
+        for &stream in &self.streams {
+            self.machine.finish_stream(stream);
+        }
+        self.step(&Op::ProcessEvents)?;
+        ensure!(!self.machine.holds_work() || self.mirror.book.active.all.current == 0, "in use");
+        self.step(&Op::EmptyCache)?;
+        ensure_eq!(self.mirror.reserved(), 0, "reserved in the end");
+        ensure_eq!(self.machine.used_bytes(), 0, "used in the end");
+        Ok(())
+    }
+}
