@@ -81,7 +81,7 @@ pub(crate) fn run<M: Machine>(machine: &M, script: &Script) -> Checked {
         runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
     }
     // Every other script goes with blocks in use, the rest hands everything back first.
-    if script.ops.len() % 2 == 0 {
+    if script.ops.len().is_multiple_of(2) {
         runner.hand_everything_back()?;
     }
     drop(runner);
@@ -246,7 +246,12 @@ impl<'m, M: Machine> Runner<'m, M> {
                 let others = BTreeSet::new();
                 self.held.push(Held { allocation, address, bytes, stream, others, seed });
             }
-            Err(AllocError::OutOfMemory(report)) => self.check_report(&report, bytes, stream)?,
+            Err(AllocError::OutOfMemory(report)) => {
+                // A refusal in advance is counted apart and leaves nothing in the history.
+                let in_advance = !events.iter().any(|e| e.action == Action::OutOfMemory);
+                self.mirror.book.num_oom_rejections += i64::from(in_advance);
+                self.check_report(&report, bytes, stream)?;
+            }
             Err(other) => return Err(format!("refused: {other}")),
         }
         Ok(Outcome::Done)
@@ -315,7 +320,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         let block = &self.held[at];
         match (&block.allocation, self.raw()) {
             (Some(allocation), None) => self.cross_stream().record_stream(allocation, stream),
-            (Some(allocation), Some(_)) if pick % 2 == 0 => {
+            (Some(allocation), Some(_)) if pick.is_multiple_of(2) => {
                 self.cross_stream().record_stream(allocation, stream)
             }
             (_, Some(raw)) => raw.record_stream_raw(block.address, stream),
