@@ -79,6 +79,19 @@ fn oversize_rules_and_the_collector_are_exact() {
 }
 
 #[test]
+fn expandable_segments_are_exact() {
+    assert_eq!(exact("multistream.expandable", None, &[]).allocations, 3230);
+    let unet = exact("unet.expandable", None, &[]);
+    assert_eq!(unet.statistics.memory_reserved() >> 20, 6274);
+}
+
+#[test]
+fn expandable_segments_with_oversize_rules_and_collector_are_exact() {
+    let excused = ["num_sync_all_streams", "num_alloc_retries"];
+    exact("fuzz.expsplitgc.1.frac02", Some(0.02), &excused);
+}
+
+#[test]
 fn a_wrong_limit_is_found_out() {
     let trace = read("unet.frac045");
     let found = verify(&trace, &config(&trace), H200_BYTES, Some(0.046)).unwrap();

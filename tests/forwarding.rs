@@ -104,8 +104,9 @@ impl Caching for Witness {
         Some(21)
     }
 
-    fn apply(&self, _: &Config) {
+    fn apply(&self, _: &Config) -> Result<(), DriverError> {
         self.hear(3);
+        Ok(())
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
@@ -185,7 +186,7 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
     caching.set_limit_bytes(None);
     assert_eq!(caching.set_memory_fraction(0.25), Err(FractionError { fraction: 0.25 }));
     assert_eq!(caching.limit_bytes(), Some(21));
-    caching.apply(&Config::default());
+    caching.apply(&Config::default()).expect("the witness can");
     assert_eq!(caching.cache_info().unwrap().free_blocks, 34);
     assert_eq!(caching.layout(), []);
 

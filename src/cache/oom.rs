@@ -113,6 +113,13 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
                 .to_owned(),
         );
     }
+    if let Refusal::Reserve { reserve_bytes } = refusal {
+        hints.push(format!(
+            "an expandable segment reserves {}, and a request cannot span two: raise \
+             expandable_segments_reserve.",
+            human_bytes(*reserve_bytes)
+        ));
+    }
     if let (Some(limit), Some(free)) = (report.limit_bytes, report.device_free_bytes)
         && free >= report.segment_bytes
         && report.reserved_bytes + report.segment_bytes > limit

@@ -46,7 +46,7 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         "max_split_size_mb" => settings.max_split_bytes = read.mib_at_least(large_mib)?,
         "max_non_split_rounding_mb" => {
             settings.max_non_split_rounding_bytes =
-                Some(read.mib_at_least(large_mib)?.unwrap_or(u64::MAX));
+                Some(read.mib_at_least(large_mib)?.unwrap_or(u64::MAX / MIB * MIB));
         }
         "garbage_collection_threshold" => {
             settings.garbage_collection_threshold = Some(read.number(|x| x > 0.0 && x < 1.0)?);
@@ -88,7 +88,7 @@ fn apply_pinned(settings: &mut Settings, read: &Reader<'_, '_>) -> Result<(), Co
             pinned.register_threads = read.whole(|n| n.is_power_of_two() && n <= 128)?;
         }
         "pinned_reserve_segment_size_mb" => {
-            pinned.reserve_segment_bytes = Some(read.whole(|n| n > 0)?.saturating_mul(MIB));
+            pinned.reserve_segment_bytes = Some(read.whole(|n| n > 0)?.min(u64::MAX / MIB) * MIB);
         }
         "pinned_free_catch_all" => pinned.free_catch_all = read.flag()?,
         other => unreachable!("every key of the table is applied: {other}"),
@@ -225,7 +225,7 @@ fn reserve(read: &Reader<'_, '_>, token: &Token<'_>) -> Result<Reserve, ConfigEr
             clippy::cast_precision_loss,
             reason = "a positive number; the cast saturates"
         )]
-        Some(gib) => positive(gib).map(|gib| Reserve::Bytes((gib * GIB as f64) as u64)),
+        Some(gib) => positive(gib).map(|gib| Reserve::Bytes((gib * GIB as f64).ceil() as u64)),
         None => positive(token.text).map(Reserve::Fraction),
     };
     found.ok_or_else(|| {

@@ -74,7 +74,9 @@ fn floor(text: &str, at: usize) -> usize {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.key.is_empty() {
-            write!(f, "{}: ", self.key.escape_debug())?;
+            let shown: String = self.key.chars().take(WINDOW_CHARS).collect();
+            let more = if shown.len() < self.key.len() { "..." } else { "" };
+            write!(f, "{}{more}: ", shown.escape_debug())?;
         }
         write!(f, "expected {} (byte {})", self.expected, self.span.at)?;
         match &self.nearest {

@@ -42,10 +42,15 @@ impl Config {
     #[must_use]
     pub fn to_text(&self) -> String {
         let defaults = Settings::default();
+        let rounding = "max_non_split_rounding_mb";
         let mut parts: Vec<String> = BUILT_IN
             .iter()
             .map(|key| (key.name, value_of(&self.settings, key.name)))
-            .filter(|(name, value)| *value != value_of(&defaults, name))
+            .filter(|(name, value)| match self.settings.max_non_split_rounding_bytes {
+                // Its default follows another key, so it is told exactly when it was set.
+                slack if *name == rounding => slack.is_some(),
+                _ => *value != value_of(&defaults, name),
+            })
             .map(|(name, value)| format!("{name}:{value}"))
             .collect();
         parts.extend(self.settings.extra.iter().map(|(key, value)| {

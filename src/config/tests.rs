@@ -228,6 +228,25 @@ fn users_keys_are_handed_on_as_text() {
 }
 
 #[test]
+fn settings_far_from_the_defaults_are_told_back_as_they_are() {
+    for text in [
+        "large_segment_size_mb:64",
+        "max_non_split_rounding_mb:20",
+        "max_non_split_rounding_mb:99999999999999999",
+        "pinned_reserve_segment_size_mb:99999999999999999",
+        "expandable_segments_reserve:0.00000000001G",
+        "roundup_power2_divisions:[64:8,256:4,>:2],compat:pytorch,backend:mine",
+        "expandable_segments_reserve_by_class:[a:0.25,b:8g]",
+    ] {
+        let config = parse(text).unwrap();
+        let again = parse(&config.to_text()).unwrap();
+        assert_eq!(again.settings(), config.settings(), "{text} as {}", config.to_text());
+    }
+    let long = format!("{}:1", "x".repeat(60_000));
+    assert!(parse(&long).unwrap_err().to_string().len() < 200);
+}
+
+#[test]
 fn the_first_variable_that_is_set_counts() {
     let table = KeyTable::default();
     let lookup = |name: &str| match name {

@@ -80,7 +80,7 @@ pub fn verify(
         Arc::clone(&sim),
         RecordedAddresses {
             segments: addresses(trace, Action::SegmentAlloc),
-            reservations: Vec::new(),
+            mappings: addresses(trace, Action::SegmentMap),
         },
     );
     let strategy = registry::build(config, Arc::new(recorded), BuildOptions::default())?;

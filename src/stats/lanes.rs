@@ -128,8 +128,8 @@ impl HeapCounters {
         let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
         let (own, other) = (kind.index(), 1 - kind.index());
         let mut signs = 0;
-        for lane in 0..change.len() {
-            let now = self.hot[own][lane] + change[lane];
+        for (lane, change) in change.into_iter().enumerate() {
+            let now = self.hot[own][lane] + change;
             self.hot[own][lane] = now;
             signs |= self.bound[own][lane] - now;
             signs |= self.bound[ALL][lane] - now - self.hot[other][lane];

@@ -128,7 +128,7 @@ impl Bed {
     }
 
     pub(crate) fn apply(&self, settings: Settings) {
-        self.caching().apply(&Config::from_settings(settings));
+        self.caching().apply(&Config::from_settings(settings)).expect("the device can");
     }
 
     #[track_caller]

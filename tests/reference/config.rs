@@ -59,7 +59,7 @@ fn strings_change_the_rounding_at_run_time_and_reset_what_they_do_not_mention() 
         ("roundup_power2_divisions:1", 84, 400),
     ] {
         config = config.updated(text, &KeyTable::default()).unwrap();
-        bed.caching().apply(&config);
+        bed.caching().apply(&config).expect("the device can");
         assert_eq!((block_mib(&bed, 84), block_mib(&bed, 400)), (at_84, at_400), "{text}");
     }
 }

@@ -187,7 +187,9 @@ impl<'m, M: Machine> Runner<'m, M> {
             Op::SetFraction { percent } => self.set_fraction(percent)?,
             Op::Apply { tuning } => {
                 self.mirror.settings = tuning.settings();
-                self.caching().apply(&Config::from_settings(tuning.settings()));
+                self.caching()
+                    .apply(&Config::from_settings(tuning.settings()))
+                    .map_err(|error| error.to_string())?;
             }
             Op::ResetPeaks => {
                 self.counters().reset_peaks();

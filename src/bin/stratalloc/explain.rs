@@ -55,8 +55,5 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
             registry::names().join(", ")
         )?;
     }
-    if config.settings().expandable_segments {
-        writeln!(out, "warning: expandable_segments:True is not available in this version")?;
-    }
     Ok(Outcome::Good)
 }
