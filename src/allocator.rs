@@ -200,11 +200,11 @@ pub trait CrossStream: Send + Sync {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError>;
 
     /// Returns blocks whose other streams have finished to their pools. Each allocation does this
-    /// by itself. Never waits.
+    /// by itself. Waits for no work of the device.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when an event cannot be queried; the block stays waiting.
+    /// [`DriverError`] when an event cannot be queried; its block stays waiting.
     fn process_events(&self) -> Result<(), DriverError>;
 }
 

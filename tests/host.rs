@@ -127,6 +127,20 @@ fn a_broken_event_wait_shows_as_wrong_bytes() {
 }
 
 #[test]
+fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
+    let host = host();
+    let driver = Arc::clone(&host) as Arc<dyn Driver>;
+    let allocator = registry::build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let stream = host.create_stream().unwrap();
+    let block = allocator.allocate(Request::new(BYTES, OWNER)).unwrap();
+    allocator.cross_stream().unwrap().record_stream(&block, stream).unwrap();
+    host.destroy_stream(stream).unwrap();
+    allocator.free(block).unwrap();
+    let statistics = allocator.counters().unwrap().statistics();
+    assert_eq!(statistics.active.all.current, 0);
+}
+
+#[test]
 fn a_recording_replays_in_real_memory() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/traces/multistream.default.pickle.xz");

@@ -54,7 +54,7 @@ impl CrossStream for Engine {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        self.poll_events()
+        self.poll_events_surely()
     }
 }
 

@@ -57,17 +57,18 @@ impl Engine {
     /// [`DriverError`] when the device cannot do what the settings ask for.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
         let device = driver.info();
-        let growth = Growth::new(&options.settings, device.total_bytes);
+        let growth = Growth::new(&options.settings.clone().in_range(), device.total_bytes);
+        let owner = OwnerId::next();
         let engine = Self {
             driver,
             device,
-            owner: OwnerId::next(),
+            owner,
             heaps: HeapTable::default(),
             events: EventQueue::default(),
             ledger: Ledger::default(),
             growth: Mutex::new(growth),
             addresses: options.raw_addresses.then(AddressMap::default),
-            hooks: Hooks::default(),
+            hooks: Hooks::new(owner),
             clock: AtomicU64::new(0),
             history: Recorder::default(),
         };
@@ -196,7 +197,7 @@ impl Engine {
         let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
         if state.heap.is_used_elsewhere(slot) {
             drop(state);
-            return self.free_when_drained(cell, address, find);
+            return self.free_when_drained(cell, address, &find);
         }
         let block = state.heap.view(slot);
         let HeapState { heap, counters, policy } = &mut *state;
@@ -298,7 +299,7 @@ impl Engine {
             self.virtual_memory()?;
         }
         let mut growth = self.growth.lock();
-        growth.apply(settings, self.device.total_bytes);
+        growth.apply(&settings.clone().in_range(), self.device.total_bytes);
         self.spread_policy(growth.hit_policy());
         Ok(())
     }

@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::error::{DriverError, HandleError};
-use crate::heap::{Heap, Slot};
+use crate::error::{DriverError, DriverErrorKind, HandleError};
+use crate::heap::{BlockId, Heap, Slot};
 use crate::history::Action;
 use crate::ids::{EventId, StreamId};
 
@@ -91,32 +91,50 @@ impl Engine {
         &self,
         cell: &HeapCell,
         address: u64,
-        find: impl Fn(&Heap) -> Option<Slot>,
+        find: &dyn Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
         let stale = HandleError::Stale { address };
-        let streams: SmallVec<[StreamId; 4]> = {
+        let (id, streams): (BlockId, SmallVec<[StreamId; 4]>) = {
             let state = cell.lock();
             let slot = find(&state.heap).ok_or(stale.clone())?;
-            state.heap.streams_using(slot).collect()
+            (state.heap.id(slot), state.heap.streams_using(slot).collect())
         };
-        let mut events: SmallVec<[EventId; 4]> = SmallVec::new();
+        let mut waits: SmallVec<[(EventId, StreamId); 4]> = SmallVec::new();
         for &stream in &streams {
             match self.record_new_event(stream) {
-                Ok(event) => events.push(event),
+                Ok(event) => waits.push((event, stream)),
+                // The stream is gone, and nothing can be recorded on it: wait for its work.
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    if let Err(error) = self.driver.synchronize_device() {
+                        self.give_events_back(waits);
+                        return Err(HandleError::Driver(error));
+                    }
+                }
                 Err(error) => {
-                    self.events.queues.lock().spare.extend(events);
+                    self.give_events_back(waits);
                     return Err(HandleError::Driver(error));
                 }
             }
         }
         let slot = {
             let mut state = cell.lock();
-            let Some(slot) = find(&state.heap) else {
+            // Between the two looks another thread may have freed the address or announced a
+            // further stream: then this is not the block whose events were recorded.
+            let same = state.heap.live(id, address).filter(|&slot| {
+                let now: SmallVec<[StreamId; 4]> = state.heap.streams_using(slot).collect();
+                now == streams
+            });
+            let Some(slot) = same else {
                 drop(state);
-                self.events.queues.lock().spare.extend(events);
-                return Err(stale);
+                self.give_events_back(waits);
+                return self.free_block(cell, address, find);
             };
-            let count = u32::try_from(events.len()).expect("streams of a block are few");
+            if waits.is_empty() {
+                state.heap.forget_uses(slot);
+                drop(state);
+                return self.free_block(cell, address, |heap| heap.live(id, address));
+            }
+            let count = u32::try_from(waits.len()).expect("streams of a block are few");
             let block = state.heap.view(slot);
             state.heap.drain(slot, count);
             let oversize = state.policy.is_oversize(block.size_bytes);
@@ -128,11 +146,16 @@ impl Engine {
         let mut queues = self.events.queues.lock();
         let sequence = queues.next_sequence;
         queues.next_sequence += 1;
-        for (event, stream) in events.into_iter().zip(streams) {
+        for (event, stream) in waits {
             queues.push(Pending { event, stream, heap: cell.number, slot, sequence });
             self.events.pending.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Events that nothing waits for after all.
+    fn give_events_back(&self, waits: SmallVec<[(EventId, StreamId); 4]>) {
+        self.events.queues.lock().spare.extend(waits.into_iter().map(|(event, _)| event));
     }
 
     fn record_new_event(&self, stream: StreamId) -> Result<EventId, DriverError> {
@@ -155,16 +178,31 @@ impl Engine {
     /// [`DriverError`] when an event cannot be queried; its block goes on waiting.
     #[cold]
     pub fn poll_events(&self) -> Result<(), DriverError> {
-        let Some(mut queues) = self.events.queues.try_lock() else {
-            return Ok(());
-        };
-        let queues = &mut *queues;
+        match self.events.queues.try_lock() {
+            Some(mut queues) => self.poll(&mut queues),
+            None => Ok(()),
+        }
+    }
+
+    /// Like [`poll_events`](Self::poll_events), but waits for another thread that is at it.
+    pub(super) fn poll_events_surely(&self) -> Result<(), DriverError> {
+        self.poll(&mut self.events.queues.lock())
+    }
+
+    /// A stream whose event cannot be queried is passed over; the first error is told.
+    fn poll(&self, queues: &mut Queues) -> Result<(), DriverError> {
+        let mut failed = None;
         let mut at = 0;
         while at < queues.active.len() {
             let queue = &mut queues.active[at];
             while let Some(&first) = queue.front() {
-                if !self.driver.query_event(first.event)? {
-                    break;
+                match self.driver.query_event(first.event) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        failed = failed.or(Some(error));
+                        break;
+                    }
                 }
                 queue.pop_front();
                 queues.spare.push(first.event);
@@ -177,7 +215,7 @@ impl Engine {
                 at += 1;
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Waits for every pending event and frees the blocks. May wait for running work.
@@ -186,17 +224,17 @@ impl Engine {
     ///
     /// [`DriverError`]; blocks whose events could not be waited for go on waiting.
     pub(super) fn drain_events(&self) -> Result<(), DriverError> {
-        let all = self.events.take_all();
-        for (done, &pending) in all.iter().enumerate() {
+        let mut failed = None;
+        for pending in self.events.take_all() {
             if let Err(error) = self.driver.synchronize_event(pending.event) {
-                let mut queues = self.events.queues.lock();
-                all[done..].iter().for_each(|&rest| queues.push(rest));
-                return Err(error);
+                self.events.queues.lock().push(pending);
+                failed = failed.or(Some(error));
+                continue;
             }
             self.events.queues.lock().spare.push(pending.event);
             self.pass(pending);
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// One event of a block has passed.

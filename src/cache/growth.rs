@@ -85,12 +85,12 @@ impl Growth {
 
     /// Bytes held from the driver or asked of it.
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.counters.reserved_bytes.all.current.unsigned_abs() + self.in_flight_bytes
+        self.counters.reserved_bytes.all.current.unsigned_abs().saturating_add(self.in_flight_bytes)
     }
 
     /// Why `segment_bytes` more may not even be asked for.
     pub(super) fn refuses(&self, segment_bytes: u64) -> Option<Refusal> {
-        let after = self.reserved_bytes() + segment_bytes;
+        let after = self.reserved_bytes().saturating_add(segment_bytes);
         if let Some(limit) = self.limit_bytes
             && after > limit
         {
@@ -165,9 +165,9 @@ impl Engine {
             return self.grow_expandable(growth, cell, plan);
         }
         let came = if growth.miss_policy.unlock_while_growing {
-            growth.in_flight_bytes += plan.segment_bytes;
+            growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(plan.segment_bytes);
             let came = MutexGuard::unlocked(growth, || self.driver.allocate(plan.segment_bytes));
-            growth.in_flight_bytes -= plan.segment_bytes;
+            growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(plan.segment_bytes);
             came
         } else {
             self.driver.allocate(plan.segment_bytes)

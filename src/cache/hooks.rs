@@ -1,41 +1,53 @@
 //! Callbacks and observers of users. They run with no lock held and may allocate and free; a call
 //! that comes back here on its own thread skips them.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::fmt;
 
 use parking_lot::RwLock;
 
 use crate::allocator::{FreeMemoryCallback, OomObserver};
 use crate::error::OutOfMemory;
+use crate::ids::OwnerId;
 
 thread_local! {
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// The allocators whose hooks this thread runs now.
+    static INSIDE: RefCell<Vec<OwnerId>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Marks that this thread runs a hook, until it is dropped, also by a panic.
-struct Inside;
+/// Marks that this thread runs a hook of one allocator, until it is dropped, also by a panic.
+struct Inside(OwnerId);
 
 impl Inside {
-    fn enter() -> Option<Self> {
-        // Made only when it is the first: dropping one clears the mark.
-        INSIDE.with(|inside| (!inside.replace(true)).then(|| Self))
+    fn enter(owner: OwnerId) -> Option<Self> {
+        INSIDE.with_borrow_mut(|inside| {
+            if inside.contains(&owner) {
+                return None;
+            }
+            inside.push(owner);
+            Some(Self(owner))
+        })
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        INSIDE.with(|inside| inside.set(false));
+        INSIDE.with_borrow_mut(|inside| inside.retain(|owner| *owner != self.0));
     }
 }
 
-#[derive(Default)]
 pub(super) struct Hooks {
+    owner: OwnerId,
     callbacks: RwLock<Vec<FreeMemoryCallback>>,
     observers: RwLock<Vec<OomObserver>>,
 }
 
 impl Hooks {
+    /// No hooks yet, of the allocator with this number.
+    pub(super) fn new(owner: OwnerId) -> Self {
+        Self { owner, callbacks: RwLock::default(), observers: RwLock::default() }
+    }
+
     pub(super) fn add_callback(&self, callback: FreeMemoryCallback) {
         self.callbacks.write().push(callback);
     }
@@ -50,7 +62,7 @@ impl Hooks {
             return false;
         }
         let callbacks = self.callbacks.read().clone();
-        let Some(_inside) = Inside::enter() else {
+        let Some(_inside) = Inside::enter(self.owner) else {
             return false;
         };
         let mut freed = false;
@@ -63,7 +75,7 @@ impl Hooks {
     /// Shows the report to every observer.
     pub(super) fn tell_out_of_memory(&self, report: &OutOfMemory) {
         let observers = self.observers.read().clone();
-        let Some(_inside) = Inside::enter() else {
+        let Some(_inside) = Inside::enter(self.owner) else {
             return;
         };
         for observer in observers {

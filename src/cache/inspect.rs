@@ -7,7 +7,7 @@ use crate::error::DriverError;
 use crate::heap::{BlockState, Broken};
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::PoolId;
-use crate::size::PoolKind;
+use crate::size::{PoolKind, REQUEST_MAX_BYTES};
 
 /// What the next allocation of a request would begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +20,17 @@ pub enum Foresight {
     Limit,
     /// The driver is asked for a segment.
     Grow,
+    /// Nothing: zero bytes, or more than anybody may ask for.
+    Refuse,
 }
 
 impl Engine {
     /// What an allocation of `request` would begin with now. Changes nothing.
     #[must_use]
     pub fn foresee(&self, request: Request) -> Foresight {
+        if !(1..=REQUEST_MAX_BYTES).contains(&request.bytes) {
+            return Foresight::Refuse;
+        }
         let growth = self.growth.lock();
         let policy = growth.hit_policy();
         let plan = Plan::new(request.bytes, &policy, &growth.miss_policy);

@@ -71,7 +71,7 @@ impl Engine {
             }
         }
         growth.counters.num_sync_all_streams += 1;
-        self.drain_events()?;
+        let drained = self.drain_events();
         if growth.miss_policy.spares_the_cache() {
             if let Some(found) = self.search(cell, plan.requested_bytes) {
                 return Ok(Ok(found));
@@ -85,7 +85,11 @@ impl Engine {
         }
         self.release_idle(growth, Wanted::Everything)?;
         growth.counters.num_alloc_retries += 1;
-        self.grow(growth, cell, plan)
+        match (self.grow(growth, cell, plan)?, drained) {
+            // Blocks that could not be waited for might have served the request.
+            (Err(_), Err(error)) => Err(error),
+            (step, _) => Ok(step),
+        }
     }
 
     /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted.

@@ -70,8 +70,9 @@ impl Engine {
     pub fn empty_cache(&self) -> Result<(), DriverError> {
         let mut growth = self.growth.lock();
         growth.counters.num_sync_all_streams += 1;
-        self.drain_events()?;
-        self.release_idle(&mut growth, Wanted::Everything)
+        let drained = self.drain_events();
+        self.release_idle(&mut growth, Wanted::Everything)?;
+        drained
     }
 
     /// Releases idle segments, large ones first.

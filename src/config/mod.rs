@@ -49,10 +49,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// A configuration made in code.
+    /// A configuration made in code. Values that no string could say are brought into range.
     #[must_use]
     pub fn from_settings(settings: Settings) -> Self {
-        Self { settings, ..Self::default() }
+        Self { settings: settings.in_range(), ..Self::default() }
     }
 
     /// The configuration that `text` says.

@@ -1,6 +1,10 @@
-//! The typed configuration. A value of this type that exists is in range; nobody checks again.
+//! The typed configuration. What a string says is in range; what code puts in is brought into range
+//! by whoever takes it, once.
 
-use crate::size::{LARGE_SEGMENT_DEFAULT_BYTES, RoundupDivisions};
+use crate::size::{
+    EIB, LARGE_SEGMENT_DEFAULT_BYTES, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, RoundupDivisions,
+    align_up,
+};
 
 /// Everything a configuration string can say. Sizes are bytes.
 ///
@@ -47,6 +51,20 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// These settings with what code may have put out of range brought back into it: a shared large
+    /// segment holds every request that shares it, fractions are fractions.
+    #[must_use]
+    pub(crate) fn in_range(mut self) -> Self {
+        self.large_segment_bytes =
+            align_up(self.large_segment_bytes.clamp(OWN_SEGMENT_MIN_BYTES, EIB), MIN_BLOCK_BYTES);
+        if !(0.0..=1.0).contains(&self.per_process_memory_fraction) {
+            self.per_process_memory_fraction = 1.0;
+        }
+        self.garbage_collection_threshold =
+            self.garbage_collection_threshold.filter(|part| *part > 0.0 && *part < 1.0);
+        self
+    }
+
     /// The slack in force for oversize requests.
     #[must_use]
     pub fn non_split_rounding_bytes(&self) -> u64 {

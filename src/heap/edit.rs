@@ -199,6 +199,18 @@ impl Heap {
         block.left = self.uses.add(block.left, stream);
     }
 
+    /// The name of the block at `slot` in its present life.
+    #[must_use]
+    pub fn id(&self, slot: Slot) -> BlockId {
+        BlockId { slot, generation: self.slab.get(slot).generation }
+    }
+
+    /// Forgets which other streams use the live block at `slot`: their work is known to be done.
+    pub fn forget_uses(&mut self, slot: Slot) {
+        let uses = std::mem::replace(&mut self.slab.get_mut(slot).left, Slot::NONE);
+        self.uses.clear(uses);
+    }
+
     /// The other streams that use the live block at `slot`.
     pub fn streams_using(&self, slot: Slot) -> impl Iterator<Item = StreamId> + '_ {
         self.uses.streams(self.slab.get(slot).left)

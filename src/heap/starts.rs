@@ -1,7 +1,7 @@
 //! Live blocks by address: a hash table that grows by one bucket at a time.
 //!
 //! Linear hashing, with chains threaded through the blocks: an insertion never moves more than one
-//! bucket and never copies the table. It shrinks the same way. Kept only for callers that know
+//! bucket and never copies the table. Buckets stay when blocks go. Kept only for callers that know
 //! nothing but addresses.
 //!
 //! Source of the scheme: W. Litwin, "Linear Hashing", VLDB 1980.

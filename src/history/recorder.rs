@@ -23,7 +23,11 @@ struct Ring {
 impl Recorder {
     /// Starts recording; the newest `most` events are kept (at least 1).
     pub fn start(&self, most: usize) {
-        self.ring.lock().most = most.max(1);
+        let mut ring = self.ring.lock();
+        ring.most = most.max(1);
+        let excess = ring.events.len().saturating_sub(ring.most);
+        ring.events.drain(..excess);
+        drop(ring);
         self.on.store(true, Ordering::Release);
     }
 

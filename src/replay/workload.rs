@@ -106,6 +106,9 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
     })
 }
 
+/// The most lanes a recording is given.
+const LANES_MAX: usize = 4096;
+
 /// Lanes that finish in order: as few streams as can explain when each block became free.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
@@ -139,7 +142,9 @@ impl Lanes {
         let mut ends: Vec<usize> = Vec::new();
         let mut lane_of = HashMap::new();
         for (start, end) in spans {
-            let lane = ends.iter().position(|&last| last <= end).unwrap_or(ends.len());
+            // Ends fall from lane to lane. A recording that would need more lanes than any program
+            // has streams shares the last one.
+            let lane = ends.partition_point(|&last| last > end).min(LANES_MAX - 1);
             if lane == ends.len() {
                 ends.push(end);
             } else {
