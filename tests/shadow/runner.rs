@@ -81,7 +81,7 @@ pub(crate) fn run<M: Machine>(machine: &M, script: &Script) -> Checked {
         runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
     }
     // Every other script goes with blocks in use, the rest hands everything back first.
-    if script.ops.len() % 2 == 0 {
+    if script.ops.len().is_multiple_of(2) {
         runner.hand_everything_back()?;
     }
     drop(runner);
@@ -315,7 +315,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         let block = &self.held[at];
         match (&block.allocation, self.raw()) {
             (Some(allocation), None) => self.cross_stream().record_stream(allocation, stream),
-            (Some(allocation), Some(_)) if pick % 2 == 0 => {
+            (Some(allocation), Some(_)) if pick.is_multiple_of(2) => {
                 self.cross_stream().record_stream(allocation, stream)
             }
             (_, Some(raw)) => raw.record_stream_raw(block.address, stream),

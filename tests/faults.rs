@@ -1,0 +1,392 @@
+//! Each driver call of a mixed workload fails once, and nothing is lost, kept or half done.
+//!
+//! The workload is counted once without failures; then it runs once for each call and each kind of
+//! error, with exactly that call failing, and once more with every call failing from there on.
+//! After each step that met a failure the laws of `common::law` hold and all that is held is still
+//! there; after the workload everything can be freed and the allocator serves as before.
+
+mod common;
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{
+    Allocation, Caching, CrossStream, DeviceAllocator, RawAddresses, Request,
+};
+use stratalloc::config::{Compat, Config, Settings};
+use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
+use stratalloc::driver::{Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
+use stratalloc::history::SegmentLayout;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::Strategy;
+
+use common::{Checked, ensure, ensure_eq, law};
+
+const A: StreamId = StreamId(0);
+const B: StreamId = StreamId(7);
+const C: StreamId = StreamId(3);
+const DEVICE_BYTES: u64 = 128 * MIB;
+
+/// One step of the workload. Blocks are named by small numbers.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Allocate(usize, u64, StreamId),
+    Free(usize),
+    Record(usize, StreamId),
+    Finish(StreamId),
+    Process,
+    Empty,
+    Limit(Option<u64>),
+    /// Out of memory without any failure of the driver.
+    TooMuch(u64, StreamId),
+}
+
+const WORKLOAD: &[Step] = {
+    use Step::*;
+    &[
+        Allocate(0, 512, A),
+        Allocate(1, 3 * MIB, A),
+        Allocate(2, 700 * KIB, B),
+        Allocate(3, 11 * MIB, B),
+        Allocate(4, 5 * MIB, C),
+        // Blocks that drain for one stream and for two, and come back in and out of order.
+        Record(1, B),
+        Record(1, C),
+        Record(3, A),
+        Record(0, C),
+        Free(1),
+        Free(3),
+        Free(0),
+        Allocate(5, 2 * MIB, A),
+        Finish(C),
+        Process,
+        Allocate(6, 512, A),
+        Finish(B),
+        Finish(A),
+        Allocate(7, 3 * MIB, A),
+        Empty,
+        // Oversize blocks, and the collector near a limit.
+        Limit(Some(110 * MIB)),
+        Allocate(8, 26 * MIB, A),
+        Allocate(9, 24 * MIB, B),
+        Free(8),
+        Allocate(10, 25 * MIB, A),
+        Free(9),
+        Free(10),
+        Allocate(11, 40 * MIB, A),
+        Record(11, B),
+        Free(11),
+        // Only waiting for the draining block makes room.
+        Allocate(12, 60 * MIB, C),
+        TooMuch(100 * MIB, A),
+        Record(12, A),
+        Record(4, A),
+        Free(12),
+        Free(4),
+        TooMuch(120 * MIB, B),
+        Limit(None),
+        Record(2, A),
+        Free(2),
+        Allocate(13, 90 * MIB, B),
+        TooMuch(64 * MIB, C),
+        Free(13),
+        Allocate(14, 15 * MIB, C),
+        Record(14, A),
+        Record(14, B),
+        Free(14),
+        Empty,
+        Allocate(15, MIB, A),
+        // What is left goes with the allocator: live, draining and cached blocks.
+        Record(15, B),
+        Free(15),
+    ]
+};
+
+/// An allocator over a driver that fails on demand, and the blocks it has handed out.
+#[derive(Debug)]
+struct Bench {
+    driver: Arc<Faulty<Sim>>,
+    strategy: Strategy,
+    held: Vec<Option<Allocation>>,
+}
+
+impl Bench {
+    fn new(settings: &Settings) -> Self {
+        let driver = Arc::new(Faulty::new(Sim::new(SimOptions {
+            total_bytes: DEVICE_BYTES,
+            event_mode: EventMode::Manual,
+            costs: CallCosts::NONE,
+            ..SimOptions::default()
+        })));
+        let config = Config::from_settings(settings.clone());
+        let options = BuildOptions { raw_addresses: true };
+        let strategy = build(&config, Arc::clone(&driver) as Arc<dyn Driver>, options);
+        let held = (0..WORKLOAD.len()).map(|_| None).collect();
+        Self { driver, strategy: strategy.expect("nothing fails yet"), held }
+    }
+
+    fn caching(&self) -> &dyn Caching {
+        self.strategy.caching().expect("the native strategy caches")
+    }
+
+    fn raw(&self) -> &dyn RawAddresses {
+        self.strategy.raw_addresses().expect("built with addresses")
+    }
+
+    fn cross_stream(&self) -> &dyn CrossStream {
+        self.strategy.cross_stream().expect("the native strategy crosses streams")
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let info = self.driver.inner().memory_info().expect("the inner driver answers");
+        info.total_bytes - info.free_bytes
+    }
+
+    /// Performs a step. Whether it failed is told; how it may fail is checked.
+    fn perform(&mut self, step: Step) -> Result<bool, String> {
+        let failures = self.driver.failed_calls();
+        let failed = match step {
+            Step::Allocate(name, bytes, stream) => {
+                let made = self.strategy.allocate(Request::new(bytes, stream));
+                made.map(|allocation| self.held[name] = Some(allocation)).map_err(|e| e.to_string())
+            }
+            Step::TooMuch(bytes, stream) => {
+                match self.strategy.allocate(Request::new(bytes, stream)) {
+                    // What an earlier failure kept from being allocated makes room.
+                    Ok(made) if self.driver.failed_calls() > 0 => {
+                        self.strategy.free(made).map_err(|error| error.to_string())
+                    }
+                    Ok(made) => return Err(format!("{made:?} cannot be")),
+                    Err(AllocError::OutOfMemory(_)) => Ok(()),
+                    Err(other) => Err(other.to_string()),
+                }
+            }
+            Step::Free(name) => self.free(name)?,
+            Step::Record(name, stream) => {
+                let Some(allocation) = &self.held[name] else {
+                    return Ok(false);
+                };
+                // Announcing calls no driver, so it never fails.
+                self.cross_stream().record_stream(allocation, stream).map_err(|e| e.to_string())?;
+                Ok(())
+            }
+            Step::Finish(stream) => {
+                self.driver.inner().complete_stream(stream);
+                Ok(())
+            }
+            Step::Process => self.cross_stream().process_events().map_err(|e| e.to_string()),
+            Step::Empty => self.caching().empty_cache().map_err(|e| e.to_string()),
+            Step::Limit(limit) => {
+                self.caching().set_limit_bytes(limit);
+                Ok(())
+            }
+        };
+        let at_fault = self.driver.failed_calls() > failures;
+        match failed {
+            Err(wrong) if !at_fault && !self.starved(step) => Err(format!("fails alone: {wrong}")),
+            failed => Ok(failed.is_err()),
+        }
+    }
+
+    /// Whether a request may fail without a failing call: an earlier failure has left it less room.
+    fn starved(&self, step: Step) -> bool {
+        matches!(step, Step::Allocate(..)) && self.driver.failed_calls() > 0
+    }
+
+    /// Frees a block, every other one by its address. A refused free gives the block back.
+    fn free(&mut self, name: usize) -> Result<Checked, String> {
+        let Some(allocation) = self.held[name].take() else {
+            return Ok(Ok(()));
+        };
+        if name % 2 == 1 {
+            let freed = self.raw().free_raw(allocation.address());
+            return match freed {
+                Ok(()) => Ok(Ok(())),
+                Err(HandleError::Driver(error)) => {
+                    self.held[name] = Some(allocation);
+                    Ok(Err(error.to_string()))
+                }
+                Err(other) => Err(other.to_string()),
+            };
+        }
+        match self.strategy.free(allocation) {
+            Ok(()) => Ok(Ok(())),
+            Err(refused) => {
+                ensure!(matches!(refused.reason, HandleError::Driver(_)), "{}", refused.reason);
+                self.held[name] = Some(refused.allocation);
+                Ok(Err(refused.reason.to_string()))
+            }
+        }
+    }
+
+    /// The laws hold, and all that is held is there.
+    fn check(&self) -> Result<Vec<SegmentLayout>, String> {
+        let engine = self.strategy.engine().expect("the native strategy has an engine");
+        let layout = law::check_all(engine, self.used_bytes())?;
+        let held = self.held.iter().flatten().map(|a| (a.address(), a.size_bytes()));
+        let mut held: Vec<_> = held.collect();
+        held.sort_unstable();
+        ensure_eq!(law::live_blocks(&layout), held, "live blocks");
+        Ok(layout)
+    }
+
+    fn run_workload(&mut self) -> Checked {
+        for (at, &step) in WORKLOAD.iter().enumerate() {
+            let before = self.driver.failed_calls();
+            let wrong = |wrong| format!("step {at}, {step:?}: {wrong}");
+            self.perform(step).map_err(wrong)?;
+            if self.driver.failed_calls() > before {
+                self.check().map_err(wrong)?;
+            }
+        }
+        self.check().map(drop)
+    }
+
+    /// Nothing fails any more: everything can be freed and the same workload runs again.
+    fn recover(&mut self) -> Checked {
+        self.driver.disarm();
+        self.caching().set_limit_bytes(None);
+        self.driver.inner().complete_all();
+        for name in 0..self.held.len() {
+            self.free(name)??;
+            self.check()?;
+        }
+        self.driver.inner().complete_all();
+        self.caching().empty_cache().map_err(|error| error.to_string())?;
+        self.check()?;
+        ensure_eq!(self.used_bytes(), 0, "used after everything was freed");
+        self.run_workload()?;
+        let statistics = self.strategy.counters().ok_or("counts")?.statistics();
+        ensure!(statistics.allocation.all.current > 0, "the workload leaves blocks");
+        Ok(())
+    }
+}
+
+/// What each way of working stresses.
+fn ways() -> Vec<(&'static str, Settings)> {
+    let plain = Settings::default();
+    let tight = Settings {
+        max_split_bytes: Some(24 * MIB),
+        garbage_collection_threshold: Some(0.4),
+        ..plain.clone()
+    };
+    let pytorch = Settings { compat: Compat::PyTorch, ..tight.clone() };
+    let unlocked = Settings { release_lock_on_device_allocate: true, ..tight.clone() };
+    vec![("plain", plain), ("tight", tight), ("pytorch", pytorch), ("unlocked", unlocked)]
+}
+
+/// The one kind that is about memory, and one for all that are not.
+const KINDS: [DriverErrorKind; 2] = [DriverErrorKind::OutOfMemory, DriverErrorKind::DeviceLost];
+
+fn calls_of_the_workload(settings: &Settings) -> u64 {
+    let mut bench = Bench::new(settings);
+    bench.driver.disarm();
+    bench.run_workload().expect("nothing fails");
+    bench.driver.counted_calls()
+}
+
+/// Runs the workload once for each call and kind with that call failing.
+fn fail_each_call(repeat: bool) {
+    for (way, settings) in ways() {
+        let calls = calls_of_the_workload(&settings);
+        assert!(calls > 40, "{way}: the workload calls the driver only {calls} times");
+        for (kind, at) in KINDS.into_iter().flat_map(|kind| (0..calls).map(move |at| (kind, at))) {
+            let mut bench = Bench::new(&settings);
+            bench.driver.arm(FaultPlan { at, kind, repeat, only: None });
+            let told = bench.run_workload().and_then(|()| {
+                ensure!(bench.driver.failed_calls() > 0, "the call never came");
+                bench.recover()
+            });
+            if let Err(wrong) = told {
+                panic!("{way}, {kind:?} at call {at}, repeat {repeat}: {wrong}");
+            }
+            let driver = Arc::clone(&bench.driver);
+            drop(bench);
+            assert_eq!(all_returned(&driver), (0, 0), "{way}, {kind:?} at call {at}");
+        }
+    }
+}
+
+/// Bytes and events that the driver still has.
+fn all_returned(driver: &Faulty<Sim>) -> (u64, u64) {
+    let sim = driver.inner();
+    let info = sim.memory_info().expect("the inner driver answers");
+    let events = sim.calls("create_event") - sim.calls("destroy_event");
+    (info.total_bytes - info.free_bytes, events)
+}
+
+#[test]
+fn any_call_may_fail_once_and_nothing_is_lost_or_half_done() {
+    fail_each_call(false);
+}
+
+#[test]
+fn all_calls_may_fail_from_some_point_on_and_nothing_is_lost_or_half_done() {
+    fail_each_call(true);
+}
+
+#[test]
+fn an_allocator_that_goes_keeps_only_what_the_driver_refuses_to_take() {
+    for (way, settings) in ways() {
+        let mut bench = Bench::new(&settings);
+        bench.run_workload().expect("nothing fails");
+        let layout = bench.check().expect("the laws hold");
+        let segments = layout.len() as u64;
+        let total = law::reserved_bytes(&layout);
+        for at in 0..segments {
+            let mut bench = Bench::new(&settings);
+            bench.run_workload().expect("nothing fails");
+            let driver = Arc::clone(&bench.driver);
+            let kind = DriverErrorKind::Other;
+            driver.arm(FaultPlan { at, kind, repeat: false, only: Some("free") });
+            drop(bench);
+            let kept = layout[usize::try_from(at).expect("few segments")].size_bytes;
+            assert_eq!(all_returned(&driver), (kept, 0), "{way}: free {at} refused");
+        }
+        let driver = Arc::clone(&bench.driver);
+        let kind = DriverErrorKind::DeviceLost;
+        driver.arm(FaultPlan { at: 0, kind, repeat: true, only: None });
+        drop(bench);
+        assert_eq!(all_returned(&driver).0, total, "{way}: a lost device keeps everything");
+    }
+}
+
+#[test]
+fn an_event_that_cannot_be_recorded_leaves_the_block_with_its_caller() {
+    for only in ["create_event", "record_event"] {
+        for at in 0..2 {
+            let mut bench = Bench::new(&Settings::default());
+            for step in [Step::Allocate(0, 3 * MIB, A), Step::Record(0, B), Step::Record(0, C)] {
+                bench.perform(step).expect("nothing fails yet");
+            }
+            let kind = DriverErrorKind::Other;
+            bench.driver.arm(FaultPlan { at, kind, repeat: false, only: Some(only) });
+            assert_eq!(bench.perform(Step::Free(0)), Ok(true), "{only} {at}");
+            bench.check().expect("the block is still live");
+            assert_eq!(bench.perform(Step::Free(0)), Ok(false), "the second free is served");
+            bench.check().expect("the block drains");
+            let pending = bench.driver.inner().pending_events();
+            let mut streams: Vec<_> = pending.into_iter().map(|(_, stream)| stream).collect();
+            streams.sort_unstable();
+            assert_eq!(streams, [C, B], "it waits for both streams, each once");
+        }
+    }
+}
+
+#[test]
+fn an_event_that_cannot_be_queried_keeps_its_block_waiting() {
+    let mut bench = Bench::new(&Settings::default());
+    for step in [Step::Allocate(0, 3 * MIB, A), Step::Record(0, B), Step::Free(0), Step::Finish(B)]
+    {
+        bench.perform(step).expect("nothing fails yet");
+    }
+    let kind = DriverErrorKind::Other;
+    bench.driver.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("query_event") });
+    assert_eq!(bench.perform(Step::Allocate(1, 512, A)), Ok(true), "the request is refused");
+    bench.check().expect("the block drains");
+    assert_eq!(bench.perform(Step::Allocate(1, 3 * MIB, A)), Ok(false));
+    let layout = bench.check().expect("the laws hold");
+    assert_eq!(layout.len(), 1, "the block came back and was used again");
+}
