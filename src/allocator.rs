@@ -231,7 +231,12 @@ pub trait Caching: Send + Sync {
     fn limit_bytes(&self) -> Option<u64>;
 
     /// Puts a new configuration in force; blocks and segments stay.
-    fn apply(&self, config: &Config);
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device cannot do what the configuration asks for; nothing has
+    /// changed then.
+    fn apply(&self, config: &Config) -> Result<(), DriverError>;
 
     /// Free and total bytes of the device, and the largest block that a cached block could serve.
     ///

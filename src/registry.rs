@@ -13,7 +13,7 @@ use crate::cache::EngineOptions;
 use crate::config::{Config, Settings};
 use crate::driver::Driver;
 use crate::error::DriverError;
-use crate::strategies::{NativeAllocator, Strategy};
+use crate::strategies::{ExpandableAllocator, NativeAllocator, Strategy};
 
 /// What a registered constructor makes.
 pub type Constructed = Result<Box<dyn DeviceAllocator>, DriverError>;
@@ -116,11 +116,11 @@ pub fn build(
     let settings = config.settings();
     let name = settings.backend.as_str();
     if name == "native" {
-        if settings.expandable_segments {
-            return Err(BuildError::NotAvailable { what: "expandable_segments:True".to_owned() });
-        }
         let options =
             EngineOptions { settings: settings.clone(), raw_addresses: options.raw_addresses };
+        if settings.expandable_segments {
+            return Ok(ExpandableAllocator::new(driver, &options)?.into());
+        }
         return Ok(NativeAllocator::new(driver, &options)?.into());
     }
     if PLANNED.contains(&name) {

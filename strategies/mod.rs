@@ -3,10 +3,12 @@
 //! | name | file | memory | when to use |
 //! |---|---|---|---|
 //! | `native` | `native.rs` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
+//! | `native` with `expandable_segments:True` | `expandable.rs` | one growing range per stream and kind | sizes vary, or memory is short |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
 //! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box.
 
+mod expandable;
 mod native;
 
 use enum_dispatch::enum_dispatch;
@@ -16,6 +18,7 @@ use crate::allocator::{
 };
 use crate::error::{AllocError, FreeError};
 
+pub use expandable::ExpandableAllocator;
 pub use native::NativeAllocator;
 
 /// An allocator chosen at run time.
@@ -24,16 +27,36 @@ pub use native::NativeAllocator;
 pub enum Strategy {
     /// `backend:native`.
     Native(NativeAllocator),
+    /// `backend:native,expandable_segments:True`.
+    Expandable(ExpandableAllocator),
     /// Registered by a user.
     User(Box<dyn DeviceAllocator>),
 }
 
+/// A strategy that keeps no cache was asked for what only caches can do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("backend:{name} has no cache to control")]
+pub struct NoCache {
+    /// The strategy.
+    pub name: String,
+}
+
 impl Strategy {
+    /// Control over cached memory.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCache`] when the strategy keeps none.
+    pub fn caching_or_refuse(&self) -> Result<&dyn Caching, NoCache> {
+        self.caching().ok_or_else(|| NoCache { name: self.name().to_owned() })
+    }
+
     /// The engine behind the strategy, if it has one of ours.
     #[must_use]
     pub fn engine(&self) -> Option<&crate::cache::Engine> {
         match self {
             Self::Native(native) => Some(native.engine()),
+            Self::Expandable(expandable) => Some(expandable.engine()),
             Self::User(_) => None,
         }
     }

@@ -7,17 +7,17 @@
 
 use std::sync::Arc;
 
-use crate::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, RawAddresses, Request,
-};
+use crate::allocator::DeviceAllocator;
 use crate::cache::{Engine, EngineOptions};
+use crate::config::Settings;
 use crate::driver::Driver;
-use crate::error::{AllocError, DriverError, FreeError};
+use crate::error::DriverError;
 
 /// The native caching allocator of one device.
 #[derive(Debug)]
 pub struct NativeAllocator {
-    engine: Engine,
+    /// Boxed: the engine's tables are large, and a strategy is moved about.
+    engine: Box<Engine>,
 }
 
 impl NativeAllocator {
@@ -25,9 +25,11 @@ impl NativeAllocator {
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the driver cannot say what its device is.
+    /// [`DriverError`] when the device cannot do what the settings ask for.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
-        Ok(Self { engine: Engine::new(driver, options)? })
+        let settings = Settings { expandable_segments: false, ..options.settings.clone() };
+        let options = EngineOptions { settings, ..*options };
+        Ok(Self { engine: Box::new(Engine::new(driver, &options)?) })
     }
 
     /// The engine, for those who want to look inside.
@@ -38,37 +40,5 @@ impl NativeAllocator {
 }
 
 impl DeviceAllocator for NativeAllocator {
-    #[inline]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.engine.allocate(request)
-    }
-
-    #[inline]
-    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        self.engine.free(allocation)
-    }
-
-    fn name(&self) -> &str {
-        "native"
-    }
-
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        Some(&self.engine)
-    }
-
-    fn caching(&self) -> Option<&dyn Caching> {
-        Some(&self.engine)
-    }
-
-    fn counters(&self) -> Option<&dyn Counters> {
-        Some(&self.engine)
-    }
-
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        self.engine.keeps_addresses().then_some(&self.engine as &dyn RawAddresses)
-    }
-
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(&self.engine)
-    }
+    crate::forward_device_allocator!(self => self.engine);
 }

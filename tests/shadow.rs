@@ -19,6 +19,8 @@ use quickcheck::{Gen, QuickCheck};
 use stratalloc::size::MIB;
 
 use common::Checked;
+#[cfg(target_os = "linux")]
+use common::machine::HostMachine;
 use common::machine::SimMachine;
 use ops::Script;
 
@@ -46,6 +48,12 @@ fn on_a_large_device(script: Script) -> Checked {
     runner::run(&SimMachine::new(64 << 30), &script)
 }
 
+/// Real memory, in which bytes must stay intact.
+#[cfg(target_os = "linux")]
+fn in_real_memory(script: Script) -> Checked {
+    runner::run(&HostMachine::new(96 * MIB), &script)
+}
+
 #[test]
 fn short_scripts_on_a_small_device_keep_every_law() {
     check(400, 30, on_a_small_device);
@@ -59,4 +67,10 @@ fn long_scripts_on_a_small_device_keep_every_law() {
 #[test]
 fn long_scripts_on_a_large_device_keep_every_law() {
     check(40, 400, on_a_large_device);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn scripts_in_real_memory_keep_every_law_and_every_byte() {
+    check(60, 100, in_real_memory);
 }

@@ -3,14 +3,50 @@
 use super::engine::Engine;
 use crate::allocator::Allocation;
 use crate::allocator::{
-    CacheInfo, Caching, Counters, CrossStream, FreeMemoryCallback, OomObserver, Pressure,
-    RawAddresses, Request,
+    CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback, OomObserver,
+    Pressure, RawAddresses, Request,
 };
 use crate::config::Config;
-use crate::error::{AllocError, DriverError, FractionError, HandleError};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::SegmentLayout;
 use crate::ids::StreamId;
 use crate::stats::Statistics;
+
+impl DeviceAllocator for Engine {
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        Self::allocate(self, request)
+    }
+
+    #[inline]
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        Self::free(self, allocation)
+    }
+
+    fn name(&self) -> &str {
+        "native"
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        Some(self)
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        Some(self)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        self.keeps_addresses().then_some(self as &dyn RawAddresses)
+    }
+
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+}
 
 impl CrossStream for Engine {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
@@ -39,8 +75,8 @@ impl Caching for Engine {
         Self::set_memory_fraction(self, fraction)
     }
 
-    fn apply(&self, config: &Config) {
-        self.apply_settings(config.settings());
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        self.apply_settings(config.settings())
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {

@@ -1,7 +1,7 @@
 //! Heaps with their locks, and how a stream or a token finds its heap without one.
 //!
 //! Cells are added and never removed, so finding one is a walk over `OnceLock`s. By stream: buckets
-//! of short chains. By number: rows of doubling length.
+//! of short chains. By number: rows of 256.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,8 @@ use crate::stats::{HeapCounters, Heaps};
 /// The most streams an allocator keeps heaps for.
 pub(super) const CELLS_MAX: usize = 1 << 16;
 const BUCKETS: usize = 256;
-const ROWS: usize = CELLS_MAX.ilog2() as usize + 1;
+const ROW_CELLS: usize = 256;
+const ROWS: usize = CELLS_MAX / ROW_CELLS;
 
 /// One heap, its counters and its copy of the policy, under one lock.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ struct Link {
     next: OnceLock<Box<Link>>,
 }
 
-type Row = Box<[OnceLock<Arc<HeapCell>>]>;
+type Row = Box<[OnceLock<Arc<HeapCell>>; ROW_CELLS]>;
 
 /// All heaps of a device.
 #[derive(Debug)]
@@ -93,8 +94,8 @@ impl HeapTable {
 
     #[inline]
     pub(super) fn get(&self, number: u32) -> Option<&Arc<HeapCell>> {
-        let (row, place) = place_of(number as usize);
-        self.by_number.get(row)?.get()?.get(place)?.get()
+        let number = number as usize;
+        self.by_number.get(number / ROW_CELLS)?.get()?[number % ROW_CELLS].get()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -112,11 +113,9 @@ impl HeapTable {
             stream,
             number,
         });
-        let (row, place) = place_of(len);
-        let places = 1 << row;
-        let row =
-            self.by_number[row].get_or_init(|| (0..places).map(|_| OnceLock::new()).collect());
-        row[place].get_or_init(|| Arc::clone(&cell));
+        let row = self.by_number[len / ROW_CELLS]
+            .get_or_init(|| Box::new([const { OnceLock::new() }; ROW_CELLS]));
+        row[len % ROW_CELLS].get_or_init(|| Arc::clone(&cell));
         self.len.store(len + 1, Ordering::Release);
         let mut at = &self.by_stream[bucket_of(stream)];
         while let Some(link) = at.get() {
@@ -166,13 +165,6 @@ fn bucket_of(stream: StreamId) -> usize {
     // Handles are addresses: their low bits are equal.
     let hash = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
     usize::try_from(hash).unwrap_or(0)
-}
-
-/// Row r has 2^r places: number n is in row log2(n + 1).
-#[inline]
-fn place_of(number: usize) -> (usize, usize) {
-    let row = (number + 1).ilog2();
-    (row as usize, number + 1 - (1 << row))
 }
 
 #[cfg(test)]

@@ -54,11 +54,11 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the driver cannot say what its device is.
+    /// [`DriverError`] when the device cannot do what the settings ask for.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
         let device = driver.info();
         let growth = Growth::new(&options.settings, device.total_bytes);
-        Ok(Self {
+        let engine = Self {
             driver,
             device,
             owner: OwnerId::next(),
@@ -70,7 +70,11 @@ impl Engine {
             hooks: Hooks::default(),
             clock: AtomicU64::new(0),
             history: Recorder::default(),
-        })
+        };
+        if options.settings.expandable_segments {
+            engine.virtual_memory()?;
+        }
+        Ok(engine)
     }
 
     /// What happens, for those who want to know.
@@ -290,10 +294,14 @@ impl Engine {
         self.spread_policy(growth.hit_policy());
     }
 
-    pub(super) fn apply_settings(&self, settings: &Settings) {
+    pub(super) fn apply_settings(&self, settings: &Settings) -> Result<(), DriverError> {
+        if settings.expandable_segments {
+            self.virtual_memory()?;
+        }
         let mut growth = self.growth.lock();
         growth.apply(settings, self.device.total_bytes);
         self.spread_policy(growth.hit_policy());
+        Ok(())
     }
 
     fn spread_policy(&self, policy: HitPolicy) {

@@ -4,6 +4,7 @@ use parking_lot::MutexGuard;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
+use super::expandable::{Leftovers, Pages};
 use super::policy::{HitPolicy, MissPolicy, Plan, fraction_of};
 use crate::allocator::Allocation;
 use crate::config::Settings;
@@ -19,6 +20,10 @@ pub(super) struct Growth {
     pub(super) miss_policy: MissPolicy,
     pub(super) limit_bytes: Option<u64>,
     pub(super) counters: GrowthCounters,
+    /// Physical pieces behind mapped pages.
+    pub(super) pages: Pages,
+    /// What the driver refused to take back.
+    pub(super) leftovers: Leftovers,
     /// Asked of the driver by a miss that let go of the lock meanwhile.
     in_flight_bytes: u64,
 }
@@ -31,6 +36,7 @@ pub(super) struct GrowthCounters {
     pub(super) oversize_segments: Counter,
     pub(super) num_alloc_retries: i64,
     pub(super) num_ooms: i64,
+    pub(super) num_oom_rejections: i64,
     pub(super) num_sync_all_streams: i64,
     pub(super) num_device_alloc: i64,
     pub(super) num_device_free: i64,
@@ -47,6 +53,8 @@ pub(super) enum Refusal {
     Driver(DriverError),
     /// `throw_on_cudamalloc_oom` forbids even to ask.
     Forbidden,
+    /// An expandable segment reserves less address space than the request needs.
+    Reserve { reserve_bytes: u64 },
 }
 
 impl Growth {
@@ -60,6 +68,8 @@ impl Growth {
             miss_policy: MissPolicy::new(settings, device_total_bytes),
             limit_bytes,
             counters: GrowthCounters { max_split_size, ..GrowthCounters::default() },
+            pages: Pages::default(),
+            leftovers: Leftovers::default(),
             in_flight_bytes: 0,
         }
     }
@@ -112,6 +122,19 @@ impl Growth {
         }
     }
 
+    /// Pages of expandable segments count as bytes and as calls of the device, not as segments.
+    pub(super) fn pages_came(&mut self, kind: PoolKind, size_bytes: u64) {
+        let bytes = i64::try_from(size_bytes).expect("runs of pages are below 2^63 bytes");
+        self.counters.num_device_alloc += 1;
+        for_kind(&mut self.counters.reserved_bytes, kind, |counter| counter.increase(bytes));
+    }
+
+    pub(super) fn pages_went(&mut self, kind: PoolKind, size_bytes: u64) {
+        let bytes = i64::try_from(size_bytes).expect("runs of pages are below 2^63 bytes");
+        self.counters.num_device_free += 1;
+        for_kind(&mut self.counters.reserved_bytes, kind, |counter| counter.decrease(bytes));
+    }
+
     /// Whether the settings know oversize blocks, and from which size on.
     pub(super) fn max_split_bytes(&self) -> Option<u64> {
         self.settings.max_split_bytes
@@ -137,6 +160,9 @@ impl Engine {
     ) -> Result<Result<Allocation, Refusal>, DriverError> {
         if let Some(refusal) = growth.refuses(plan.segment_bytes) {
             return Ok(Err(refusal));
+        }
+        if growth.miss_policy.expandable {
+            return self.grow_expandable(growth, cell, plan);
         }
         let came = if growth.miss_policy.unlock_while_growing {
             growth.in_flight_bytes += plan.segment_bytes;

@@ -63,7 +63,9 @@ impl Engine {
                         state: match block.state {
                             BlockState::Live => BlockStateName::ActiveAllocated,
                             BlockState::Draining => BlockStateName::ActivePendingFree,
-                            BlockState::Free | BlockState::Vacant => BlockStateName::Inactive,
+                            BlockState::Free | BlockState::Vacant | BlockState::Unmapped => {
+                                BlockStateName::Inactive
+                            }
                         },
                     })
                     .collect();
@@ -73,7 +75,7 @@ impl Engine {
                     stream: cell.stream,
                     kind: first.kind,
                     pool: PoolId::DEFAULT,
-                    expandable: false,
+                    expandable: first.is_expandable,
                     blocks,
                 });
             }
@@ -128,9 +130,10 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.drain_events();
-        for segment in self.layout() {
+        for segment in self.layout().iter().filter(|segment| !segment.expandable) {
             let _ = self.driver.free(segment.address, segment.size_bytes);
         }
+        self.drop_pages();
         self.destroy_events();
     }
 }

@@ -1,7 +1,8 @@
 //! The caching engine of one device: heaps by stream, growth, pressure, limits, events.
 //!
 //! A hit takes one heap's lock and calls no driver: `engine`. Everything else happens under the
-//! growth lock, one miss at a time: `growth` takes segments, `pressure` is the ladder a miss climbs,
+//! growth lock, one miss at a time: `growth` takes segments, `expandable` maps
+//! pages, `pressure` is the ladder a miss climbs,
 //! `release` and `collect` give segments back, `events` waits for other streams, `oom` tells why
 //! nothing helped. `policy` is the one value that says whose decisions are made.
 //!
@@ -15,6 +16,7 @@ mod cell;
 mod collect;
 mod engine;
 mod events;
+mod expandable;
 mod growth;
 mod hooks;
 mod inspect;

@@ -10,11 +10,15 @@ use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
 use crate::stats::{ALL, Lane};
 
-/// Free memory on other streams than the request's.
+/// What the heaps hold that explains the failure.
 #[derive(Clone, Copy, Debug, Default)]
-struct Elsewhere {
-    cached_bytes: u64,
-    enough_for_request: bool,
+struct Held {
+    /// Free on other streams than the request's.
+    elsewhere_bytes: u64,
+    /// Whether a free block on another stream is large enough.
+    elsewhere_fits: bool,
+    /// Whether the request's own heap has a fitting block by now.
+    fits_now: bool,
 }
 
 impl Engine {
@@ -29,7 +33,9 @@ impl Engine {
     ) -> OutOfMemory {
         let info = self.driver.memory_info().ok();
         let device_free_bytes = info.map(|info| info.free_bytes);
-        if !matches!(refusal, Refusal::Forbidden) {
+        if matches!(refusal, Refusal::Forbidden) {
+            growth.counters.num_oom_rejections += 1;
+        } else {
             growth.counters.num_ooms += 1;
             let free = device_free_bytes.unwrap_or(0);
             self.record(Action::OutOfMemory, free, plan.rounded_bytes, cell.stream);
@@ -46,11 +52,11 @@ impl Engine {
             reserved_bytes: growth.reserved_bytes(),
             ..OutOfMemory::default()
         };
-        let mut elsewhere = Elsewhere::default();
+        let mut held = Held::default();
         for other in self.heaps.by_stream() {
-            self.add_heap_to_report(&mut report, &mut elsewhere, other, cell, plan);
+            self.add_heap_to_report(&mut report, &mut held, other, cell, plan);
         }
-        report.hints = hints(&report, &refusal, elsewhere, growth);
+        report.hints = hints(&report, &refusal, held, growth);
         if let Refusal::Driver(error) = refusal {
             report.driver = Some(error);
         }
@@ -60,7 +66,7 @@ impl Engine {
     fn add_heap_to_report(
         &self,
         report: &mut OutOfMemory,
-        elsewhere: &mut Elsewhere,
+        held: &mut Held,
         other: &HeapCell,
         cell: &HeapCell,
         plan: &Plan,
@@ -70,6 +76,10 @@ impl Engine {
         let bytes = |lane| u64::try_from(now.of(lane)).unwrap_or(0);
         report.allocated_bytes += bytes(Lane::AllocatedBytes);
         report.draining_bytes += bytes(Lane::ActiveBytes) - bytes(Lane::AllocatedBytes);
+        if other.stream == cell.stream {
+            let rules = &state.policy.rules;
+            held.fits_now = state.heap.best_fit(plan.kind, plan.rounded_bytes, rules).is_some();
+        }
         for kind in [PoolKind::Small, PoolKind::Large] {
             let cached: u64 = state.heap.free_blocks(kind).map(|(_, b)| b.size_bytes).sum();
             match kind {
@@ -85,29 +95,30 @@ impl Engine {
                 report.largest_free = Some(LargestFree { size_bytes, stream, pool });
             }
             if other.stream != cell.stream {
-                elsewhere.cached_bytes += cached;
-                elsewhere.enough_for_request |=
-                    kind == plan.kind && size_bytes >= plan.rounded_bytes;
+                held.elsewhere_bytes += cached;
+                held.elsewhere_fits |= kind == plan.kind && size_bytes >= plan.rounded_bytes;
             }
         }
     }
 }
 
 /// What would most likely have helped, the surest first.
-fn hints(
-    report: &OutOfMemory,
-    refusal: &Refusal,
-    elsewhere: Elsewhere,
-    growth: &Growth,
-) -> Vec<String> {
+fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -> Vec<String> {
     let mut hints = Vec::new();
-    let cached = report.cached_small_bytes + report.cached_large_bytes;
+    let cached = report.cached_small_bytes + report.cached_large_bytes - held.elsewhere_bytes;
     if matches!(refusal, Refusal::Forbidden) {
         hints.push(
             "throw_on_cudamalloc_oom:True refused the request before the driver was asked; raise \
              per_process_memory_fraction."
                 .to_owned(),
         );
+    }
+    if let Refusal::Reserve { reserve_bytes } = refusal {
+        hints.push(format!(
+            "an expandable segment reserves {}, and a request cannot span two: raise \
+             expandable_segments_reserve.",
+            human_bytes(*reserve_bytes)
+        ));
     }
     if let (Some(limit), Some(free)) = (report.limit_bytes, report.device_free_bytes)
         && free >= report.segment_bytes
@@ -119,18 +130,24 @@ fn hints(
             human_bytes(free)
         ));
     }
-    if cached >= report.rounded_bytes {
+    if held.fits_now {
+        hints.push(
+            "a block that fits came free while other streams were waited for, and compat:pytorch \
+             does not search again: the same request would succeed now."
+                .to_owned(),
+        );
+    } else if cached >= report.rounded_bytes {
         hints.push(format!(
-            "{} are cached but cut into pieces that are too small: expandable_segments:True joins \
-             them; max_split_size_mb keeps large blocks whole.",
+            "{} are cached but cut into pieces that are too small: max_split_size_mb keeps large \
+             blocks whole, roundup_power2_divisions makes pieces fit more requests.",
             human_bytes(cached)
         ));
     }
-    if elsewhere.enough_for_request || elsewhere.cached_bytes >= report.rounded_bytes {
+    if held.elsewhere_fits || held.elsewhere_bytes >= report.rounded_bytes {
         hints.push(format!(
             "{} are cached for other streams, which this stream cannot use: allocate on fewer \
              streams.",
-            human_bytes(elsewhere.cached_bytes)
+            human_bytes(held.elsewhere_bytes)
         ));
     }
     if report.rounded_bytes > report.requested_bytes.saturating_mul(5) / 4

@@ -1,6 +1,6 @@
 //! What the settings mean for decisions: small values that heaps carry with them.
 
-use crate::config::{Compat, Settings};
+use crate::config::{Compat, Reserve, Settings};
 use crate::heap::FitRules;
 use crate::size::{PoolKind, RoundupDivisions, segment_bytes};
 
@@ -23,6 +23,9 @@ pub(super) struct MissPolicy {
     /// `throw_on_cudamalloc_oom`: refuse what would pass this many bytes before asking the driver.
     pub(super) refuse_above_bytes: Option<u64>,
     pub(super) compat: Compat,
+    /// Whether new segments are expandable, and how much address space each reserves.
+    pub(super) expandable: bool,
+    pub(super) reserve_bytes: u64,
 }
 
 impl HitPolicy {
@@ -32,6 +35,8 @@ impl HitPolicy {
             rules: FitRules {
                 max_split_bytes: settings.max_split_bytes.unwrap_or(u64::MAX),
                 oversize_slack_bytes: settings.non_split_rounding_bytes(),
+                expandable: settings.expandable_segments,
+                oversize_in_expandable: settings.compat == Compat::PyTorch,
             },
             clock_runs: limited && settings.garbage_collection_threshold.is_some(),
         }
@@ -55,6 +60,8 @@ impl MissPolicy {
             unlock_while_growing: settings.release_lock_on_device_allocate,
             refuse_above_bytes,
             compat: settings.compat,
+            expandable: settings.expandable_segments,
+            reserve_bytes: reserve_bytes(settings.expandable_reserve, device_total_bytes),
         }
     }
 
@@ -62,6 +69,25 @@ impl MissPolicy {
     /// needed is released. PyTorch does neither.
     pub(super) fn spares_the_cache(&self) -> bool {
         self.compat == Compat::Default
+    }
+}
+
+/// Address space of an expandable segment: nine eighths of the device's memory, or what is
+/// configured, but no more than that.
+///
+/// Source: PyTorch's `expandable_segments_reserve`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a positive fraction; the cast saturates"
+)]
+fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
+    let most = device_total_bytes + device_total_bytes / 8;
+    match configured {
+        None => most,
+        Some(Reserve::Bytes(bytes)) => bytes.min(most),
+        Some(Reserve::Fraction(part)) => ((part * device_total_bytes as f64) as u64).min(most),
     }
 }
 

@@ -101,7 +101,7 @@ impl Engine {
     fn short_bytes(&self, refusal: &Refusal, plan: &Plan) -> u64 {
         match refusal {
             Refusal::Limit { short_bytes } => *short_bytes,
-            Refusal::Driver(_) | Refusal::Forbidden => {
+            Refusal::Driver(_) | Refusal::Forbidden | Refusal::Reserve { .. } => {
                 let free = self.driver.memory_info().map_or(0, |info| info.free_bytes);
                 plan.segment_bytes.saturating_sub(free).max(1)
             }

@@ -10,7 +10,7 @@ use super::engine::Engine;
 use super::growth::Growth;
 use super::policy::Plan;
 use crate::error::DriverError;
-use crate::heap::{BlockView, Slot};
+use crate::heap::{BlockView, PageRun, Slot};
 use crate::history::Action;
 use crate::size::PoolKind;
 
@@ -31,13 +31,32 @@ pub(super) struct Candidate<'a> {
     pub(super) block: BlockView,
 }
 
+/// Anything idle that can go back to the driver.
+#[derive(Clone, Copy, Debug)]
+enum Idle<'a> {
+    Segment(Candidate<'a>),
+    Pages { cell: &'a HeapCell, kind: PoolKind, run: PageRun },
+}
+
+impl Idle<'_> {
+    fn size_bytes(&self) -> u64 {
+        match self {
+            Self::Segment(candidate) => candidate.block.size_bytes,
+            Self::Pages { run, .. } => run.size_bytes,
+        }
+    }
+}
+
 impl Engine {
     /// Idle segments of a kind in (stream, size, address) order.
     pub(super) fn idle_segments(&self, kind: PoolKind) -> Vec<Candidate<'_>> {
         let mut found = Vec::new();
         for cell in self.heaps.by_stream() {
             let state = cell.lock();
-            let idle = state.heap.free_blocks(kind).filter(|(_, block)| !block.is_split);
+            let idle = state
+                .heap
+                .free_blocks(kind)
+                .filter(|(_, block)| !block.is_split && !block.is_expandable);
             found.extend(idle.map(|(slot, block)| Candidate { cell, slot, block }));
         }
         found
@@ -61,15 +80,32 @@ impl Engine {
         growth: &mut Growth,
         wanted: Wanted,
     ) -> Result<(), DriverError> {
-        let mut idle: Vec<_> =
-            PoolKind::RELEASE_ORDER.into_iter().flat_map(|kind| self.idle_segments(kind)).collect();
+        self.offer_leftovers(growth)?;
+        let mut idle = Vec::new();
+        for kind in PoolKind::RELEASE_ORDER {
+            idle.extend(self.idle_segments(kind).into_iter().map(Idle::Segment));
+            self.add_idle_pages(kind, &mut idle);
+        }
         if let Wanted::AtLeast(bytes) = wanted {
             idle = fewest(idle, bytes);
         }
-        for candidate in idle {
-            self.release(growth, &candidate)?;
+        for one in idle {
+            match one {
+                Idle::Segment(candidate) => self.release(growth, &candidate)?,
+                Idle::Pages { cell, kind, run } => self.release_pages(growth, cell, kind, &run)?,
+            };
         }
         Ok(())
+    }
+
+    /// Whole pages inside free blocks of a kind, in (stream, size, address) order of the blocks.
+    fn add_idle_pages<'e>(&'e self, kind: PoolKind, idle: &mut Vec<Idle<'e>>) {
+        for cell in self.heaps.by_stream() {
+            let state = cell.lock();
+            let blocks = state.heap.free_blocks(kind).filter(|(_, block)| block.is_expandable);
+            let runs = blocks.filter_map(|(slot, _)| state.heap.whole_pages(slot));
+            idle.extend(runs.map(|run| Idle::Pages { cell, kind, run }));
+        }
     }
 
     /// Releases one segment, unless a request took it meanwhile. Returns the bytes released.
@@ -118,7 +154,9 @@ impl Engine {
         let oversize: Vec<_> = {
             let state = cell.lock();
             let blocks = state.heap.free_blocks(plan.kind);
-            let oversize = blocks.filter(|(_, b)| b.size_bytes >= max_split_bytes && !b.is_split);
+            let oversize = blocks.filter(|(_, b)| {
+                b.size_bytes >= max_split_bytes && !b.is_split && !b.is_expandable
+            });
             oversize.map(|(slot, block)| Candidate { cell, slot, block }).collect()
         };
         if let Some(enough) = oversize.iter().find(|c| c.block.size_bytes >= wanted) {
@@ -135,17 +173,17 @@ impl Engine {
     }
 }
 
-/// The fewest segments that have `bytes` together: the smallest single one, or the largest ones.
+/// The fewest idle things that have `bytes` together: the smallest single one, or the largest ones.
 /// None when all together have less.
-fn fewest(mut idle: Vec<Candidate<'_>>, bytes: u64) -> Vec<Candidate<'_>> {
-    let large_enough = idle.iter().filter(|c| c.block.size_bytes >= bytes);
-    if let Some(&one) = large_enough.min_by_key(|c| c.block.size_bytes) {
+fn fewest(mut idle: Vec<Idle<'_>>, bytes: u64) -> Vec<Idle<'_>> {
+    let large_enough = idle.iter().filter(|one| one.size_bytes() >= bytes);
+    if let Some(&one) = large_enough.min_by_key(|one| one.size_bytes()) {
         return vec![one];
     }
-    idle.sort_by_key(|c| Reverse(c.block.size_bytes));
+    idle.sort_by_key(|one| Reverse(one.size_bytes()));
     let mut sum = 0;
-    let count = idle.iter().position(|c| {
-        sum += c.block.size_bytes;
+    let count = idle.iter().position(|one| {
+        sum += one.size_bytes();
         sum >= bytes
     });
     idle.truncate(count.map_or(0, |last| last + 1));

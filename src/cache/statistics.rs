@@ -87,6 +87,7 @@ impl Engine {
         statistics.segment = grown.segment;
         statistics.num_alloc_retries = grown.num_alloc_retries;
         statistics.num_ooms = grown.num_ooms;
+        statistics.num_oom_rejections = grown.num_oom_rejections;
         statistics.num_sync_all_streams = grown.num_sync_all_streams;
         statistics.num_device_alloc = grown.num_device_alloc;
         statistics.num_device_free = grown.num_device_free;
@@ -116,6 +117,7 @@ impl Engine {
         });
         counters.num_alloc_retries = 0;
         counters.num_ooms = 0;
+        counters.num_oom_rejections = 0;
         counters.num_sync_all_streams = 0;
         counters.num_device_alloc = 0;
         counters.num_device_free = 0;

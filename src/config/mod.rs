@@ -3,27 +3,132 @@
 //! Accepts every string that PyTorch accepts on purpose, with PyTorch's meaning, and is strict
 //! where PyTorch is sloppy: an error names the key, the byte offset, what was expected and the
 //! nearest known key, and nothing changes. Nothing here knows what a setting does.
+//!
+//! A text's way: `token`, `parse` (with `keys`), `apply` to `settings`; `environment` finds the
+//! text, `explain` tells it back.
 
+mod apply;
+mod environment;
+mod error;
+mod explain;
+mod keys;
+mod parse;
 mod settings;
+mod token;
 
+#[cfg(test)]
+mod tests;
+
+pub use environment::{EnvironmentError, FromEnvironment, VARIABLES, from_environment};
+pub use error::{ConfigError, ConfigWarning, Span};
+pub use explain::ExplainRow;
+pub use keys::{Acts, BUILT_IN, Key, KeyTable};
 pub use settings::{Compat, PinnedSettings, Reserve, Settings};
+
+/// Where a key's value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// The text said so, at this byte.
+    Text {
+        /// Byte offset of the key.
+        at: usize,
+    },
+    /// An earlier text said so, and the key sticks.
+    Earlier,
+}
 
 /// A parsed configuration: settings and where each came from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     settings: Settings,
+    /// Keys that a text has set, with the byte offset if it was the last text.
+    origins: Vec<(String, Option<usize>)>,
+    warnings: Vec<ConfigWarning>,
 }
 
 impl Config {
     /// A configuration made in code.
     #[must_use]
     pub fn from_settings(settings: Settings) -> Self {
-        Self { settings }
+        Self { settings, ..Self::default() }
+    }
+
+    /// The configuration that `text` says.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first thing that is wrong.
+    pub fn parse(text: &str, table: &KeyTable) -> Result<Self, ConfigError> {
+        Self::default().updated(text, table)
+    }
+
+    /// This configuration after a further text, as at run time: what `text` does not mention is
+    /// reset (`max_split_size_mb`, `max_non_split_rounding_mb`, `garbage_collection_threshold`,
+    /// `roundup_power2_divisions`) or sticks (everything else, users' keys too).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first thing that is wrong; this configuration is as it was.
+    pub fn updated(&self, text: &str, table: &KeyTable) -> Result<Self, ConfigError> {
+        let entries = parse::entries(text, table)?;
+        let mut settings = self.settings.clone();
+        apply::reset(&mut settings);
+        apply::apply(&mut settings, &entries)?;
+        let kept = |key: &str| {
+            !matches!(
+                key,
+                "max_split_size_mb"
+                    | "max_non_split_rounding_mb"
+                    | "garbage_collection_threshold"
+                    | "roundup_power2_divisions"
+            )
+        };
+        let mut origins: Vec<(String, Option<usize>)> =
+            self.origins.iter().filter(|(k, _)| kept(k)).map(|(k, _)| (k.clone(), None)).collect();
+        let mut warnings = Vec::new();
+        for entry in &entries {
+            let (key, at) = (entry.key.name(), entry.key_span.at);
+            match origins.iter_mut().find(|(known, _)| known == key) {
+                Some((_, earlier @ Some(_))) => {
+                    let earlier_at = earlier.replace(at).unwrap_or(at);
+                    let key = key.to_owned();
+                    warnings.push(ConfigWarning::Repeated { key, earlier_at, last_at: at });
+                }
+                Some((_, origin)) => *origin = Some(at),
+                None => origins.push((key.to_owned(), Some(at))),
+            }
+        }
+        Ok(Self { settings, origins, warnings })
     }
 
     /// The settings in force.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// The same with PyTorch's decisions where ours differ.
+    #[must_use]
+    pub fn with_compat(mut self, compat: Compat) -> Self {
+        self.settings.compat = compat;
+        self
+    }
+
+    /// What is legal and probably not meant.
+    #[must_use]
+    pub fn warnings(&self) -> &[ConfigWarning] {
+        &self.warnings
+    }
+
+    /// Where a key's value came from.
+    #[must_use]
+    pub fn origin(&self, key: &str) -> Origin {
+        match self.origins.iter().find(|(known, _)| known == key) {
+            None => Origin::Default,
+            Some((_, Some(at))) => Origin::Text { at: *at },
+            Some((_, None)) => Origin::Earlier,
+        }
     }
 }

@@ -50,10 +50,7 @@ impl<D: Driver> Faulty<D> {
     /// Wraps a driver. Nothing fails before [`arm`](Self::arm), but calls are counted.
     #[must_use]
     pub fn new(inner: D) -> Self {
-        Self {
-            inner,
-            faults: Mutex::default(),
-        }
+        Self { inner, faults: Mutex::default() }
     }
 
     /// Makes a plan the current one and counts calls and failures from 0 again.
@@ -65,10 +62,7 @@ impl<D: Driver> Faulty<D> {
         if let Some(name) = plan.only {
             Call::named(name);
         }
-        *self.faults.lock() = Faults {
-            plan: Some(plan),
-            ..Faults::default()
-        };
+        *self.faults.lock() = Faults { plan: Some(plan), ..Faults::default() };
     }
 
     /// Drops the plan: nothing fails any more, and calls and failures are counted from 0 again.
@@ -173,8 +167,7 @@ impl<D: Driver> Driver for Faulty<D> {
 impl<D: Driver> VirtualMemory for Faulty<D> {
     fn granularity_bytes(&self) -> u64 {
         let part = self.inner.virtual_memory();
-        part.expect("announced only when the inner driver has it")
-            .granularity_bytes()
+        part.expect("announced only when the inner driver has it").granularity_bytes()
     }
 
     forward! { @virtual_without_addresses enter_virtual_memory }
@@ -215,12 +208,7 @@ mod tests {
     }
 
     fn plan(at: u64) -> FaultPlan {
-        FaultPlan {
-            at,
-            kind: DriverErrorKind::Other,
-            repeat: false,
-            only: None,
-        }
+        FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only: None }
     }
 
     /// Calls every method that can fail and that the simulated device has, once.
@@ -280,14 +268,7 @@ mod tests {
         let driver = faulty();
         let results = call_all(&driver);
         assert_eq!(driver.counted_calls(), results.len() as u64);
-        let absent = [
-            "share",
-            "open",
-            "close",
-            "can_access",
-            "enable_access",
-            "copy_peer",
-        ];
+        let absent = ["share", "open", "close", "can_access", "enable_access", "copy_peer"];
         let names = Call::ALL.into_iter().map(Call::name);
         let expected = names.filter(|name| !absent.contains(name));
         let counts = driver.inner().call_counts();
@@ -312,11 +293,7 @@ mod tests {
     #[test]
     fn a_repeating_plan_fails_from_then_on_until_it_is_dropped() {
         let driver = faulty();
-        driver.arm(FaultPlan {
-            repeat: true,
-            kind: DriverErrorKind::DeviceLost,
-            ..plan(1)
-        });
+        driver.arm(FaultPlan { repeat: true, kind: DriverErrorKind::DeviceLost, ..plan(1) });
         driver.create_event().unwrap();
         for _ in 0..2 {
             let error = driver.create_event().unwrap_err();
@@ -330,10 +307,7 @@ mod tests {
     #[test]
     fn a_plan_for_one_method_counts_only_that() {
         let driver = faulty();
-        driver.arm(FaultPlan {
-            only: Some("allocate"),
-            ..plan(1)
-        });
+        driver.arm(FaultPlan { only: Some("allocate"), ..plan(1) });
         let a = driver.allocate(MIB).unwrap();
         driver.create_event().unwrap();
         driver.allocate(MIB).unwrap_err();
@@ -345,9 +319,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "no driver call is named")]
     fn a_plan_for_a_method_that_does_not_exist_is_a_mistake_in_the_test() {
-        faulty().arm(FaultPlan {
-            only: Some("alocate"),
-            ..plan(0)
-        });
+        faulty().arm(FaultPlan { only: Some("alocate"), ..plan(0) });
     }
 }

@@ -18,10 +18,14 @@ use crate::ids::{DeviceId, EventId, StreamId};
 mod call;
 mod faulty;
 mod forward;
+#[cfg(target_os = "linux")]
+pub mod host;
 mod recorded;
 pub mod sim;
 
 pub use faulty::{FaultPlan, Faulty};
+#[cfg(target_os = "linux")]
+pub use host::Host;
 pub use recorded::{Recorded, RecordedAddresses};
 pub use sim::Sim;
 

@@ -23,8 +23,9 @@ use crate::ids::{DeviceId, EventId, StreamId};
 pub struct RecordedAddresses {
     /// Answers to [`Driver::allocate`].
     pub segments: Vec<u64>,
-    /// Answers to [`VirtualMemory::reserve`].
-    pub reservations: Vec<u64>,
+    /// Where each recorded run of pages was mapped. A reservation is answered with the next one:
+    /// recordings say where memory was mapped, not where space was reserved.
+    pub mappings: Vec<u64>,
 }
 
 /// A driver that answers with a recording's addresses; everything else is `D`'s.
@@ -67,7 +68,7 @@ impl<D: Driver> Recorded<D> {
             inner,
             books: Mutex::new(Books {
                 segments: answers("segment", addresses.segments),
-                reservations: answers("reservation", addresses.reservations),
+                reservations: answers("reservation", addresses.mappings),
             }),
         }
     }
@@ -198,7 +199,7 @@ impl<D: Driver> VirtualMemory for Recorded<D> {
         let reservations = &mut self.books.lock().reservations;
         let recorded = reservations.peek("reserve")?;
         let address = inner_virtual(self, "reserve")?.reserve(size_bytes)?;
-        reservations.put(recorded, Inner { address, size_bytes });
+        reservations.live.insert(recorded, Inner { address, size_bytes });
         Ok(recorded)
     }
 
@@ -217,7 +218,9 @@ impl<D: Driver> VirtualMemory for Recorded<D> {
 
     fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
         let inner = inner_virtual(self, "set_access")?;
-        inner.set_access(self.inward(address), size_bytes, device)
+        inner.set_access(self.inward(address), size_bytes, device)?;
+        self.books.lock().reservations.given += 1;
+        Ok(())
     }
 
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
@@ -290,11 +293,9 @@ mod tests {
     use crate::driver::sim::{Sim, SimOptions};
     use crate::size::MIB;
 
-    fn recorded(segments: &[u64], reservations: &[u64]) -> Recorded<Sim> {
-        let addresses = RecordedAddresses {
-            segments: segments.to_vec(),
-            reservations: reservations.to_vec(),
-        };
+    fn recorded(segments: &[u64], mappings: &[u64]) -> Recorded<Sim> {
+        let addresses =
+            RecordedAddresses { segments: segments.to_vec(), mappings: mappings.to_vec() };
         Recorded::new(Sim::new(SimOptions::default()), addresses)
     }
 
@@ -354,14 +355,25 @@ mod tests {
         assert_eq!(b, 0x2000_0000);
         let piece = driver.create(2 * MIB, Exportable::No).unwrap();
         driver.map(b + 2 * MIB, 2 * MIB, piece).unwrap();
-        driver
-            .set_access(b + 2 * MIB, 2 * MIB, DeviceId(0))
-            .unwrap();
+        driver.set_access(b + 2 * MIB, 2 * MIB, DeviceId(0)).unwrap();
         let stream = StreamId::DEFAULT;
         driver.copy(b + 3 * MIB, a + MIB, MIB, stream).unwrap();
         driver.fill(a, 0, 2 * MIB, stream).unwrap();
         driver.fill(b, 0, MIB, stream).unwrap_err();
         driver.unmap(b + 2 * MIB, 2 * MIB).unwrap();
         driver.unreserve(b, 4 * MIB).unwrap();
+    }
+
+    #[test]
+    fn a_reservation_is_answered_with_the_next_recorded_mapping() {
+        let driver = recorded(&[], &[0x2000_0000, 0x2020_0000, 0x6000_0000]);
+        let first = driver.reserve(4 * MIB).unwrap();
+        for page in 0..2 {
+            let piece = driver.create(2 * MIB, Exportable::No).unwrap();
+            driver.map(first + page * 2 * MIB, 2 * MIB, piece).unwrap();
+            driver.set_access(first + page * 2 * MIB, 2 * MIB, DeviceId(0)).unwrap();
+        }
+        assert_eq!(first, 0x2000_0000);
+        assert_eq!(driver.reserve(4 * MIB), Ok(0x6000_0000));
     }
 }

@@ -41,6 +41,8 @@ pub enum BlockState {
     Free,
     /// Given back by the caller, but other streams' events must pass before it is free.
     Draining,
+    /// Address space without memory; mapped before use.
+    Unmapped,
 }
 
 /// Half of the 128 bytes a block may cost; one cache line.
@@ -61,11 +63,18 @@ pub(super) struct Block {
     pub(super) left: Slot,
     pub(super) right: Slot,
     pub(super) generation: u32,
+    /// The slot's priority in trees: fixed, so it is computed once.
+    pub(super) priority: u32,
     /// Next live block in the same bucket of the index of starts.
     pub(super) same_bucket: Slot,
+    /// The reservation it is part of, or [`FIXED`].
+    pub(super) reservation: u16,
     pub(super) kind: PoolKind,
     pub(super) state: BlockState,
 }
+
+/// The reservation of blocks of fixed segments: none.
+pub(super) const FIXED: u16 = u16::MAX;
 
 const _: () = assert!(size_of::<Block>() == 64);
 
@@ -80,10 +89,18 @@ impl Block {
         left: Slot::NONE,
         right: Slot::NONE,
         generation: 0,
+        priority: 0,
         same_bucket: Slot::NONE,
+        reservation: FIXED,
         kind: PoolKind::Small,
         state: BlockState::Vacant,
     };
+
+    /// Whether the block is part of an expandable segment.
+    #[inline]
+    pub(super) const fn is_expandable(&self) -> bool {
+        self.reservation != FIXED
+    }
 
     /// Whether the block is only a part of its segment.
     #[inline]
@@ -100,6 +117,7 @@ impl Block {
             kind: self.kind,
             state: self.state,
             is_split: self.is_split(),
+            is_expandable: self.is_expandable(),
         }
     }
 }
@@ -121,4 +139,6 @@ pub struct BlockView {
     pub state: BlockState,
     /// Whether it is only a part of its segment.
     pub is_split: bool,
+    /// Whether it is part of an expandable segment.
+    pub is_expandable: bool,
 }

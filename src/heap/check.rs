@@ -33,7 +33,7 @@ impl Heap {
     /// The first that is broken.
     pub fn check(&self) -> Result<(), Broken> {
         let mut in_segments = 0;
-        for head in self.segment_heads() {
+        for head in self.chain_heads() {
             in_segments += self.check_segment(head)?;
         }
         ensure(in_segments == self.slab.len(), "I1", || {
@@ -49,7 +49,22 @@ impl Heap {
                 format!("{slot:?} free {free}, in an index {}", !free)
             })?;
         }
+        self.check_gaps()?;
         self.check_starts()
+    }
+
+    fn check_gaps(&self) -> Result<(), Broken> {
+        let mut count = 0;
+        for slot in self.slab.occupied() {
+            let block = self.slab.get(slot);
+            if block.state == BlockState::Unmapped {
+                let known = self.expandable.gap_at(block.kind, block.address) == Some(slot);
+                ensure(known, "I9", || format!("no gap at {:#x}", block.address))?;
+                count += 1;
+            }
+        }
+        let gaps = self.expandable.gap_count();
+        ensure(count == gaps, "I9", || format!("{count} unmapped blocks, {gaps} gaps"))
     }
 
     fn check_segment(&self, head: Slot) -> Result<usize, Broken> {
@@ -65,8 +80,11 @@ impl Heap {
                     format!("gap or overlap at {:#x}", block.address)
                 })?;
                 ensure(before.kind == block.kind, "I1", || "a segment of two kinds".to_owned())?;
-                let both_free = before.state == BlockState::Free && block.state == BlockState::Free;
-                ensure(!both_free, "I2", || format!("free neighbours at {:#x}", block.address))?;
+                let alike = before.state == block.state
+                    && matches!(block.state, BlockState::Free | BlockState::Unmapped);
+                ensure(!alike, "I2", || {
+                    format!("{:?} neighbours at {:#x}", block.state, block.address)
+                })?;
             }
             let sizes = block.size_bytes >= MIN_BLOCK_BYTES
                 && block.size_bytes.is_multiple_of(MIN_BLOCK_BYTES);
@@ -83,7 +101,7 @@ impl Heap {
                         format!("{} of {} bytes", block.requested_bytes, block.size_bytes)
                     })?
                 }
-                BlockState::Free => {}
+                BlockState::Free | BlockState::Unmapped => {}
             }
             count += 1;
             previous = at;

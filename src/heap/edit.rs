@@ -3,6 +3,7 @@
 //! Each operation is complete in itself: before and after it all invariants hold. What a caller
 //! needs for its counters is returned as data.
 
+use super::block::FIXED;
 use super::{BlockId, BlockState, Heap, Slot};
 use crate::ids::StreamId;
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
@@ -16,11 +17,22 @@ pub struct FitRules {
     pub max_split_bytes: u64,
     /// An oversize request takes an oversize block only if it is less than this much larger.
     pub oversize_slack_bytes: u64,
+    /// Whether new segments are expandable: then blocks of such may be handed out, and rests are
+    /// cut off down to 512 B.
+    pub expandable: bool,
+    /// Whether oversize rules hold in expandable segments too, as in PyTorch: there they make
+    /// memory grow without bound.
+    pub oversize_in_expandable: bool,
 }
 
 impl FitRules {
     /// No block is oversize.
-    pub const NONE: Self = Self { max_split_bytes: u64::MAX, oversize_slack_bytes: 0 };
+    pub const NONE: Self = Self {
+        max_split_bytes: u64::MAX,
+        oversize_slack_bytes: 0,
+        expandable: false,
+        oversize_in_expandable: true,
+    };
 
     /// Whether a block of `block_bytes` may serve a request of `rounded_bytes` that it is large
     /// enough for.
@@ -40,6 +52,7 @@ impl FitRules {
     pub const fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
         match kind {
             PoolKind::Small => rest_bytes >= MIN_BLOCK_BYTES,
+            PoolKind::Large if self.expandable => rest_bytes >= MIN_BLOCK_BYTES,
             PoolKind::Large => {
                 rounded_bytes < self.max_split_bytes && rest_bytes > LARGE_REST_MIN_BYTES
             }
@@ -98,6 +111,9 @@ impl Heap {
     #[must_use]
     pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
         let slot = self.first_at_least(kind, rounded_bytes)?;
+        if self.slab.get(slot).is_expandable() {
+            return self.best_fit_among_expandable(slot, rounded_bytes, rules);
+        }
         rules.allow(rounded_bytes, self.slab.get(slot).size_bytes).then_some(slot)
     }
 
@@ -116,6 +132,7 @@ impl Heap {
         debug_assert!(block.state == BlockState::Free, "I3: only free blocks are handed out");
         debug_assert!(block.size_bytes >= rounded_bytes);
         let (kind, size_bytes, was_split) = (block.kind, block.size_bytes, block.is_split());
+        let expandable = block.is_expandable();
         let rest_bytes = size_bytes - rounded_bytes;
         self.free[kind.index()].remove(&mut self.slab, slot);
         let (front, inactive) = if rules.splits(kind, rounded_bytes, rest_bytes) {
@@ -133,6 +150,8 @@ impl Heap {
         } else {
             (slot, SplitChange::default())
         };
+        // Parts of expandable segments are not counted: they are no fragmentation.
+        let inactive = if expandable { SplitChange::default() } else { inactive };
         let block = self.slab.get_mut(front);
         block.state = BlockState::Live;
         block.requested_bytes = requested_bytes;
@@ -152,10 +171,11 @@ impl Heap {
     /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index. The rest keeps
     /// the slot and everything else.
     #[inline]
-    fn cut_front(&mut self, slot: Slot, front_bytes: u64) -> Slot {
+    pub(super) fn cut_front(&mut self, slot: Slot, front_bytes: u64) -> Slot {
         let front = self.slab.occupy();
         let rest = self.slab.get_mut(slot);
         let (address, previous, kind) = (rest.address, rest.previous, rest.kind);
+        let reservation = rest.reservation;
         rest.address += front_bytes;
         rest.size_bytes -= front_bytes;
         rest.previous = front;
@@ -165,6 +185,7 @@ impl Heap {
         block.previous = previous;
         block.next = slot;
         block.kind = kind;
+        block.reservation = reservation;
         if !previous.is_none() {
             self.slab.get_mut(previous).next = front;
         }
@@ -242,7 +263,9 @@ impl Heap {
         let block = self.slab.get_mut(slot);
         block.state = BlockState::Free;
         block.birth = clock;
-        if block.is_split() {
+        if block.is_expandable() {
+            inactive = SplitChange::default();
+        } else if block.is_split() {
             inactive.count += 1;
             inactive.bytes += signed(block.size_bytes);
         }
@@ -251,15 +274,26 @@ impl Heap {
     }
 
     /// Joins the free neighbour into the block at `slot`, which is in no index.
-    #[inline]
+    #[inline(always)]
     fn absorb(&mut self, slot: Slot, neighbour: Slot, inactive: &mut SplitChange) {
         if neighbour.is_none() || self.slab.get(neighbour).state != BlockState::Free {
             return;
         }
         let gone = self.slab.get(neighbour);
-        let (address, size_bytes, kind) = (gone.address, gone.size_bytes, gone.kind);
-        let (before, behind) = (gone.previous, gone.next);
+        let (size_bytes, kind) = (gone.size_bytes, gone.kind);
         self.free[kind.index()].remove(&mut self.slab, neighbour);
+        self.join(slot, neighbour);
+        inactive.count -= 1;
+        inactive.bytes -= signed(size_bytes);
+    }
+
+    /// Joins a neighbour into the block at `slot`; both are in no index. The neighbour's slot is
+    /// vacated.
+    #[inline(always)]
+    pub(super) fn join(&mut self, slot: Slot, neighbour: Slot) {
+        let gone = self.slab.get(neighbour);
+        let (address, size_bytes) = (gone.address, gone.size_bytes);
+        let (before, behind) = (gone.previous, gone.next);
         let block = self.slab.get_mut(slot);
         block.size_bytes += size_bytes;
         if block.previous == neighbour {
@@ -275,8 +309,6 @@ impl Heap {
             }
         }
         self.slab.vacate(neighbour);
-        inactive.count -= 1;
-        inactive.bytes -= signed(size_bytes);
     }
 
     /// Adds a segment as one free block. `size_bytes` is a multiple of 512.
@@ -297,6 +329,7 @@ impl Heap {
         block.previous = Slot::NONE;
         block.next = Slot::NONE;
         block.kind = kind;
+        block.reservation = FIXED;
         block.state = BlockState::Free;
         self.free[kind.index()].insert(&mut self.slab, slot);
         slot
@@ -308,6 +341,7 @@ impl Heap {
         self.slab.try_get(slot).is_some_and(|block| {
             block.state == BlockState::Free
                 && !block.is_split()
+                && !block.is_expandable()
                 && block.address == address
                 && block.size_bytes == size_bytes
         })

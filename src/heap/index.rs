@@ -24,6 +24,7 @@ enum Link {
 }
 
 impl FreeIndex {
+    #[inline(always)]
     pub(super) fn first_at_least(&self, slab: &Slab, size_bytes: u64) -> Option<Slot> {
         let bin = bin_of(size_bytes.max(crate::size::MIN_BLOCK_BYTES));
         self.first_from(slab, bin, (size_bytes, 0))
@@ -33,7 +34,7 @@ impl FreeIndex {
         self.first_from(slab, bin_of(size_bytes), (size_bytes, address + 1))
     }
 
-    #[inline]
+    #[inline(always)]
     fn first_from(&self, slab: &Slab, bin: usize, key: (u64, u64)) -> Option<Slot> {
         let found = self.filled.first_from(bin)?;
         if found != bin {
@@ -83,7 +84,7 @@ impl FreeIndex {
     }
 
     /// Adds a block that is in no index.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot) {
         if self.roots.is_empty() {
             self.roots = vec![Slot::NONE; BINS];
@@ -100,12 +101,16 @@ impl FreeIndex {
         }
     }
 
+    #[inline(never)]
     fn insert_in_tree(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
-        let key = key_of(slab.get(new));
-        let priority = priority_of(new);
+        let block = slab.get(new);
+        let (key, priority) = (key_of(block), block.priority);
         let (mut link, mut at) = (Link::Root, self.roots[bin]);
-        while !at.is_none() && priority_of(at) > priority {
+        while !at.is_none() {
             let block = slab.get(at);
+            if block.priority < priority {
+                break;
+            }
             (link, at) = if key < key_of(block) {
                 (Link::Left(at), block.left)
             } else {
@@ -132,7 +137,7 @@ impl FreeIndex {
     }
 
     /// Takes a block out that is in this index.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot) {
         let block = slab.get(old);
         let bin = bin_of(block.size_bytes);
@@ -144,6 +149,7 @@ impl FreeIndex {
         }
     }
 
+    #[inline(never)]
     fn remove_from_tree(&mut self, slab: &mut Slab, bin: usize, old: Slot) {
         let key = key_of(slab.get(old));
         let (mut link, mut at) = (Link::Root, self.roots[bin]);
@@ -164,7 +170,7 @@ impl FreeIndex {
             if high.is_none() {
                 return self.hang(slab, bin, link, low);
             }
-            if priority_of(low) > priority_of(high) {
+            if slab.get(low).priority > slab.get(high).priority {
                 self.hang(slab, bin, link, low);
                 (link, low) = (Link::Right(low), slab.get(low).right);
             } else {
@@ -196,11 +202,4 @@ impl FreeIndex {
 #[inline]
 fn key_of(block: &Block) -> (u64, u64) {
     (block.size_bytes, block.address)
-}
-
-/// A fixed hash of the slot: equal only for equal slots, and unrelated to addresses.
-#[inline]
-fn priority_of(slot: Slot) -> u32 {
-    let mixed = (slot.0 ^ slot.0 >> 16).wrapping_mul(0x85EB_CA6B);
-    (mixed ^ mixed >> 13).wrapping_mul(0xC2B2_AE35)
 }

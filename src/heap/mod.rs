@@ -5,7 +5,7 @@
 //!
 //! What always holds (checked by [`Heap::check`]):
 //! - I1 the blocks of a segment tile it: in address order, no gap, no overlap.
-//! - I2 no two neighbours are both free: they would have coalesced.
+//! - I2 no two neighbours are both free, or both unmapped: they would have coalesced.
 //! - I3 a block is in exactly one index, that of its kind, if and only if it is free.
 //! - I4 the index is ordered by (size, address) and its bitmaps tell which bins hold anything.
 //! - I5 a draining block waits for at least one event.
@@ -13,12 +13,15 @@
 //! - I7 what was requested of a live block is at most its size.
 //! - I8 the index of live starts, when there is one, holds exactly the live blocks.
 //!
-//! Read in this order: `block`, `slab`, `index` (and `bins`), `edit`, `check`.
+//! - I9 unmapped blocks are in the map of gaps of their kind, and only they.
+//!
+//! Read in this order: `block`, `slab`, `index` (and `bins`), `edit`, `expand`, `check`.
 
 mod bins;
 mod block;
 mod check;
 mod edit;
+mod expand;
 mod index;
 mod slab;
 mod starts;
@@ -30,8 +33,10 @@ mod tests;
 pub use block::{BlockId, BlockState, BlockView, Slot};
 pub use check::Broken;
 pub use edit::{Completed, FitRules, HandOut, Segment, SplitChange};
+pub use expand::{Growing, PageRun, Reservation};
 
 use crate::size::PoolKind;
+use expand::Expandable;
 use index::FreeIndex;
 use slab::Slab;
 use starts::Starts;
@@ -43,6 +48,7 @@ pub struct Heap {
     slab: Slab,
     free: [FreeIndex; 2],
     uses: Uses,
+    expandable: Expandable,
     /// Live blocks by address; kept only for callers that free by address.
     starts: Option<Starts>,
 }
@@ -55,6 +61,7 @@ impl Heap {
             slab: Slab::default(),
             free: [FreeIndex::default(), FreeIndex::default()],
             uses: Uses::default(),
+            expandable: Expandable::default(),
             starts: raw_addresses.then(Starts::default),
         }
     }
@@ -91,8 +98,19 @@ impl Heap {
         self.free[kind.index()].last(&self.slab)
     }
 
-    /// The first block of every segment, in no particular order.
+    /// The first block of every segment, in no particular order. Each mapped range of a
+    /// reservation is a segment.
     pub fn segment_heads(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.slab.occupied().filter(|&slot| {
+            let block = self.slab.get(slot);
+            let starts = block.previous.is_none()
+                || self.slab.get(block.previous).state == BlockState::Unmapped;
+            starts && block.state != BlockState::Unmapped
+        })
+    }
+
+    /// The first block of every chain of neighbours, mapped or not.
+    pub(super) fn chain_heads(&self) -> impl Iterator<Item = Slot> + '_ {
         self.slab.occupied().filter(|&slot| self.slab.get(slot).previous.is_none())
     }
 
@@ -100,7 +118,9 @@ impl Heap {
     pub fn segment_blocks(&self, head: Slot) -> impl Iterator<Item = BlockView> + '_ {
         let first = Some(head).filter(|slot| !slot.is_none());
         std::iter::successors(first, |&slot| {
-            Some(self.slab.get(slot).next).filter(|next| !next.is_none())
+            Some(self.slab.get(slot).next).filter(|&next| {
+                !next.is_none() && self.slab.get(next).state != BlockState::Unmapped
+            })
         })
         .map(|slot| self.view(slot))
     }

@@ -5,6 +5,8 @@
 use super::block::{Block, BlockState, Slot};
 
 const CHUNK_BLOCKS: usize = 256;
+const CHUNK_SLOTS: u32 = 256;
+const _: () = assert!(CHUNK_SLOTS as usize == CHUNK_BLOCKS);
 
 type Chunk = Box<[Block; CHUNK_BLOCKS]>;
 
@@ -67,10 +69,11 @@ impl Slab {
         let start = self.chunks.len() * CHUNK_BLOCKS;
         let end = u32::try_from(start + CHUNK_BLOCKS).expect("a heap has fewer than 2^32 blocks");
         let mut chunk: Chunk = Box::new([const { Block::VACANT }; CHUNK_BLOCKS]);
-        for (block, next) in chunk.iter_mut().zip(end - CHUNK_BLOCKS as u32 + 1..) {
+        for (block, next) in chunk.iter_mut().zip(end - CHUNK_SLOTS + 1..) {
+            block.priority = priority_of(next - 1);
             block.left = if next == end { self.vacant } else { Slot(next) };
         }
-        self.vacant = Slot(end - CHUNK_BLOCKS as u32);
+        self.vacant = Slot(end - CHUNK_SLOTS);
         self.chunks.push(chunk);
     }
 
@@ -91,4 +94,10 @@ impl Slab {
         self.chunks.len() * size_of::<[Block; CHUNK_BLOCKS]>()
             + self.chunks.capacity() * size_of::<Chunk>()
     }
+}
+
+/// A fixed hash of the slot's number: equal only for equal slots, and unrelated to addresses.
+fn priority_of(slot: u32) -> u32 {
+    let mixed = (slot ^ slot >> 16).wrapping_mul(0x85EB_CA6B);
+    (mixed ^ mixed >> 13).wrapping_mul(0xC2B2_AE35)
 }

@@ -90,7 +90,6 @@ impl Starts {
     #[inline]
     fn bucket_of(&self, address: u64) -> usize {
         let hash = (address >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        #[expect(clippy::cast_possible_truncation, reason = "the hash has 32 bits")]
         let hash = hash as usize;
         let round = self.buckets.next_power_of_two();
         let bucket = hash & (round - 1);

@@ -84,7 +84,8 @@ fn large_rests_of_one_mebibyte_are_not_cut_off() {
 
 #[test]
 fn oversize_blocks_serve_oversize_requests_of_about_their_size() {
-    let rules = FitRules { max_split_bytes: 32 * MIB, oversize_slack_bytes: 20 * MIB };
+    let rules =
+        FitRules { max_split_bytes: 32 * MIB, oversize_slack_bytes: 20 * MIB, ..FitRules::NONE };
     let mut heap = Heap::new(false);
     heap.add_segment(PoolKind::Large, SEGMENT, 60 * MIB, 0);
     let fit = |bytes| heap.best_fit(PoolKind::Large, bytes, &rules).is_some();

@@ -4,11 +4,13 @@
 //! `workload` is what a trace asked for, `verify` compares decision by decision, `run` repeats the
 //! requests on any allocator and times them.
 
+pub mod reader;
 mod run;
 mod trace;
 mod verify;
 mod workload;
 
+pub use reader::{Limits, TraceError};
 pub use run::{ReplayError, Run, run};
 pub use trace::{Trace, TraceEvent};
 pub use verify::{Verification, verify};

@@ -1,9 +1,9 @@
 //! Repeating a recording's requests on any allocator, and timing it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use hashbrown::HashMap;
 use thiserror::Error;
 
 use super::workload::{Op, Workload};

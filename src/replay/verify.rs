@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::run::{Lanes, ReplayError};
 use super::trace::{Trace, TraceEvent};
@@ -29,6 +30,8 @@ use crate::stats::Statistics;
 pub struct Verification {
     /// Requests that were served.
     pub allocations: u64,
+    /// Blocks that were given back.
+    pub frees: u64,
     /// Requests that failed.
     pub ooms: u64,
     /// Addresses, and failures, that differ.
@@ -43,6 +46,8 @@ pub struct Verification {
     pub statistics: Statistics,
     /// What the recording asked for, with the inferred calls of `empty_cache`.
     pub workload: Workload,
+    /// Seconds it took.
+    pub wall_s: f64,
 }
 
 impl Verification {
@@ -65,6 +70,7 @@ pub fn verify(
     total_bytes: u64,
     memory_fraction: Option<f64>,
 ) -> Result<Verification, ReplayError> {
+    let begin = Instant::now();
     let sim = Arc::new(Sim::new(SimOptions {
         total_bytes,
         event_mode: EventMode::Manual,
@@ -74,7 +80,7 @@ pub fn verify(
         Arc::clone(&sim),
         RecordedAddresses {
             segments: addresses(trace, Action::SegmentAlloc),
-            reservations: Vec::new(),
+            mappings: addresses(trace, Action::SegmentMap),
         },
     );
     let strategy = registry::build(config, Arc::new(recorded), BuildOptions::default())?;
@@ -93,15 +99,20 @@ pub fn verify(
         builder,
         live: HashMap::new(),
         seen: Vec::new(),
+        lost: false,
         result: Verification::default(),
     };
     let mut at = 0;
     for group in groups(&trace.events) {
         at += verifier.step(at, group)?;
+        if verifier.lost {
+            break;
+        }
     }
     verifier.compare_layout(trace);
     let Verifier { mut result, builder, .. } = verifier;
     result.workload = builder.finish();
+    result.wall_s = begin.elapsed().as_secs_f64();
     result.statistics = engine.statistics();
     Ok(result)
 }
@@ -118,6 +129,8 @@ struct Verifier<'a> {
     live: HashMap<u64, Allocation>,
     /// Events of the operation at hand.
     seen: Vec<Event>,
+    /// Whether decisions went so far apart that the recording has no further answers.
+    lost: bool,
     result: Verification,
 }
 
@@ -160,6 +173,7 @@ impl Verifier<'_> {
         if let Some(lane) = lane {
             self.lanes.freed(lane, event.address);
         }
+        self.result.frees += 1;
         self.take_seen();
         Ok(())
     }
@@ -242,6 +256,13 @@ impl Verifier<'_> {
                 self.live.insert(event.address, allocation);
             }
             Err(AllocError::OutOfMemory(_)) => self.result.ooms += 1,
+            // The recording has no answer to what was asked of the driver: nothing that follows
+            // could be compared.
+            Err(AllocError::Driver(error)) => {
+                self.result.address_mismatches += 1;
+                self.differ(at, || error.to_string());
+                self.lost = true;
+            }
             Err(error) => return Err(ReplayError::Alloc(error)),
         }
         Ok(())

@@ -1,8 +1,11 @@
 //! The counters of one heap, kept under its lock.
 //!
-//! Eight counters side by side, for each kind of pool. Next to them a limit for each counter and
-//! for the sum of both kinds: a heap at or below its limits cannot make a new peak of the whole
-//! device, so an operation only compares. Who passes a limit goes to the `ledger`.
+//! Outwards there are eight counters for each kind of pool, and a limit for each and for the sum of
+//! both kinds: a heap at or below its limits cannot make a new peak of the whole device, so an
+//! operation only compares. Who passes a limit goes to the `ledger`.
+//!
+//! Inwards only five change on a hit. Active blocks are those in callers' hands and those that
+//! drain, and what drains changes rarely: its limits are folded into those of the five (`bound`).
 
 use crate::heap::{Completed, HandOut, SplitChange};
 use crate::size::PoolKind;
@@ -67,14 +70,37 @@ pub const CLASSES: usize = 3;
 /// The class of both kinds together; the kinds have their own index.
 pub const ALL: usize = 2;
 
+/// The five counters that change on a hit: blocks and bytes in callers' hands, what was asked for of
+/// active blocks, free parts of segments and their bytes.
+type Hot = [i64; 5];
+const BLOCKS: usize = 0;
+const BYTES: usize = 1;
+const REQUESTED: usize = 2;
+const PARTS: usize = 3;
+const PART_BYTES: usize = 4;
+
+/// Counters that do not change on a usual hit.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cold {
+    draining_blocks: i64,
+    draining_bytes: i64,
+    oversize: i64,
+    oversize_freed: i64,
+}
+
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
 pub struct HeapCounters {
-    current: [Lanes; 2],
-    freed: [Lanes; 2],
+    hot: [Hot; 2],
+    /// What each of the five may reach, for each kind and both: from `limit` and what drains.
+    bound: [Hot; CLASSES],
+    freed: [Hot; 2],
+    cold: [Cold; 2],
     limit: [Lanes; CLASSES],
-    /// `current` when accumulated values were reset.
+    /// All counters when accumulated values were reset.
     base: [Lanes; 2],
+    /// What drained when accumulated values were reset: blocks, bytes.
+    base_draining: [(i64, i64); 2],
     /// Requests that a cached block served.
     pub hits: u64,
     /// Requests that needed more than a search.
@@ -98,114 +124,166 @@ impl HeapCounters {
         requested_bytes: u64,
         oversize: bool,
     ) -> bool {
-        let size = signed(out.size_bytes);
         let SplitChange { count, bytes } = out.inactive;
-        let change =
-            Lanes([1, size, 1, size, signed(requested_bytes), count, bytes, i64::from(oversize)]);
-        let freed = &mut self.freed[kind.index()].0;
-        freed[Lane::InactiveSplit as usize] += (-count).max(0);
-        freed[Lane::InactiveSplitBytes as usize] += (-bytes).max(0);
-        self.add(kind, change);
-        self.passes_a_limit(kind)
+        let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
+        let (own, other) = (kind.index(), 1 - kind.index());
+        let mut signs = 0;
+        for (lane, change) in change.into_iter().enumerate() {
+            let now = self.hot[own][lane] + change;
+            self.hot[own][lane] = now;
+            signs |= self.bound[own][lane] - now;
+            signs |= self.bound[ALL][lane] - now - self.hot[other][lane];
+        }
+        self.freed[own][PARTS] += (-count).max(0);
+        self.freed[own][PART_BYTES] += (-bytes).max(0);
+        if oversize { self.oversize_handed_out(kind) || signs < 0 } else { signs < 0 }
+    }
+
+    #[cold]
+    fn oversize_handed_out(&mut self, kind: PoolKind) -> bool {
+        self.cold[kind.index()].oversize += 1;
+        let over =
+            |class| self.current(class).of(Lane::Oversize) > self.limit[class].of(Lane::Oversize);
+        over(kind.index()) || over(ALL)
+    }
+
+    #[cold]
+    fn oversize_given_back(&mut self, kind: PoolKind) {
+        self.cold[kind.index()].oversize -= 1;
+        self.cold[kind.index()].oversize_freed += 1;
     }
 
     /// The caller gave a block back that still drains.
     pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) {
-        let size = signed(size_bytes);
-        let (current, freed) = (&mut self.current[kind.index()].0, &mut self.freed[kind.index()].0);
-        for (lane, n) in [
-            (Lane::Allocation, 1),
-            (Lane::AllocatedBytes, size),
-            (Lane::Oversize, i64::from(oversize)),
-        ] {
-            current[lane as usize] -= n;
-            freed[lane as usize] += n;
+        let (own, size) = (kind.index(), signed(size_bytes));
+        self.hot[own][BLOCKS] -= 1;
+        self.hot[own][BYTES] -= size;
+        self.freed[own][BLOCKS] += 1;
+        self.freed[own][BYTES] += size;
+        self.cold[own].draining_blocks += 1;
+        self.cold[own].draining_bytes += size;
+        if oversize {
+            self.oversize_given_back(kind);
         }
+        self.bind();
     }
 
     /// A block that was given back before became free. True when a limit is passed.
     #[must_use]
     pub fn drained(&mut self, done: &Completed) -> bool {
-        self.became_free(done, 0, 0, 0)
+        let own = done.kind.index();
+        self.cold[own].draining_blocks -= 1;
+        self.cold[own].draining_bytes -= signed(done.size_bytes);
+        self.bind();
+        self.became_free(done)
     }
 
     /// A block was given back and is free at once. True when a limit is passed.
     #[inline]
     #[must_use]
     pub fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
-        self.became_free(done, 1, signed(done.size_bytes), i64::from(oversize))
+        let (own, size) = (done.kind.index(), signed(done.size_bytes));
+        self.hot[own][BLOCKS] -= 1;
+        self.hot[own][BYTES] -= size;
+        self.freed[own][BLOCKS] += 1;
+        self.freed[own][BYTES] += size;
+        if oversize {
+            self.oversize_given_back(done.kind);
+        }
+        self.became_free(done)
     }
 
+    /// Only free parts of segments can become more when a block becomes free.
     #[inline]
-    fn became_free(&mut self, done: &Completed, count: i64, bytes: i64, oversize: i64) -> bool {
-        let size = signed(done.size_bytes);
-        let inactive = done.inactive;
-        let change = Lanes([
-            -count,
-            -bytes,
-            -1,
-            -size,
-            -signed(done.requested_bytes),
-            inactive.count,
-            inactive.bytes,
-            -oversize,
-        ]);
-        let freed = Lanes([
-            count,
-            bytes,
-            1,
-            size,
-            signed(done.requested_bytes),
-            (-inactive.count).max(0),
-            (-inactive.bytes).max(0),
-            oversize,
-        ]);
-        let own = &mut self.freed[done.kind.index()];
-        *own = own.zip(freed, |a, b| a + b);
-        self.add(done.kind, change);
-        self.passes_a_limit(done.kind)
-    }
-
-    #[inline]
-    fn add(&mut self, kind: PoolKind, change: Lanes) {
-        let current = &mut self.current[kind.index()];
-        *current = current.zip(change, |a, b| a + b);
-    }
-
-    #[inline]
-    fn passes_a_limit(&self, kind: PoolKind) -> bool {
-        let [small, large] = self.current;
-        let own = self.limit[kind.index()].zip(self.current[kind.index()], |a, b| a - b);
-        let all = self.limit[ALL].zip(small, |a, b| a - b).zip(large, |a, b| a - b);
-        !own.zip(all, |a, b| a | b).none_negative()
+    fn became_free(&mut self, done: &Completed) -> bool {
+        let (own, other) = (done.kind.index(), 1 - done.kind.index());
+        let requested = signed(done.requested_bytes);
+        self.hot[own][REQUESTED] -= requested;
+        self.freed[own][REQUESTED] += requested;
+        let mut signs = 0;
+        for (lane, change) in [(PARTS, done.inactive.count), (PART_BYTES, done.inactive.bytes)] {
+            let now = self.hot[own][lane] + change;
+            self.hot[own][lane] = now;
+            self.freed[own][lane] += (-change).max(0);
+            signs |= self.bound[own][lane] - now;
+            signs |= self.bound[ALL][lane] - now - self.hot[other][lane];
+        }
+        signs < 0
     }
 
     /// What is held now, for a kind or for [`ALL`].
     #[must_use]
     pub fn current(&self, class: usize) -> Lanes {
-        let [small, large] = self.current;
-        if class == ALL { small.zip(large, |a, b| a + b) } else { self.current[class] }
+        if class == ALL {
+            return self.current(0).zip(self.current(1), |a, b| a + b);
+        }
+        let [blocks, bytes, requested, parts, part_bytes] = self.hot[class];
+        let cold = self.cold[class];
+        let active = (blocks + cold.draining_blocks, bytes + cold.draining_bytes);
+        Lanes([blocks, bytes, active.0, active.1, requested, parts, part_bytes, cold.oversize])
     }
 
     /// The sums of decreases and of increases of one kind since the last reset.
     #[must_use]
     pub fn accumulated(&self, kind: PoolKind) -> Accumulated {
-        let i = kind.index();
-        let freed = self.freed[i];
-        let allocated = self.current[i].zip(freed, |a, b| a + b).zip(self.base[i], |a, b| a - b);
-        Accumulated { allocated, freed }
+        let own = kind.index();
+        let [blocks, bytes, requested, parts, part_bytes] = self.freed[own];
+        let (cold, before) = (self.cold[own], self.base_draining[own]);
+        let freed = Lanes([
+            blocks,
+            bytes,
+            blocks - (cold.draining_blocks - before.0),
+            bytes - (cold.draining_bytes - before.1),
+            requested,
+            parts,
+            part_bytes,
+            cold.oversize_freed,
+        ]);
+        let held = self.current(own).zip(freed, |a, b| a + b);
+        Accumulated { allocated: held.zip(self.base[own], |a, b| a - b), freed }
     }
 
     /// Forgets what was summed up.
     pub fn reset_accumulated(&mut self) {
         self.freed = Default::default();
-        self.base = self.current;
+        self.base = [self.current(0), self.current(1)];
+        self.base_draining = self.cold.map(|cold| (cold.draining_blocks, cold.draining_bytes));
+        self.cold.iter_mut().for_each(|cold| cold.oversize_freed = 0);
         self.hits = 0;
         self.misses = 0;
     }
 
-    pub(super) fn limit_mut(&mut self) -> &mut [Lanes; CLASSES] {
-        &mut self.limit
+    /// What each counter may reach, for each kind and for both.
+    pub(super) fn limits(&self) -> &[Lanes; CLASSES] {
+        &self.limit
+    }
+
+    pub(super) fn set_limits(&mut self, limit: [Lanes; CLASSES]) {
+        self.limit = limit;
+        self.bind();
+    }
+
+    /// Folds what drains into the bounds of what is in callers' hands.
+    fn bind(&mut self) {
+        let [small, large] = self.cold;
+        let both = (
+            small.draining_blocks + large.draining_blocks,
+            small.draining_bytes + large.draining_bytes,
+        );
+        let draining = [
+            (small.draining_blocks, small.draining_bytes),
+            (large.draining_blocks, large.draining_bytes),
+            both,
+        ];
+        for ((bound, limit), draining) in self.bound.iter_mut().zip(&self.limit).zip(draining) {
+            *bound = [
+                limit.of(Lane::Allocation).min(limit.of(Lane::Active) - draining.0),
+                limit.of(Lane::AllocatedBytes).min(limit.of(Lane::ActiveBytes) - draining.1),
+                limit.of(Lane::RequestedBytes),
+                limit.of(Lane::InactiveSplit),
+                limit.of(Lane::InactiveSplitBytes),
+            ];
+        }
     }
 }
 

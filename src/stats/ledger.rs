@@ -74,10 +74,10 @@ impl Ledger {
         for (entry, counters) in state.heaps.iter_mut().zip(heaps) {
             for class in 0..CLASSES {
                 let current = counters.current(class);
-                counters.limit_mut()[class] = current;
                 entry.limit[class] = current;
                 state.peak[class] = add(state.peak[class], current);
             }
+            counters.set_limits(entry.limit);
             entry.has_spare = false;
         }
     }
@@ -88,7 +88,7 @@ impl State {
     fn serve_from_unassigned(&mut self, own: usize, counters: &mut HeapCounters) -> bool {
         let mut lacks = [Lanes::default(); CLASSES];
         for (class, lack) in lacks.iter_mut().enumerate() {
-            *lack = counters.current(class).zip(counters.limit_mut()[class], |c, l| (c - l).max(0));
+            *lack = counters.current(class).zip(counters.limits()[class], |c, l| (c - l).max(0));
             if !subtract(self.unassigned[class], *lack).none_negative() {
                 return false;
             }
@@ -99,7 +99,7 @@ impl State {
             self.heaps[own].limit[class] = add(self.heaps[own].limit[class], grant);
         }
         self.heaps[own].has_spare = true;
-        *counters.limit_mut() = self.heaps[own].limit;
+        counters.set_limits(self.heaps[own].limit);
         true
     }
 
@@ -112,7 +112,7 @@ impl State {
                     for class in 0..CLASSES {
                         entry.limit[class] = other.current(class);
                     }
-                    *other.limit_mut() = entry.limit;
+                    other.set_limits(entry.limit);
                 });
             if entry.visited {
                 entry.has_spare = false;
@@ -120,7 +120,7 @@ impl State {
             }
         }
         let mut shares = [Lanes::default(); CLASSES];
-        for class in 0..CLASSES {
+        for (class, share) in shares.iter_mut().enumerate() {
             self.heaps[own].limit[class] = counters.current(class);
             let sum = self.heaps.iter().fold(Lanes::default(), |sum, e| add(sum, e.limit[class]));
             self.peak[class] = self.peak[class].zip(sum, i64::max);
@@ -128,10 +128,10 @@ impl State {
             let grant = spare.zip(spare, |n, _| n / 2);
             self.heaps[own].limit[class] = add(self.heaps[own].limit[class], grant);
             self.unassigned[class] = subtract(spare, grant);
-            shares[class] = grant.zip(grant, |n, _| n.checked_div(visited).unwrap_or(0));
+            *share = grant.zip(grant, |n, _| n.checked_div(visited).unwrap_or(0));
         }
         self.heaps[own].has_spare = true;
-        *counters.limit_mut() = self.heaps[own].limit;
+        counters.set_limits(self.heaps[own].limit);
         if shares.iter().any(|share| *share != Lanes::default()) {
             self.hand_round(&shares, heaps);
         }
@@ -144,7 +144,7 @@ impl State {
             for (limit, share) in limit.iter_mut().zip(shares) {
                 *limit = add(*limit, *share);
             }
-            if heaps.try_visit(heap, &mut |other| *other.limit_mut() = limit) {
+            if heaps.try_visit(heap, &mut |other| other.set_limits(limit)) {
                 entry.limit = limit;
                 entry.has_spare = true;
                 for (rest, share) in self.unassigned.iter_mut().zip(shares) {

@@ -74,6 +74,9 @@ pub struct Statistics {
     pub num_alloc_retries: i64,
     /// Failed requests.
     pub num_ooms: i64,
+    /// Requests that `throw_on_cudamalloc_oom` refused before the driver was asked. Not among the
+    /// keys of the PyTorch version whose recordings are verified.
+    pub num_oom_rejections: i64,
     /// Times all streams' pending events were waited for.
     pub num_sync_all_streams: i64,
     /// Segments taken, or ranges mapped.
@@ -106,6 +109,7 @@ impl Default for Statistics {
             oversize_segments: Counter::default(),
             num_alloc_retries: 0,
             num_ooms: 0,
+            num_oom_rejections: 0,
             num_sync_all_streams: 0,
             num_device_alloc: 0,
             num_device_free: 0,

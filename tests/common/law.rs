@@ -61,13 +61,16 @@ pub(crate) fn recount(segments: &[SegmentLayout]) -> Statistics {
     let mut counted = Statistics::default();
     for segment in segments {
         let kind = segment.kind;
-        add(&mut counted.segment, kind, 1);
+        // Mapped ranges of expandable segments count as bytes only.
+        if !segment.expandable {
+            add(&mut counted.segment, kind, 1);
+        }
         add(&mut counted.reserved_bytes, kind, segment.size_bytes);
         for block in &segment.blocks {
             let size = block.size_bytes;
             if block.state == BlockStateName::Inactive {
                 counted.free_blocks += 1;
-                if segment.blocks.len() > 1 {
+                if segment.blocks.len() > 1 && !segment.expandable {
                     add(&mut counted.inactive_split, kind, 1);
                     add(&mut counted.inactive_split_bytes, kind, size);
                 }

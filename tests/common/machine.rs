@@ -6,6 +6,8 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+#[cfg(target_os = "linux")]
+use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::ids::{EventId, StreamId};
@@ -106,5 +108,78 @@ impl Machine for SimMachine {
 
     fn events_alive(&self) -> Option<u64> {
         Some(self.0.calls("create_event") - self.0.calls("destroy_event"))
+    }
+}
+
+/// Real memory: work runs when it likes, and bytes can be looked at.
+#[cfg(target_os = "linux")]
+#[derive(Debug)]
+pub(crate) struct HostMachine(Arc<Host>);
+
+#[cfg(target_os = "linux")]
+impl HostMachine {
+    /// A device of `total_bytes`.
+    pub(crate) fn new(total_bytes: u64) -> Self {
+        Self(Arc::new(Host::new(HostOptions { total_bytes, ..HostOptions::default() })))
+    }
+}
+
+/// How many bytes at each end of a block carry a pattern.
+#[cfg(target_os = "linux")]
+const PATTERN_BYTES: u64 = 64;
+
+#[cfg(target_os = "linux")]
+fn pattern(seed: u64, count: u64) -> Vec<u8> {
+    (0..count).map(|n| (seed.wrapping_mul(31).wrapping_add(n) % 251) as u8).collect()
+}
+
+#[cfg(target_os = "linux")]
+impl Machine for HostMachine {
+    fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.0) as Arc<dyn Driver>
+    }
+
+    fn streams(&self, count: usize) -> Vec<StreamId> {
+        let created = (1..count).map(|_| self.0.create_stream().expect("streams are free"));
+        std::iter::once(StreamId::DEFAULT).chain(created).collect()
+    }
+
+    fn holds_work(&self) -> bool {
+        false
+    }
+
+    fn unfinished(&self) -> Vec<(EventId, StreamId)> {
+        Vec::new()
+    }
+
+    fn finish_stream(&self, stream: StreamId) {
+        self.0.synchronize_stream(stream).expect("the stream lives");
+    }
+
+    fn write(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
+        let count = bytes.min(PATTERN_BYTES);
+        let pattern = pattern(seed, count);
+        for at in [address, address + bytes - count] {
+            self.0.copy_from_host(at, &pattern, stream).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn verify(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
+        // Where both ends overlap the last writer's pattern stands; look at the tail only.
+        let count = bytes.min(PATTERN_BYTES);
+        let mut found = vec![0; usize::try_from(count).expect("it is small")];
+        let ends = if bytes >= 2 * count {
+            vec![address, address + bytes - count]
+        } else {
+            vec![address + bytes - count]
+        };
+        for at in ends {
+            self.0.copy_to_host(&mut found, at, stream).map_err(|error| error.to_string())?;
+            if found != pattern(seed, count) {
+                return Err(format!("bytes at {at:#x} are not intact"));
+            }
+        }
+        Ok(())
     }
 }

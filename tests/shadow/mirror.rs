@@ -353,6 +353,7 @@ impl Mirror {
         self.for_each_counter(|counter| (counter.allocated, counter.freed) = (0, 0));
         let book = &mut self.book;
         (book.num_ooms, book.num_device_alloc, book.num_device_free) = (0, 0, 0);
+        book.num_oom_rejections = 0;
     }
 
     /// Every segment and every block of the layout is as the rules say, and nothing else is there.

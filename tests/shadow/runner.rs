@@ -187,7 +187,9 @@ impl<'m, M: Machine> Runner<'m, M> {
             Op::SetFraction { percent } => self.set_fraction(percent)?,
             Op::Apply { tuning } => {
                 self.mirror.settings = tuning.settings();
-                self.caching().apply(&Config::from_settings(tuning.settings()));
+                self.caching()
+                    .apply(&Config::from_settings(tuning.settings()))
+                    .map_err(|error| error.to_string())?;
             }
             Op::ResetPeaks => {
                 self.counters().reset_peaks();
@@ -246,7 +248,12 @@ impl<'m, M: Machine> Runner<'m, M> {
                 let others = BTreeSet::new();
                 self.held.push(Held { allocation, address, bytes, stream, others, seed });
             }
-            Err(AllocError::OutOfMemory(report)) => self.check_report(&report, bytes, stream)?,
+            Err(AllocError::OutOfMemory(report)) => {
+                // A refusal in advance is counted apart and leaves nothing in the history.
+                let in_advance = !events.iter().any(|e| e.action == Action::OutOfMemory);
+                self.mirror.book.num_oom_rejections += i64::from(in_advance);
+                self.check_report(&report, bytes, stream)?;
+            }
             Err(other) => return Err(format!("refused: {other}")),
         }
         Ok(Outcome::Done)

@@ -1,3 +1,61 @@
-//! The command line. One file per subcommand.
+//! The command line. One file per subcommand; `--help` tells the rest.
 
-fn main() {}
+mod bench;
+mod compare;
+mod device;
+mod explain;
+mod info;
+mod outcome;
+mod replay;
+mod settings;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use outcome::{Outcome, is_closed_pipe};
+use settings::BadConf;
+
+/// Device-memory allocators, chosen by one string and measured on recordings of real programs.
+#[derive(Parser)]
+#[command(name = "stratalloc", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Every key of a configuration, its value and where it came from.
+    Explain(explain::Explain),
+    /// The devices and strategies of this machine and what they can do.
+    Info(info::Info),
+    /// Repeat recordings through an allocator.
+    Replay(replay::Replay),
+    /// Strategies side by side on the same recordings.
+    Compare(compare::Compare),
+    /// Time the hot path beside the floors of this machine.
+    Bench(bench::Bench),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = match &arguments.command {
+        Command::Explain(args) => explain::run(args),
+        Command::Info(args) => info::run(args),
+        Command::Replay(args) => replay::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match outcome {
+        Ok(outcome) => outcome.into(),
+        Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // A string that cannot be used is shown with a caret; it is the caller's to mend.
+            let bad_words = error.is::<BadConf>();
+            eprintln!("stratalloc: {error}");
+            if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }
+        }
+    }
+}

@@ -54,9 +54,7 @@ impl Graphs {
         match self.branches.get(&stream) {
             None => CaptureStatus::None,
             Some(branch) if self.captures[&branch.capture].broken => CaptureStatus::Invalidated,
-            Some(branch) => CaptureStatus::Active {
-                capture: branch.capture,
-            },
+            Some(branch) => CaptureStatus::Active { capture: branch.capture },
         }
     }
 
@@ -67,10 +65,9 @@ impl Graphs {
         }
         let own = thread::current().id();
         match self.captures.values().find(|run| run.thread == own) {
-            Some(run) => Err(capture_active(
-                call,
-                format!("this thread captures stream {}", run.origin),
-            )),
+            Some(run) => {
+                Err(capture_active(call, format!("this thread captures stream {}", run.origin)))
+            }
             None => Ok(()),
         }
     }
@@ -94,10 +91,9 @@ impl Graphs {
     pub(super) fn check_none(&self, call: Call) -> DriverResult<()> {
         match self.captures.values().next() {
             None => Ok(()),
-            Some(run) => Err(capture_active(
-                call,
-                format!("stream {} is being captured", run.origin),
-            )),
+            Some(run) => {
+                Err(capture_active(call, format!("stream {} is being captured", run.origin)))
+            }
         }
     }
 
@@ -133,10 +129,7 @@ impl Graphs {
         self.last_node += 1;
         let id = NodeId(self.last_node);
         let dependencies = std::mem::replace(&mut branch.frontier, vec![id]);
-        let node = Node {
-            capture,
-            dependencies,
-        };
+        let node = Node { capture, dependencies };
         self.nodes.insert(id, node);
         Ok(Some((capture, id)))
     }
@@ -153,10 +146,8 @@ impl Graphs {
             return self.refuse_captured(call, capture).map(drop);
         }
         check_sound(call, capture, &self.captures)?;
-        let branch = self.branches.entry(stream).or_insert_with(|| Branch {
-            capture,
-            frontier: Vec::new(),
-        });
+        let branch =
+            self.branches.entry(stream).or_insert_with(|| Branch { capture, frontier: Vec::new() });
         if branch.capture != capture {
             let other = branch.capture;
             self.break_capture(capture);
@@ -209,16 +200,9 @@ impl Graphs {
             return Err(capture_active(call, message));
         }
         let capture = NEXT.fetch_add(1, Ordering::Relaxed);
-        let run = Run {
-            origin: stream,
-            thread: thread::current().id(),
-            broken: false,
-        };
+        let run = Run { origin: stream, thread: thread::current().id(), broken: false };
         self.captures.insert(capture, run);
-        let branch = Branch {
-            capture,
-            frontier: Vec::new(),
-        };
+        let branch = Branch { capture, frontier: Vec::new() };
         self.branches.insert(stream, branch);
         Ok(capture)
     }

@@ -109,11 +109,7 @@ impl Mappings {
             return Err(invalid(call, message));
         }
         self.piece(call, id)?.mappings += 1;
-        let mapping = Mapping {
-            size_bytes,
-            piece: id,
-            accessible: false,
-        };
+        let mapping = Mapping { size_bytes, piece: id, accessible: false };
         self.mapped.insert(address, mapping);
         Ok(())
     }
@@ -200,13 +196,7 @@ impl VirtualMemory for Sim {
         let mappings = &mut state.mappings;
         mappings.last_piece += 1;
         let id = PhysicalId(mappings.last_piece);
-        let piece = Piece {
-            size_bytes,
-            exportable,
-            holds: 1,
-            mappings: 0,
-            exported: None,
-        };
+        let piece = Piece { size_bytes, exportable, holds: 1, mappings: 0, exported: None };
         mappings.pieces.insert(id, piece);
         Ok(id)
     }
@@ -214,11 +204,7 @@ impl VirtualMemory for Sim {
     fn release(&self, piece: PhysicalId) -> DriverResult<()> {
         let call = Call::Release;
         let state = &mut *self.enter(call, 0);
-        let size_bytes = state
-            .mappings
-            .pieces
-            .get(&piece)
-            .map_or(0, |p| p.size_bytes);
+        let size_bytes = state.mappings.pieces.get(&piece).map_or(0, |p| p.size_bytes);
         state.pass(self.options.costs.release.of(size_bytes));
         state.mappings.piece(call, piece)?.holds -= 1;
         state.mappings.drop_unused(piece, &mut state.budget);
@@ -305,21 +291,14 @@ impl Exported {
     fn new() -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         let identity = FileIdentity::of(reader.try_clone()?.into())?;
-        Ok(Self {
-            reader,
-            _writer: writer,
-            identity,
-        })
+        Ok(Self { reader, _writer: writer, identity })
     }
 }
 
 impl FileIdentity {
     fn of(descriptor: OwnedFd) -> io::Result<Self> {
         let metadata = File::from(descriptor).metadata()?;
-        Ok(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        })
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
     }
 }
 
@@ -333,10 +312,5 @@ fn check_whole(call: Call, what: &str, bytes: u64) -> DriverResult<()> {
 
 fn host_failed(call: Call, error: &io::Error) -> DriverError {
     let code = error.raw_os_error().unwrap_or(0);
-    DriverError::new(
-        DriverErrorKind::Other,
-        call.name(),
-        code.into(),
-        error.to_string(),
-    )
+    DriverError::new(DriverErrorKind::Other, call.name(), code.into(), error.to_string())
 }

@@ -145,13 +145,7 @@ impl State {
     /// After a wait that took until `ready_ns`; driver pools give memory back then.
     fn synchronized_at(&mut self, ready_ns: u64) {
         self.now_ns = self.now_ns.max(ready_ns);
-        let State {
-            pools,
-            work,
-            budget,
-            now_ns,
-            ..
-        } = self;
+        let State { pools, work, budget, now_ns, .. } = self;
         pools.synchronized(work, *now_ns, budget);
     }
 
@@ -375,10 +369,7 @@ impl Driver for Sim {
 impl Processes for Sim {
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
         let state = self.enter_other(Call::List);
-        Ok(vec![ProcessUsage {
-            process: std::process::id(),
-            used_bytes: state.budget.used_bytes,
-        }])
+        Ok(vec![ProcessUsage { process: std::process::id(), used_bytes: state.budget.used_bytes }])
     }
 }
 

@@ -85,10 +85,7 @@ impl Pool {
         let (start, range) = found.map(|(start, range)| (*start, *range))?;
         self.idle.remove(&start);
         if range.size_bytes > size_bytes {
-            let rest = Idle {
-                size_bytes: range.size_bytes - size_bytes,
-                ..range
-            };
+            let rest = Idle { size_bytes: range.size_bytes - size_bytes, ..range };
             self.idle.insert(start + size_bytes, rest);
         }
         Some(start)
@@ -103,19 +100,12 @@ impl Pool {
     ) -> DriverResult<()> {
         let whole = align_up(size_bytes, 2 * MIB);
         let roomy = whole.max(SEGMENT_MIN_BYTES);
-        let segment_bytes = if roomy <= budget.free_bytes() {
-            roomy
-        } else {
-            whole
-        };
+        let segment_bytes = if roomy <= budget.free_bytes() { roomy } else { whole };
         budget.check(call, segment_bytes)?;
         let start = space.take(call, segment_bytes)?;
         budget.take(segment_bytes);
         self.segments.insert(start, segment_bytes);
-        let range = Idle {
-            size_bytes: segment_bytes,
-            freed: None,
-        };
+        let range = Idle { size_bytes: segment_bytes, freed: None };
         self.idle.insert(start, range);
         self.usage.reserved_bytes += segment_bytes;
         let high = &mut self.usage.reserved_high_bytes;
@@ -214,11 +204,7 @@ impl State {
         let address = match pool.take(size_bytes, on) {
             Some(address) => address,
             None => {
-                if self
-                    .budget
-                    .check(call, align_up(size_bytes, 2 * MIB))
-                    .is_err()
-                {
+                if self.budget.check(call, align_up(size_bytes, 2 * MIB)).is_err() {
                     pool.release(0, &mut pools.space, &mut self.budget);
                 }
                 pool.grow(call, size_bytes, &mut pools.space, &mut self.budget)?;
@@ -227,10 +213,7 @@ impl State {
         };
         pool.usage.used_bytes += size_bytes;
         pool.usage.used_high_bytes = pool.usage.used_high_bytes.max(pool.usage.used_bytes);
-        let live = Live {
-            size_bytes,
-            pool: index,
-        };
+        let live = Live { size_bytes, pool: index };
         pools.live.insert(address, live);
         self.submit(call, on)?;
         Ok(address)
@@ -247,10 +230,7 @@ impl State {
         let live = self.pools.live.remove(&address).expect("just seen");
         let pool = &mut self.pools.pools[live.pool];
         pool.usage.used_bytes -= live.size_bytes;
-        let range = Idle {
-            size_bytes: live.size_bytes,
-            freed: Some(Freed { on, mark }),
-        };
+        let range = Idle { size_bytes: live.size_bytes, freed: Some(Freed { on, mark }) };
         pool.idle.insert(address, range);
         self.release_destroyed(live.pool);
         Ok(())

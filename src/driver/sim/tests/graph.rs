@@ -24,10 +24,7 @@ fn work_of_a_captured_stream_becomes_a_chain_of_nodes() {
     assert_eq!(sim.pending_events(), [], "captured work does not run");
     sim.end(A).unwrap();
     assert_eq!(sim.capture_status(A), Ok(CaptureStatus::None));
-    assert_eq!(
-        kind(sim.dependencies(first[0])),
-        DriverErrorKind::InvalidValue
-    );
+    assert_eq!(kind(sim.dependencies(first[0])), DriverErrorKind::InvalidValue);
 }
 
 #[test]
@@ -54,11 +51,7 @@ fn a_capture_with_an_unjoined_stream_ends_with_an_error() {
     sim.record_event(fork, A).unwrap();
     sim.wait_event(B, fork).unwrap();
     sim.record_event(side, B).unwrap();
-    assert_eq!(
-        kind(sim.end(B)),
-        DriverErrorKind::InvalidValue,
-        "not the origin"
-    );
+    assert_eq!(kind(sim.end(B)), DriverErrorKind::InvalidValue, "not the origin");
     assert_eq!(kind(sim.end(A)), DriverErrorKind::InvalidValue);
     assert_eq!(sim.capture_status(A), Ok(CaptureStatus::None));
 }
@@ -109,10 +102,7 @@ fn waits_across_the_border_of_a_capture_break_it() {
     let [outside, inside] = [(); 2].map(|()| sim.create_event().unwrap());
     sim.record_event(outside, B).unwrap();
     sim.begin(A).unwrap();
-    assert_eq!(
-        kind(sim.wait_event(A, outside)),
-        DriverErrorKind::InvalidValue
-    );
+    assert_eq!(kind(sim.wait_event(A, outside)), DriverErrorKind::InvalidValue);
     assert_eq!(sim.capture_status(A), Ok(CaptureStatus::Invalidated));
     assert_eq!(kind(sim.record_event(inside, A)), ACTIVE);
     assert_eq!(kind(sim.end(A)), ACTIVE);
@@ -120,10 +110,7 @@ fn waits_across_the_border_of_a_capture_break_it() {
     sim.begin(A).unwrap();
     sim.begin(B).unwrap();
     sim.record_event(inside, A).unwrap();
-    assert_eq!(
-        kind(sim.wait_event(B, inside)),
-        DriverErrorKind::InvalidValue
-    );
+    assert_eq!(kind(sim.wait_event(B, inside)), DriverErrorKind::InvalidValue);
     for stream in [A, B] {
         assert_eq!(sim.capture_status(stream), Ok(CaptureStatus::Invalidated));
     }
@@ -142,10 +129,7 @@ fn captures_do_not_nest_and_spare_the_default_stream() {
     let sim = sim(EventMode::Manual);
     let first = sim.begin(A).unwrap();
     assert_eq!(kind(sim.begin(A)), ACTIVE);
-    assert_eq!(
-        kind(sim.begin(StreamId::DEFAULT)),
-        DriverErrorKind::InvalidValue
-    );
+    assert_eq!(kind(sim.begin(StreamId::DEFAULT)), DriverErrorKind::InvalidValue);
     assert_eq!(kind(sim.end(B)), DriverErrorKind::InvalidValue);
     sim.end(A).unwrap();
     assert_ne!(sim.begin(A).unwrap(), first);

@@ -63,21 +63,9 @@ fn pieces_are_mapped_whole_where_space_is_reserved_and_free() {
     let at = sim.reserve(2 * PIECE).unwrap();
     let (small, large) = (create(&sim, PIECE), create(&sim, 2 * PIECE));
     assert_eq!(kind(sim.map(at, PIECE, large)), INVALID, "part of a piece");
-    assert_eq!(
-        kind(sim.map(at + MIB, PIECE, small)),
-        INVALID,
-        "not aligned"
-    );
-    assert_eq!(
-        kind(sim.map(at + PIECE, 2 * PIECE, large)),
-        INVALID,
-        "over the end"
-    );
-    assert_eq!(
-        kind(sim.map(at, PIECE, PhysicalId(99))),
-        INVALID,
-        "no such piece"
-    );
+    assert_eq!(kind(sim.map(at + MIB, PIECE, small)), INVALID, "not aligned");
+    assert_eq!(kind(sim.map(at + PIECE, 2 * PIECE, large)), INVALID, "over the end");
+    assert_eq!(kind(sim.map(at, PIECE, PhysicalId(99))), INVALID, "no such piece");
     sim.map(at + PIECE, PIECE, small).unwrap();
     assert_eq!(kind(sim.map(at, 2 * PIECE, large)), INVALID, "overlaps");
     assert_eq!(kind(sim.unreserve(at, 2 * PIECE)), INVALID, "still mapped");
@@ -141,10 +129,7 @@ fn descriptors_are_refused_when_foreign_or_of_another_size() {
     let private = create(&sim, PIECE);
     assert_eq!(kind(sim.export(private)), INVALID);
     let foreign = std::io::pipe().unwrap().0;
-    assert_eq!(
-        kind(sim.import(foreign.into(), PIECE)),
-        DriverErrorKind::NotSupported
-    );
+    assert_eq!(kind(sim.import(foreign.into(), PIECE)), DriverErrorKind::NotSupported);
     let piece = sim.create(PIECE, Exportable::Descriptor).unwrap();
     let descriptor = sim.export(piece).unwrap();
     assert_eq!(kind(sim.import(descriptor, 2 * PIECE)), INVALID);

@@ -79,21 +79,13 @@ fn more_than_the_device_has_is_out_of_memory_and_changes_nothing() {
     let sim = sim(EventMode::Immediate);
     let pool = default_pool(&sim);
     for bytes in [65 * MIB, u64::MAX] {
-        assert!(
-            sim.allocate_async(pool, bytes, A)
-                .unwrap_err()
-                .is_out_of_memory()
-        );
+        assert!(sim.allocate_async(pool, bytes, A).unwrap_err().is_out_of_memory());
     }
     // A segment smaller than usual still fits.
     sim.allocate(60 * MIB).unwrap();
     let a = sim.allocate_async(pool, 4 * MIB, A).unwrap();
     sim.fill(a, 0, 4 * MIB, A).unwrap();
-    assert!(
-        sim.allocate_async(pool, MIB, A)
-            .unwrap_err()
-            .is_out_of_memory()
-    );
+    assert!(sim.allocate_async(pool, MIB, A).unwrap_err().is_out_of_memory());
 }
 
 #[test]

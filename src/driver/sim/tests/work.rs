@@ -30,10 +30,7 @@ fn manual_events_finish_when_the_test_says_so() {
     let (s, t) = (StreamId(7), StreamId(8));
     let events = [record(&sim, s), record(&sim, t), record(&sim, s)];
     let finished = || events.map(|event| sim.query_event(event).unwrap());
-    assert_eq!(
-        sim.pending_events(),
-        [(events[0], s), (events[1], t), (events[2], s)]
-    );
+    assert_eq!(sim.pending_events(), [(events[0], s), (events[1], t), (events[2], s)]);
     sim.complete_event(events[2]);
     assert_eq!(finished(), [false, false, true], "out of order, on purpose");
     sim.complete_stream(s);

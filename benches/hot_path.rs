@@ -1,0 +1,89 @@
+//! What a cache hit costs: `cargo bench --bench hot_path`.
+//!
+//! Configurations come from `ALLOC_CONF`, or from the list below. The cases are those of
+//! `stratalloc bench`, which runs on machines without cargo.
+
+#[path = "../src/bin/stratalloc/bench/cases.rs"]
+#[allow(dead_code, reason = "shared with the command line; not every case is used here")]
+mod cases;
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::Sim;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::Strategy;
+
+use cases::{Client, Raw, Typed};
+
+const BUILT_IN: [&str; 2] = [
+    "backend:native",
+    "backend:native,garbage_collection_threshold:0.9,per_process_memory_fraction:0.9",
+];
+
+fn confs() -> Vec<String> {
+    match std::env::var("ALLOC_CONF") {
+        Ok(text) => vec![text],
+        Err(_) => BUILT_IN.map(str::to_owned).to_vec(),
+    }
+}
+
+fn build(conf: &str, raw_addresses: bool) -> Strategy {
+    let config = Config::parse(conf, &KeyTable::default())
+        .unwrap_or_else(|error| panic!("{error}\n{}", error.caret(conf)));
+    let driver = Arc::new(Sim::new(Default::default()));
+    registry::build(&config, driver, BuildOptions { raw_addresses }).expect("the strategy is built")
+}
+
+fn pair<C: Client>(client: &C, bytes: u64) {
+    let block = client.take(black_box(bytes), StreamId::DEFAULT);
+    client.give(black_box(block));
+}
+
+fn cache_hit(criterion: &mut Criterion) {
+    for conf in confs() {
+        let mut group = criterion.benchmark_group(format!("cache_hit/sim/{conf}"));
+        group.throughput(Throughput::Elements(1));
+        for bytes in [512, 64 * KIB, 2 * MIB, 64 * MIB] {
+            let strategy = build(&conf, false);
+            pair(&Typed(&strategy), bytes);
+            group.bench_with_input(BenchmarkId::new("typed", bytes), &bytes, |bencher, &bytes| {
+                bencher.iter(|| pair(&Typed(&strategy), bytes));
+            });
+        }
+        let strategy = build(&conf, true);
+        if let Some(raw) = stratalloc::allocator::DeviceAllocator::raw_addresses(&strategy) {
+            group.bench_function(BenchmarkId::new("raw", 512), |bencher| {
+                bencher.iter(|| pair(&Raw(raw), 512));
+            });
+        }
+        group.finish();
+    }
+}
+
+fn holes(criterion: &mut Criterion) {
+    for conf in confs() {
+        let mut group = criterion.benchmark_group(format!("holes/sim/{conf}"));
+        for holes in [0usize, 4096, 65_536] {
+            let strategy = build(&conf, false);
+            let client = Typed(&strategy);
+            let mut blocks: Vec<_> =
+                (0..2 * holes).map(|_| Some(client.take(KIB, StreamId::DEFAULT))).collect();
+            for block in blocks.iter_mut().step_by(2) {
+                client.give(block.take().expect("each hole is made once"));
+            }
+            group.bench_function(BenchmarkId::from_parameter(holes), |bencher| {
+                bencher.iter(|| pair(&client, KIB));
+            });
+            blocks.into_iter().flatten().for_each(|block| client.give(block));
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, cache_hit, holes);
+criterion_main!(benches);

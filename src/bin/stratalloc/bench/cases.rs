@@ -1,0 +1,271 @@
+//! The cases that are timed, on any allocator.
+//!
+//! Each case is a closed loop over precomputed sizes, so that every allocator does the same work.
+//! Typed cases carry the allocation's handle; raw cases keep nothing but the address.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, LogNormal};
+use stratalloc::allocator::{Allocation, DeviceAllocator, RawAddresses, Request};
+use stratalloc::ids::StreamId;
+use stratalloc::size::{KIB, MIB};
+
+/// How blocks are taken and given back.
+pub(crate) trait Client: Sync {
+    /// What the caller keeps of a block.
+    type Block: Send;
+    /// Takes a block.
+    fn take(&self, bytes: u64, stream: StreamId) -> Self::Block;
+    /// Gives a block back.
+    fn give(&self, block: Self::Block);
+}
+
+/// Keeps the allocation's handle.
+pub(crate) struct Typed<'a, A>(pub(crate) &'a A);
+
+impl<A: DeviceAllocator> Client for Typed<'_, A> {
+    type Block = Allocation;
+
+    #[inline]
+    fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
+        self.0.allocate(Request::new(bytes, stream)).expect("cases fit the device")
+    }
+
+    #[inline]
+    fn give(&self, block: Allocation) {
+        self.0.free(block).expect("cases free what they took");
+    }
+}
+
+/// Keeps the address only.
+pub(crate) struct Raw<'a>(pub(crate) &'a dyn RawAddresses);
+
+impl Client for Raw<'_> {
+    type Block = u64;
+
+    #[inline]
+    fn take(&self, bytes: u64, stream: StreamId) -> u64 {
+        self.0.allocate_raw(Request::new(bytes, stream)).expect("cases fit the device")
+    }
+
+    #[inline]
+    fn give(&self, block: u64) {
+        self.0.free_raw(block).expect("cases free what they took");
+    }
+}
+
+const DEFAULT: StreamId = StreamId::DEFAULT;
+
+/// Median of `repetitions` timings of `steps` calls, in nanoseconds a call.
+pub(crate) fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) -> f64 {
+    let mut times: Vec<f64> = (0..repetitions)
+        .map(|_| {
+            let start = Instant::now();
+            (0..steps).for_each(&mut step);
+            start.elapsed().as_secs_f64() * 1e9 / steps as f64
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Take and give back at once.
+pub(crate) fn pair<C: Client>(client: &C, bytes: u64) -> f64 {
+    let step = |_| {
+        let block = client.take(black_box(bytes), DEFAULT);
+        client.give(black_box(block));
+    };
+    (0..1000).for_each(step);
+    median_ns(7, 300_000, step)
+}
+
+/// Sizes as real programs ask for them: many small, few large.
+pub(crate) struct Mix {
+    sizes: Vec<u64>,
+    picks: Vec<usize>,
+}
+
+const MIX_LEN: usize = 65_536;
+
+impl Mix {
+    pub(crate) fn new(live: usize, largest_bytes: u64) -> Self {
+        let mut random = SmallRng::seed_from_u64(1);
+        #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
+        let bytes = |size: f64| (size as u64).clamp(1, largest_bytes);
+        let sizes = LogNormal::new(11.0, 2.5).expect("a legal distribution");
+        Self {
+            sizes: (0..MIX_LEN).map(|_| bytes(sizes.sample(&mut random))).collect(),
+            picks: (0..MIX_LEN).map(|_| random.random_range(0..live)).collect(),
+        }
+    }
+
+    fn step<C: Client>(&self, client: &C, blocks: &mut [Option<C::Block>], step: usize) {
+        let place = &mut blocks[self.picks[step % MIX_LEN]];
+        if let Some(block) = place.take() {
+            client.give(block);
+        }
+        *place = Some(client.take(self.sizes[step * 7 % MIX_LEN], DEFAULT));
+    }
+}
+
+fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
+    blocks.into_iter().flatten().for_each(|block| client.give(block));
+}
+
+/// Replaces one of 4,096 live blocks at each step.
+pub(crate) fn mix<C: Client>(client: &C) -> f64 {
+    let mix = Mix::new(4096, 64 * MIB);
+    let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
+    (0..200_000).for_each(|step| mix.step(client, &mut blocks, step));
+    let ns = median_ns(5, 300_000, |step| mix.step(client, &mut blocks, step));
+    give_all(client, blocks);
+    ns
+}
+
+/// Take and give back 1 KiB where `holes` free blocks of that size lie between live ones.
+pub(crate) fn holes<C: Client>(client: &C, holes: usize) -> f64 {
+    let mut blocks: Vec<_> = (0..2 * holes).map(|_| Some(client.take(KIB, DEFAULT))).collect();
+    let mut order: Vec<usize> = (0..holes).collect();
+    order.shuffle(&mut SmallRng::seed_from_u64(3));
+    for hole in order {
+        client.give(blocks[2 * hole].take().expect("each hole is made once"));
+    }
+    let step = |_| client.give(client.take(black_box(KIB), DEFAULT));
+    (0..200).for_each(step);
+    let ns = median_ns(5, 20_000, step);
+    give_all(client, blocks);
+    ns
+}
+
+/// Latencies of single steps, sorted.
+pub(crate) struct Tail {
+    sorted_ns: Vec<f64>,
+}
+
+impl Tail {
+    /// Times each of 200,000 steps after as many untimed ones.
+    pub(crate) fn of(mut step: impl FnMut(usize)) -> Self {
+        const STEPS: usize = 200_000;
+        (0..STEPS).for_each(&mut step);
+        let mut sorted_ns: Vec<f64> = (STEPS..2 * STEPS)
+            .map(|n| {
+                let start = Instant::now();
+                step(n);
+                start.elapsed().as_secs_f64() * 1e9
+            })
+            .collect();
+        sorted_ns.sort_by(f64::total_cmp);
+        Self { sorted_ns }
+    }
+
+    /// The latency that this part of all steps, in thousandths, does not pass.
+    pub(crate) fn quantile(&self, thousandths: usize) -> f64 {
+        self.sorted_ns[self.sorted_ns.len() * thousandths / 1000]
+    }
+}
+
+/// Replaces one of 2,048 live blocks at each step.
+pub(crate) fn tail<C: Client>(client: &C) -> Tail {
+    let mix = Mix::new(2048, 32 * MIB);
+    let mut blocks: Vec<Option<C::Block>> = (0..2048).map(|_| None).collect();
+    let tail = Tail::of(|step| mix.step(client, &mut blocks, step));
+    give_all(client, blocks);
+    tail
+}
+
+/// What several threads did.
+#[derive(Clone, Copy)]
+pub(crate) struct Together {
+    /// Nanoseconds a step, as the slowest thread saw it.
+    pub(crate) ns: f64,
+    /// Millions of steps a second by all threads.
+    pub(crate) mops: f64,
+}
+
+/// Runs `work(thread, steps)` on each thread at once and times the second call, the first being a
+/// quarter as long.
+pub(crate) fn together<W: FnMut(usize)>(
+    threads: usize,
+    steps: usize,
+    work: impl Fn(usize) -> W + Sync,
+) -> Together {
+    let barrier = Barrier::new(threads);
+    let slowest = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (barrier, work) = (&barrier, &work);
+                scope.spawn(move || {
+                    let mut work = work(thread);
+                    work(steps / 4);
+                    barrier.wait();
+                    let start = Instant::now();
+                    work(steps);
+                    start.elapsed().as_secs_f64()
+                })
+            })
+            .collect();
+        let times = handles.into_iter().map(|h| h.join().expect("a bench thread ends well"));
+        times.fold(0.0, f64::max)
+    });
+    Together { ns: slowest * 1e9 / steps as f64, mops: (threads * steps) as f64 / slowest / 1e6 }
+}
+
+/// One thread's share of the case `threads`: eight blocks, replaced in turn.
+struct Turns<'a, C: Client> {
+    client: &'a C,
+    stream: StreamId,
+    sizes: [u64; 64],
+    blocks: [Option<C::Block>; 8],
+}
+
+impl<'a, C: Client> Turns<'a, C> {
+    fn new(client: &'a C, stream: StreamId, seed: u64) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let sizes = std::array::from_fn(|_| 512 * random.random_range(1..=512));
+        Self { client, stream, sizes, blocks: Default::default() }
+    }
+
+    fn run(&mut self, steps: usize) {
+        for step in 0..steps {
+            let place = &mut self.blocks[step % 8];
+            if let Some(block) = place.take() {
+                self.client.give(block);
+            }
+            *place = Some(self.client.take(self.sizes[step % 64], self.stream));
+        }
+    }
+}
+
+impl<C: Client> Drop for Turns<'_, C> {
+    fn drop(&mut self) {
+        self.blocks.iter_mut().filter_map(Option::take).for_each(|b| self.client.give(b));
+    }
+}
+
+/// Threads on streams of their own, or all on one.
+pub(crate) fn threads<C: Client>(client: &C, threads: usize, own_stream: bool) -> Together {
+    together(threads, 200_000, |thread| {
+        let stream = StreamId(if own_stream { 64 * (thread as u64 + 1) } else { 64 });
+        let mut turns = Turns::new(client, stream, thread as u64);
+        move |steps| turns.run(steps)
+    })
+}
+
+/// Take 64 KiB, announce another stream, give back. `None` if the allocator knows no streams.
+pub(crate) fn record_stream<A: DeviceAllocator>(allocator: &A) -> Option<f64> {
+    let cross = allocator.cross_stream()?;
+    let step = |_| {
+        let block = Typed(allocator).take(64 * KIB, DEFAULT);
+        cross.record_stream(&block, StreamId(64)).expect("the block is live");
+        Typed(allocator).give(block);
+    };
+    (0..1000).for_each(step);
+    let ns = median_ns(5, 20_000, step);
+    cross.process_events().expect("events can be queried");
+    Some(ns)
+}

@@ -1,0 +1,219 @@
+//! `stratalloc bench`: the hot path of any configuration, timed beside the floors of the machine.
+
+mod cases;
+mod floors;
+
+use std::error::Error;
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+use stratalloc::allocator::DeviceAllocator;
+use stratalloc::registry::BuildOptions;
+use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::Strategy;
+
+use crate::device::Device;
+use crate::outcome::{Outcome, out};
+use crate::settings;
+use cases::{Raw, Tail, Typed};
+
+/// Arguments of `bench`.
+#[derive(Args, Debug)]
+pub(crate) struct Bench {
+    /// A configuration to time; can be given several times. Default: the environment's, or native.
+    #[arg(long)]
+    conf: Vec<String>,
+    /// sim, host or cuda:N.
+    #[arg(long, default_value = "sim")]
+    device: Device,
+    /// Only cases whose name begins with this; can be given several times. Floors have names too.
+    #[arg(long)]
+    case: Vec<String>,
+    /// The most threads of the cases that use several.
+    #[arg(long, default_value_t = default_threads())]
+    threads: usize,
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).clamp(2, 16)
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    case: &'a str,
+    threads: usize,
+    conf: &'a str,
+    device: &'a str,
+    ns_per_op: f64,
+    mops: f64,
+}
+
+/// How often tails are timed; the least of each is reported.
+const TAIL_REPETITIONS: usize = 5;
+
+pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
+    let confs = settings::confs_or_default(&args.conf)?;
+    let device = args.device.to_string();
+    let mut printer = Printer { args, conf: "", device: "", done: 0 };
+    printer.floors()?;
+    for (text, config) in &confs {
+        printer.conf = text;
+        printer.device = &device;
+        // Each case starts with an empty cache of its own.
+        let build = |raw_addresses| -> Result<Strategy, Box<dyn Error>> {
+            let driver = args.device.open(None)?.driver;
+            Ok(stratalloc::registry::build(config, driver, BuildOptions { raw_addresses })?)
+        };
+        printer.typed(&build)?;
+        printer.raw(&build)?;
+    }
+    if printer.done == 0 {
+        return Err(format!("no case begins with {:?}", args.case).into());
+    }
+    Ok(Outcome::Good)
+}
+
+type Build<'b> = dyn Fn(bool) -> Result<Strategy, Box<dyn Error>> + 'b;
+
+struct Printer<'a> {
+    args: &'a Bench,
+    conf: &'a str,
+    device: &'a str,
+    done: usize,
+}
+
+impl Printer<'_> {
+    fn wants(&self, case: &str) -> bool {
+        self.args.case.is_empty() || self.args.case.iter().any(|c| case.starts_with(c.as_str()))
+    }
+
+    fn row(&mut self, case: &str, threads: usize, ns: f64, mops: f64) -> std::io::Result<()> {
+        if self.done == 0 && !self.args.json {
+            writeln!(
+                out(),
+                "{:<24} {:>7} {:>12} {:>10}  conf",
+                "case",
+                "threads",
+                "ns_per_op",
+                "mops"
+            )?;
+        }
+        self.done += 1;
+        let ns_per_op = (ns * 100.0).round() / 100.0;
+        let mops = (mops * 1000.0).round() / 1000.0;
+        if self.args.json {
+            let (conf, device) = (self.conf, self.device);
+            let row = Row { case, threads, conf, device, ns_per_op, mops };
+            writeln!(out(), "{}", serde_json::to_string(&row)?)
+        } else {
+            let conf = self.conf;
+            writeln!(out(), "{case:<24} {threads:>7} {ns_per_op:>12.1} {mops:>10.2}  {conf}")
+        }
+    }
+
+    fn single(&mut self, case: &str, time: impl FnOnce() -> f64) -> std::io::Result<()> {
+        if !self.wants(case) {
+            return Ok(());
+        }
+        let ns = time();
+        self.row(case, 1, ns, 1000.0 / ns)
+    }
+
+    fn tails(&mut self, prefix: &str, time: impl Fn() -> Tail) -> std::io::Result<()> {
+        let cases = [("p50", 500), ("p99", 990), ("p999", 999)]
+            .map(|(name, part)| (format!("{prefix}{name}"), part));
+        if !cases.iter().any(|(case, _)| self.wants(case)) {
+            return Ok(());
+        }
+        let tails: Vec<Tail> = (0..TAIL_REPETITIONS).map(|_| time()).collect();
+        for (case, part) in cases {
+            if self.wants(&case) {
+                let least = tails.iter().map(|t| t.quantile(part)).fold(f64::MAX, f64::min);
+                self.row(&case, 1, least, 1000.0 / least)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn floors(&mut self) -> std::io::Result<()> {
+        self.single("floor:atomic_rmw", floors::atomic_rmw)?;
+        if self.wants("floor:lock_pair") {
+            for threads in self.thread_counts() {
+                let floor = floors::lock_pair(threads);
+                self.row("floor:lock_pair", threads, floor.ns, floor.mops)?;
+            }
+        }
+        self.single("floor:malloc_pair_512B", floors::malloc_pair)?;
+        self.tails("floor:tail_", floors::tail)
+    }
+
+    /// 1, 2, 4 and so on, up to the most.
+    fn thread_counts(&self) -> Vec<usize> {
+        let most = self.args.threads.max(1);
+        let mut counts: Vec<usize> =
+            std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|n| *n < most).collect();
+        counts.push(most);
+        counts
+    }
+
+    fn typed(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
+        for (case, bytes) in [
+            ("pair:512B", 512),
+            ("pair:64KiB", 64 * KIB),
+            ("pair:2MiB", 2 * MIB),
+            ("pair:64MiB", 64 * MIB),
+        ] {
+            let strategy = build(false)?;
+            self.single(case, || cases::pair(&Typed(&strategy), bytes))?;
+        }
+        let strategy = build(false)?;
+        self.single("mix:4096live", || cases::mix(&Typed(&strategy)))?;
+        for (case, holes) in [("holes:4096", 4096), ("holes:65536", 65_536)] {
+            let strategy = build(false)?;
+            self.single(case, || cases::holes(&Typed(&strategy), holes))?;
+        }
+        let strategy = build(false)?;
+        self.tails("tail:", || cases::tail(&Typed(&strategy)))?;
+        for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
+            if self.wants(case) {
+                for threads in self.thread_counts() {
+                    let strategy = build(false)?;
+                    let done = cases::threads(&Typed(&strategy), threads, own);
+                    self.row(case, threads, done.ns, done.mops)?;
+                }
+            }
+        }
+        let strategy = build(false)?;
+        if self.wants("record_stream:64KiB")
+            && let Some(ns) = cases::record_stream(&strategy)
+        {
+            self.row("record_stream:64KiB", 1, ns, 1000.0 / ns)?;
+        }
+        Ok(())
+    }
+
+    /// The same by bare address, where the strategy can.
+    fn raw(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
+        let strategy = build(true)?;
+        if let Some(raw) = strategy.raw_addresses() {
+            self.single("pair_raw:512B", || cases::pair(&Raw(raw), 512))?;
+        }
+        let strategy = build(true)?;
+        if let Some(raw) = strategy.raw_addresses() {
+            self.single("mix_raw:4096live", || cases::mix(&Raw(raw)))?;
+        }
+        if self.wants("threads_raw:own_stream") {
+            for threads in self.thread_counts() {
+                let strategy = build(true)?;
+                let Some(raw) = strategy.raw_addresses() else { break };
+                let done = cases::threads(&Raw(raw), threads, true);
+                self.row("threads_raw:own_stream", threads, done.ns, done.mops)?;
+            }
+        }
+        Ok(())
+    }
+}

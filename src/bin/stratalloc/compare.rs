@@ -1,0 +1,221 @@
+//! `stratalloc compare`: strategies side by side on the same recordings.
+
+use std::error::Error;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use stratalloc::config::Config;
+use stratalloc::driver::sim::EventMode;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::replay::{self, Limits, Workload};
+
+use crate::device::open_sim;
+use crate::outcome::{Outcome, out};
+use crate::replay::{name_of, read, workload_of};
+use crate::settings;
+use crate::show::{Side, mib, progress, table};
+
+/// Arguments of `compare`.
+#[derive(Args, Debug)]
+pub(crate) struct Compare {
+    /// PyTorch memory snapshots: .pickle or .json, plain, .xz, .gz or .zst.
+    #[arg(required = true)]
+    trace: Vec<PathBuf>,
+    /// A configuration; can be given several times. Default: a useful set.
+    #[arg(long)]
+    conf: Vec<String>,
+    /// Memory of the device, in bytes.
+    #[arg(long)]
+    total_memory: Option<u64>,
+    /// Part of the device's memory that may be reserved.
+    #[arg(long)]
+    memory_fraction: Option<f64>,
+    /// Refuse recordings that decode to more bytes than this.
+    #[arg(long, default_value_t = Limits::default().decoded_bytes)]
+    max_input: u64,
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is compared when nobody says otherwise: each saves memory somewhere.
+const DEFAULT_CONFS: [&str; 6] = [
+    "backend:native",
+    "backend:native,compat:pytorch",
+    "backend:native,max_split_size_mb:64",
+    "backend:native,max_split_size_mb:256",
+    "backend:native,roundup_power2_divisions:8",
+    "backend:native,large_segment_size_mb:64",
+];
+
+/// Passes over each recording: times come from all but the first.
+const PASSES: u32 = 5;
+
+#[derive(Serialize)]
+struct Row {
+    trace: String,
+    conf: String,
+    peak_reserved_bytes: i64,
+    peak_allocated_bytes: i64,
+    waste: f64,
+    device_calls: i64,
+    retries: i64,
+    ooms: u64,
+    device_ms: f64,
+    ns_per_op: f64,
+}
+
+pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
+    let texts: Vec<String> = if args.conf.is_empty() {
+        DEFAULT_CONFS.map(str::to_owned).to_vec()
+    } else {
+        args.conf.clone()
+    };
+    let confs: Vec<(String, Config)> = texts
+        .into_iter()
+        .map(|text| settings::parse("--conf", &text).map(|config| (text, config)))
+        .collect::<Result<_, _>>()?;
+    let mut all = Vec::new();
+    for path in &args.trace {
+        let trace = read(path, args.max_input)?;
+        let workload = workload_of(&trace, args.total_memory, args.memory_fraction);
+        let name = name_of(path);
+        let bar = progress(confs.len() as u64, &format!("comparing on {name}"));
+        let mut rows = Vec::new();
+        for (text, config) in &confs {
+            rows.push(measure(args, &name, text, config, &workload)?);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        if args.json {
+            rows.iter().try_for_each(|row| -> Result<(), Box<dyn Error>> {
+                Ok(writeln!(out(), "{}", serde_json::to_string(row)?)?)
+            })?;
+        } else {
+            write_rows(&name, &rows)?;
+        }
+        all.extend(rows);
+    }
+    if !args.json && args.trace.len() > 1 {
+        write_summary(&confs, &all)?;
+    }
+    Ok(Outcome::Good)
+}
+
+fn measure(
+    args: &Compare,
+    trace: &str,
+    text: &str,
+    config: &Config,
+    workload: &Workload,
+) -> Result<Row, Box<dyn Error>> {
+    let build = || -> Result<_, Box<dyn Error>> {
+        let opened = open_sim(args.total_memory, EventMode::Manual);
+        let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
+        if let Some(fraction) = args.memory_fraction {
+            strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;
+        }
+        Ok((strategy, opened.sim))
+    };
+    // One pass for what the device had to do, on a clock of its own; then passes for time.
+    let (strategy, sim) = build()?;
+    let first = replay::run(workload, &strategy, sim.clone(), 1, &|_| {})?;
+    let device_ns = sim.map_or(0, |sim| sim.elapsed_ns());
+    let (strategy, sim) = build()?;
+    let timed = replay::run(workload, &strategy, sim, PASSES, &|_| {})?;
+    let s = &first.statistics;
+    let (reserved, allocated) = (s.reserved_bytes.all.peak, s.allocated_bytes.all.peak);
+    Ok(Row {
+        trace: trace.to_owned(),
+        conf: text.to_owned(),
+        peak_reserved_bytes: reserved,
+        peak_allocated_bytes: allocated,
+        waste: if reserved > 0 { 1.0 - allocated as f64 / reserved as f64 } else { 0.0 },
+        device_calls: s.num_device_alloc + s.num_device_free,
+        retries: s.num_alloc_retries,
+        ooms: first.ooms,
+        device_ms: device_ns as f64 / 1e6,
+        ns_per_op: timed.ns_per_op,
+    })
+}
+
+const HEADING: [(&str, Side); 9] = [
+    ("configuration", Side::Left),
+    ("reserved MiB", Side::Right),
+    ("allocated MiB", Side::Right),
+    ("waste", Side::Right),
+    ("device calls", Side::Right),
+    ("retries", Side::Right),
+    ("oom", Side::Right),
+    ("device ms", Side::Right),
+    ("ns/op", Side::Right),
+];
+
+/// Marks the cells of a column that equal its least value, unless all do.
+fn marked(values: &[f64], show: impl Fn(f64) -> String) -> Vec<String> {
+    let shown: Vec<String> = values.iter().map(|value| show(*value)).collect();
+    let least = values.iter().copied().fold(f64::MAX, f64::min);
+    let best = show(least);
+    if shown.iter().all(|cell| *cell == best) {
+        return shown;
+    }
+    shown.into_iter().map(|cell| if cell == best { format!("*{cell}") } else { cell }).collect()
+}
+
+fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
+    let column = |value: fn(&Row) -> f64| rows.iter().map(value).collect::<Vec<f64>>();
+    let columns = [
+        marked(&column(|r| r.peak_reserved_bytes as f64), mib),
+        column(|r| r.peak_allocated_bytes as f64).into_iter().map(mib).collect(),
+        marked(&column(|r| r.waste), |x| format!("{:.1}%", x * 100.0)),
+        marked(&column(|r| r.device_calls as f64), |n| format!("{n:.0}")),
+        marked(&column(|r| r.retries as f64), |n| format!("{n:.0}")),
+        marked(&column(|r| r.ooms as f64), |n| format!("{n:.0}")),
+        marked(&column(|r| r.device_ms), |ms| format!("{ms:.1}")),
+        marked(&column(|r| r.ns_per_op), |ns| format!("{ns:.0}")),
+    ];
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .enumerate()
+        .map(|(i, row)| {
+            let rest = columns.iter().map(|column| column[i].clone());
+            std::iter::once(row.conf.clone()).chain(rest).collect()
+        })
+        .collect();
+    let mut out = out();
+    writeln!(out, "{trace}")?;
+    table(&mut out, &HEADING, &cells)?;
+    writeln!(
+        out,
+        "* least. waste: reserved at the peak and not allocated. device ms: simulated, from \
+         call costs measured on an H200.\n"
+    )
+}
+
+/// Sums over all recordings, for each configuration.
+fn write_summary(confs: &[(String, Config)], all: &[Row]) -> std::io::Result<()> {
+    let sum = |conf: &str, value: fn(&Row) -> f64| -> f64 {
+        all.iter().filter(|row| row.conf == conf).map(value).sum()
+    };
+    let column = |value: fn(&Row) -> f64| -> Vec<f64> {
+        confs.iter().map(|(text, _)| sum(text, value)).collect()
+    };
+    let columns = [
+        marked(&column(|r| r.peak_reserved_bytes as f64), mib),
+        marked(&column(|r| r.ooms as f64), |n| format!("{n:.0}")),
+        marked(&column(|r| r.device_ms), |ms| format!("{ms:.1}")),
+    ];
+    let rows: Vec<Vec<String>> = confs
+        .iter()
+        .enumerate()
+        .map(|(i, (text, _))| {
+            std::iter::once(text.clone()).chain(columns.iter().map(|c| c[i].clone())).collect()
+        })
+        .collect();
+    let heading = [HEADING[0], ("sum of reserved MiB", Side::Right), HEADING[6], HEADING[7]];
+    let mut out = out();
+    writeln!(out, "all recordings")?;
+    table(&mut out, &heading, &rows)
+}

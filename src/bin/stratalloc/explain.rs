@@ -1,0 +1,59 @@
+//! `stratalloc explain`: every key, its value, where it came from.
+
+use std::error::Error;
+use std::io::Write;
+
+use clap::Args;
+use stratalloc::config::Origin;
+use stratalloc::registry;
+
+use crate::outcome::{Outcome, out};
+use crate::settings;
+use crate::show::{Side, table};
+
+/// Arguments of `explain`.
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// A configuration string. Default: the environment's.
+    conf: Option<String>,
+}
+
+pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
+    let (source, config) = match &args.conf {
+        Some(text) => ("the argument".to_owned(), settings::parse("configuration", text)?),
+        None => {
+            let environment = settings::environment()?;
+            let source = environment.source.map_or("no variable is set", |(variable, _)| variable);
+            (source.to_owned(), environment.config)
+        }
+    };
+    let mut out = out();
+    writeln!(out, "source: {source}")?;
+    let rows: Vec<Vec<String>> = config
+        .explain()
+        .into_iter()
+        .map(|row| {
+            let origin = match row.origin {
+                Origin::Default => "default".to_owned(),
+                Origin::Text { at } => format!("byte {at}"),
+                Origin::Earlier => "earlier".to_owned(),
+            };
+            vec![row.key, row.value, origin, row.note]
+        })
+        .collect();
+    let heading =
+        [("key", Side::Left), ("value", Side::Left), ("from", Side::Left), ("note", Side::Left)];
+    table(&mut out, &heading, &rows)?;
+    for warning in config.warnings() {
+        writeln!(out, "warning: {warning}")?;
+    }
+    let backend = &config.settings().backend;
+    if !registry::names().iter().any(|name| name == backend) {
+        writeln!(
+            out,
+            "warning: backend:{backend} is not registered here; known are {}",
+            registry::names().join(", ")
+        )?;
+    }
+    Ok(Outcome::Good)
+}

@@ -1,0 +1,39 @@
+//! How the program ends, and where its output goes.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// How the work went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Exit code 0.
+    Good,
+    /// The work failed or mismatched: exit code 1.
+    Failed,
+    /// The caller's words were off: exit code 2.
+    Usage,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Good => Self::SUCCESS,
+            Outcome::Failed => Self::from(1),
+            Outcome::Usage => Self::from(2),
+        }
+    }
+}
+
+/// Standard output, whose failures are reported instead of panicking.
+pub(crate) fn out() -> impl Write {
+    io::stdout().lock()
+}
+
+/// Whether the error only says that the reader of our output has closed the pipe.
+pub(crate) fn is_closed_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+    error.downcast_ref::<io::Error>().is_some_and(broken)
+        || error
+            .downcast_ref::<serde_json::Error>()
+            .is_some_and(|e| e.io_error_kind() == Some(io::ErrorKind::BrokenPipe))
+}

@@ -1,0 +1,277 @@
+//! `stratalloc replay`: repeat recordings through an allocator, and verify its decisions.
+
+use std::error::Error;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+use stratalloc::config::{Compat, Config};
+use stratalloc::driver::sim::EventMode;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
+use stratalloc::stats::Statistics;
+
+use crate::device::{Device, open_sim};
+use crate::outcome::{Outcome, out};
+use crate::settings;
+use crate::show::{grouped, mib, progress};
+
+/// Arguments of `replay`.
+#[derive(Args, Debug)]
+pub(crate) struct Replay {
+    /// PyTorch memory snapshots: .pickle or .json, plain, .xz, .gz or .zst.
+    #[arg(required = true)]
+    trace: Vec<PathBuf>,
+    /// The configuration. Default: the one recorded in the trace.
+    #[arg(long)]
+    conf: Option<String>,
+    /// Compare every decision with the recorded one; implies compat:pytorch.
+    #[arg(long)]
+    verify: bool,
+    /// sim, host or cuda:N.
+    #[arg(long, default_value = "sim")]
+    device: Device,
+    /// Memory of the device, in bytes.
+    #[arg(long)]
+    total_memory: Option<u64>,
+    /// Part of the device's memory that may be reserved.
+    #[arg(long)]
+    memory_fraction: Option<f64>,
+    /// Passes over the recording; times come from all but the first.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    repeat: u32,
+    /// Write the final statistics to this file, as flat JSON with PyTorch's keys.
+    #[arg(long)]
+    stats: Option<PathBuf>,
+    /// Refuse recordings that decode to more bytes than this.
+    #[arg(long, default_value_t = Limits::default().decoded_bytes)]
+    max_input: u64,
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    trace: &'a str,
+    conf: &'a str,
+    device: &'a str,
+    allocations: u64,
+    frees: u64,
+    peak_requested_bytes: i64,
+    peak_allocated_bytes: i64,
+    peak_reserved_bytes: i64,
+    device_allocs: i64,
+    device_frees: i64,
+    retries: i64,
+    ooms: u64,
+    empty_caches_inferred: u32,
+    ns_per_op: f64,
+    wall_s: f64,
+    #[serde(flatten)]
+    verified: Option<Verified>,
+}
+
+#[derive(Serialize)]
+struct Verified {
+    address_mismatches: u64,
+    segment_mismatches: u64,
+    layout_mismatches: u64,
+    first_mismatch: Option<String>,
+}
+
+pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
+    if args.verify && args.device != Device::Sim {
+        return Err("--verify needs --device sim: no other answers with recorded addresses".into());
+    }
+    if args.stats.is_some() && args.trace.len() > 1 {
+        return Err("--stats writes the statistics of one trace".into());
+    }
+    let mut outcome = Outcome::Good;
+    for path in &args.trace {
+        let trace = read(path, args.max_input)?;
+        if replay_one(args, path, &trace)? == Outcome::Failed {
+            outcome = Outcome::Failed;
+        }
+    }
+    Ok(outcome)
+}
+
+/// Reads a recording with a progress bar.
+pub(crate) fn read(path: &Path, max_input: u64) -> Result<Trace, Box<dyn Error>> {
+    let file = std::fs::File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    let name = path.display().to_string();
+    let bar = progress(length, &format!("reading {name}"));
+    let limits = Limits { decoded_bytes: max_input, ..Limits::default() };
+    let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
+    bar.finish_and_clear();
+    Ok(trace)
+}
+
+/// The name of a recording: its file's, without the endings.
+pub(crate) fn name_of(path: &Path) -> String {
+    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let known = [".xz", ".gz", ".zst", ".pickle", ".json"];
+    known
+        .iter()
+        .fold(file, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
+}
+
+fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<dyn Error>> {
+    let text = args.conf.clone().unwrap_or_else(|| trace.conf.clone());
+    let source = if args.conf.is_some() { "--conf" } else { "the trace's configuration" };
+    let config = settings::parse(source, &text)?;
+    let verification = args.verify.then(|| verify(args, trace, &config)).transpose()?;
+    let workload = match &verification {
+        Some(verification) => verification.workload.clone(),
+        None => workload_of(trace, args.total_memory, args.memory_fraction),
+    };
+    // Verification has compared every decision of one pass; further passes are for time.
+    let run = match &verification {
+        Some(_) if args.repeat == 1 => None,
+        Some(_) => Some(repeat(args, &config.clone().with_compat(Compat::PyTorch), &workload)?),
+        None => Some(repeat(args, &config, &workload)?),
+    };
+    let statistics = match (&verification, &run) {
+        (Some(verification), _) => &verification.statistics,
+        (None, Some(run)) => &run.statistics,
+        (None, None) => unreachable!("without verification there is a run"),
+    };
+    if let Some(file) = &args.stats {
+        write_statistics(file, statistics)?;
+    }
+    report(args, path, &text, &workload, statistics, run.as_ref(), verification.as_ref())?;
+    let exact = verification.as_ref().is_none_or(Verification::is_exact);
+    Ok(if exact { Outcome::Good } else { Outcome::Failed })
+}
+
+fn total_bytes(total_memory: Option<u64>) -> u64 {
+    total_memory.unwrap_or(stratalloc::driver::sim::SimOptions::default().total_bytes)
+}
+
+fn verify(args: &Replay, trace: &Trace, config: &Config) -> Result<Verification, Box<dyn Error>> {
+    let config = config.clone().with_compat(Compat::PyTorch);
+    Ok(replay::verify(trace, &config, total_bytes(args.total_memory), args.memory_fraction)?)
+}
+
+/// What a recording asked for. Its calls of `empty_cache` are inferred with the recorded
+/// allocator's state at hand where that can be repeated exactly, and from the events otherwise.
+pub(crate) fn workload_of(
+    trace: &Trace,
+    total_memory: Option<u64>,
+    memory_fraction: Option<f64>,
+) -> Workload {
+    let recorded = settings::parse("trace", &trace.conf).ok();
+    let exact = recorded.and_then(|config| {
+        let config = config.with_compat(Compat::PyTorch);
+        let total = total_bytes(total_memory);
+        replay::verify(trace, &config, total, memory_fraction).ok().filter(Verification::is_exact)
+    });
+    exact.map_or_else(|| Workload::of(trace), |verification| verification.workload)
+}
+
+fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Box<dyn Error>> {
+    let opened = match args.device {
+        Device::Sim => open_sim(args.total_memory, EventMode::Manual),
+        Device::Host => args.device.open(args.total_memory)?,
+    };
+    let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
+    if let Some(fraction) = args.memory_fraction {
+        let caching = strategy.caching_or_refuse()?;
+        caching.set_memory_fraction(fraction)?;
+    }
+    let bar = progress(args.repeat.into(), "replaying");
+    let done = |passes: u32| bar.set_position(passes.into());
+    let run = replay::run(workload, &strategy, opened.sim, args.repeat, &done)?;
+    bar.finish_and_clear();
+    Ok(run)
+}
+
+fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn Error>> {
+    let keys: serde_json::Map<String, serde_json::Value> =
+        statistics.pytorch_keys().into_iter().map(|(key, n)| (key, n.into())).collect();
+    std::fs::write(file, serde_json::to_string_pretty(&keys)? + "\n")
+        .map_err(|error| format!("{}: {error}", file.display()).into())
+}
+
+fn report(
+    args: &Replay,
+    path: &Path,
+    conf: &str,
+    workload: &Workload,
+    statistics: &Statistics,
+    run: Option<&Run>,
+    verification: Option<&Verification>,
+) -> Result<(), Box<dyn Error>> {
+    let row = Row {
+        trace: &name_of(path),
+        conf,
+        device: &args.device.to_string(),
+        allocations: run
+            .map_or_else(|| verification.map_or(0, |v| v.allocations), |r| r.allocations),
+        frees: run.map_or_else(|| verification.map_or(0, |v| v.frees), |r| r.frees),
+        peak_requested_bytes: statistics.requested_bytes.all.peak,
+        peak_allocated_bytes: statistics.allocated_bytes.all.peak,
+        peak_reserved_bytes: statistics.reserved_bytes.all.peak,
+        device_allocs: statistics.num_device_alloc,
+        device_frees: statistics.num_device_free,
+        retries: statistics.num_alloc_retries,
+        ooms: run.map_or_else(|| verification.map_or(0, |v| v.ooms), |r| r.ooms),
+        empty_caches_inferred: workload.empty_caches,
+        ns_per_op: run.map_or(0.0, |r| (r.ns_per_op * 10.0).round() / 10.0),
+        wall_s: run.map_or_else(|| verification.map_or(0.0, |v| v.wall_s), |r| r.wall_s),
+        verified: verification.map(|v| Verified {
+            address_mismatches: v.address_mismatches,
+            segment_mismatches: v.segment_mismatches,
+            layout_mismatches: v.layout_mismatches,
+            first_mismatch: v.first_mismatch.clone(),
+        }),
+    };
+    if args.json {
+        writeln!(out(), "{}", serde_json::to_string(&row)?)?;
+    } else {
+        write_row(&row)?;
+    }
+    Ok(())
+}
+
+fn write_row(row: &Row<'_>) -> std::io::Result<()> {
+    let bytes = |n: i64| mib(n as f64);
+    let conf = if row.conf.is_empty() { "(default)" } else { row.conf };
+    let mut out = out();
+    writeln!(out, "{}  [{conf}] on {}", row.trace, row.device)?;
+    writeln!(
+        out,
+        "  {} allocations, {} frees, {} out of memory, {} retries, {} calls of empty_cache",
+        grouped(row.allocations),
+        grouped(row.frees),
+        row.ooms,
+        row.retries,
+        row.empty_caches_inferred
+    )?;
+    writeln!(
+        out,
+        "  peak MiB: requested {}, allocated {}, reserved {}; device allocations {}, frees {}",
+        bytes(row.peak_requested_bytes),
+        bytes(row.peak_allocated_bytes),
+        bytes(row.peak_reserved_bytes),
+        row.device_allocs,
+        row.device_frees
+    )?;
+    if row.ns_per_op > 0.0 {
+        writeln!(out, "  {:.1} ns an operation, {:.2} s in all", row.ns_per_op, row.wall_s)?;
+    }
+    if let Some(verified) = &row.verified {
+        writeln!(
+            out,
+            "  mismatches: {} addresses, {} segment events, {} segments of the final layout",
+            verified.address_mismatches, verified.segment_mismatches, verified.layout_mismatches
+        )?;
+        if let Some(first) = &verified.first_mismatch {
+            writeln!(out, "  first: {first}")?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! Tables and numbers for people, and progress bars for terminals.
+
+use std::io::{self, IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Bytes as mebibytes with one decimal.
+pub(crate) fn mib(bytes: f64) -> String {
+    format!("{:.1}", bytes / f64::from(1 << 20))
+}
+
+/// A whole number with separators.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// How a column's cells stand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Left,
+    Right,
+}
+
+/// Writes rows under a heading, each column as wide as its widest cell.
+pub(crate) fn table(
+    out: &mut impl Write,
+    heading: &[(&str, Side)],
+    rows: &[Vec<String>],
+) -> io::Result<()> {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([heading[column].0.chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| -> io::Result<()> {
+        let mut text = String::new();
+        for (column, cell) in cells.enumerate() {
+            let pad = " ".repeat(widths[column] - cell.chars().count());
+            match heading[column].1 {
+                Side::Left => text.extend([cell, &pad]),
+                Side::Right => text.extend([&pad, cell]),
+            }
+            text.push_str("  ");
+        }
+        writeln!(out, "{}", text.trim_end())
+    };
+    line(&mut heading.iter().map(|(name, _)| *name))?;
+    rows.iter().try_for_each(|row| line(&mut row.iter().map(String::as_str)))
+}
+
+/// A bar on a terminal; nothing in a pipe.
+pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(length).with_message(what.to_owned());
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent}%") {
+        bar.set_style(style);
+    }
+    bar
+}

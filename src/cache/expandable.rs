@@ -1,0 +1,289 @@
+//! The second source of segments: address space that is mapped page by page.
+//!
+//! A miss maps what the request lacks at the lowest gap that is long enough; pressure unmaps the
+//! whole pages inside free blocks. Driver calls are made with no heap locked; a step that fails is
+//! undone before it is reported, so nothing stays half mapped.
+//!
+//! Source of the order of choices: PyTorch's expandable segments.
+
+use hashbrown::HashMap;
+use parking_lot::MutexGuard;
+
+use super::cell::HeapCell;
+use super::engine::Engine;
+use super::growth::{Growth, Refusal};
+use super::policy::Plan;
+use crate::allocator::Allocation;
+use crate::driver::{Exportable, PhysicalId, VirtualMemory};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::heap::{Growing, PageRun, Reservation};
+use crate::history::Action;
+use crate::size::{PoolKind, SMALL_SEGMENT_BYTES, align_up};
+
+/// The physical pieces behind mapped pages, by address.
+pub(super) type Pages = HashMap<u64, PhysicalId>;
+
+/// What the driver refused to take back. It is offered again whenever memory is released or grows.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    /// Pages that are mapped although nobody uses them: address and size.
+    mapped: Vec<(u64, u64)>,
+    /// Pieces that are mapped nowhere, with their sizes.
+    pieces: Vec<(PhysicalId, u64)>,
+    /// Address space without memory: address and size.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Leftovers {
+    /// Bytes of the device that nobody uses and the driver did not take back yet.
+    pub(super) fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|(_, size_bytes)| size_bytes).sum()
+    }
+
+    /// Offers everything again. What is still refused stays.
+    fn offer(&mut self, memory: &dyn VirtualMemory) -> Result<(), DriverError> {
+        let mut refused = None;
+        let mut keep = |result: Result<(), DriverError>| match result {
+            Ok(()) => false,
+            Err(error) => {
+                refused = Some(error);
+                true
+            }
+        };
+        self.mapped.retain(|&(address, size_bytes)| keep(memory.unmap(address, size_bytes)));
+        self.pieces.retain(|&(piece, _)| keep(memory.release(piece)));
+        self.ranges.retain(|&(address, size_bytes)| keep(memory.unreserve(address, size_bytes)));
+        refused.map_or(Ok(()), Err)
+    }
+}
+
+impl Engine {
+    pub(super) fn virtual_memory(&self) -> Result<&dyn VirtualMemory, DriverError> {
+        self.driver.virtual_memory().ok_or_else(|| {
+            let message = "this device has no virtual memory, which expandable_segments needs";
+            DriverError::new(DriverErrorKind::NotSupported, "virtual_memory", 0, message)
+        })
+    }
+
+    /// Maps what the request lacks and hands it out.
+    pub(super) fn grow_expandable(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<Result<Allocation, Refusal>, DriverError> {
+        let memory = self.virtual_memory()?;
+        growth.leftovers.offer(memory)?;
+        let mut next = None;
+        loop {
+            let run = match next.take() {
+                Some(run) => run,
+                None => {
+                    let mut state = cell.lock();
+                    let room = state.heap.room_for(plan.kind, plan.rounded_bytes);
+                    match room.map(|start| state.heap.plan_growth(start, plan.rounded_bytes)) {
+                        Some(Growing::Map(run)) => run,
+                        Some(Growing::Enough(slot)) => {
+                            return Ok(Ok(self.hand_out(
+                                cell,
+                                &mut state,
+                                slot,
+                                plan.rounded_bytes,
+                                plan.requested_bytes,
+                            )));
+                        }
+                        Some(Growing::NoRoom) | None => {
+                            drop(state);
+                            if let Some(refusal) = self.reserve(growth, memory, cell, plan)? {
+                                return Ok(Err(refusal));
+                            }
+                            continue;
+                        }
+                    }
+                }
+            };
+            if let Some(refusal) = self.map_pages(growth, memory, cell, plan.kind, &run)? {
+                return Ok(Err(refusal));
+            }
+            let mut state = cell.lock();
+            let slot = state.heap.mapped(run, self.now(plan.kind));
+            match state.heap.plan_growth(slot, plan.rounded_bytes) {
+                Growing::Enough(slot) => {
+                    let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
+                    return Ok(Ok(self.hand_out(cell, &mut state, slot, rounded, requested)));
+                }
+                Growing::Map(run) => next = Some(run),
+                // Another request took the front of what we were growing: look again.
+                Growing::NoRoom => {}
+            }
+        }
+    }
+
+    /// Reserves address space for a kind of one stream's heap.
+    fn reserve(
+        &self,
+        growth: &mut Growth,
+        memory: &dyn VirtualMemory,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<Option<Refusal>, DriverError> {
+        let granularity = memory.granularity_bytes();
+        let page_bytes = match plan.kind {
+            PoolKind::Small => align_up(SMALL_SEGMENT_BYTES, granularity),
+            PoolKind::Large => align_up(growth.miss_policy.large_segment_bytes, granularity),
+        };
+        let size_bytes = align_up(growth.miss_policy.reserve_bytes.max(1), page_bytes);
+        if size_bytes < plan.rounded_bytes {
+            return Ok(Some(Refusal::Reserve { reserve_bytes: size_bytes }));
+        }
+        let address = match memory.reserve(size_bytes) {
+            Ok(address) => address,
+            Err(error) if error.is_out_of_memory() => return Ok(Some(Refusal::Driver(error))),
+            Err(error) => return Err(error),
+        };
+        let reservation = Reservation { address, size_bytes, page_bytes, kind: plan.kind };
+        let added = cell.lock().heap.add_reservation(reservation);
+        if added.is_none() {
+            growth.leftovers.ranges.push((address, size_bytes));
+            growth.leftovers.offer(memory)?;
+            return Ok(Some(Refusal::Reserve { reserve_bytes: 0 }));
+        }
+        if let Some(addresses) = &self.addresses {
+            addresses.add(address, size_bytes, cell.number);
+        }
+        Ok(None)
+    }
+
+    /// Maps a run of pages, all or none.
+    fn map_pages(
+        &self,
+        growth: &mut Growth,
+        memory: &dyn VirtualMemory,
+        cell: &HeapCell,
+        kind: PoolKind,
+        run: &PageRun,
+    ) -> Result<Option<Refusal>, DriverError> {
+        let reservation = cell.lock().heap.reservation(run.reservation);
+        let page_bytes = reservation.map_or(run.size_bytes, |r| r.page_bytes);
+        let count = run.size_bytes / page_bytes;
+        let addresses = (0..count).map(|page| run.address + page * page_bytes);
+        let mut pieces = Vec::new();
+        let mut mapped = Vec::new();
+        let mut map = || -> Result<(), DriverError> {
+            for _ in 0..count {
+                pieces.push(memory.create(page_bytes, Exportable::No)?);
+            }
+            for (address, &piece) in addresses.clone().zip(&pieces) {
+                memory.map(address, page_bytes, piece)?;
+                mapped.push((address, page_bytes));
+            }
+            memory.set_access(run.address, run.size_bytes, self.device.device)
+        };
+        if let Err(error) = map() {
+            growth.leftovers.mapped.append(&mut mapped);
+            growth.leftovers.pieces.extend(pieces.into_iter().map(|piece| (piece, page_bytes)));
+            // The first error is what the caller is told; what is refused now is offered again.
+            let _ = growth.leftovers.offer(memory);
+            return if error.is_out_of_memory() {
+                Ok(Some(Refusal::Driver(error)))
+            } else {
+                Err(error)
+            };
+        }
+        growth.pages.extend(addresses.zip(pieces));
+        growth.pages_came(kind, run.size_bytes);
+        self.record(Action::SegmentMap, run.address, run.size_bytes, cell.stream);
+        Ok(None)
+    }
+
+    /// Unmaps the whole pages of one free block, unless a request took it meanwhile. The stream's
+    /// work is waited for first. Returns the bytes given back.
+    pub(super) fn release_pages(
+        &self,
+        growth: &mut Growth,
+        cell: &HeapCell,
+        kind: PoolKind,
+        run: &PageRun,
+    ) -> Result<u64, DriverError> {
+        let memory = self.virtual_memory()?;
+        let page_bytes = {
+            let mut state = cell.lock();
+            if state.heap.whole_pages(run.slot) != Some(*run) {
+                return Ok(0);
+            }
+            state.heap.hold(run.slot);
+            let reservation = state.heap.reservation(run.reservation);
+            reservation.map_or(run.size_bytes, |reservation| reservation.page_bytes)
+        };
+        let unmapped = self
+            .driver
+            .synchronize_stream(cell.stream)
+            .and_then(|()| memory.unmap(run.address, run.size_bytes));
+        if let Err(error) = unmapped {
+            let clock = self.now(kind);
+            cell.lock().heap.complete(run.slot, clock);
+            return Err(error);
+        }
+        let (gap, gone) = {
+            let mut state = cell.lock();
+            let gap = state.heap.unmapped(*run, self.now(kind));
+            (gap, state.heap.remove_reservation(gap))
+        };
+        debug_assert!(gone.is_none() || !gap.is_none());
+        growth.pages_went(kind, run.size_bytes);
+        self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell.stream);
+        for page in 0..run.size_bytes / page_bytes {
+            if let Some(piece) = growth.pages.remove(&(run.address + page * page_bytes)) {
+                growth.leftovers.pieces.push((piece, page_bytes));
+            }
+        }
+        if let Some(reservation) = gone {
+            if let Some(addresses) = &self.addresses {
+                addresses.remove(reservation.address, reservation.size_bytes);
+            }
+            growth.leftovers.ranges.push((reservation.address, reservation.size_bytes));
+        }
+        growth.leftovers.offer(memory)?;
+        Ok(run.size_bytes)
+    }
+
+    /// Bytes of the device that nobody uses and that the driver refused to take back so far.
+    #[must_use]
+    pub fn unreleased_bytes(&self) -> u64 {
+        self.growth.lock().leftovers.bytes()
+    }
+
+    /// Offers the driver again what it refused to take back.
+    pub(super) fn offer_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
+        match self.driver.virtual_memory() {
+            Some(memory) => growth.leftovers.offer(memory),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives all pages and reservations back, when the engine goes.
+    pub(super) fn drop_pages(&self) {
+        let Some(memory) = self.driver.virtual_memory() else { return };
+        let (pages, mut leftovers) = {
+            let mut growth = self.growth.lock();
+            (std::mem::take(&mut growth.pages), std::mem::take(&mut growth.leftovers))
+        };
+        // A driver that fails now keeps the memory; there is nobody to tell.
+        let _ = leftovers.offer(memory);
+        let mut reservations = Vec::new();
+        for cell in self.heaps.all() {
+            let state = cell.lock();
+            reservations.extend(state.heap.reservations().map(|(_, reservation)| reservation));
+        }
+        for (address, piece) in pages {
+            let own = |r: &&Reservation| (r.address..r.address + r.size_bytes).contains(&address);
+            if let Some(reservation) = reservations.iter().find(own) {
+                let _ = memory.unmap(address, reservation.page_bytes);
+            }
+            let _ = memory.release(piece);
+        }
+        for reservation in reservations {
+            let _ = memory.unreserve(reservation.address, reservation.size_bytes);
+        }
+    }
+}

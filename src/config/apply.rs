@@ -1,0 +1,241 @@
+//! Entries to settings: each key's meaning and range.
+//!
+//! Source: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`; reset-or-stick rules are in [`reset`].
+
+use super::error::{ConfigError, Span};
+use super::keys::Known;
+use super::parse::{Entry, Value, pairs, word};
+use super::settings::{Compat, Reserve, Settings};
+use super::token::Token;
+use crate::size::{EIB, GIB, MIB, RoundupDivisions};
+
+/// What a new text resets although it does not mention it; everything else sticks.
+pub(super) fn reset(settings: &mut Settings) {
+    settings.max_split_bytes = None;
+    settings.max_non_split_rounding_bytes = None;
+    settings.garbage_collection_threshold = None;
+    settings.roundup = RoundupDivisions::OFF;
+}
+
+/// Applies all entries. The large segment's size comes first, wherever it stands: other keys'
+/// ranges depend on it.
+pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
+    let (first, rest): (Vec<_>, Vec<_>) =
+        entries.iter().partition(|entry| entry.key.name() == "large_segment_size_mb");
+    first.into_iter().chain(rest).try_for_each(|entry| apply_one(settings, entry))
+}
+
+fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), ConfigError> {
+    let value = &entry.value;
+    let key = match &entry.key {
+        Known::Extra(name) => {
+            settings.extra.retain(|(known, _)| known != name);
+            settings.extra.push(((*name).to_owned(), value.text.to_owned()));
+            return Ok(());
+        }
+        Known::BuiltIn(key) => key,
+    };
+    let read = Reader { key: key.name, range: key.range, value };
+    let large_mib = settings.large_segment_bytes / MIB;
+    match key.name {
+        "backend" => settings.backend = read.backend()?,
+        "large_segment_size_mb" => {
+            let mib = read.whole(|n| n > 10)?;
+            settings.large_segment_bytes = mib.min(EIB / MIB) * MIB;
+        }
+        "max_split_size_mb" => settings.max_split_bytes = read.mib_at_least(large_mib)?,
+        "max_non_split_rounding_mb" => {
+            settings.max_non_split_rounding_bytes =
+                Some(read.mib_at_least(large_mib)?.unwrap_or(u64::MAX / MIB * MIB));
+        }
+        "garbage_collection_threshold" => {
+            settings.garbage_collection_threshold = Some(read.number(|x| x > 0.0 && x < 1.0)?);
+        }
+        "roundup_power2_divisions" => settings.roundup = read.divisions()?,
+        "expandable_segments" => settings.expandable_segments = read.flag()?,
+        "release_lock_on_cudamalloc" => settings.release_lock_on_device_allocate = read.flag()?,
+        "graph_capture_record_stream_reuse" => {
+            settings.graph_capture_record_stream_reuse = read.flag()?;
+        }
+        "per_process_memory_fraction" => {
+            settings.per_process_memory_fraction = read.number(|x| (0.0..=1.0).contains(&x))?;
+        }
+        "throw_on_cudamalloc_oom" => settings.throw_on_device_oom = read.flag()?,
+        "expandable_segments_reserve" => {
+            settings.expandable_reserve = Some(reserve(&read, read.word()?)?);
+        }
+        "expandable_segments_reserve_by_class" => {
+            settings.expandable_reserve_by_class = read.reserves()?;
+        }
+        "compat" => settings.compat = read.compat()?,
+        _ => apply_pinned(settings, &read)?,
+    }
+    Ok(())
+}
+
+fn apply_pinned(settings: &mut Settings, read: &Reader<'_, '_>) -> Result<(), ConfigError> {
+    let pinned = &mut settings.pinned;
+    match read.key {
+        "pinned_use_background_threads" => pinned.use_background_threads = read.flag()?,
+        "pinned_max_round_threshold_mb" => {
+            pinned.max_round_threshold_bytes = read.whole(|_| true)?.checked_mul(MIB);
+        }
+        "pinned_max_cached_size_mb" => {
+            pinned.max_cached_bytes = read.whole(|_| true)?.checked_mul(MIB);
+        }
+        "pinned_use_cuda_host_register" => pinned.use_host_register = read.flag()?,
+        "pinned_num_register_threads" => {
+            pinned.register_threads = read.whole(|n| n.is_power_of_two() && n <= 128)?;
+        }
+        "pinned_reserve_segment_size_mb" => {
+            pinned.reserve_segment_bytes = Some(read.whole(|n| n > 0)?.min(u64::MAX / MIB) * MIB);
+        }
+        "pinned_free_catch_all" => pinned.free_catch_all = read.flag()?,
+        other => unreachable!("every key of the table is applied: {other}"),
+    }
+    Ok(())
+}
+
+/// Reads one key's value.
+struct Reader<'v, 't> {
+    key: &'static str,
+    range: &'static str,
+    value: &'v Value<'t>,
+}
+
+impl<'v, 't> Reader<'v, 't> {
+    fn wrong(&self, span: Span) -> ConfigError {
+        ConfigError::new(self.key, span, self.range)
+    }
+
+    fn word(&self) -> Result<&'v Token<'t>, ConfigError> {
+        word(self.key, self.value, self.range)
+    }
+
+    fn whole(&self, legal: impl Fn(u64) -> bool) -> Result<u64, ConfigError> {
+        let token = self.word()?;
+        whole(token.text).filter(|n| legal(*n)).ok_or_else(|| self.wrong(token.span))
+    }
+
+    /// Mebibytes as bytes; `None` when there are more than 64 bits can count: unlimited.
+    fn mib_at_least(&self, least: u64) -> Result<Option<u64>, ConfigError> {
+        let token = self.word()?;
+        let mib = whole(token.text).filter(|n| *n >= least).ok_or_else(|| {
+            ConfigError::new(self.key, token.span, format!("a whole number >= {least}"))
+        })?;
+        Ok(mib.checked_mul(MIB))
+    }
+
+    fn number(&self, legal: impl Fn(f64) -> bool) -> Result<f64, ConfigError> {
+        let token = self.word()?;
+        let number = token.text.parse().ok().filter(|x| legal(*x));
+        number.ok_or_else(|| self.wrong(token.span))
+    }
+
+    fn flag(&self) -> Result<bool, ConfigError> {
+        let token = self.word()?;
+        match token.text {
+            text if text.eq_ignore_ascii_case("true") => Ok(true),
+            text if text.eq_ignore_ascii_case("false") => Ok(false),
+            _ => Err(self.wrong(token.span)),
+        }
+    }
+
+    fn backend(&self) -> Result<String, ConfigError> {
+        let token = self.word()?;
+        let text = token.text;
+        let legal = text.starts_with(|c: char| c.is_ascii_alphabetic())
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        if !legal {
+            return Err(self.wrong(token.span));
+        }
+        Ok(if text == "hipMallocAsync" { "cudaMallocAsync" } else { text }.to_owned())
+    }
+
+    fn compat(&self) -> Result<Compat, ConfigError> {
+        let token = self.word()?;
+        match token.text {
+            "pytorch" => Ok(Compat::PyTorch),
+            "default" => Ok(Compat::Default),
+            _ => Err(self.wrong(token.span)),
+        }
+    }
+
+    /// A single number fills all intervals. In a list the first number also fills the intervals
+    /// below it, gaps stay 0, and `>` fills everything above the last number so far.
+    fn divisions(&self) -> Result<RoundupDivisions, ConfigError> {
+        const LAST: usize = RoundupDivisions::INTERVALS - 1;
+        if !self.value.is_list {
+            let all = self.whole(u64::is_power_of_two)?;
+            return self.checked([all; RoundupDivisions::INTERVALS]);
+        }
+        let mut divisions = [0; RoundupDivisions::INTERVALS];
+        let mut last = 0;
+        let mut first = true;
+        for (boundary, count) in pairs(self.key, self.value, self.range)? {
+            let count =
+                whole(count.text).filter(|n| *n == 0 || n.is_power_of_two()).ok_or_else(|| {
+                    ConfigError::new(self.key, count.span, "0 or a power of two as divisions")
+                })?;
+            if boundary.text == ">" {
+                divisions[(last + 1).min(LAST + 1)..].fill(count);
+                continue;
+            }
+            let mib = whole(boundary.text).filter(|n| n.is_power_of_two()).ok_or_else(|| {
+                ConfigError::new(self.key, boundary.span, "a power of two of MiB, or >")
+            })?;
+            let interval = (mib.ilog2() as usize).min(LAST);
+            if first {
+                divisions[..interval].fill(count);
+                first = false;
+            }
+            divisions[interval] = count;
+            last = interval;
+        }
+        self.checked(divisions)
+    }
+
+    fn checked(
+        &self,
+        divisions: [u64; RoundupDivisions::INTERVALS],
+    ) -> Result<RoundupDivisions, ConfigError> {
+        RoundupDivisions::new(divisions).ok_or_else(|| self.wrong(self.value.span))
+    }
+
+    fn reserves(&self) -> Result<Vec<(String, Reserve)>, ConfigError> {
+        if !self.value.is_list {
+            return Err(self.wrong(self.value.span));
+        }
+        let mut found: Vec<(String, Reserve)> = Vec::new();
+        for (class, size) in pairs(self.key, self.value, self.range)? {
+            let size = reserve(self, size)?;
+            found.retain(|(known, _)| known != class.text);
+            found.push((class.text.to_owned(), size));
+        }
+        Ok(found)
+    }
+}
+
+fn reserve(read: &Reader<'_, '_>, token: &Token<'_>) -> Result<Reserve, ConfigError> {
+    let positive = |text: &str| text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0);
+    let found = match token.text.strip_suffix(['G', 'g']) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a positive number; the cast saturates"
+        )]
+        Some(gib) => positive(gib).map(|gib| Reserve::Bytes((gib * GIB as f64).ceil() as u64)),
+        None => positive(token.text).map(Reserve::Fraction),
+    };
+    found.ok_or_else(|| {
+        let range = "a positive fraction, or gibibytes as in 40G";
+        ConfigError::new(read.key, token.span, range)
+    })
+}
+
+/// A whole number of digits only, within 64 bits.
+fn whole(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}

@@ -1,0 +1,53 @@
+//! The variables that may hold the string, and which of them counts.
+
+use super::{Config, ConfigError, ConfigWarning, KeyTable};
+
+/// The variables in the order in which they are looked at: the first that is set counts, the others
+/// are ignored. After ours, PyTorch's names in PyTorch's order.
+pub const VARIABLES: [&str; 4] =
+    ["ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// What the environment says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FromEnvironment {
+    /// The configuration; the default if no variable is set.
+    pub config: Config,
+    /// The variable that counts, and its text.
+    pub source: Option<(&'static str, String)>,
+}
+
+/// A variable whose text could not be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}: {error}")]
+pub struct EnvironmentError {
+    /// The variable.
+    pub variable: &'static str,
+    /// Its text.
+    pub text: String,
+    /// What is wrong with it.
+    #[source]
+    pub error: Box<ConfigError>,
+}
+
+/// The configuration of the environment; `lookup` gives a variable's text.
+///
+/// # Errors
+///
+/// [`EnvironmentError`] when the variable that counts holds a text that cannot be used.
+pub fn from_environment(
+    table: &KeyTable,
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<FromEnvironment, EnvironmentError> {
+    let mut set = VARIABLES.iter().filter_map(|name| lookup(name).map(|text| (*name, text)));
+    let Some((variable, text)) = set.next() else { return Ok(FromEnvironment::default()) };
+    let mut config = match Config::parse(&text, table) {
+        Ok(config) => config,
+        Err(error) => return Err(EnvironmentError { variable, text, error: Box::new(error) }),
+    };
+    for (ignored, other) in set {
+        if other != text {
+            config.warnings.push(ConfigWarning::Disagreement { used: variable, ignored });
+        }
+    }
+    Ok(FromEnvironment { config, source: Some((variable, text)) })
+}

@@ -1,0 +1,165 @@
+//! Every key, its value, where it came from, and what to know about it.
+
+use super::keys::{Acts, BUILT_IN, Key};
+use super::settings::{Compat, Reserve, Settings};
+use super::{Config, Origin};
+use crate::size::{GIB, MIB, RoundupDivisions};
+
+/// One line of an explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExplainRow {
+    /// The key.
+    pub key: String,
+    /// Its value in the syntax of the string.
+    pub value: String,
+    /// Where it came from.
+    pub origin: Origin,
+    /// What it does, or why it does nothing here.
+    pub note: String,
+}
+
+impl Config {
+    /// Every key with its value.
+    #[must_use]
+    pub fn explain(&self) -> Vec<ExplainRow> {
+        let settings = &self.settings;
+        let built_in = BUILT_IN.iter().map(|key| ExplainRow {
+            key: key.name.to_owned(),
+            value: value_of(settings, key.name),
+            origin: self.origin(key.name),
+            note: note(settings, key),
+        });
+        let extra = settings.extra.iter().map(|(key, value)| ExplainRow {
+            key: key.clone(),
+            value: value.clone(),
+            origin: self.origin(key),
+            note: "handed to the strategy that knows it".to_owned(),
+        });
+        built_in.chain(extra).collect()
+    }
+
+    /// A string that says the same; what it does not mention has its default.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let defaults = Settings::default();
+        let rounding = "max_non_split_rounding_mb";
+        let mut parts: Vec<String> = BUILT_IN
+            .iter()
+            .map(|key| (key.name, value_of(&self.settings, key.name)))
+            .filter(|(name, value)| match self.settings.max_non_split_rounding_bytes {
+                // Its default follows another key, so it is told exactly when it was set.
+                slack if *name == rounding => slack.is_some(),
+                _ => *value != value_of(&defaults, name),
+            })
+            .map(|(name, value)| format!("{name}:{value}"))
+            .collect();
+        parts.extend(self.settings.extra.iter().map(|(key, value)| {
+            if value.starts_with('[') {
+                format!("{key}:{value}")
+            } else {
+                format!("{key}:\"{value}\"")
+            }
+        }));
+        parts.join(",")
+    }
+}
+
+/// A key's value in the syntax of the string; `unlimited`, `off` or `unset` where there is none.
+fn value_of(settings: &Settings, key: &str) -> String {
+    let flag = |on: bool| if on { "True" } else { "False" }.to_owned();
+    let mib = |bytes: u64| (bytes / MIB).to_string();
+    let or = |bytes: Option<u64>, none: &str| bytes.map_or_else(|| none.to_owned(), mib);
+    let pinned = &settings.pinned;
+    match key {
+        "backend" => settings.backend.clone(),
+        "large_segment_size_mb" => mib(settings.large_segment_bytes),
+        "max_split_size_mb" => or(settings.max_split_bytes, "unlimited"),
+        "max_non_split_rounding_mb" => mib(settings.non_split_rounding_bytes()),
+        "garbage_collection_threshold" => settings
+            .garbage_collection_threshold
+            .map_or_else(|| "off".to_owned(), |x| x.to_string()),
+        "roundup_power2_divisions" => divisions(&settings.roundup),
+        "expandable_segments" => flag(settings.expandable_segments),
+        "release_lock_on_cudamalloc" => flag(settings.release_lock_on_device_allocate),
+        "graph_capture_record_stream_reuse" => flag(settings.graph_capture_record_stream_reuse),
+        "per_process_memory_fraction" => settings.per_process_memory_fraction.to_string(),
+        "throw_on_cudamalloc_oom" => flag(settings.throw_on_device_oom),
+        "expandable_segments_reserve" => {
+            settings.expandable_reserve.map_or_else(|| "unset".to_owned(), reserve)
+        }
+        "expandable_segments_reserve_by_class" => {
+            let classes = &settings.expandable_reserve_by_class;
+            let parts: Vec<_> = classes
+                .iter()
+                .map(|(name, size)| format!("\"{name}\":{}", reserve(*size)))
+                .collect();
+            format!("[{}]", parts.join(","))
+        }
+        "pinned_use_background_threads" => flag(pinned.use_background_threads),
+        "pinned_max_round_threshold_mb" => or(pinned.max_round_threshold_bytes, "unlimited"),
+        "pinned_max_cached_size_mb" => or(pinned.max_cached_bytes, "unlimited"),
+        "pinned_use_cuda_host_register" => flag(pinned.use_host_register),
+        "pinned_num_register_threads" => pinned.register_threads.to_string(),
+        "pinned_reserve_segment_size_mb" => or(pinned.reserve_segment_bytes, "off"),
+        "pinned_free_catch_all" => flag(pinned.free_catch_all),
+        "compat" => match settings.compat {
+            Compat::Default => "default".to_owned(),
+            Compat::PyTorch => "pytorch".to_owned(),
+        },
+        other => unreachable!("every key of the table has a value: {other}"),
+    }
+}
+
+fn reserve(reserve: Reserve) -> String {
+    match reserve {
+        Reserve::Fraction(fraction) => fraction.to_string(),
+        #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+        Reserve::Bytes(bytes) => format!("{}G", bytes as f64 / GIB as f64),
+    }
+}
+
+fn divisions(roundup: &RoundupDivisions) -> String {
+    let all = roundup.divisions();
+    if all.iter().all(|d| *d == 0) {
+        return "off".to_owned();
+    }
+    if all.iter().all(|d| *d == all[0]) {
+        return all[0].to_string();
+    }
+    let parts: Vec<_> =
+        all.iter().enumerate().map(|(interval, d)| format!("{}:{d}", 1u64 << interval)).collect();
+    format!("[{}]", parts.join(","))
+}
+
+/// What a key does here, or why it does nothing.
+fn note(settings: &Settings, key: &Key) -> String {
+    let is_default = value_of(settings, key.name) == value_of(&Settings::default(), key.name);
+    let idle = match key.acts {
+        Acts::NotYet => Some("parsed and checked; not yet acted on"),
+        Acts::Native if settings.backend != "native" => Some("the native backend only"),
+        Acts::Expandable if settings.backend != "native" => Some("the native backend only"),
+        Acts::Expandable if !settings.expandable_segments => {
+            Some("acts with expandable_segments:True only")
+        }
+        _ => match key.name {
+            "garbage_collection_threshold" if settings.per_process_memory_fraction >= 1.0 => {
+                Some("acts once a memory limit is set")
+            }
+            "max_non_split_rounding_mb" if settings.max_split_bytes.is_none() => {
+                Some("acts with max_split_size_mb only")
+            }
+            "per_process_memory_fraction" if !is_default => {
+                Some("read once, when the allocator is built")
+            }
+            "throw_on_cudamalloc_oom" if settings.per_process_memory_fraction < 1.0 => {
+                Some("the fraction's limit refuses first")
+            }
+            _ => None,
+        },
+    };
+    match idle {
+        Some(why) if !is_default => format!("{} - not in effect as such: {why}", key.meaning)
+            .replace(" - not in effect as such: read once", " - read once"),
+        _ => key.meaning.to_owned(),
+    }
+}

@@ -1,0 +1,229 @@
+//! Every key there is: its names, what it does, what it may say.
+//!
+//! User-defined strategies add theirs; a table is passed to whoever parses.
+
+use super::error::{ConfigError, Span};
+
+/// Who acts on a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acts {
+    /// Everybody.
+    Always,
+    /// The strategies built on the caching engine.
+    Native,
+    /// Expandable segments only.
+    Expandable,
+    /// Nobody yet: parsed and checked.
+    NotYet,
+    /// A user-defined strategy.
+    User,
+}
+
+/// One key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// Other names of the same key.
+    pub aliases: &'static [&'static str],
+    /// What it may say.
+    pub range: &'static str,
+    /// What it does, in a line.
+    pub meaning: &'static str,
+    /// Who acts on it.
+    pub acts: Acts,
+}
+
+const fn key(name: &'static str, range: &'static str, acts: Acts, meaning: &'static str) -> Key {
+    Key { name, aliases: &[], range, meaning, acts }
+}
+
+const BOOL: &str = "True or False";
+const MIB: &str = "a whole number of MiB";
+
+/// The built-in keys, in the order in which `explain` lists them.
+pub const BUILT_IN: [Key; 21] = [
+    key("backend", "a strategy's name", Acts::Always, "which strategy allocates"),
+    key(
+        "large_segment_size_mb",
+        "a whole number > 10",
+        Acts::Native,
+        "segment shared by requests of 1 to 10 MiB",
+    ),
+    key(
+        "max_split_size_mb",
+        "a whole number >= large_segment_size_mb",
+        Acts::Native,
+        "blocks from this size on are never split",
+    ),
+    key(
+        "max_non_split_rounding_mb",
+        "a whole number >= large_segment_size_mb",
+        Acts::Native,
+        "how much larger a reused oversize block may be",
+    ),
+    key(
+        "garbage_collection_threshold",
+        "a number between 0 and 1",
+        Acts::Native,
+        "part of the limit from which idle segments are released",
+    ),
+    key(
+        "roundup_power2_divisions",
+        "a power of two, or [MiB:divisions,...,>:divisions]",
+        Acts::Native,
+        "steps between powers of two that requests are rounded to",
+    ),
+    key("expandable_segments", BOOL, Acts::Native, "segments that grow by mapping pages"),
+    Key {
+        name: "release_lock_on_cudamalloc",
+        aliases: &["release_lock_on_hipmalloc"],
+        range: BOOL,
+        meaning: "other misses go on while one waits for the driver",
+        acts: Acts::Native,
+    },
+    key(
+        "graph_capture_record_stream_reuse",
+        BOOL,
+        Acts::NotYet,
+        "reuse of blocks inside a graph capture",
+    ),
+    key(
+        "per_process_memory_fraction",
+        "a number from 0 to 1",
+        Acts::Native,
+        "part of the device's memory that may be reserved",
+    ),
+    key(
+        "throw_on_cudamalloc_oom",
+        BOOL,
+        Acts::Native,
+        "refuse beyond the fraction before asking the driver",
+    ),
+    key(
+        "expandable_segments_reserve",
+        "a positive fraction, or gibibytes as in 40G",
+        Acts::Expandable,
+        "address space of an expandable segment",
+    ),
+    key(
+        "expandable_segments_reserve_by_class",
+        "[class:reserve,...]",
+        Acts::Expandable,
+        "the same for classes of streams",
+    ),
+    key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory"),
+    key(
+        "pinned_max_round_threshold_mb",
+        MIB,
+        Acts::NotYet,
+        "pinned requests above it stay as they are",
+    ),
+    key("pinned_max_cached_size_mb", MIB, Acts::NotYet, "pinned blocks above it are not cached"),
+    Key {
+        name: "pinned_use_cuda_host_register",
+        aliases: &["pinned_use_hip_host_register"],
+        range: BOOL,
+        meaning: "register host memory instead of allocating it",
+        acts: Acts::NotYet,
+    },
+    key(
+        "pinned_num_register_threads",
+        "a power of two from 1 to 128",
+        Acts::NotYet,
+        "threads that touch pinned pages",
+    ),
+    key(
+        "pinned_reserve_segment_size_mb",
+        "a whole number of MiB > 0",
+        Acts::NotYet,
+        "one pinned arena for small requests",
+    ),
+    key("pinned_free_catch_all", BOOL, Acts::NotYet, "ignore failures when pinned memory is freed"),
+    key(
+        "compat",
+        "pytorch or default",
+        Acts::Native,
+        "whose decisions where PyTorch's are defects",
+    ),
+];
+
+/// The keys that are known: the built-in ones and a user's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyTable {
+    extra: Vec<String>,
+}
+
+/// What a name in the text stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Known<'t> {
+    BuiltIn(&'static Key),
+    Extra(&'t str),
+}
+
+impl Known<'_> {
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::BuiltIn(key) => key.name,
+            Self::Extra(name) => name,
+        }
+    }
+}
+
+impl KeyTable {
+    /// Adds a key of a user-defined strategy. Its value is handed on as text.
+    #[must_use]
+    pub fn with_extra(mut self, name: impl Into<String>) -> Self {
+        let name = name.into();
+        if !self.extra.contains(&name) {
+            self.extra.push(name);
+        }
+        self
+    }
+
+    /// The users' keys.
+    #[must_use]
+    pub fn extra(&self) -> &[String] {
+        &self.extra
+    }
+
+    pub(super) fn find(&self, name: &str, span: Span) -> Result<Known<'_>, ConfigError> {
+        let built_in = BUILT_IN.iter().find(|key| key.name == name || key.aliases.contains(&name));
+        if let Some(key) = built_in {
+            return Ok(Known::BuiltIn(key));
+        }
+        if let Some(extra) = self.extra.iter().find(|extra| *extra == name) {
+            return Ok(Known::Extra(extra));
+        }
+        let mut error = ConfigError::new(name, span, "a known key");
+        error.nearest = self.nearest(name);
+        Err(error)
+    }
+
+    /// The known key that differs least from `name`, unless all differ much.
+    fn nearest(&self, name: &str) -> Option<String> {
+        let name: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
+        let names = BUILT_IN
+            .iter()
+            .flat_map(|key| key.aliases.iter().chain([&key.name]).copied())
+            .chain(self.extra.iter().map(String::as_str));
+        let (distance, nearest) =
+            names.map(|known| (edits(&name, known), known)).min_by_key(|(d, _)| *d)?;
+        (distance <= name.len().max(nearest.len()) / 3 + 1).then(|| nearest.to_owned())
+    }
+}
+
+/// How many insertions, deletions and replacements turn one name into the other.
+fn edits(name: &[char], known: &str) -> usize {
+    let known: Vec<char> = known.chars().collect();
+    let mut row: Vec<usize> = (0..=known.len()).collect();
+    for (i, a) in name.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in known.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[known.len()]
+}

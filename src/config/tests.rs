@@ -1,0 +1,338 @@
+//! Strings that PyTorch accepts on purpose keep its meaning; everything else is refused in place.
+
+use quickcheck::{Arbitrary, Gen};
+
+use super::*;
+use crate::size::{GIB, MIB};
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, &KeyTable::default())
+}
+
+fn settings(text: &str) -> Settings {
+    parse(text).unwrap().settings().clone()
+}
+
+fn divisions(text: &str) -> [u64; 16] {
+    *settings(&format!("roundup_power2_divisions:{text}")).roundup.divisions()
+}
+
+/// The error of a text, as `byte: expected`.
+fn wrong(text: &str) -> String {
+    let error = parse(text).expect_err(text);
+    assert!(error.span.at + error.span.len <= text.len(), "{error:?}");
+    assert!(error.caret(text).contains('^'));
+    format!("{}: {}", error.span.at, error.expected)
+}
+
+#[test]
+fn every_key_is_understood() {
+    let s = settings(
+        "backend:native, large_segment_size_mb:32, max_split_size_mb:64,\
+         max_non_split_rounding_mb:40,garbage_collection_threshold:0.8,expandable_segments:True,\
+         release_lock_on_cudamalloc:True,graph_capture_record_stream_reuse:True,\
+         per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True,\
+         expandable_segments_reserve:40G,expandable_segments_reserve_by_class:[a:0.25,b:8g],\
+         pinned_use_background_threads:True,pinned_max_round_threshold_mb:0,\
+         pinned_max_cached_size_mb:7,pinned_use_cuda_host_register:True,\
+         pinned_num_register_threads:8,pinned_reserve_segment_size_mb:16,\
+         pinned_free_catch_all:True,compat:pytorch",
+    );
+    assert_eq!(s.large_segment_bytes, 32 * MIB);
+    assert_eq!(s.max_split_bytes, Some(64 * MIB));
+    assert_eq!(s.non_split_rounding_bytes(), 40 * MIB);
+    assert_eq!(s.garbage_collection_threshold, Some(0.8));
+    assert_eq!(s.per_process_memory_fraction, 0.5);
+    assert_eq!(s.expandable_reserve, Some(Reserve::Bytes(40 * GIB)));
+    let classes =
+        [("a".to_owned(), Reserve::Fraction(0.25)), ("b".to_owned(), Reserve::Bytes(8 * GIB))];
+    assert_eq!(s.expandable_reserve_by_class, classes);
+    assert_eq!(s.pinned.max_round_threshold_bytes, Some(0));
+    assert_eq!(s.pinned.register_threads, 8);
+    assert!(s.expandable_segments && s.release_lock_on_device_allocate && s.throw_on_device_oom);
+    assert_eq!(s.compat, Compat::PyTorch);
+}
+
+#[test]
+fn aliases_quotes_white_space_and_a_trailing_comma_are_accepted() {
+    assert!(settings("release_lock_on_hipmalloc:True").release_lock_on_device_allocate);
+    assert!(settings("pinned_use_hip_host_register:True").pinned.use_host_register);
+    assert_eq!(settings("backend:hipMallocAsync").backend, "cudaMallocAsync");
+    assert_eq!(settings("backend:mine-2").backend, "mine-2");
+    assert_eq!(settings(" max_split_size_mb : \"40\" , ").max_split_bytes, Some(40 * MIB));
+    assert!(settings("expandable_segments:TRUE").expandable_segments, "an extension");
+    assert_eq!(settings(""), Settings::default());
+    assert_eq!(settings(" \t"), Settings::default());
+}
+
+#[test]
+fn divisions_follow_the_reference() {
+    let filled = |parts: &[(std::ops::Range<usize>, u64)]| {
+        let mut all = [0; 16];
+        parts.iter().for_each(|(range, d)| all[range.clone()].fill(*d));
+        all
+    };
+    assert_eq!(divisions("4"), [4; 16]);
+    assert_eq!(divisions("[64:8,256:4,>:2]"), filled(&[(0..7, 8), (8..9, 4), (9..16, 2)]));
+    assert_eq!(divisions("[64:8,512:4]"), filled(&[(0..7, 8), (9..10, 4)]));
+    assert_eq!(divisions("[131072:2]"), [2; 16]);
+    assert_eq!(divisions("[]"), [0; 16]);
+    assert_eq!(divisions("[>:4]"), filled(&[(1..16, 4)]));
+    assert_eq!(divisions("[>:8,64:4]"), filled(&[(0..7, 4), (7..16, 8)]));
+    assert_eq!(divisions("[512:8,64:4]"), filled(&[(0..10, 8), (6..7, 4)]));
+    assert_eq!(divisions("[32768:2,>:4]"), [2; 16]);
+    let list = "[64:8,128:2,256:4,512:2,1024:4,>:1]";
+    assert_eq!(&divisions(list)[5..12], &[8, 8, 2, 4, 2, 4, 1]);
+}
+
+#[test]
+fn ranges_are_checked_against_the_large_segment_wherever_it_stands() {
+    assert_eq!(wrong("max_split_size_mb:19"), "18: a whole number >= 20");
+    assert_eq!(settings("max_split_size_mb:20").max_split_bytes, Some(20 * MIB));
+    assert_eq!(wrong("max_split_size_mb:20,large_segment_size_mb:64"), "18: a whole number >= 64");
+    assert_eq!(wrong("max_non_split_rounding_mb:19"), "26: a whole number >= 20");
+    assert_eq!(wrong("large_segment_size_mb:10"), "22: a whole number > 10");
+    let large = parse("large_segment_size_mb:64").unwrap();
+    let error = large.updated("max_split_size_mb:20", &KeyTable::default()).unwrap_err();
+    assert_eq!(error.to_string(), "max_split_size_mb: expected a whole number >= 64 (byte 18)");
+}
+
+#[test]
+fn sloppy_strings_are_refused_where_they_are_wrong() {
+    for (text, expected) in [
+        ("max_split_size_mb,40", "17: a colon and a value behind the key"),
+        ("max_split_size_mb 40", "18: a colon and a value behind the key"),
+        ("max split_size_mb:40", "0: a known key"),
+        ("max_split_size_mb:40 expandable_segments:True", "21: a comma before the next key"),
+        ("max_split_size_mb:40x", "18: a whole number >= 20"),
+        ("max_split_size_mb:40.9", "18: a whole number >= 20"),
+        ("max_split_size_mb:-1", "18: a whole number >= 20"),
+        ("max_split_size_mb:+40", "18: a whole number >= 20"),
+        ("max_split_size_mb:18446744073709551616", "18: a whole number >= 20"),
+        ("max_split_size_mb:[40]", "18: a whole number >= large_segment_size_mb"),
+        ("expandable_segments", "19: a colon and a value behind the key"),
+        ("expandable_segments:", "20: a value"),
+        ("expandable_segments:,", "20: a value"),
+        ("expandable_segments:none", "20: True or False"),
+        ("expandable_segments:1", "20: True or False"),
+        (",", "0: a key"),
+        (",expandable_segments:True", "0: a key"),
+        ("expandable_segments:True,,", "25: a key"),
+        ("expandable_segments:True;max_split_size_mb:40", "42: a comma before the next key"),
+        ("garbage_collection_threshold:1.2", "29: a number between 0 and 1"),
+        ("garbage_collection_threshold:0", "29: a number between 0 and 1"),
+        ("garbage_collection_threshold:nan", "29: a number between 0 and 1"),
+        ("garbage_collection_threshold:0.5x", "29: a number between 0 and 1"),
+        ("per_process_memory_fraction:1.1", "28: a number from 0 to 1"),
+        ("per_process_memory_fraction:-0.1", "28: a number from 0 to 1"),
+        ("per_process_memory_fraction:inf", "28: a number from 0 to 1"),
+        ("roundup_power2_divisions:3", "25: a power of two, or [MiB:divisions,...,>:divisions]"),
+        ("roundup_power2_divisions:0", "25: a power of two, or [MiB:divisions,...,>:divisions]"),
+        ("roundup_power2_divisions:[64:3]", "29: 0 or a power of two as divisions"),
+        ("roundup_power2_divisions:[63:2]", "26: a power of two of MiB, or >"),
+        ("roundup_power2_divisions:[64:2", "25: a closing bracket for this one"),
+        ("roundup_power2_divisions:[128:8,2048:8>:2]", "39: a comma or a closing bracket"),
+        ("roundup_power2_divisions:[64]", "26: a power of two, or [MiB:divisions,...,>:divisions]"),
+        ("pinned_num_register_threads:1024", "28: a power of two from 1 to 128"),
+        ("pinned_num_register_threads:0", "28: a power of two from 1 to 128"),
+        ("pinned_reserve_segment_size_mb:0", "31: a whole number of MiB > 0"),
+        ("expandable_segments_reserve:abc", "28: a positive fraction, or gibibytes as in 40G"),
+        ("expandable_segments_reserve:G", "28: a positive fraction, or gibibytes as in 40G"),
+        ("expandable_segments_reserve:-1", "28: a positive fraction, or gibibytes as in 40G"),
+        ("expandable_segments_reserve:0", "28: a positive fraction, or gibibytes as in 40G"),
+        ("backend:\"a b\"", "8: a strategy's name"),
+        ("backend:\"native", "8: a closing double quote"),
+        ("default", "0: a known key"),
+        ("foo:1,bar:2", "0: a known key"),
+    ] {
+        assert_eq!(wrong(text), expected, "{text}");
+    }
+    assert_eq!(
+        settings("expandable_segments_reserve:1e20G").expandable_reserve,
+        Some(Reserve::Bytes(u64::MAX))
+    );
+}
+
+#[test]
+fn unknown_keys_are_answered_with_the_nearest_known_one() {
+    for (text, nearest) in [
+        ("expandable_segment:True", Some("expandable_segments")),
+        ("Max_Split_Size_MB:40", Some("max_split_size_mb")),
+        ("roundup_power2_division:4", Some("roundup_power2_divisions")),
+        ("completely_different:1", None),
+        ("page_size:2", None),
+    ] {
+        assert_eq!(parse(text).unwrap_err().nearest.as_deref(), nearest, "{text}");
+    }
+    let table = KeyTable::default().with_extra("arena_bytes");
+    let error = Config::parse("arena_byte:1", &table).unwrap_err();
+    assert_eq!(error.nearest.as_deref(), Some("arena_bytes"));
+}
+
+#[test]
+fn a_caret_stands_under_the_wrong_word() {
+    let text = "backend:native,expandable_segmets:True";
+    let error = parse(text).unwrap_err();
+    assert_eq!(error.caret(text), format!("{text}\n{}{}", " ".repeat(15), "^".repeat(18)));
+    let long = format!("{}x:1", "expandable_segments:True,".repeat(40));
+    let error = parse(&long).unwrap_err();
+    assert!(error.caret(&long).lines().all(|line| line.chars().count() < 140));
+    let odd = "b\u{1b}ackend:ü,\u{0}";
+    assert!(!parse(odd).unwrap_err().caret(odd).contains('\u{1b}'));
+}
+
+#[test]
+fn what_a_text_does_not_mention_is_reset_or_sticks() {
+    let table = KeyTable::default();
+    let all = "max_split_size_mb:40,roundup_power2_divisions:4,garbage_collection_threshold:0.5,\
+               max_non_split_rounding_mb:30,large_segment_size_mb:24,expandable_segments:True,\
+               release_lock_on_cudamalloc:True,compat:pytorch";
+    let later = parse(all).unwrap().updated("", &table).unwrap();
+    let s = later.settings();
+    assert_eq!((s.max_split_bytes, s.garbage_collection_threshold), (None, None));
+    assert_eq!(s.roundup, Settings::default().roundup);
+    assert_eq!(s.non_split_rounding_bytes(), 24 * MIB, "the large segment's size");
+    assert!(s.expandable_segments && s.release_lock_on_device_allocate);
+    assert_eq!(s.compat, Compat::PyTorch);
+    assert_eq!(later.origin("expandable_segments"), Origin::Earlier);
+    assert_eq!(later.origin("max_split_size_mb"), Origin::Default);
+}
+
+#[test]
+fn a_text_that_fails_changes_nothing() {
+    let before = parse("max_split_size_mb:40").unwrap();
+    let copy = before.clone();
+    assert!(before.updated("max_split_size_mb:60,foo:1", &KeyTable::default()).is_err());
+    assert_eq!(before, copy);
+}
+
+#[test]
+fn the_last_of_repeated_keys_counts_and_is_warned_about() {
+    let config = parse("max_split_size_mb:40,max_split_size_mb:50").unwrap();
+    assert_eq!(config.settings().max_split_bytes, Some(50 * MIB));
+    let key = "max_split_size_mb".to_owned();
+    assert_eq!(config.warnings(), [ConfigWarning::Repeated { key, earlier_at: 0, last_at: 21 }]);
+    assert_eq!(config.origin("max_split_size_mb"), Origin::Text { at: 21 });
+}
+
+#[test]
+fn users_keys_are_handed_on_as_text() {
+    let table = KeyTable::default().with_extra("layers").with_extra("library");
+    let text = "backend:mine,layers:[limit:8GiB,track],library:\"/a,b:c\"";
+    let config = Config::parse(text, &table).unwrap();
+    let extra = &config.settings().extra;
+    assert_eq!(extra[0], ("layers".to_owned(), "[limit:8GiB,track]".to_owned()));
+    assert_eq!(extra[1], ("library".to_owned(), "/a,b:c".to_owned()));
+    let deep = format!("layers:{}", "[".repeat(100_000));
+    assert!(Config::parse(&deep, &table).is_err());
+}
+
+#[test]
+fn settings_far_from_the_defaults_are_told_back_as_they_are() {
+    for text in [
+        "large_segment_size_mb:64",
+        "max_non_split_rounding_mb:20",
+        "max_non_split_rounding_mb:99999999999999999",
+        "pinned_reserve_segment_size_mb:99999999999999999",
+        "expandable_segments_reserve:0.00000000001G",
+        "roundup_power2_divisions:[64:8,256:4,>:2],compat:pytorch,backend:mine",
+        "expandable_segments_reserve_by_class:[a:0.25,b:8g]",
+    ] {
+        let config = parse(text).unwrap();
+        let again = parse(&config.to_text()).unwrap();
+        assert_eq!(again.settings(), config.settings(), "{text} as {}", config.to_text());
+    }
+    let long = format!("{}:1", "x".repeat(60_000));
+    assert!(parse(&long).unwrap_err().to_string().len() < 200);
+}
+
+#[test]
+fn the_first_variable_that_is_set_counts() {
+    let table = KeyTable::default();
+    let lookup = |name: &str| match name {
+        "PYTORCH_CUDA_ALLOC_CONF" => Some("max_split_size_mb:40".to_owned()),
+        "PYTORCH_ALLOC_CONF" => Some("max_split_size_mb:50".to_owned()),
+        _ => None,
+    };
+    let found = from_environment(&table, lookup).unwrap();
+    assert_eq!(found.source.as_ref().unwrap().0, "PYTORCH_CUDA_ALLOC_CONF");
+    assert_eq!(found.config.settings().max_split_bytes, Some(40 * MIB));
+    assert_eq!(found.config.warnings().len(), 1);
+    let own = from_environment(&table, |name| {
+        if name == "ALLOC_CONF" { Some(String::new()) } else { lookup(name) }
+    });
+    assert_eq!(own.unwrap().config.settings(), &Settings::default());
+    let bad = from_environment(&table, |_| Some("foo:1".to_owned())).unwrap_err();
+    assert_eq!(bad.variable, "ALLOC_CONF");
+}
+
+#[test]
+fn what_has_no_effect_is_said() {
+    let config = parse(
+        "max_non_split_rounding_mb:30,pinned_num_register_threads:2,\
+         garbage_collection_threshold:0.5,expandable_segments_reserve:0.5",
+    );
+    let rows = config.unwrap().explain();
+    let note = |key: &str| rows.iter().find(|row| row.key == key).unwrap().note.clone();
+    assert!(note("max_non_split_rounding_mb").contains("max_split_size_mb only"));
+    assert!(note("pinned_num_register_threads").contains("not yet acted on"));
+    assert!(note("garbage_collection_threshold").contains("memory limit"));
+    assert!(note("expandable_segments_reserve").contains("expandable_segments:True only"));
+    assert_eq!(rows.len(), BUILT_IN.len());
+}
+
+/// Text made of what configuration strings are made of.
+#[derive(Clone, Debug)]
+struct Plausible(String);
+
+impl Arbitrary for Plausible {
+    fn arbitrary(g: &mut Gen) -> Self {
+        let parts = [
+            ",",
+            ":",
+            "[",
+            "]",
+            "\"",
+            " ",
+            "True",
+            "False",
+            "40",
+            "-1",
+            "0.5",
+            ">",
+            "ü",
+            "\u{0}",
+            "64:8",
+            "max_split_size_mb:40",
+            "roundup_power2_divisions:[",
+            "backend:native,",
+        ];
+        let names: Vec<&str> = BUILT_IN.iter().map(|key| key.name).chain(parts).collect();
+        let count = usize::arbitrary(g) % 12;
+        Self((0..count).map(|_| *g.choose(&names).unwrap()).collect())
+    }
+}
+
+quickcheck::quickcheck! {
+    fn no_text_panics_and_errors_lie_inside_it(text: String) -> bool {
+        check_any(&text)
+    }
+
+    fn no_plausible_text_panics(text: Plausible) -> bool {
+        check_any(&text.0)
+    }
+}
+
+fn check_any(text: &str) -> bool {
+    match parse(text) {
+        Ok(config) => {
+            let again = parse(&config.to_text()).expect("what is told back can be read");
+            assert_eq!(again.settings(), config.settings());
+        }
+        Err(error) => {
+            assert!(error.span.at + error.span.len <= text.len().max(1));
+            let _ = (error.to_string(), error.caret(text));
+        }
+    }
+    true
+}

@@ -1,0 +1,290 @@
+//! Expandable segments: one reservation of address space, mapped page by page.
+//!
+//! A reservation is a chain of blocks like a segment, some of which are unmapped. Growing maps whole
+//! pages at the lowest gap that is long enough together with the free blocks beside it; shrinking
+//! unmaps the whole pages inside a free block. Here is bookkeeping only: the owner calls the driver
+//! between [`Heap::plan_growth`] and [`Heap::mapped`], and takes back what the driver refused.
+//!
+//! Source of the order of choices: PyTorch's expandable segments.
+
+use std::collections::BTreeMap;
+
+use super::edit::FitRules;
+use super::{BlockState, Heap, Slot};
+use crate::size::{PoolKind, align_down, align_up};
+
+/// A range of address space of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Where it starts.
+    pub address: u64,
+    /// Its size, a multiple of the page.
+    pub size_bytes: u64,
+    /// How much is mapped at once.
+    pub page_bytes: u64,
+    /// Its kind.
+    pub kind: PoolKind,
+}
+
+/// A run of whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// The block that holds them.
+    pub slot: Slot,
+    /// Where they start.
+    pub address: u64,
+    /// How long they are.
+    pub size_bytes: u64,
+    /// The reservation they are part of.
+    pub reservation: u16,
+}
+
+/// The next step of growing a block to a wanted size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growing {
+    /// The free block at this slot is large enough.
+    Enough(Slot),
+    /// Pages to map first.
+    Map(PageRun),
+    /// No gap is long enough: another reservation is needed.
+    NoRoom,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Expandable {
+    /// Unmapped blocks by address, for each kind.
+    gaps: [BTreeMap<u64, Slot>; 2],
+    /// Reservations by number; a number is reused when its reservation has gone.
+    reservations: Vec<Option<Reservation>>,
+}
+
+impl Expandable {
+    pub(super) fn gap_at(&self, kind: PoolKind, address: u64) -> Option<Slot> {
+        self.gaps[kind.index()].get(&address).copied()
+    }
+
+    pub(super) fn gap_count(&self) -> usize {
+        self.gaps.iter().map(BTreeMap::len).sum()
+    }
+}
+
+impl Heap {
+    /// Best fit where the smallest block that is large enough is part of an expandable segment: a
+    /// closed hole is preferred to a block at a growing edge.
+    #[cold]
+    pub(super) fn best_fit_among_expandable(
+        &self,
+        first: Slot,
+        rounded_bytes: u64,
+        rules: &FitRules,
+    ) -> Option<Slot> {
+        let mut slot = first;
+        while self.slab.get(slot).is_expandable() {
+            let next = self.next_after(slot);
+            if rules.expandable {
+                match next {
+                    Some(next) if self.reach(next) < self.reach(slot) => slot = next,
+                    _ => break,
+                }
+            } else {
+                slot = next?;
+            }
+        }
+        let block = self.slab.get(slot);
+        let exempt = block.is_expandable() && !rules.oversize_in_expandable;
+        (exempt || rules.allow(rounded_bytes, block.size_bytes)).then_some(slot)
+    }
+
+    /// How far a block could grow: its size and that of the gap behind it.
+    fn reach(&self, slot: Slot) -> u64 {
+        let block = self.slab.get(slot);
+        let behind = if block.next.is_none() { None } else { Some(self.slab.get(block.next)) };
+        let gap = behind.filter(|next| next.state == BlockState::Unmapped);
+        block.size_bytes + gap.map_or(0, |gap| gap.size_bytes)
+    }
+
+    /// Adds a reservation as one gap. `None` when there are as many as can be numbered.
+    pub fn add_reservation(&mut self, reservation: Reservation) -> Option<u16> {
+        let vacant = self.expandable.reservations.iter().position(Option::is_none);
+        let at = vacant.unwrap_or(self.expandable.reservations.len());
+        let number = u16::try_from(at).ok().filter(|n| *n != super::block::FIXED)?;
+        if at == self.expandable.reservations.len() {
+            self.expandable.reservations.push(None);
+        }
+        self.expandable.reservations[at] = Some(reservation);
+        let slot = self.slab.occupy();
+        let block = self.slab.get_mut(slot);
+        block.address = reservation.address;
+        block.size_bytes = reservation.size_bytes;
+        block.requested_bytes = 0;
+        block.birth = 0;
+        block.previous = Slot::NONE;
+        block.next = Slot::NONE;
+        block.kind = reservation.kind;
+        block.reservation = number;
+        block.state = BlockState::Unmapped;
+        self.expandable.gaps[reservation.kind.index()].insert(reservation.address, slot);
+        Some(number)
+    }
+
+    /// The reservation with a number.
+    #[must_use]
+    pub fn reservation(&self, number: u16) -> Option<Reservation> {
+        self.expandable.reservations.get(usize::from(number)).copied().flatten()
+    }
+
+    /// Where to find `bytes` of a kind by mapping: the free block before the lowest gap that is
+    /// long enough with all that is free or unmapped from there on, or that gap.
+    #[must_use]
+    pub fn room_for(&self, kind: PoolKind, bytes: u64) -> Option<Slot> {
+        self.expandable.gaps[kind.index()].values().copied().find_map(|gap| {
+            let before = self.slab.get(gap).previous;
+            let starts_before =
+                !before.is_none() && self.slab.get(before).state == BlockState::Free;
+            let start = if starts_before { before } else { gap };
+            let (mut sum, mut at) = (0u64, start);
+            while sum < bytes && !at.is_none() {
+                let block = self.slab.get(at);
+                if !matches!(block.state, BlockState::Free | BlockState::Unmapped) {
+                    break;
+                }
+                sum = sum.saturating_add(block.size_bytes);
+                at = block.next;
+            }
+            (sum >= bytes).then_some(start)
+        })
+    }
+
+    /// The next step of growing the block at `start` (from [`room_for`](Self::room_for), or what
+    /// [`mapped`](Self::mapped) returned) to `bytes`.
+    #[must_use]
+    pub fn plan_growth(&self, start: Slot, bytes: u64) -> Growing {
+        let block = self.slab.get(start);
+        if block.state == BlockState::Free && block.size_bytes >= bytes {
+            return Growing::Enough(start);
+        }
+        let (gap, missing) = if block.state == BlockState::Unmapped {
+            (start, bytes)
+        } else {
+            (block.next, bytes - block.size_bytes)
+        };
+        if gap.is_none() {
+            return Growing::NoRoom;
+        }
+        let gap_block = self.slab.get(gap);
+        let Some(reservation) = self.reservation(gap_block.reservation) else {
+            return Growing::NoRoom;
+        };
+        if gap_block.state != BlockState::Unmapped {
+            return Growing::NoRoom;
+        }
+        let wanted = align_up(missing.min(gap_block.size_bytes), reservation.page_bytes);
+        Growing::Map(PageRun {
+            slot: gap,
+            address: gap_block.address,
+            size_bytes: wanted.min(gap_block.size_bytes),
+            reservation: gap_block.reservation,
+        })
+    }
+
+    /// The pages at the front of a gap are mapped now: they are free, and joined with their free
+    /// neighbours. Returns the free block that holds them.
+    pub fn mapped(&mut self, run: PageRun, clock: u64) -> Slot {
+        let kind = self.slab.get(run.slot).kind;
+        debug_assert!(self.slab.get(run.slot).state == BlockState::Unmapped);
+        self.expandable.gaps[kind.index()].remove(&run.address);
+        let slot = if self.slab.get(run.slot).size_bytes > run.size_bytes {
+            let front = self.cut_front(run.slot, run.size_bytes);
+            let rest = self.slab.get_mut(run.slot);
+            let requested_bytes = std::mem::take(&mut rest.requested_bytes);
+            self.expandable.gaps[kind.index()].insert(rest.address, run.slot);
+            self.slab.get_mut(front).requested_bytes = requested_bytes;
+            front
+        } else {
+            run.slot
+        };
+        self.complete(slot, clock);
+        slot
+    }
+
+    /// The whole pages inside the free block at `slot`, if there are any.
+    #[must_use]
+    pub fn whole_pages(&self, slot: Slot) -> Option<PageRun> {
+        let block = self.slab.try_get(slot).filter(|block| block.state == BlockState::Free)?;
+        let reservation = self.reservation(block.reservation)?;
+        let (base, page) = (reservation.address, reservation.page_bytes);
+        let start = base + align_up(block.address - base, page);
+        let end = base + align_down(block.address + block.size_bytes - base, page);
+        (start < end).then(|| PageRun {
+            slot,
+            address: start,
+            size_bytes: end - start,
+            reservation: block.reservation,
+        })
+    }
+
+    /// Takes the free block at `slot` out of reach while its pages are unmapped. Either
+    /// [`unmapped`](Self::unmapped) or [`complete`](Self::complete) ends that.
+    pub fn hold(&mut self, slot: Slot) {
+        let block = self.slab.get(slot);
+        debug_assert!(block.state == BlockState::Free);
+        let kind = block.kind;
+        self.free[kind.index()].remove(&mut self.slab, slot);
+        self.slab.get_mut(slot).state = BlockState::Live;
+    }
+
+    /// The whole pages of a held block are unmapped now: they are a gap, joined with the gaps beside
+    /// it; what is left before and behind is free again. Returns the gap.
+    pub fn unmapped(&mut self, run: PageRun, clock: u64) -> Slot {
+        let block = self.slab.get(run.slot);
+        let (kind, address, end) = (block.kind, block.address, block.address + block.size_bytes);
+        // The gap remembers what was requested last, as PyTorch's does; what is left does not.
+        let requested_bytes = block.requested_bytes;
+        let mut slot = run.slot;
+        let mut left = [Slot::NONE; 2];
+        if address < run.address {
+            left[0] = self.cut_front(slot, run.address - address);
+        }
+        if run.address + run.size_bytes < end {
+            left[1] = slot;
+            slot = self.cut_front(slot, run.size_bytes);
+        }
+        let block = self.slab.get_mut(slot);
+        block.state = BlockState::Unmapped;
+        block.requested_bytes = requested_bytes;
+        for piece in left.into_iter().filter(|piece| !piece.is_none()) {
+            self.slab.get_mut(piece).requested_bytes = 0;
+            self.complete(piece, clock);
+        }
+        let (previous, next) = (self.slab.get(slot).previous, self.slab.get(slot).next);
+        for neighbour in [previous, next] {
+            if !neighbour.is_none() && self.slab.get(neighbour).state == BlockState::Unmapped {
+                let gone = self.slab.get(neighbour).address;
+                self.expandable.gaps[kind.index()].remove(&gone);
+                self.join(slot, neighbour);
+            }
+        }
+        let start = self.slab.get(slot).address;
+        self.expandable.gaps[kind.index()].insert(start, slot);
+        slot
+    }
+
+    /// Removes a reservation that is one gap. `None` when anything of it is mapped.
+    pub fn remove_reservation(&mut self, gap: Slot) -> Option<Reservation> {
+        let block = self.slab.get(gap);
+        if block.state != BlockState::Unmapped || block.is_split() {
+            return None;
+        }
+        let (kind, address, number) = (block.kind, block.address, block.reservation);
+        let reservation = self.expandable.reservations.get_mut(usize::from(number))?.take()?;
+        self.expandable.gaps[kind.index()].remove(&address);
+        self.slab.vacate(gap);
+        Some(reservation)
+    }
+
+    /// Every reservation there is, with its number.
+    pub fn reservations(&self) -> impl Iterator<Item = (u16, Reservation)> + '_ {
+        let numbered = (0..).zip(&self.expandable.reservations);
+        numbered.filter_map(|(number, reservation)| Some((number, (*reservation)?)))
+    }
+}

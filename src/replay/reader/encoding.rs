@@ -1,0 +1,186 @@
+//! What a file is, by its first bytes, and how it is unpacked.
+//!
+//! Several compressed members in a row are one file, as for `xz`, `gzip` and `zstd` themselves.
+//! Every decompressor here grows its window with its output, so a header that claims a large one
+//! costs nothing; its checksums are verified.
+
+use std::io::{self, BufReader, Cursor, Read};
+
+use flate2::read::MultiGzDecoder;
+use lzma_rust2::XzReader;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+use super::error::Failure;
+use super::input::Input;
+
+const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
+const GZIP_MAGIC: &[u8] = b"\x1f\x8b";
+const ZSTD_MAGIC: &[u8] = b"\x28\xb5\x2f\xfd";
+/// The first byte of a skippable frame varies in its low half; the other three are these.
+const ZSTD_SKIPPABLE_MAGIC: &[u8] = b"\x2a\x4d\x18";
+const MAGIC_BYTES: usize = 6;
+const FILE_BUFFER_BYTES: usize = 16 * 1024;
+
+/// The syntax of the decoded bytes.
+pub(super) enum Format {
+    Pickle,
+    Json,
+}
+
+/// The decoded bytes of a file. Reports the bytes taken from it to `progress`.
+pub(super) fn decoder<'a>(
+    bytes: impl Read + 'a,
+    progress: Option<&'a dyn Fn(u64)>,
+) -> Result<Box<dyn Read + 'a>, Failure> {
+    let counted = Counted { bytes, taken: 0, progress };
+    let mut file = BufReader::with_capacity(FILE_BUFFER_BYTES, counted);
+    let mut magic = Vec::with_capacity(MAGIC_BYTES);
+    (&mut file)
+        .take(MAGIC_BYTES as u64)
+        .read_to_end(&mut magic)
+        .map_err(|source| Failure::Read { at: 0, source })?;
+    let starts_with = |expected| magic.starts_with(expected);
+    let is_xz = starts_with(XZ_MAGIC);
+    let is_gzip = starts_with(GZIP_MAGIC);
+    let is_skippable = magic.first().is_some_and(|b| b & 0xf0 == 0x50)
+        && magic.get(1..4) == Some(ZSTD_SKIPPABLE_MAGIC);
+    let is_zstd = starts_with(ZSTD_MAGIC) || is_skippable;
+
+    let whole = Cursor::new(magic).chain(file);
+    Ok(if is_xz {
+        Box::new(XzReader::new(whole, true))
+    } else if is_gzip {
+        Box::new(MultiGzDecoder::new(whole))
+    } else if is_zstd {
+        Box::new(ZstdFrames::new(whole))
+    } else {
+        Box::new(whole)
+    })
+}
+
+/// What the decoded bytes are. Skips white space and a byte order mark before JSON.
+pub(super) fn format(input: &mut Input<'_>) -> Result<Format, Failure> {
+    loop {
+        let at = input.offset();
+        let at_hand = input.peek()?;
+        match at_hand {
+            [0x80, ..] => return Ok(Format::Pickle),
+            [b'{' | b'[', ..] => return Ok(Format::Json),
+            [b' ' | b'\t' | b'\r' | b'\n', ..] => input.consume(1),
+            [0xef, 0xbb, 0xbf, ..] if at == 0 => input.consume(3),
+            _ => {
+                return Err(Failure::Unknown { found: describe(at_hand) });
+            }
+        }
+    }
+}
+
+fn describe(first: &[u8]) -> String {
+    if first.is_empty() {
+        return "it is empty".to_owned();
+    }
+    let bytes: Vec<String> = first.iter().take(8).map(|b| format!("{b:02x}")).collect();
+    let bytes = bytes.join(" ");
+    if first.starts_with(b"PK\x03\x04") {
+        format!("it is a zip archive, as torch.save writes ({bytes})")
+    } else {
+        format!("it starts with the bytes {bytes}")
+    }
+}
+
+/// Tells how far the file was read.
+struct Counted<'a, R> {
+    bytes: R,
+    taken: u64,
+    progress: Option<&'a dyn Fn(u64)>,
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.bytes.read(into)?;
+        self.taken += count as u64;
+        if let Some(progress) = self.progress {
+            progress(self.taken);
+        }
+        Ok(count)
+    }
+}
+
+/// Frames of zstd, one after the other; skippable ones are skipped.
+struct ZstdFrames<R> {
+    source: R,
+    /// The frame that is being decoded. Each gets a new decoder: a reset one would allocate the
+    /// window that the next header claims.
+    frame: Option<FrameDecoder>,
+}
+
+impl<R: Read> ZstdFrames<R> {
+    fn new(source: R) -> Self {
+        Self { source, frame: None }
+    }
+
+    /// Opens the next frame; false at the end of the file.
+    fn open(&mut self) -> io::Result<bool> {
+        let mut first = [0];
+        loop {
+            if read_one(&mut self.source, &mut first)? == 0 {
+                return Ok(false);
+            }
+            let mut decoder = FrameDecoder::new();
+            match decoder.init(first.as_slice().chain(&mut self.source)) {
+                Ok(()) => {
+                    self.frame = Some(decoder);
+                    return Ok(true);
+                }
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let length = u64::from(length);
+                    let skipped = io::copy(&mut (&mut self.source).take(length), &mut io::sink())?;
+                    if skipped < length {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(e) => return Err(io::Error::other(e)),
+            }
+        }
+    }
+}
+
+impl<R: Read> Read for ZstdFrames<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.frame.is_none() && !self.open()? {
+                return Ok(0);
+            }
+            let Some(frame) = &mut self.frame else {
+                return Ok(0);
+            };
+            while frame.can_collect() == 0 && !frame.is_finished() {
+                frame
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
+                    .map_err(io::Error::other)?;
+            }
+            let count = frame.read(into)?;
+            if count > 0 || into.is_empty() {
+                return Ok(count);
+            }
+            let expected = frame.get_checksum_from_data();
+            if expected.is_some() && expected != frame.get_calculated_checksum() {
+                return Err(io::Error::other("the checksum of a zstd frame is wrong"));
+            }
+            self.frame = None;
+        }
+    }
+}
+
+fn read_one(source: &mut impl Read, into: &mut [u8; 1]) -> io::Result<usize> {
+    loop {
+        match source.read(into) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}

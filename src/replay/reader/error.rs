@@ -1,0 +1,169 @@
+//! Why a recording could not be read, as data: which file, where in it, what was expected.
+//!
+//! Inner layers do not know the file's name; they return a [`Failure`], which the entrance turns
+//! into a [`TraceError`].
+
+use std::io;
+
+/// A recording that could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The file could not be opened.
+    #[error("{file}: cannot be opened: {source}")]
+    Open {
+        /// The file.
+        file: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The bytes could not be read or unpacked.
+    #[error("{file}: cannot be read beyond decoded byte {at}: {source}")]
+    Read {
+        /// The file.
+        file: String,
+        /// Bytes decoded before.
+        at: u64,
+        /// Why: the device's answer, or what is wrong in the compressed data.
+        source: io::Error,
+    },
+    /// The first bytes are those of no format that is read here.
+    #[error(
+        "{file}: expected a pickle of protocol 2 to 5 or JSON, plain or in xz, gzip or zstd; \
+         {found} (the name does not count)"
+    )]
+    Unknown {
+        /// The file.
+        file: String,
+        /// What the file starts with.
+        found: String,
+    },
+    /// More bytes than [`Limits`](super::Limits) allow.
+    #[error("{file}: holds more than {limit_bytes} decoded bytes, the limit")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// The pickle breaks its own rules or does what none should.
+    #[error("{file}: {problem} (decoded byte {at})")]
+    Pickle {
+        /// The file.
+        file: String,
+        /// Offset of the opcode in the decoded bytes.
+        at: u64,
+        /// What is wrong.
+        problem: PickleProblem,
+    },
+    /// Not JSON, cut off, or nested too deeply.
+    #[error("{file}: {problem} (decoded byte {at}, in {path})")]
+    Json {
+        /// The file.
+        file: String,
+        /// Offset in the decoded bytes.
+        at: u64,
+        /// Where in the snapshot, as `device_traces[0][17].size`.
+        path: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Well formed, but not a snapshot.
+    #[error("{file}: {path}: {mismatch}")]
+    Content {
+        /// The file.
+        file: String,
+        /// Where in the snapshot, as `device_traces[0][17].size`.
+        path: String,
+        /// What was expected there and what was found.
+        mismatch: Mismatch,
+    },
+}
+
+/// What was expected and what was found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {expected}, found {found}")]
+pub struct Mismatch {
+    /// What the format asks for.
+    pub expected: &'static str,
+    /// What the file says.
+    pub found: String,
+}
+
+impl Mismatch {
+    pub(super) fn new(expected: &'static str, found: impl Into<String>) -> Self {
+        Self { expected, found: found.into() }
+    }
+}
+
+/// What is wrong with a pickle.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PickleProblem {
+    /// It would name, build or fetch an object.
+    #[error("opcode {0} would construct an object and is refused")]
+    Constructs(&'static str),
+    /// A known opcode that snapshots do not use.
+    #[error("opcode {0} is not used in snapshots and is refused")]
+    Unsupported(&'static str),
+    /// Not an opcode.
+    #[error("byte {0:#04x} is not a pickle opcode")]
+    NoOpcode(u8),
+    /// A protocol other than 2 to 5.
+    #[error("pickle protocol {0}, expected 2 to 5")]
+    Protocol(u8),
+    /// The file stops before the pickle does.
+    #[error("the pickle is cut off")]
+    Ends,
+    /// Bytes follow the end.
+    #[error("bytes follow the end of the pickle")]
+    Trailing,
+    /// The stack does not hold what the opcode needs.
+    #[error("opcode {opcode} expects {expected} on the stack")]
+    Stack {
+        /// The opcode.
+        opcode: &'static str,
+        /// What it needs.
+        expected: &'static str,
+    },
+    /// A length below zero.
+    #[error("a negative length")]
+    NegativeLength,
+    /// A reference to something that was never remembered.
+    #[error("memo entry {0} was never stored")]
+    Memo(u32),
+    /// Marks without end.
+    #[error("more than {0} marks are open at once, the limit")]
+    Nesting(usize),
+    /// Values without end.
+    #[error("more than {0} values, the limit")]
+    Values(u64),
+    /// Far more small values than a recording has.
+    #[error("needs more than {} times the decoded bytes of memory", super::MEMORY_FACTOR)]
+    Memory,
+}
+
+/// A [`TraceError`] that does not know its file yet.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Read { at: u64, source: io::Error },
+    Unknown { found: String },
+    TooLarge { limit_bytes: u64 },
+    Pickle { at: u64, problem: PickleProblem },
+    Json { at: u64, path: String, problem: String },
+    Content { path: String, mismatch: Mismatch },
+}
+
+impl Failure {
+    pub(super) fn in_file(self, file: &str) -> TraceError {
+        let file = file.to_owned();
+        match self {
+            Self::Read { at, source } => TraceError::Read { file, at, source },
+            Self::Unknown { found } => TraceError::Unknown { file, found },
+            Self::TooLarge { limit_bytes } => TraceError::TooLarge { file, limit_bytes },
+            Self::Pickle { at, problem } => TraceError::Pickle { file, at, problem },
+            Self::Json { at, path, problem } => TraceError::Json { file, at, path, problem },
+            Self::Content { path, mismatch } => TraceError::Content { file, path, mismatch },
+        }
+    }
+}

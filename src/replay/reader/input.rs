@@ -1,0 +1,128 @@
+//! The decoded bytes, one after the other: counted, limited, never held as a whole.
+//!
+//! Both parsers read from here, so one place knows the offset for messages and stops a compressed
+//! bomb at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
+
+use std::io::{self, Read};
+
+use super::error::Failure;
+
+/// Small next to any recording, large next to a system call.
+const BUFFER_BYTES: usize = 16 * 1024;
+
+/// Decoded bytes on their way to a parser.
+pub(super) struct Input<'a> {
+    source: Box<dyn Read + 'a>,
+    buffer: Box<[u8]>,
+    /// The unread part of the buffer.
+    start: usize,
+    end: usize,
+    /// Decoded bytes before the buffer's first.
+    before: u64,
+    limit_bytes: u64,
+    /// What a parser that knows only `io::Error` must be told apart by later.
+    failure: Option<Failure>,
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(source: Box<dyn Read + 'a>, limit_bytes: u64) -> Self {
+        Self {
+            source,
+            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            before: 0,
+            limit_bytes,
+            failure: None,
+        }
+    }
+
+    /// How many decoded bytes were taken.
+    pub(super) fn offset(&self) -> u64 {
+        self.before + self.start as u64
+    }
+
+    /// The unread bytes at hand; empty only at the end.
+    pub(super) fn peek(&mut self) -> Result<&[u8], Failure> {
+        if self.start == self.end {
+            self.refill()?;
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// Takes `count` of the bytes that [`Self::peek`] showed.
+    pub(super) fn consume(&mut self, count: usize) {
+        debug_assert!(count <= self.end - self.start);
+        self.start += count;
+    }
+
+    /// The next byte, or `None` at the end.
+    #[inline]
+    pub(super) fn next_byte(&mut self) -> Result<Option<u8>, Failure> {
+        if self.start == self.end {
+            self.refill()?;
+            if self.start == self.end {
+                return Ok(None);
+            }
+        }
+        let byte = self.buffer[self.start];
+        self.start += 1;
+        Ok(Some(byte))
+    }
+
+    /// Fills `into`; false when the bytes end before.
+    pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<bool, Failure> {
+        let mut filled = 0;
+        while filled < into.len() {
+            let at_hand = self.peek()?;
+            if at_hand.is_empty() {
+                return Ok(false);
+            }
+            let count = at_hand.len().min(into.len() - filled);
+            into[filled..filled + count].copy_from_slice(&at_hand[..count]);
+            self.consume(count);
+            filled += count;
+        }
+        Ok(true)
+    }
+
+    /// The failure behind the last `io::Error` that the [`Read`] side returned.
+    pub(super) fn take_failure(&mut self) -> Option<Failure> {
+        self.failure.take()
+    }
+
+    fn refill(&mut self) -> Result<(), Failure> {
+        self.before += self.end as u64;
+        self.start = 0;
+        self.end = 0;
+        let at = self.before;
+        self.end = loop {
+            match self.source.read(&mut self.buffer) {
+                Ok(count) => break count.min(self.buffer.len()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(Failure::Read { at, source }),
+            }
+        };
+        if self.before + self.end as u64 > self.limit_bytes {
+            return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
+        }
+        Ok(())
+    }
+}
+
+impl Read for Input<'_> {
+    #[inline]
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let at_hand = match self.peek() {
+            Ok(at_hand) => at_hand,
+            Err(failure) => {
+                self.failure = Some(failure);
+                return Err(io::Error::other("see `take_failure`"));
+            }
+        };
+        let count = at_hand.len().min(into.len());
+        into[..count].copy_from_slice(&at_hand[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}

@@ -1,0 +1,46 @@
+//! The parts of a snapshot as they were read, put together into a [`Trace`] of one device.
+//!
+//! Segments come before the traces in a file, so which device is meant is known only at the end.
+
+use super::Limits;
+use super::fields::ListedSegment;
+use crate::history::SegmentLayout;
+use crate::replay::{Trace, TraceEvent};
+
+/// The parts.
+#[derive(Default)]
+pub(super) struct Parts {
+    pub(super) segments: Vec<ListedSegment>,
+    /// The events of the chosen device.
+    pub(super) events: Vec<TraceEvent>,
+    /// The chosen device, once one is known.
+    pub(super) device: Option<u32>,
+    pub(super) conf: String,
+}
+
+impl Parts {
+    /// The trace: segments of the device only, by address.
+    ///
+    /// A recording without events is about the first device that has segments.
+    pub(super) fn into_trace(self, limits: &Limits) -> Trace {
+        let first = || self.segments.iter().filter_map(|s| s.device).min();
+        let device = limits.device.or(self.device).or_else(first).unwrap_or_default();
+        let mut segments: Vec<SegmentLayout> = self
+            .segments
+            .into_iter()
+            .filter(|s| s.device.is_none_or(|d| d == device))
+            .map(|s| s.layout)
+            .collect();
+        segments.sort_unstable_by_key(|s| s.address);
+        Trace { events: self.events, segments, conf: self.conf, device }
+    }
+}
+
+/// Makes room for one more, by half of what is there: doubling would hold three times the content
+/// while it moves, and the readers promise six times the file for everything.
+pub(super) fn push_sparingly<T>(into: &mut Vec<T>, item: T) {
+    if into.len() == into.capacity() {
+        into.reserve_exact((into.len() / 2).max(1));
+    }
+    into.push(item);
+}

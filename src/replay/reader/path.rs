@@ -1,0 +1,47 @@
+//! Where in the snapshot a reader stands, for messages: `device_traces[0][17].size`.
+//!
+//! A step is pushed before something is read and popped after it was read well, so after a
+//! failure the path still leads there.
+
+use std::fmt;
+
+enum Step {
+    Key(&'static str),
+    Index(usize),
+}
+
+/// The steps from the top to where a reader stands.
+#[derive(Default)]
+pub(super) struct Path {
+    steps: Vec<Step>,
+}
+
+impl Path {
+    pub(super) fn enter_key(&mut self, key: &'static str) {
+        self.steps.push(Step::Key(key));
+    }
+
+    pub(super) fn enter_index(&mut self, index: usize) {
+        self.steps.push(Step::Index(index));
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.steps.pop();
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.steps.is_empty() {
+            return f.write_str("the snapshot");
+        }
+        for (i, step) in self.steps.iter().enumerate() {
+            match step {
+                Step::Key(key) if i == 0 => f.write_str(key)?,
+                Step::Key(key) => write!(f, ".{key}")?,
+                Step::Index(index) => write!(f, "[{index}]")?,
+            }
+        }
+        Ok(())
+    }
+}

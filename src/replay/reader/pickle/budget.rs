@@ -1,0 +1,81 @@
+//! What the reader of a pickle may hold, in proportion to the bytes decoded so far.
+//!
+//! All together may hold [`MEMORY_FACTOR`] times the decoded bytes. A decompressor's window is at
+//! most twice the output, three times while it grows; the machine gets the other half.
+
+use crate::replay::reader::MEMORY_FACTOR;
+
+/// Bytes that may be held however small the file is.
+const FREE_BYTES: u64 = 256 * 1024;
+/// The machine's share while a decompressor is at work beside it.
+const MACHINE_FACTOR: u64 = MEMORY_FACTOR / 2;
+
+/// More would be held than the decoded bytes allow.
+#[derive(Debug)]
+pub(super) struct OverBudget;
+
+/// Counts bytes held.
+#[derive(Debug)]
+pub(super) struct Budget {
+    held_bytes: u64,
+    allowed_bytes: u64,
+}
+
+impl Budget {
+    pub(super) fn new() -> Self {
+        Self { held_bytes: 0, allowed_bytes: FREE_BYTES }
+    }
+
+    /// Allows what `decoded_bytes` allow the machine.
+    pub(super) fn decoded(&mut self, decoded_bytes: u64) {
+        self.allowed_bytes = decoded_bytes * MACHINE_FACTOR + FREE_BYTES;
+    }
+
+    /// Allows what `decoded_bytes` allow when nothing else is held any more.
+    pub(super) fn decoded_and_dropped(&mut self, decoded_bytes: u64) {
+        self.allowed_bytes = decoded_bytes * MEMORY_FACTOR + FREE_BYTES;
+    }
+
+    /// Holds `bytes` more.
+    pub(super) fn charge(&mut self, bytes: u64) -> Result<(), OverBudget> {
+        let held = self.held_bytes.saturating_add(bytes);
+        if held > self.allowed_bytes {
+            return Err(OverBudget);
+        }
+        self.held_bytes = held;
+        Ok(())
+    }
+
+    /// An empty vector with room for `len` items and no more.
+    pub(super) fn vec_of<T>(&mut self, len: usize) -> Result<Vec<T>, OverBudget> {
+        self.charge((len as u64).saturating_mul(size_of::<T>() as u64))?;
+        let mut vec = Vec::new();
+        vec.try_reserve_exact(len).map_err(|_| OverBudget)?;
+        Ok(vec)
+    }
+
+    /// Room for `extra` more items. While a vector moves, both places are held.
+    #[inline]
+    pub(super) fn room<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
+        if vec.capacity() - vec.len() >= extra {
+            return Ok(());
+        }
+        self.grow(vec, extra)
+    }
+
+    #[cold]
+    fn grow<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
+        let size = size_of::<T>() as u64;
+        let old = vec.capacity();
+        let needed = vec.len().saturating_add(extra).max(64);
+        // By half if that fits, by an eighth near the limit.
+        let mut new = needed.max(old + old / 2);
+        if self.charge((new as u64).saturating_mul(size)).is_err() {
+            new = needed.max(old + old / 8);
+            self.charge((new as u64).saturating_mul(size))?;
+        }
+        vec.try_reserve_exact(new - vec.len()).map_err(|_| OverBudget)?;
+        self.held_bytes -= old as u64 * size;
+        Ok(())
+    }
+}

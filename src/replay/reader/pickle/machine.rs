@@ -1,0 +1,480 @@
+//! Runs a pickle: about forty opcodes, a stack, marks and a memo. Iterative throughout.
+//!
+//! Lengths are believed only as far as bytes arrive, numbers in the memo may be anything, and each
+//! growth asks the budget. An opcode that would construct an object ends the reading.
+
+use std::collections::HashMap;
+
+use super::budget::OverBudget;
+use super::heap::{Constant, Heap, Value, View};
+use super::opcode as op;
+use crate::replay::reader::Limits;
+use crate::replay::reader::error::{Failure, PickleProblem};
+use crate::replay::reader::input::Input;
+use crate::replay::reader::words::{WORD_MAX_BYTES, Word};
+
+/// What an entry of the sparse memo takes, with room for the table's load.
+const SPARSE_ENTRY_BYTES: u64 = 64;
+
+/// Runs the pickle and returns its values. Nothing may follow it.
+pub(in crate::replay::reader) fn parse(
+    input: &mut Input<'_>,
+    limits: &Limits,
+) -> Result<Heap, Failure> {
+    let mut machine = Machine {
+        input,
+        limits,
+        heap: Heap::new(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        dense: Vec::new(),
+        sparse: HashMap::new(),
+        values: 0,
+    };
+    machine.run()?;
+    let Machine { mut heap, input, .. } = machine;
+    let at = input.offset();
+    // Reading on to the end also verifies the checksum of a compressed file.
+    if !input.peek()?.is_empty() {
+        let problem = PickleProblem::Trailing;
+        return Err(Failure::Pickle { at, problem });
+    }
+    heap.decoded_bytes = at;
+    Ok(heap)
+}
+
+struct Machine<'m, 'i> {
+    input: &'m mut Input<'i>,
+    limits: &'m Limits,
+    heap: Heap,
+    stack: Vec<Value>,
+    /// Heights of the stack when a mark was set.
+    marks: Vec<usize>,
+    /// Memo entries 0, 1, 2, ...; picklers number them so.
+    dense: Vec<Value>,
+    /// Memo entries beyond the dense ones.
+    sparse: HashMap<u32, Value>,
+    values: u64,
+}
+
+/// What ends an opcode: its own problem, or the input's.
+enum Stop {
+    Problem(PickleProblem),
+    Input(Failure),
+}
+
+impl From<PickleProblem> for Stop {
+    fn from(problem: PickleProblem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl From<OverBudget> for Stop {
+    fn from(_: OverBudget) -> Self {
+        Self::Problem(PickleProblem::Memory)
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Input(failure)
+    }
+}
+
+fn misses(opcode: &'static str, expected: &'static str) -> Stop {
+    PickleProblem::Stack { opcode, expected }.into()
+}
+
+impl Machine<'_, '_> {
+    fn run(&mut self) -> Result<(), Failure> {
+        loop {
+            let at = self.input.offset();
+            self.heap.budget.decoded(at);
+            match self.step() {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(Stop::Problem(problem)) => return Err(Failure::Pickle { at, problem }),
+                Err(Stop::Input(failure)) => return Err(failure),
+            }
+        }
+    }
+
+    /// One opcode; false after the last.
+    fn step(&mut self) -> Result<bool, Stop> {
+        let [opcode] = self.bytes()?;
+        match opcode {
+            op::STOP => {
+                self.heap.root = self.pop("STOP")?;
+                return Ok(false);
+            }
+            op::PROTO => {
+                let [protocol] = self.bytes()?;
+                if !(2..=5).contains(&protocol) {
+                    return Err(PickleProblem::Protocol(protocol).into());
+                }
+            }
+            // Frames only help readers that buffer; ours does so itself.
+            op::FRAME => {
+                self.bytes::<8>()?;
+            }
+            op::MARK => self.mark()?,
+            op::POP => self.pop_any()?,
+            op::POP_MARK => {
+                let from = self.unmark("POP_MARK")?;
+                self.stack.truncate(from);
+            }
+            op::DUP => {
+                let top = self.top("DUP")?;
+                self.push(top)?;
+            }
+
+            op::NONE => self.push(Value::constant(Constant::None))?,
+            op::NEWTRUE => self.push(Value::constant(Constant::True))?,
+            op::NEWFALSE => self.push(Value::constant(Constant::False))?,
+            op::BINFLOAT => {
+                self.bytes::<8>()?;
+                self.push(Value::constant(Constant::Float))?;
+            }
+            op::BININT1 => {
+                let [n] = self.bytes()?;
+                self.push_int(n.into())?;
+            }
+            op::BININT2 => {
+                let n = u16::from_le_bytes(self.bytes()?);
+                self.push_int(n.into())?;
+            }
+            op::BININT => {
+                let n = i32::from_le_bytes(self.bytes()?);
+                self.push_int(n.into())?;
+            }
+            op::LONG1 => {
+                let [len] = self.bytes()?;
+                self.long(len.into())?;
+            }
+            op::LONG4 => {
+                let len = i32::from_le_bytes(self.bytes()?);
+                let len = u64::try_from(len).map_err(|_| PickleProblem::NegativeLength)?;
+                self.long(len)?;
+            }
+            op::SHORT_BINUNICODE | op::SHORT_BINBYTES => {
+                let [len] = self.bytes()?;
+                self.text_or_bytes(opcode, len.into())?;
+            }
+            op::BINUNICODE | op::BINBYTES => {
+                let len = u32::from_le_bytes(self.bytes()?);
+                self.text_or_bytes(opcode, len.into())?;
+            }
+            op::BINUNICODE8 | op::BINBYTES8 => {
+                let len = u64::from_le_bytes(self.bytes()?);
+                self.text_or_bytes(opcode, len)?;
+            }
+            _ => return self.step_structure(opcode),
+        }
+        Ok(true)
+    }
+
+    /// The opcodes of containers and the memo.
+    fn step_structure(&mut self, opcode: u8) -> Result<bool, Stop> {
+        match opcode {
+            op::EMPTY_TUPLE => self.push(Value::EMPTY_TUPLE)?,
+            op::TUPLE => {
+                let from = self.unmark("TUPLE")?;
+                self.tuple(from)?;
+            }
+            op::TUPLE1 => self.short_tuple("TUPLE1", 1)?,
+            op::TUPLE2 => self.short_tuple("TUPLE2", 2)?,
+            op::TUPLE3 => self.short_tuple("TUPLE3", 3)?,
+            op::EMPTY_LIST => {
+                let list = self.heap.list()?;
+                self.push(list)?;
+            }
+            op::EMPTY_DICT => {
+                let dict = self.heap.dict()?;
+                self.push(dict)?;
+            }
+            op::LIST => {
+                let from = self.unmark("LIST")?;
+                let list = self.heap.list()?;
+                self.append("LIST", list, from)?;
+                self.push(list)?;
+            }
+            op::DICT => {
+                let from = self.unmark("DICT")?;
+                let dict = self.heap.dict()?;
+                self.set_items("DICT", dict, from)?;
+                self.push(dict)?;
+            }
+            op::APPEND => {
+                let from = self.below("APPEND", 1)?;
+                self.append_to_top("APPEND", from)?;
+            }
+            op::APPENDS => {
+                let from = self.unmark("APPENDS")?;
+                self.append_to_top("APPENDS", from)?;
+            }
+            op::SETITEM => {
+                let from = self.below("SETITEM", 2)?;
+                self.set_items_of_top("SETITEM", from)?;
+            }
+            op::SETITEMS => {
+                let from = self.unmark("SETITEMS")?;
+                self.set_items_of_top("SETITEMS", from)?;
+            }
+
+            op::MEMOIZE => {
+                let top = self.top("MEMOIZE")?;
+                let entries = self.dense.len() + self.sparse.len();
+                let index = u32::try_from(entries).map_err(|_| PickleProblem::Memory)?;
+                self.remember(index, top)?;
+            }
+            op::BINPUT => {
+                let [index] = self.bytes()?;
+                let top = self.top("BINPUT")?;
+                self.remember(index.into(), top)?;
+            }
+            op::LONG_BINPUT => {
+                let index = u32::from_le_bytes(self.bytes()?);
+                let top = self.top("LONG_BINPUT")?;
+                self.remember(index, top)?;
+            }
+            op::BINGET => {
+                let [index] = self.bytes()?;
+                self.recall(index.into())?;
+            }
+            op::LONG_BINGET => {
+                let index = u32::from_le_bytes(self.bytes()?);
+                self.recall(index)?;
+            }
+            _ => {
+                let problem = if let Some(name) = op::named(op::CONSTRUCTING, opcode) {
+                    PickleProblem::Constructs(name)
+                } else if let Some(name) = op::named(op::UNSUPPORTED, opcode) {
+                    PickleProblem::Unsupported(name)
+                } else {
+                    PickleProblem::NoOpcode(opcode)
+                };
+                return Err(problem.into());
+            }
+        }
+        Ok(true)
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Stop> {
+        let mut bytes = [0; N];
+        for byte in &mut bytes {
+            *byte = self.input.next_byte()?.ok_or(PickleProblem::Ends)?;
+        }
+        Ok(bytes)
+    }
+
+    fn push(&mut self, value: Value) -> Result<(), Stop> {
+        self.values += 1;
+        if self.values > self.limits.values {
+            return Err(PickleProblem::Values(self.limits.values).into());
+        }
+        self.heap.budget.room(&mut self.stack, 1)?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn push_int(&mut self, number: i64) -> Result<(), Stop> {
+        let value = match u64::try_from(number) {
+            Ok(number) => self.heap.int(number)?,
+            Err(_) => Value::negative(number.unsigned_abs()),
+        };
+        self.push(value)
+    }
+
+    /// An integer of `len` bytes in two's complement, the low byte first.
+    fn long(&mut self, len: u64) -> Result<(), Stop> {
+        let mut low = [0_u8; 8];
+        let mut last = 0;
+        // What lies above the low eight bytes, if it is the same byte throughout.
+        let mut above = None;
+        let mut is_huge = false;
+        for i in 0..len {
+            [last] = self.bytes()?;
+            match low.get_mut(usize::try_from(i).unwrap_or(usize::MAX)) {
+                Some(place) => *place = last,
+                None => is_huge |= *above.get_or_insert(last) != last,
+            }
+        }
+        let is_negative = last >= 0x80;
+        let filler = if is_negative { 0xff } else { 0 };
+        for place in low.iter_mut().skip(usize::try_from(len).unwrap_or(8)) {
+            *place = filler;
+        }
+        let bits = u64::from_le_bytes(low);
+        is_huge |= above.is_some_and(|above| above != filler);
+        is_huge |= is_negative && !bits.cast_signed().is_negative();
+        let value = if is_huge {
+            Value::constant(Constant::Huge)
+        } else if is_negative {
+            Value::negative(bits.cast_signed().unsigned_abs())
+        } else {
+            self.heap.int(bits)?
+        };
+        self.push(value)
+    }
+
+    fn text_or_bytes(&mut self, opcode: u8, len: u64) -> Result<(), Stop> {
+        let is_text = matches!(opcode, op::SHORT_BINUNICODE | op::BINUNICODE | op::BINUNICODE8);
+        let mut short = [0; WORD_MAX_BYTES];
+        let value = match usize::try_from(len) {
+            Ok(len) if is_text && len <= WORD_MAX_BYTES => {
+                let short = &mut short[..len];
+                if !self.input.fill(short)? {
+                    return Err(PickleProblem::Ends.into());
+                }
+                match std::str::from_utf8(short).ok().and_then(Word::from_text) {
+                    Some(word) => Value::word(word),
+                    None => {
+                        let text = self.heap.start_text(len as u64)?;
+                        self.heap.push_bytes(short)?;
+                        text
+                    }
+                }
+            }
+            _ if is_text => {
+                let text = self.heap.start_text(len)?;
+                self.long_content(len, true)?;
+                text
+            }
+            _ => {
+                self.long_content(len, false)?;
+                Value::constant(Constant::Bytes)
+            }
+        };
+        self.push(value)
+    }
+
+    /// Takes `len` bytes as they come, and keeps them if they are a text.
+    fn long_content(&mut self, len: u64, keep: bool) -> Result<(), Stop> {
+        let mut left = len;
+        while left > 0 {
+            let at_hand = self.input.peek()?;
+            if at_hand.is_empty() {
+                return Err(PickleProblem::Ends.into());
+            }
+            let count = usize::try_from(left).map_or(at_hand.len(), |left| left.min(at_hand.len()));
+            if keep {
+                self.heap.push_bytes(&at_hand[..count])?;
+            }
+            self.input.consume(count);
+            self.heap.budget.decoded(self.input.offset());
+            left -= count as u64;
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<(), Stop> {
+        if self.marks.len() >= self.limits.nesting {
+            return Err(PickleProblem::Nesting(self.limits.nesting).into());
+        }
+        self.heap.budget.room(&mut self.marks, 1)?;
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    fn unmark(&mut self, opcode: &'static str) -> Result<usize, Stop> {
+        self.marks.pop().ok_or_else(|| misses(opcode, "a mark"))
+    }
+
+    /// Height of the stack below the last `count` values, which no mark may interrupt.
+    fn below(&self, opcode: &'static str, count: usize) -> Result<usize, Stop> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        let height = self.stack.len().checked_sub(count);
+        height.filter(|&height| height >= floor).ok_or_else(|| misses(opcode, "more values"))
+    }
+
+    fn top(&self, opcode: &'static str) -> Result<Value, Stop> {
+        self.below(opcode, 1).map(|at| self.stack[at])
+    }
+
+    fn pop(&mut self, opcode: &'static str) -> Result<Value, Stop> {
+        let top = self.top(opcode)?;
+        self.stack.pop();
+        Ok(top)
+    }
+
+    /// Pops a value, or a mark if that is on top.
+    fn pop_any(&mut self) -> Result<(), Stop> {
+        if self.marks.last() == Some(&self.stack.len()) {
+            self.marks.pop();
+            return Ok(());
+        }
+        self.pop("POP").map(|_| ())
+    }
+
+    fn short_tuple(&mut self, opcode: &'static str, count: usize) -> Result<(), Stop> {
+        let from = self.below(opcode, count)?;
+        self.tuple(from)
+    }
+
+    fn tuple(&mut self, from: usize) -> Result<(), Stop> {
+        let tuple = self.heap.tuple(&self.stack[from..])?;
+        self.stack.truncate(from);
+        self.push(tuple)
+    }
+
+    fn append_to_top(&mut self, opcode: &'static str, from: usize) -> Result<(), Stop> {
+        let list = self.under(opcode, from)?;
+        self.append(opcode, list, from)
+    }
+
+    fn set_items_of_top(&mut self, opcode: &'static str, from: usize) -> Result<(), Stop> {
+        let dict = self.under(opcode, from)?;
+        self.set_items(opcode, dict, from)
+    }
+
+    /// The value just below `from`, above the innermost mark.
+    fn under(&self, opcode: &'static str, from: usize) -> Result<Value, Stop> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        let at = from.checked_sub(1).filter(|&at| at >= floor);
+        at.map(|at| self.stack[at]).ok_or_else(|| misses(opcode, "a container"))
+    }
+
+    fn append(&mut self, opcode: &'static str, list: Value, from: usize) -> Result<(), Stop> {
+        let View::List(list) = self.heap.view(list) else {
+            return Err(misses(opcode, "a list"));
+        };
+        self.heap.append(list, &self.stack[from..])?;
+        self.stack.truncate(from);
+        Ok(())
+    }
+
+    fn set_items(&mut self, opcode: &'static str, dict: Value, from: usize) -> Result<(), Stop> {
+        let View::Dict(dict) = self.heap.view(dict) else {
+            return Err(misses(opcode, "a dictionary"));
+        };
+        let pairs = &self.stack[from..];
+        if !pairs.len().is_multiple_of(2) {
+            return Err(misses(opcode, "a value for each key"));
+        }
+        self.heap.set_items(dict, pairs)?;
+        self.stack.truncate(from);
+        Ok(())
+    }
+
+    fn remember(&mut self, index: u32, value: Value) -> Result<(), Stop> {
+        let place = index as usize;
+        if let Some(entry) = self.dense.get_mut(place) {
+            *entry = value;
+        } else if place == self.dense.len() && self.sparse.is_empty() {
+            self.heap.budget.room(&mut self.dense, 1)?;
+            self.dense.push(value);
+        } else {
+            if !self.sparse.contains_key(&index) {
+                self.heap.budget.charge(SPARSE_ENTRY_BYTES)?;
+            }
+            self.sparse.insert(index, value);
+        }
+        Ok(())
+    }
+
+    fn recall(&mut self, index: u32) -> Result<(), Stop> {
+        let dense = self.dense.get(index as usize);
+        let value = dense.or_else(|| self.sparse.get(&index)).copied();
+        self.push(value.ok_or(PickleProblem::Memo(index))?)
+    }
+}

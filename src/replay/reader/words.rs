@@ -1,0 +1,105 @@
+//! The words that a snapshot is made of: keys that are read and values that have a meaning.
+//!
+//! A word takes one byte or two where its text would take twenty; everything under another key is
+//! dropped. Source of the words: PyTorch's `torch.cuda.memory._snapshot`.
+
+macro_rules! words {
+    ($($word:ident = $text:literal,)*) => {
+        /// A word of the format. The keys come first.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub(super) enum Word { $($word,)* }
+
+        impl Word {
+            /// All words, in order.
+            pub(super) const ALL: &[Self] = &[$(Self::$word,)*];
+
+            /// The word as it is written.
+            pub(super) const fn text(self) -> &'static str {
+                match self { $(Self::$word => $text,)* }
+            }
+
+            /// The word that is written as `text`.
+            pub(super) fn from_text(text: &str) -> Option<Self> {
+                match text { $($text => Some(Self::$word),)* _ => None }
+            }
+        }
+    };
+}
+
+words! {
+    Segments = "segments",
+    DeviceTraces = "device_traces",
+    AllocatorSettings = "allocator_settings",
+    Conf = "PYTORCH_CUDA_ALLOC_CONF",
+    Action = "action",
+    Addr = "addr",
+    DeviceFree = "device_free",
+    Size = "size",
+    Stream = "stream",
+    PoolId = "pool_id",
+    SegmentPoolId = "segment_pool_id",
+    UserMetadata = "user_metadata",
+    Device = "device",
+    Address = "address",
+    TotalSize = "total_size",
+    SegmentType = "segment_type",
+    IsExpandable = "is_expandable",
+    Blocks = "blocks",
+    RequestedSize = "requested_size",
+    State = "state",
+    Alloc = "alloc",
+    FreeRequested = "free_requested",
+    FreeCompleted = "free_completed",
+    SegmentAlloc = "segment_alloc",
+    SegmentFree = "segment_free",
+    SegmentMap = "segment_map",
+    SegmentUnmap = "segment_unmap",
+    Oom = "oom",
+    Snapshot = "snapshot",
+    Annotate = "annotate",
+    UserDefined = "user_defined",
+    ActiveAllocated = "active_allocated",
+    ActivePendingFree = "active_pending_free",
+    ActiveAwaitingFree = "active_awaiting_free",
+    Inactive = "inactive",
+    Small = "small",
+    Large = "large",
+    EmptyCache = "empty_cache",
+    NotAvailable = "N/A",
+    Empty = "",
+}
+
+/// How many words are keys.
+pub(super) const KEYS: usize = Word::State as usize + 1;
+const _: () = assert!(KEYS <= 32, "a set of keys fits 32 bits");
+
+/// The longest word, in bytes.
+pub(super) const WORD_MAX_BYTES: usize = 32;
+
+impl Word {
+    /// Whether it is a key that is read.
+    pub(super) const fn is_key(self) -> bool {
+        (self as usize) < KEYS
+    }
+
+    /// The word at `index` of the list.
+    pub(super) fn at(index: u64) -> Option<Self> {
+        Self::ALL.get(usize::try_from(index).ok()?).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_found_by_its_text_and_fits() {
+        for (i, &word) in Word::ALL.iter().enumerate() {
+            assert_eq!(Word::from_text(word.text()), Some(word));
+            assert_eq!(Word::at(i as u64), Some(word));
+            assert!(word.text().len() <= WORD_MAX_BYTES);
+        }
+        assert_eq!(Word::from_text("frames"), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! The command line as a script sees it: fields, exit codes, carets, pipes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn trace(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.pickle.xz"))
+}
+
+fn stratalloc() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stratalloc"));
+    for variable in stratalloc::config::VARIABLES {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the program runs and writes text")
+}
+
+fn run(args: &[&str]) -> Output {
+    stratalloc().args(args).output().expect("the program runs and writes text")
+}
+
+#[test]
+fn verify_prints_every_field_and_succeeds() {
+    let path = trace("serve.default");
+    let output = run(&["replay", path.to_str().unwrap(), "--verify", "--repeat", "3", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let fields = "trace conf device allocations frees peak_requested_bytes peak_allocated_bytes \
+                  peak_reserved_bytes device_allocs device_frees retries ooms \
+                  empty_caches_inferred ns_per_op wall_s address_mismatches segment_mismatches \
+                  layout_mismatches first_mismatch";
+    let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names, fields.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(row["trace"], "serve.default");
+    assert_eq!(row["allocations"], 5050);
+    assert_eq!(row["peak_reserved_bytes"], 8_984_199_168u64);
+    assert!(row["ns_per_op"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_mismatch_ends_with_one() {
+    let path = trace("unet.frac045");
+    let output = run(&["replay", path.to_str().unwrap(), "--verify", "--memory-fraction", "0.05"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("first: at event"));
+}
+
+#[test]
+fn statistics_have_pytorchs_keys() {
+    let file = std::env::temp_dir().join(format!("stratalloc-cli-{}.json", std::process::id()));
+    let path = trace("resnet50.default");
+    let args = ["replay", path.to_str().unwrap(), "--verify", "--stats", file.to_str().unwrap()];
+    assert_eq!(run(&args).status.code(), Some(0));
+    let ours: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let recorded = path.with_file_name("resnet50.default.stats.json");
+    let recorded: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(recorded).unwrap()).unwrap();
+    for (key, value) in recorded.as_object().unwrap() {
+        assert_eq!(&ours[key], value, "{key}");
+    }
+}
+
+#[test]
+fn a_bad_string_gets_a_caret_and_two() {
+    for args in [
+        vec!["explain", "expandable_segmets:True"],
+        vec!["replay", "none", "--conf", "expandable_segmets:True"],
+        vec!["compare", "none", "--conf", "expandable_segmets:True"],
+        vec!["bench", "--conf", "expandable_segmets:True"],
+    ] {
+        // The trace must exist for a command that reads it before the string.
+        let path = trace("multistream.default");
+        let args: Vec<&str> = args
+            .into_iter()
+            .map(|a| if a == "none" { path.to_str().unwrap() } else { a })
+            .collect();
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains("did you mean expandable_segments?"), "{stderr}");
+        assert!(stderr.contains("\n^^^^^^^^^^^^^^^^^^"), "{stderr}");
+    }
+}
+
+#[test]
+fn unknown_words_end_with_two() {
+    assert_eq!(run(&["repaly"]).status.code(), Some(2));
+    assert_eq!(run(&["replay"]).status.code(), Some(2));
+    assert_eq!(run(&["bench", "--device", "abacus"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_missing_or_broken_file_is_named_and_ends_with_one() {
+    let output = run(&["replay", "no/such/file.pickle"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no/such/file.pickle"));
+    let here = file!();
+    let output =
+        run(&["replay", Path::new(env!("CARGO_MANIFEST_DIR")).join(here).to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!text(&output.stderr).contains("panicked"));
+}
+
+#[test]
+fn explain_lists_every_key_and_where_it_came_from() {
+    let output = stratalloc()
+        .arg("explain")
+        .env("ALLOC_CONF", "max_split_size_mb:40,max_split_size_mb:50")
+        .env("PYTORCH_ALLOC_CONF", "max_split_size_mb:60")
+        .output()
+        .unwrap();
+    let stdout = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout.starts_with("source: ALLOC_CONF\n"), "{stdout}");
+    for key in stratalloc::config::BUILT_IN {
+        assert!(stdout.lines().any(|line| line.starts_with(key.name)), "{}", key.name);
+    }
+    assert!(stdout.contains("max_split_size_mb stands at byte 0 and at byte 21"), "{stdout}");
+    assert!(stdout.contains("ALLOC_CONF and PYTORCH_ALLOC_CONF are both set and differ"));
+}
+
+#[test]
+fn compare_marks_the_best_and_prints_json() {
+    let path = trace("multistream.default");
+    let output = run(&["compare", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains('*'));
+    let output = run(&["compare", path.to_str().unwrap(), "--conf", "backend:native", "--json"]);
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(row["peak_reserved_bytes"], 2086u64 << 20);
+}
+
+#[test]
+fn a_recording_with_private_pools_replays_without_verification() {
+    let path = trace("cudagraph.default");
+    let output = run(&["replay", path.to_str().unwrap(), "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(row["allocations"], 673);
+}
+
+#[test]
+fn a_strategy_that_is_not_there_says_so() {
+    let path = trace("multistream.default");
+    for conf in ["backend:cudaMallocAsync", "backend:nobody"] {
+        let output = run(&["replay", path.to_str().unwrap(), "--conf", conf]);
+        assert_eq!(output.status.code(), Some(1), "{conf}");
+        assert!(text(&output.stderr).starts_with("stratalloc: "), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
+    let mut child = stratalloc()
+        .args(["explain", "backend:native"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn bench_prints_the_fixed_fields() {
+    let output = run(&["bench", "--conf", "backend:native", "--case", "pair:512B", "--json"]);
+    assert_eq!(output.status.code(), Some(0));
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names, ["case", "threads", "conf", "device", "ns_per_op", "mops"]);
+    assert_eq!(run(&["bench", "--case", "pear"]).status.code(), Some(1));
+}

@@ -1,0 +1,139 @@
+//! The shipped recordings, decision by decision: every address, every segment event, the final
+//! layout and every key of the statistics equal PyTorch's.
+//!
+//! `num_sync_all_streams` is excused where a recording cannot tell it: a call of `empty_cache` that
+//! found nothing to release leaves no event.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use stratalloc::config::{Compat, Config, KeyTable};
+use stratalloc::history::Action;
+use stratalloc::replay::{Limits, ReplayError, Trace, TraceEvent, Verification, reader, verify};
+
+const H200_BYTES: u64 = 150_109_880_320;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces")
+}
+
+fn read(name: &str) -> Trace {
+    reader::read(&folder().join(format!("{name}.pickle.xz")), &Limits::default())
+        .expect("shipped recordings are sound")
+}
+
+fn config(trace: &Trace) -> Config {
+    Config::parse(&trace.conf, &KeyTable::default())
+        .expect("shipped recordings are sound")
+        .with_compat(Compat::PyTorch)
+}
+
+/// Verifies a recording and compares its statistics.
+fn exact(name: &str, fraction: Option<f64>, excused: &[&str]) -> Verification {
+    let trace = read(name);
+    let found = verify(&trace, &config(&trace), H200_BYTES, fraction)
+        .expect("shipped recordings are sound");
+    assert_eq!(found.first_mismatch, None, "{name}");
+    assert!(found.is_exact(), "{name}");
+    let text = std::fs::read_to_string(folder().join(format!("{name}.stats.json")))
+        .expect("shipped recordings are sound");
+    let recorded: BTreeMap<String, i64> =
+        serde_json::from_str(&text).expect("shipped recordings are sound");
+    let ours: BTreeMap<String, i64> = found.statistics.pytorch_keys().into_iter().collect();
+    assert_eq!(ours.keys().collect::<Vec<_>>(), recorded.keys().collect::<Vec<_>>());
+    for (key, value) in &recorded {
+        if !excused.contains(&key.as_str()) {
+            assert_eq!(ours[key], *value, "{name}: {key}");
+        }
+    }
+    found
+}
+
+#[test]
+fn training_on_one_stream_is_exact() {
+    let found = exact("resnet50.default", None, &[]);
+    assert_eq!((found.allocations, found.workload.empty_caches), (5086, 0));
+}
+
+#[test]
+fn training_with_a_prefetch_stream_is_exact() {
+    assert_eq!(exact("multistream.default", None, &[]).allocations, 3230);
+}
+
+#[test]
+fn serving_on_eight_streams_is_exact() {
+    assert_eq!(exact("serve.default", None, &[]).allocations, 5050);
+}
+
+#[test]
+fn thirty_three_failures_at_the_limit_are_exact() {
+    let found = exact("unet.frac045", Some(0.045), &[]);
+    assert_eq!((found.ooms, found.statistics.num_alloc_retries), (33, 35));
+}
+
+#[test]
+fn oversize_rules_and_the_collector_are_exact() {
+    let excused = ["num_sync_all_streams", "num_alloc_retries"];
+    let found = exact("fuzz.splitgc.1.frac02", Some(0.02), &excused);
+    assert_eq!(found.workload.empty_caches, 6, "explicit calls, not pressure");
+}
+
+#[test]
+fn expandable_segments_are_exact() {
+    assert_eq!(exact("multistream.expandable", None, &[]).allocations, 3230);
+    let unet = exact("unet.expandable", None, &[]);
+    assert_eq!(unet.statistics.memory_reserved() >> 20, 6274);
+}
+
+#[test]
+fn expandable_segments_with_oversize_rules_and_collector_are_exact() {
+    let excused = ["num_sync_all_streams", "num_alloc_retries"];
+    exact("fuzz.expsplitgc.1.frac02", Some(0.02), &excused);
+}
+
+#[test]
+fn a_wrong_limit_is_found_out() {
+    let trace = read("unet.frac045");
+    let found = verify(&trace, &config(&trace), H200_BYTES, Some(0.046)).unwrap();
+    assert!(!found.is_exact());
+    assert!(found.first_mismatch.is_some());
+}
+
+#[test]
+fn a_wrong_address_is_found_out() {
+    let mut trace = read("resnet50.default");
+    // One block's events say another address than the one it had.
+    let is_freed = |e: &TraceEvent| e.action == Action::FreeRequested;
+    let freed = trace.events.iter().rposition(is_freed).unwrap();
+    let address = trace.events[freed].address;
+    let born = |e: &TraceEvent| e.action == Action::Alloc && e.address == address;
+    let born = trace.events[..freed].iter().rposition(born).unwrap();
+    for event in [born, freed, freed + 1] {
+        trace.events[event].address += 256;
+    }
+    let found = verify(&trace, &config(&trace), H200_BYTES, None).unwrap();
+    assert_eq!(found.address_mismatches, 1);
+    assert!(found.first_mismatch.is_some());
+}
+
+#[test]
+fn a_recording_that_began_late_cannot_be_verified_but_replayed() {
+    let mut trace = read("resnet50.default");
+    trace.events.drain(..2000);
+    match verify(&trace, &config(&trace), H200_BYTES, None) {
+        Err(ReplayError::LiveBefore { blocks }) => assert!(blocks > 0),
+        other => panic!("{other:?}"),
+    }
+    let workload = stratalloc::replay::Workload::of(&trace);
+    assert!(workload.seeded > 0);
+    let sim = std::sync::Arc::new(stratalloc::driver::Sim::new(Default::default()));
+    let strategy = stratalloc::registry::build(
+        &Config::default(),
+        std::sync::Arc::clone(&sim) as _,
+        Default::default(),
+    )
+    .unwrap();
+    let run = stratalloc::replay::run(&workload, &strategy, Some(sim), 2, &|_| {}).unwrap();
+    assert_eq!(run.ooms, 0);
+    assert!(run.allocations > 3000);
+}

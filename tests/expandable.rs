@@ -1,0 +1,407 @@
+//! Expandable segments: growth, holes, pressure, faults, and switching while blocks live.
+//!
+//! Random histories switch `expandable_segments`, `max_split_size_mb`, thresholds and limits and let
+//! driver calls fail; after each step every law of `common/law.rs` holds, and at the end nothing is
+//! left on the device: no memory, no mapping, no address space.
+
+mod common;
+
+use std::sync::Arc;
+
+use quickcheck::{Arbitrary, Gen};
+use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Request};
+use stratalloc::cache::Engine;
+use stratalloc::config::{Compat, Config, KeyTable, Reserve, Settings};
+use stratalloc::driver::sim::{EventMode, SimOptions};
+use stratalloc::driver::{Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::{AllocError, DriverErrorKind};
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::Strategy;
+
+use common::law;
+
+type Device = Faulty<Arc<Sim>>;
+
+struct Bed {
+    sim: Arc<Sim>,
+    device: Arc<Device>,
+    strategy: Strategy,
+}
+
+impl Bed {
+    fn new(total_bytes: u64, conf: &str) -> Self {
+        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+        let event_mode = EventMode::Manual;
+        let sim =
+            Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() }));
+        let device = Arc::new(Faulty::new(Arc::clone(&sim)));
+        let driver = Arc::clone(&device) as Arc<dyn Driver>;
+        let options = BuildOptions { raw_addresses: true };
+        let strategy = registry::build(&config, driver, options).expect("sim has virtual memory");
+        Self { sim, device, strategy }
+    }
+
+    fn engine(&self) -> &Engine {
+        self.strategy.engine().expect("built on the engine")
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let info = self.sim.memory_info().expect("sim answers");
+        info.total_bytes - info.free_bytes - self.engine().unreleased_bytes()
+    }
+
+    fn take(&self, bytes: u64, stream: u64) -> Allocation {
+        self.strategy.allocate(Request::new(bytes, StreamId(stream))).expect("it fits")
+    }
+
+    fn give(&self, block: Allocation) {
+        self.strategy.free(block).expect("it is live");
+    }
+
+    fn apply(&self, conf: &str) {
+        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+        self.engine().apply(&config).expect("sim has virtual memory");
+    }
+
+    fn check(&self) {
+        law::check_all(self.engine(), self.used_bytes()).expect("every law holds");
+    }
+}
+
+const ON: &str = "expandable_segments:True";
+
+#[test]
+fn a_segment_grows_in_place_and_large_requests_join_small_holes() {
+    let bed = Bed::new(1 << 30, ON);
+    let first = bed.take(30 * MIB, 0);
+    let second = bed.take(30 * MIB, 0);
+    assert_eq!(second.address(), first.address() + 30 * MIB, "one range, no gap");
+    assert_eq!(bed.engine().statistics().reserved_bytes.all.current, 60 << 20);
+    bed.give(first);
+    bed.give(second);
+    let joined = bed.take(60 * MIB, 0);
+    assert_eq!(bed.engine().statistics().num_device_alloc, 2, "nothing more was mapped");
+    bed.give(joined);
+    assert_eq!(bed.engine().statistics().segment.all.current, 0, "pages are no segments");
+    bed.check();
+}
+
+#[test]
+fn rests_are_cut_off_down_to_512_bytes() {
+    let bed = Bed::new(1 << 30, ON);
+    let block = bed.take(20 * MIB - 512, 0);
+    let free = bed.engine().statistics().free_blocks;
+    assert_eq!(free, 1);
+    bed.give(block);
+}
+
+#[test]
+fn empty_cache_unmaps_whole_free_pages_and_gives_address_space_back() {
+    let bed = Bed::new(1 << 30, ON);
+    let blocks: Vec<_> = (0..4).map(|_| bed.take(20 * MIB, 0)).collect();
+    let mut blocks = blocks.into_iter();
+    let (a, b, c, d) = (blocks.next(), blocks.next(), blocks.next(), blocks.next());
+    for block in [b, d].into_iter().flatten() {
+        bed.give(block);
+    }
+    bed.engine().empty_cache().expect("the driver works");
+    assert_eq!(bed.used_bytes(), 40 * MIB);
+    bed.check();
+    let again = bed.take(20 * MIB, 0);
+    let first = a.as_ref().map(Allocation::address);
+    assert_eq!(Some(again.address()), first.map(|at| at + 20 * MIB), "the lowest gap");
+    for block in [a, c, Some(again)].into_iter().flatten() {
+        bed.give(block);
+    }
+    bed.engine().empty_cache().expect("the driver works");
+    assert_eq!(bed.sim.calls("reserve"), bed.sim.calls("unreserve"));
+    assert_eq!(bed.used_bytes(), 0);
+}
+
+#[test]
+fn a_block_freed_for_another_stream_keeps_its_pages_until_its_work_is_done() {
+    let bed = Bed::new(1 << 30, ON);
+    let block = bed.take(20 * MIB, 0);
+    bed.engine().record_stream(&block, StreamId(9)).expect("it is live");
+    bed.give(block);
+    assert_eq!(bed.engine().statistics().active.all.current, 1);
+    bed.engine().empty_cache().expect("it waits for the work");
+    assert_eq!(bed.used_bytes(), 0);
+}
+
+/// Fixed and expandable segments share one limit, and pressure empties both.
+#[test]
+fn both_kinds_of_segments_share_a_limit() {
+    let bed = Bed::new(1 << 30, "max_split_size_mb:40");
+    bed.engine().set_limit_bytes(Some(120 * MIB));
+    let fixed = bed.take(40 * MIB, 0);
+    bed.apply("max_split_size_mb:40,expandable_segments:True");
+    let grown = bed.take(40 * MIB, 0);
+    bed.apply("max_split_size_mb:40,expandable_segments:False");
+    let more = bed.take(40 * MIB, 0);
+    let refused = bed.strategy.allocate(Request::new(40 * MIB, StreamId(0)));
+    assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+    for block in [fixed, grown, more] {
+        bed.give(block);
+    }
+    bed.give(bed.take(120 * MIB, 0));
+    bed.check();
+}
+
+/// The collector releases fixed segments, and pressure the pages it leaves.
+#[test]
+fn the_collector_works_beside_expandable_segments() {
+    let bed = Bed::new(1 << 30, "garbage_collection_threshold:0.5");
+    bed.engine().set_limit_bytes(Some(120 * MIB));
+    let fixed = bed.take(40 * MIB, 0);
+    bed.apply("garbage_collection_threshold:0.5,expandable_segments:True");
+    let grown = bed.take(40 * MIB, 0);
+    bed.give(fixed);
+    bed.give(grown);
+    bed.give(bed.take(80 * MIB, 0));
+    bed.check();
+}
+
+#[test]
+fn oversize_rules_do_not_leak_reserved_memory() {
+    let reserved = |conf: &str| {
+        let bed = Bed::new(64 << 30, conf);
+        let hole = bed.take(100 * MIB, 0);
+        let _wall = bed.take(5 * MIB, 0);
+        bed.give(hole);
+        let _small: Vec<_> = (0..3).map(|_| bed.take(30 * MIB, 0)).collect();
+        bed.check();
+        bed.engine().statistics().memory_reserved() >> 20
+    };
+    assert_eq!(reserved(ON), 120);
+    assert_eq!(reserved("expandable_segments:True,max_split_size_mb:64"), 120);
+    assert_eq!(reserved("expandable_segments:True,max_split_size_mb:64,compat:pytorch"), 200);
+}
+
+#[test]
+fn a_first_touch_of_a_gibibyte_takes_at_most_sixty_map_calls_and_a_steady_state_none() {
+    let bed = Bed::new(8 << 30, ON);
+    bed.give(bed.take(1 << 30, 0));
+    assert!(bed.sim.calls("map") <= 60, "{}", bed.sim.calls("map"));
+    let before = bed.sim.total_calls();
+    (0..1000).for_each(|_| bed.give(bed.take(1 << 30, 0)));
+    assert_eq!(bed.sim.total_calls(), before);
+}
+
+#[test]
+fn a_request_larger_than_the_reserve_says_which_key_to_raise() {
+    let settings = Settings {
+        expandable_segments: true,
+        expandable_reserve: Some(Reserve::Bytes(64 * MIB)),
+        ..Settings::default()
+    };
+    let bed = Bed::new(1 << 30, ON);
+    bed.engine().apply(&Config::from_settings(settings)).expect("sim has virtual memory");
+    match bed.strategy.allocate(Request::new(100 * MIB, StreamId(0))) {
+        Err(AllocError::OutOfMemory(report)) => {
+            assert!(report.to_string().contains("expandable_segments_reserve"), "{report}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let blocks: Vec<_> = (0..4).map(|_| bed.take(40 * MIB, 0)).collect();
+    assert_eq!(bed.sim.calls("reserve"), 2, "80 MiB each, in pages: a further one when full");
+    blocks.into_iter().for_each(|block| bed.give(block));
+    bed.check();
+}
+
+#[test]
+fn a_device_without_virtual_memory_refuses_and_says_why() {
+    #[cfg(target_os = "linux")]
+    {
+        let host = stratalloc::driver::Host::new(Default::default());
+        if host.virtual_memory().is_none() {
+            let config = Config::parse(ON, &KeyTable::default()).expect("a legal string");
+            let refused = registry::build(&config, Arc::new(host), BuildOptions::default());
+            let message = refused.expect_err("it cannot").to_string();
+            assert!(message.contains("no virtual memory"), "{message}");
+        }
+    }
+}
+
+/// One step of a random history.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Take { bytes: u64, stream: u64 },
+    Give { pick: u8 },
+    GiveInUse { pick: u8 },
+    Finish,
+    EmptyCache,
+    Switch { expandable: bool, max_split: bool, collect: bool, compat: bool },
+    Limit { mib: Option<u8> },
+    Fault { after: u8, lost: bool },
+}
+
+impl Arbitrary for Op {
+    fn arbitrary(g: &mut Gen) -> Self {
+        let sizes = [
+            1,
+            512,
+            513,
+            MIB,
+            MIB + 512,
+            2 * MIB,
+            10 * MIB - 512,
+            10 * MIB,
+            21 * MIB,
+            33 * MIB,
+            64 * MIB,
+            100 * KIB,
+            700 * KIB,
+        ];
+        match u8::arbitrary(g) % 24 {
+            0..10 => {
+                let bytes = *g.choose(&sizes).expect("there are sizes");
+                Self::Take { bytes, stream: u64::from(u8::arbitrary(g) % 3) * 64 }
+            }
+            10..16 => Self::Give { pick: u8::arbitrary(g) },
+            16 => Self::GiveInUse { pick: u8::arbitrary(g) },
+            17 => Self::Finish,
+            18 => Self::EmptyCache,
+            19 | 20 => Self::Switch {
+                expandable: bool::arbitrary(g),
+                max_split: bool::arbitrary(g),
+                collect: bool::arbitrary(g),
+                compat: bool::arbitrary(g),
+            },
+            21 => Self::Limit { mib: Option::arbitrary(g) },
+            _ => Self::Fault { after: u8::arbitrary(g) % 12, lost: bool::arbitrary(g) },
+        }
+    }
+}
+
+fn settings(expandable: bool, max_split: bool, collect: bool, compat: bool) -> Settings {
+    Settings {
+        expandable_segments: expandable,
+        max_split_bytes: max_split.then_some(32 * MIB),
+        garbage_collection_threshold: collect.then_some(0.5),
+        compat: if compat { Compat::PyTorch } else { Compat::Default },
+        ..Settings::default()
+    }
+}
+
+fn check(bed: &Bed, live: &[Allocation]) -> Result<(), String> {
+    let segments = law::check_all(bed.engine(), bed.used_bytes())?;
+    let mut ours: Vec<_> = live.iter().map(|a| (a.address(), a.size_bytes())).collect();
+    ours.sort_unstable();
+    let theirs = law::live_blocks(&segments);
+    if ours == theirs { Ok(()) } else { Err(format!("live {ours:x?} and in segments {theirs:x?}")) }
+}
+
+fn random_history(ops: Vec<Op>) -> Result<(), String> {
+    let bed = Bed::new(256 * MIB, ON);
+    let mut live: Vec<Allocation> = Vec::new();
+    for op in ops {
+        let pick = |pick: u8, live: &[Allocation]| usize::from(pick) % live.len().max(1);
+        match op {
+            Op::Take { bytes, stream } => {
+                match bed.strategy.allocate(Request::new(bytes, StreamId(stream))) {
+                    Ok(block) => live.push(block),
+                    Err(AllocError::OutOfMemory(_) | AllocError::Driver(_)) => {}
+                    Err(other) => return Err(other.to_string()),
+                }
+            }
+            Op::Give { pick: n } if !live.is_empty() => {
+                // A block that other streams use may be refused when the driver fails.
+                let block = live.swap_remove(pick(n, &live));
+                if let Err(refused) = bed.strategy.free(block) {
+                    live.push(refused.allocation);
+                }
+            }
+            Op::GiveInUse { pick: n } if !live.is_empty() => {
+                let block = live.swap_remove(pick(n, &live));
+                bed.engine().record_stream(&block, StreamId(7)).map_err(|e| e.to_string())?;
+                if let Err(refused) = bed.strategy.free(block) {
+                    live.push(refused.allocation);
+                }
+            }
+            Op::Give { .. } | Op::GiveInUse { .. } => {}
+            Op::Finish => bed.sim.complete_all(),
+            // A fault may strike here; what was not released stays.
+            Op::EmptyCache => drop(bed.engine().empty_cache()),
+            Op::Switch { expandable, max_split, collect, compat } => {
+                let settings = settings(expandable, max_split, collect, compat);
+                let config = Config::from_settings(settings);
+                bed.engine().apply(&config).map_err(|error| error.to_string())?;
+            }
+            Op::Limit { mib } => {
+                bed.engine().set_limit_bytes(mib.map(|mib| u64::from(mib) * MIB));
+            }
+            Op::Fault { after, lost } => bed.device.arm(FaultPlan {
+                at: after.into(),
+                kind: if lost { DriverErrorKind::Other } else { DriverErrorKind::OutOfMemory },
+                repeat: false,
+                only: None,
+            }),
+        }
+        check(&bed, &live)?;
+    }
+    bed.device.disarm();
+    for block in live.drain(..) {
+        bed.strategy.free(block).map_err(|error| error.to_string())?;
+    }
+    bed.sim.complete_all();
+    bed.engine().empty_cache().map_err(|error| error.to_string())?;
+    check(&bed, &live)?;
+    let reserved = bed.engine().statistics().memory_reserved();
+    let left = (bed.used_bytes(), bed.engine().unreleased_bytes(), reserved);
+    if left != (0, 0, 0) {
+        return Err(format!("{left:?} bytes are left"));
+    }
+    Ok(())
+}
+
+#[test]
+fn random_switching_with_faults_keeps_every_law_and_leaves_nothing() {
+    let times = std::env::var("SHADOW_RUNS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
+    quickcheck::QuickCheck::new()
+        .tests(400 * times)
+        .rng(Gen::new(120))
+        .quickcheck(random_history as fn(Vec<Op>) -> Result<(), String>);
+}
+
+/// Every driver call of a mixed workload fails once, with either kind of failure.
+#[test]
+fn each_failing_call_leaves_an_allocator_that_works() {
+    let workload = |bed: &Bed| {
+        let mut live = Vec::new();
+        for (n, bytes) in [70 * MIB, 512, 30 * MIB, 3 * MIB, 64 * KIB, 90 * MIB, 12 * MIB, 50 * MIB]
+            .into_iter()
+            .enumerate()
+        {
+            let stream = StreamId(n as u64 % 2 * 64);
+            live.extend(bed.strategy.allocate(Request::new(bytes, stream)).ok());
+            if n % 3 == 2 {
+                bed.give(live.remove(0));
+                drop(bed.engine().empty_cache());
+            }
+            check(bed, &live).expect("every law holds");
+        }
+        live
+    };
+    let calls = {
+        let bed = Bed::new(256 * MIB, ON);
+        let live = workload(&bed);
+        live.into_iter().for_each(|block| bed.give(block));
+        bed.device.counted_calls()
+    };
+    assert!(calls > 50, "{calls}");
+    for at in 0..calls {
+        for kind in [DriverErrorKind::OutOfMemory, DriverErrorKind::Other] {
+            let bed = Bed::new(256 * MIB, ON);
+            bed.device.arm(FaultPlan { at, kind, repeat: false, only: None });
+            let live = workload(&bed);
+            bed.device.disarm();
+            live.into_iter().for_each(|block| bed.give(block));
+            bed.engine().empty_cache().expect("the driver works again");
+            let left = (bed.used_bytes(), bed.engine().unreleased_bytes());
+            assert_eq!(left, (0, 0), "call {at} failed as {kind:?}");
+        }
+    }
+}

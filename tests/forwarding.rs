@@ -1,0 +1,294 @@
+//! Every wrapper hands every method through unchanged.
+//!
+//! A method that a wrapper forgets would silently answer with the trait's default. Two checks: a
+//! witness whose answers cannot be defaults is asked through every wrapper, and the trait's text is
+//! compared with the macro that writes the wrappers, so that a new method cannot be forgotten.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use stratalloc::allocator::{
+    Allocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback,
+    OomObserver, Pressure, RawAddresses, Request, Token,
+};
+use stratalloc::config::{Config, Settings};
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use stratalloc::history::SegmentLayout;
+use stratalloc::ids::{OwnerId, StreamId};
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::Strategy;
+
+/// Answers everything in a way of its own, and counts what changes nothing else.
+#[derive(Debug)]
+struct Witness {
+    owner: OwnerId,
+    heard: AtomicU64,
+}
+
+impl Witness {
+    fn new() -> Self {
+        Self { owner: OwnerId::next(), heard: AtomicU64::new(0) }
+    }
+
+    /// Each call without an answer leaves its own mark.
+    fn hear(&self, mark: u64) {
+        self.heard.fetch_add(1 << (4 * mark), Ordering::Relaxed);
+    }
+}
+
+impl DeviceAllocator for Witness {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let Request { bytes, stream } = request;
+        Ok(Allocation::new(stream.0 + 7, bytes + 1, self.owner, Token([11, 12, 13])))
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let reason = HandleError::UnknownAddress { address: allocation.address() + 1 };
+        Err(FreeError { reason, allocation })
+    }
+
+    fn name(&self) -> &str {
+        "witness"
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        Some(self)
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        Some(self)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        Some(self)
+    }
+
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+}
+
+impl CrossStream for Witness {
+    fn record_stream(&self, _: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        Err(HandleError::Stale { address: stream.0 })
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        self.hear(0);
+        Ok(())
+    }
+}
+
+impl Caching for Witness {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        self.hear(1);
+        Ok(())
+    }
+
+    fn set_limit_bytes(&self, _: Option<u64>) {
+        self.hear(2);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        Err(FractionError { fraction })
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        Some(21)
+    }
+
+    fn apply(&self, _: &Config) -> Result<(), DriverError> {
+        self.hear(3);
+        Ok(())
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        Ok(CacheInfo {
+            device_free_bytes: 31,
+            device_total_bytes: 32,
+            largest_cached_bytes: 33,
+            free_blocks: 34,
+        })
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        self.hear(4);
+        Vec::new()
+    }
+}
+
+impl Counters for Witness {
+    fn statistics(&self) -> Statistics {
+        Statistics { num_ooms: 41, ..Statistics::default() }
+    }
+
+    fn reset_peaks(&self) {
+        self.hear(5);
+    }
+
+    fn reset_accumulated(&self) {
+        self.hear(6);
+    }
+}
+
+impl RawAddresses for Witness {
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        Ok(request.bytes + 51)
+    }
+
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        Err(HandleError::UnknownAddress { address: address + 52 })
+    }
+
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        Err(HandleError::UnknownAddress { address: address + stream.0 + 53 })
+    }
+}
+
+impl Pressure for Witness {
+    fn add_free_memory_callback(&self, _: FreeMemoryCallback) {
+        self.hear(7);
+    }
+
+    fn add_oom_observer(&self, _: OomObserver) {
+        self.hear(8);
+    }
+}
+
+/// Asks every method of `through`, which wraps `witness`. Generic, so that the wrapper's own impl is
+/// asked and not what it dereferences to.
+#[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
+fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
+    let (side, marked) = (StreamId(60), 0x1_1111_1111);
+    witness.heard.store(0, Ordering::Relaxed);
+
+    let allocation = through.allocate(Request::new(5, side)).unwrap();
+    let expected = || Allocation::new(67, 6, witness.owner, Token([11, 12, 13]));
+    assert_eq!(allocation, expected());
+    let crossing = through.cross_stream().unwrap();
+    let stale = Err(HandleError::Stale { address: 60 });
+    assert_eq!(crossing.record_stream(&allocation, side), stale);
+    crossing.process_events().unwrap();
+    let refused = through.free(allocation).unwrap_err();
+    assert_eq!(refused.reason, HandleError::UnknownAddress { address: 68 });
+    assert_eq!(refused.allocation, expected());
+    assert_eq!(through.name(), "witness");
+
+    let caching = through.caching().unwrap();
+    caching.empty_cache().unwrap();
+    caching.set_limit_bytes(None);
+    assert_eq!(caching.set_memory_fraction(0.25), Err(FractionError { fraction: 0.25 }));
+    assert_eq!(caching.limit_bytes(), Some(21));
+    caching.apply(&Config::default()).expect("the witness can");
+    assert_eq!(caching.cache_info().unwrap().free_blocks, 34);
+    assert_eq!(caching.layout(), []);
+
+    let counters = through.counters().unwrap();
+    assert_eq!(counters.statistics().num_ooms, 41);
+    counters.reset_peaks();
+    counters.reset_accumulated();
+
+    let raw = through.raw_addresses().unwrap();
+    assert_eq!(raw.allocate_raw(Request::new(5, side)).unwrap(), 56);
+    assert_eq!(raw.free_raw(1), Err(HandleError::UnknownAddress { address: 53 }));
+    let unknown = Err(HandleError::UnknownAddress { address: 114 });
+    assert_eq!(raw.record_stream_raw(1, side), unknown);
+
+    let pressure = through.pressure().unwrap();
+    pressure.add_free_memory_callback(Arc::new(|| true));
+    pressure.add_oom_observer(Arc::new(|_| {}));
+    assert_eq!(witness.heard.load(Ordering::Relaxed), marked, "each silent call was heard once");
+}
+
+#[test]
+fn every_wrapper_hands_every_method_through() {
+    let witness = Arc::new(Witness::new());
+    let held = || Arc::clone(&witness);
+    answers_come_through(&*witness, &witness);
+    answers_come_through(&held(), &witness);
+    answers_come_through(&Box::new(held()), &witness);
+    answers_come_through(&Arc::new(Box::new(held())), &witness);
+    let boxed: Box<dyn DeviceAllocator> = Box::new(held());
+    answers_come_through(&boxed, &witness);
+    let shared: Arc<dyn DeviceAllocator> = Arc::new(boxed);
+    answers_come_through(&shared, &witness);
+    let nested: Box<dyn DeviceAllocator> = Box::new(shared);
+    let strategy = Strategy::from(nested);
+    assert!(strategy.engine().is_none());
+    answers_come_through(&strategy, &witness);
+    answers_come_through(&Box::new(Arc::new(strategy)), &witness);
+}
+
+#[test]
+fn a_registered_allocator_comes_through_the_registry_unchanged() {
+    let witness = Arc::new(Witness::new());
+    let registered = Arc::clone(&witness);
+    registry::register("witness", move |_, _| Ok(Box::new(Arc::clone(&registered)))).unwrap();
+    let settings = Settings { backend: "witness".to_owned(), ..Settings::default() };
+    let driver: Arc<dyn Driver> = Arc::new(Sim::new(SimOptions::default()));
+    let built =
+        registry::build(&Config::from_settings(settings), driver, BuildOptions::default()).unwrap();
+    answers_come_through(&built, &witness);
+}
+
+/// The smallest allocator there is: everything else must be absent, through wrappers too.
+#[derive(Debug)]
+struct Least;
+
+impl DeviceAllocator for Least {
+    fn allocate(&self, _: Request) -> Result<Allocation, AllocError> {
+        Err(AllocError::ZeroBytes)
+    }
+
+    fn free(&self, _: Allocation) -> Result<(), FreeError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
+    fn is_bare<A: DeviceAllocator>(least: &A) {
+        assert_eq!(least.name(), "user");
+        assert!(least.cross_stream().is_none() && least.caching().is_none());
+        assert!(least.counters().is_none() && least.raw_addresses().is_none());
+        assert!(least.pressure().is_none());
+    }
+    is_bare(&Least);
+    let boxed: Box<dyn DeviceAllocator> = Box::new(Arc::new(Least));
+    is_bare(&boxed);
+    is_bare(&Strategy::from(boxed));
+}
+
+/// Names of the functions between `from` and the first later line that is `to`.
+fn functions(text: &str, from: &str, to: &str) -> Vec<String> {
+    let inside = text.lines().skip_while(|line| !line.starts_with(from));
+    let lines = inside.take_while(|line| *line != to);
+    let named = lines.filter_map(|line| line.trim_start().strip_prefix("fn "));
+    named
+        .map(|rest| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect())
+        .collect()
+}
+
+#[test]
+fn the_macro_forwards_exactly_the_methods_of_the_trait_and_the_witness_overrides_them() {
+    let trait_text = include_str!("../src/allocator.rs");
+    let methods = functions(trait_text, "pub trait DeviceAllocator", "}");
+    assert!(methods.len() >= 8, "{methods:?}");
+    assert_eq!(functions(trait_text, "macro_rules! forward_device_allocator", "}"), methods);
+    let here = include_str!("forwarding.rs");
+    assert_eq!(functions(here, "impl DeviceAllocator for Witness", "}"), methods);
+}
+
+#[test]
+fn the_comparison_sees_a_forgotten_method() {
+    let text = "pub trait T {\n    fn a(&self);\n    fn b(&self) {}\n}\nmacro_rules! m {\n    (x) => {\n        fn a(&$s) {}\n    };\n}\n";
+    assert_eq!(functions(text, "pub trait T", "}"), ["a", "b"]);
+    assert_eq!(functions(text, "macro_rules! m", "}"), ["a"]);
+}

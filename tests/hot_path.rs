@@ -1,0 +1,303 @@
+//! What a hit costs in memory: no heap allocation and no driver call; and how much bookkeeping
+//! there is, now and after millions of operations.
+//!
+//! The global allocator of this program counts, for each thread, what the thread takes from the heap
+//! and what it holds. Blocks are drawn from a lognormal mix, clamped to 1 byte .. 64 MiB, over 4,096
+//! live ones. All numbers are drawn before counting begins.
+
+#![expect(unsafe_code, reason = "a global allocator that counts can only be written with it")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::config::Config;
+use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::{GIB, MIB, TIB};
+use stratalloc::strategies::Strategy;
+
+thread_local! {
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+    static HELD_BYTES: Cell<i64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, with a count per thread.
+struct Counting;
+
+fn count(layout: Layout, sign: i64) {
+    // A thread that is going away has no counters any more, and nobody reads them.
+    let _ = HELD_BYTES.try_with(|held| {
+        held.set(held.get() + sign * i64::try_from(layout.size()).unwrap_or(0));
+    });
+    if sign > 0 {
+        let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
+    }
+}
+
+// SAFETY: every call goes to `System` with the arguments it came with, and counting neither
+// allocates nor unwinds, so this keeps `System`'s contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout, 1);
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is `System`'s.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        count(layout, -1);
+        // SAFETY: `place` came from `alloc` above with this layout, so from `System`.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Heap allocations of this thread so far, and the bytes it holds.
+fn heap() -> (u64, i64) {
+    (TAKEN.get(), HELD_BYTES.get())
+}
+
+const LIVE: usize = 4096;
+const DRAWS: usize = 65_536;
+const WARM_STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 200_000 };
+const STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 300_000 };
+/// Of one free and one request. Unoptimised builds are ten times slower and do a tenth.
+const LONG_STEPS: usize = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
+const SIDE: StreamId = StreamId(0x40);
+
+/// One step: which live block goes, and how large the next one is.
+#[derive(Clone, Copy)]
+struct Draw {
+    place: usize,
+    bytes: u64,
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// In (0, 1].
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are what a double holds")]
+    fn unit(&mut self) -> f64 {
+        ((self.roll() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    /// exp(mu + sigma * normal), clamped.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "clamped to 1 byte .. 64 MiB first"
+    )]
+    fn lognormal_bytes(&mut self, mu: f64, sigma: f64) -> u64 {
+        let (radius, angle) = (self.unit(), self.unit());
+        let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
+        (mu + sigma * normal).exp().clamp(1.0, (64 * MIB) as f64) as u64
+    }
+}
+
+/// The mix: half of the blocks are below 60 KB, one in forty above 8 MB.
+fn mix() -> Vec<Draw> {
+    let mut dice = Dice(0x5EED_51DE);
+    let mut draw = |_| Draw {
+        place: usize::try_from(dice.roll() % LIVE as u64).unwrap_or(0),
+        bytes: dice.lognormal_bytes(11.0, 2.5),
+    };
+    (0..DRAWS).map(&mut draw).collect()
+}
+
+fn native(total_bytes: u64, raw_addresses: bool, event_mode: EventMode) -> (Arc<Sim>, Strategy) {
+    let costs = CallCosts::NONE;
+    let options = SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() };
+    let sim = Arc::new(Sim::new(options));
+    let driver: Arc<dyn Driver> = Arc::<Sim>::clone(&sim);
+    let built = build(&Config::default(), driver, BuildOptions { raw_addresses });
+    (sim, built.expect("native can be built on any driver"))
+}
+
+fn take(strategy: &Strategy, bytes: u64) -> Allocation {
+    let request = Request::new(bytes, StreamId::DEFAULT);
+    strategy.allocate(request).expect("the device is large enough")
+}
+
+fn give(strategy: &Strategy, block: Allocation) {
+    strategy.free(block).expect("a live handle is taken back");
+}
+
+/// Replaces live blocks as the draws say.
+fn replace(strategy: &Strategy, live: &mut [Option<Allocation>], draws: &[Draw], steps: usize) {
+    for draw in draws.iter().cycle().take(steps) {
+        if let Some(block) = live[draw.place].take() {
+            give(strategy, block);
+        }
+        live[draw.place] = Some(take(strategy, draw.bytes));
+    }
+}
+
+fn replace_raw(strategy: &Strategy, live: &mut [u64], draws: &[Draw], steps: usize) {
+    let raw = strategy.raw_addresses().expect("built with raw addresses");
+    for draw in draws.iter().cycle().take(steps) {
+        if live[draw.place] != 0 {
+            raw.free_raw(live[draw.place]).expect("a live address is taken back");
+        }
+        let request = Request::new(draw.bytes, StreamId::DEFAULT);
+        live[draw.place] = raw.allocate_raw(request).expect("the device is large enough");
+    }
+}
+
+fn fill(strategy: &Strategy, draws: &[Draw]) -> Vec<Option<Allocation>> {
+    draws[..LIVE].iter().map(|draw| Some(take(strategy, draw.bytes))).collect()
+}
+
+/// Runs `STEPS` steps and checks that all were hits and none touched the heap or the driver.
+#[track_caller]
+fn costs_nothing(sim: &Sim, strategy: &Strategy, steps: impl FnOnce()) {
+    let counters = strategy.counters().expect("native counts");
+    let before = counters.statistics();
+    let (calls, (taken, _)) = (sim.total_calls(), heap());
+    steps();
+    let (calls, taken) = (sim.total_calls() - calls, heap().0 - taken);
+    let after = counters.statistics();
+    let hits = after.hits - before.hits;
+    assert_eq!(hits, STEPS as u64, "every request was a hit");
+    assert_eq!((calls, taken), (0, 0), "driver calls and heap allocations in {hits} hits");
+}
+
+/// Room for every order of holes: after it, the mix finds all it needs in the cache.
+fn reserve_room(strategy: &Strategy) {
+    let large: Vec<_> = (0..64).map(|_| take(strategy, 4 * GIB)).collect();
+    let small: Vec<_> = (0..2048).map(|_| take(strategy, MIB)).collect();
+    large.into_iter().chain(small).for_each(|block| give(strategy, block));
+}
+
+#[test]
+fn a_hit_takes_nothing_from_the_heap_and_asks_no_driver() {
+    let draws = mix();
+    let (sim, strategy) = native(4 * TIB, false, EventMode::Immediate);
+    reserve_room(&strategy);
+    let mut live = fill(&strategy, &draws);
+    replace(&strategy, &mut live, &draws, WARM_STEPS);
+    costs_nothing(&sim, &strategy, || replace(&strategy, &mut live, &draws, STEPS));
+}
+
+#[test]
+fn a_hit_by_bare_address_takes_nothing_from_the_heap_and_asks_no_driver() {
+    let draws = mix();
+    let (sim, strategy) = native(4 * TIB, true, EventMode::Immediate);
+    reserve_room(&strategy);
+    let mut live = vec![0; LIVE];
+    replace_raw(&strategy, &mut live, &draws, WARM_STEPS + DRAWS);
+    costs_nothing(&sim, &strategy, || replace_raw(&strategy, &mut live, &draws, STEPS));
+}
+
+#[test]
+fn the_counters_of_this_program_see_an_allocation() {
+    let (taken, held) = heap();
+    let thing = std::hint::black_box(Box::new([0u8; 100]));
+    assert_eq!(heap(), (taken + 1, held + 100));
+    drop(thing);
+    assert_eq!(heap(), (taken + 1, held));
+}
+
+/// Bytes of bookkeeping for each block, as the engine counts them.
+fn bytes_per_block(strategy: &Strategy) -> f64 {
+    let (bytes, blocks) = strategy.engine().expect("native has an engine").metadata();
+    assert!(blocks >= LIVE, "{blocks} blocks are too few to tell");
+    #[expect(clippy::cast_precision_loss, reason = "both are far below 2^53")]
+    let each = bytes as f64 / blocks as f64;
+    each
+}
+
+#[test]
+fn a_block_costs_at_most_128_bytes_of_bookkeeping_with_its_share_of_the_indexes() {
+    let draws = mix();
+    for raw_addresses in [false, true] {
+        let (_sim, strategy) = native(4 * TIB, raw_addresses, EventMode::Immediate);
+        let mut live = fill(&strategy, &draws);
+        replace(&strategy, &mut live, &draws, DRAWS);
+        let each = bytes_per_block(&strategy);
+        assert!(each <= 128.0, "{each:.1} bytes a block, raw addresses: {raw_addresses}");
+    }
+}
+
+// The engine's own count must not be a wish: the heap of this program grows by as much, and what is
+// left over is the tables of fixed size.
+#[test]
+fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds() {
+    let blocks = 16 * LIVE;
+    let (_sim, strategy) = native(4 * TIB, true, EventMode::Immediate);
+    give(&strategy, take(&strategy, 1));
+    let engine = strategy.engine().expect("native has an engine");
+    let (counted, (_, held)) = (engine.metadata().0, heap());
+    let mut live = Vec::with_capacity(blocks);
+    let own = heap().1 - held;
+    live.extend((0..blocks).map(|_| take(&strategy, 512)));
+    let counted = i64::try_from(engine.metadata().0 - counted).unwrap();
+    let grown = heap().1 - held - own;
+    let per_block = |bytes: i64| bytes / i64::try_from(blocks).unwrap();
+    assert!(per_block(grown) <= 128, "{grown} bytes for {blocks} blocks");
+    let apart = grown - counted;
+    assert!((0..=i64::try_from(MIB / 4).unwrap()).contains(&apart), "{grown} held, {counted} told");
+    drop(live);
+}
+
+/// The most the program's heap may grow in a long run: a slab chunk and a table row, not a leak.
+const SLACK_BYTES: i64 = 64 * 1024;
+
+#[test]
+fn memory_stays_flat_over_millions_of_random_operations() {
+    let draws = mix();
+    let (_sim, strategy) = native(4 * TIB, true, EventMode::Immediate);
+    let mut live = fill(&strategy, &draws);
+    replace(&strategy, &mut live, &draws, LONG_STEPS / 10);
+    let warm = heap().1;
+    let mut dice = Dice(0x5EED_1046);
+    let mut index = |len: usize| usize::try_from(dice.roll() % len as u64).unwrap();
+    for tenth in 1..10 {
+        for _ in 0..LONG_STEPS / 10 {
+            let draw = Draw { place: index(LIVE), bytes: draws[index(DRAWS)].bytes };
+            replace(&strategy, &mut live, &[draw], 1);
+        }
+        let grown = heap().1 - warm;
+        assert!(grown <= SLACK_BYTES, "{grown} bytes more after {tenth} tenths");
+    }
+}
+
+#[test]
+fn blocks_that_other_streams_use_leave_nothing_behind() {
+    let (sim, strategy) = native(TIB, true, EventMode::Manual);
+    let cross = strategy.cross_stream().expect("native knows other streams");
+    let mut live: Vec<Option<Allocation>> = (0..64).map(|_| None).collect();
+    let mut round = || {
+        for place in &mut live {
+            let block = take(&strategy, 3 * MIB);
+            for stream in [SIDE, StreamId(0x80)] {
+                cross.record_stream(&block, stream).expect("a live handle");
+            }
+            *place = Some(block);
+        }
+        for block in live.iter_mut().filter_map(Option::take) {
+            give(&strategy, block);
+        }
+        sim.complete_all();
+        cross.process_events().expect("the simulated device answers");
+    };
+    (0..20).for_each(|_| round());
+    let (warm, events) = (heap().1, sim.calls("create_event"));
+    (0..2000).for_each(|_| round());
+    assert_eq!(sim.calls("create_event"), events, "events are reused");
+    assert_eq!(heap().1, warm, "bytes held after 2,000 rounds");
+    let now = strategy.counters().expect("native counts").statistics();
+    assert_eq!(now.active.all.current, 0);
+}

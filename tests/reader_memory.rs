@@ -1,0 +1,226 @@
+//! The readers' promise on memory, measured: at most six times the decoded bytes, and a fixed part.
+//!
+//! The global allocator of this test counts the bytes of the current thread. A block that moves
+//! counts twice while it does.
+
+#![cfg(feature = "replay")]
+#![expect(unsafe_code, reason = "a global allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::{Read, Write};
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use stratalloc::replay::reader::{Limits, MEMORY_FACTOR, read, read_bytes};
+use stratalloc::replay::{Trace, TraceError};
+
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<i64> = const { Cell::new(0) };
+    static PEAK: Cell<i64> = const { Cell::new(0) };
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).expect("no memory is that large")
+}
+
+fn count(bytes: i64) {
+    // The thread may be ending; then nobody measures.
+    let _ = HELD.try_with(|held| {
+        held.set(held.get() + bytes);
+        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
+    });
+}
+
+// `realloc` is left to the default: a new block, a copy, and the old one freed.
+// SAFETY: every call goes to `System` unchanged; counting touches no memory of the caller.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(signed(layout.size() as u64));
+        // SAFETY: the caller's promises about `layout` are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count(-signed(layout.size() as u64));
+        // SAFETY: `at` came from `alloc` above, hence from `System`, with this layout.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Buffers and tables that do not depend on the file.
+const FIXED_BYTES: i64 = 1 << 20;
+
+fn peak_of<T>(work: impl FnOnce() -> T) -> (T, i64) {
+    let before = HELD.get();
+    PEAK.set(before);
+    let result = work();
+    (result, PEAK.get() - before)
+}
+
+fn assert_within(what: &str, peak: i64, decoded_bytes: u64) {
+    let bound = signed(decoded_bytes * MEMORY_FACTOR);
+    println!(
+        "{what}: {peak} bytes at most for {decoded_bytes} decoded bytes: {:.2} times",
+        peak as f64 / decoded_bytes as f64
+    );
+    assert!(peak <= bound + FIXED_BYTES, "{what}: {peak} bytes for {decoded_bytes} decoded");
+}
+
+fn unpacked(path: &Path) -> Vec<u8> {
+    let file = std::fs::File::open(path).expect("a recording of this repository");
+    let mut bytes = Vec::new();
+    lzma_rust2::XzReader::new(file, true).read_to_end(&mut bytes).expect("a whole recording");
+    bytes
+}
+
+#[test]
+fn recordings_take_less_than_six_times_their_decoded_bytes() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.display().to_string();
+        if !name.ends_with(".pickle.xz") {
+            continue;
+        }
+        seen += 1;
+        let decoded = unpacked(&path);
+        let decoded_bytes = decoded.len() as u64;
+        let limits = Limits::default();
+        let (trace, peak) = peak_of(|| read(&path, &limits).unwrap());
+        assert!(!trace.events.is_empty());
+        assert!(!trace.segments.is_empty());
+        assert_within(&name, peak, decoded_bytes);
+        // Well within, even without the fixed part.
+        assert!(peak < signed(decoded_bytes * MEMORY_FACTOR));
+
+        let (plain, peak) =
+            peak_of(|| read_bytes("plain", decoded.as_slice(), &limits, None).unwrap());
+        assert_eq!(plain, trace);
+        assert_within("the same, not compressed", peak, decoded_bytes);
+    }
+    assert_eq!(seen, 6);
+}
+
+fn read_all(bytes: &[u8]) -> (Result<Trace, TraceError>, i64) {
+    peak_of(|| read_bytes("hostile", bytes, &Limits::default(), None))
+}
+
+/// `unit` again and again, between `head` and `tail`.
+fn repeated(head: &[u8], unit: &[u8], tail: &[u8]) -> Vec<u8> {
+    let mut bytes = head.to_vec();
+    bytes.extend(unit.repeat((4 << 20) / unit.len()));
+    bytes.extend(tail);
+    bytes
+}
+
+#[test]
+fn many_tiny_values_stay_within_six_times() {
+    let units: [(&str, &[u8]); 15] = [
+        ("NONE", b"N"),
+        ("NONE, POP", b"N0"),
+        ("MARK", b"("),
+        ("MARK, POP_MARK", b"(1"),
+        ("EMPTY_DICT", b"}"),
+        ("EMPTY_LIST", b"]"),
+        ("EMPTY_TUPLE", b")"),
+        ("NONE, MEMOIZE", b"N\x94"),
+        ("EMPTY_DICT, MEMOIZE", b"}\x94"),
+        ("MEMOIZE", b"\x94"),
+        ("NONE, APPEND", b"Na"),
+        ("TUPLE1", b"\x85"),
+        ("DUP", b"2"),
+        ("APPEND to a new list", b"]a"),
+        ("empty texts", b"\x8c\x00"),
+    ];
+    for (what, unit) in units {
+        let bytes = repeated(b"\x80\x04]", unit, b".");
+        let (_, peak) = read_all(&bytes);
+        assert_within(what, peak, bytes.len() as u64);
+        let bytes = repeated(b"\x80\x04](", unit, b"e.");
+        let (_, peak) = read_all(&bytes);
+        assert_within(what, peak, bytes.len() as u64);
+    }
+}
+
+#[test]
+fn numbers_words_and_memo_entries_stay_within_six_times() {
+    let number = b"\x80\x04](\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f\x94";
+    let bytes = repeated(number, b"h\x00", b"e.");
+    let (_, peak) = read_all(&bytes);
+    assert_within("one large number, many times", peak, bytes.len() as u64);
+
+    let mut sparse = b"\x80\x04]".to_vec();
+    for i in 0..500_000_u32 {
+        sparse.push(b'r');
+        sparse.extend(i.wrapping_mul(0x9e37_79b1).to_le_bytes());
+    }
+    sparse.push(b'.');
+    let (_, peak) = read_all(&sparse);
+    assert_within("scattered memo entries", peak, sparse.len() as u64);
+
+    let bytes = repeated(b"\x80\x04}", b"\x8c\x04sizeNs", b".");
+    let (_, peak) = read_all(&bytes);
+    assert_within("one key, set again and again", peak, bytes.len() as u64);
+
+    let mut text = b"\x80\x04X\x00\x00\x40\x00".to_vec();
+    text.extend(vec![b'x'; 4 << 20]);
+    text.push(b'.');
+    let (_, peak) = read_all(&text);
+    assert_within("a long text", peak, text.len() as u64);
+}
+
+#[test]
+fn shared_events_do_not_unfold() {
+    // One event, referred to two bytes at a time.
+    let mut head = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](](}\x94(".to_vec();
+    head.extend(b"\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x00\x8c\x04sizeK\x01");
+    head.extend(b"\x8c\x06streamK\x00u");
+    let bytes = repeated(&head, b"h\x00", b"eeu.");
+    let (result, peak) = read_all(&bytes);
+    assert!(matches!(result, Err(TraceError::Pickle { .. })), "{result:?}");
+    assert_within("one event, many times", peak, bytes.len() as u64);
+
+    let few = [head.as_slice(), b"h\x00h\x00eeu."].concat();
+    assert_eq!(read_all(&few).0.unwrap().events.len(), 3);
+}
+
+#[test]
+fn compressed_bombs_stop_at_the_limit() {
+    let mut gz = GzEncoder::new(Vec::new(), Compression::best());
+    gz.write_all(b"\x80\x04X\xff\xff\xff\xff").unwrap();
+    let piece = vec![b'x'; 1 << 20];
+    for _ in 0..64 {
+        gz.write_all(&piece).unwrap();
+    }
+    let bomb = gz.finish().unwrap();
+    let limits = Limits { decoded_bytes: 4 << 20, ..Limits::default() };
+    let (result, peak) = peak_of(|| read_bytes("bomb", bomb.as_slice(), &limits, None));
+    assert!(matches!(result, Err(TraceError::TooLarge { .. })), "{result:?}");
+    assert_within("a bomb", peak, limits.decoded_bytes);
+}
+
+#[test]
+fn the_smallest_json_entries_stay_within_six_times() {
+    let event: &[u8] = br#"{"action":"alloc","addr":0,"size":1,"stream":0},"#;
+    let head = br#"{"segments":[],"device_traces":[["#;
+    let last = br#"{"action":"alloc","addr":0,"size":1,"stream":0}]]}"#;
+    let bytes = repeated(head, event, last);
+    let (result, peak) = read_all(&bytes);
+    assert!(result.unwrap().events.len() > 50_000);
+    assert_within("events", peak, bytes.len() as u64);
+
+    let segment: &[u8] = br#"{"address":0,"total_size":0,"stream":0,"blocks":[]},"#;
+    let last = br#"{"address":0,"total_size":0,"stream":0,"blocks":[]}]"#;
+    let bytes = repeated(b"[", segment, last);
+    let (result, peak) = read_all(&bytes);
+    assert!(result.unwrap().segments.len() > 50_000);
+    assert_within("segments", peak, bytes.len() as u64);
+}

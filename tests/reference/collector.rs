@@ -1,0 +1,119 @@
+//! The collector's ages and averages, with the reference's arithmetic.
+//!
+//! Age counts searches of the large pool while a limit and a threshold are set. A pass releases
+//! every idle segment at least as old as the average of all that are left, and does not stop early.
+
+use stratalloc::config::Settings;
+use stratalloc::size::{GIB, MIB};
+
+use super::bed::{Bed, HOME, SIDE};
+
+fn with_threshold(threshold: Option<f64>, limit_bytes: Option<u64>) -> Bed {
+    let settings = Settings { garbage_collection_threshold: threshold, ..Settings::default() };
+    let bed = Bed::with(GIB, settings);
+    bed.caching().set_limit_bytes(limit_bytes);
+    bed
+}
+
+/// Segments of 12, 14 and 16 MiB that were freed at searches 4, 6 and 10 of the large pool, next to
+/// a live one of `live_mib`; the next search is number 11.
+fn aged(bed: &Bed, live_mib: u64) {
+    let idle = [12, 14, 16].map(|mib| bed.take(mib * MIB));
+    let mut live = bed.take(live_mib * MIB);
+    for (block, searches) in idle.into_iter().zip([2, 4, 0]) {
+        bed.give(block);
+        for _ in 0..searches {
+            bed.give(live);
+            live = bed.take(live_mib * MIB);
+        }
+    }
+    assert_eq!(bed.statistics().num_device_alloc, 4, "all other searches were hits");
+}
+
+const LIMIT: Option<u64> = Some(120 * MIB);
+
+// 62 MiB are held, the threshold is 60: 2 are wanted. Ages are 7, 5 and 1, on average 4.33: both older
+// segments go, although the first alone would have been enough.
+#[test]
+fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
+    let bed = with_threshold(Some(0.5), LIMIT);
+    aged(&bed, 20);
+    bed.hold(22 * MIB);
+    assert_eq!(bed.segment_sizes(), [16 * MIB, 20 * MIB, 22 * MIB]);
+    bed.check();
+}
+
+// The threshold is 30: 32 are wanted. The first pass releases 26, the second the rest of the old.
+#[test]
+fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
+    let bed = with_threshold(Some(0.25), LIMIT);
+    aged(&bed, 20);
+    bed.hold(22 * MIB);
+    assert_eq!(bed.segment_sizes(), [20 * MIB, 22 * MIB]);
+    bed.check();
+}
+
+// Held must be more than the threshold, not equal to it.
+#[test]
+fn nothing_is_collected_at_exactly_the_threshold() {
+    let bed = with_threshold(Some(0.5), LIMIT);
+    aged(&bed, 18);
+    bed.hold(22 * MIB);
+    assert_eq!(bed.segment_sizes(), [12, 14, 16, 18, 22].map(|mib| mib * MIB));
+}
+
+#[test]
+fn without_a_limit_or_a_threshold_nothing_is_collected() {
+    for (threshold, limit) in [(Some(0.25), None), (None, LIMIT)] {
+        let bed = with_threshold(threshold, limit);
+        aged(&bed, 20);
+        bed.hold(22 * MIB);
+        assert_eq!(bed.segment_sizes(), [12, 14, 16, 20, 22].map(|mib| mib * MIB));
+    }
+}
+
+// Equal ages are all at least the average.
+#[test]
+fn segments_of_equal_age_go_together() {
+    let bed = with_threshold(Some(0.25), LIMIT);
+    let idle = [12, 14, 16].map(|mib| bed.take(mib * MIB));
+    idle.into_iter().for_each(|block| bed.give(block));
+    bed.hold(22 * MIB);
+    assert_eq!(bed.segment_sizes(), [22 * MIB]);
+}
+
+// Pieces of segments, small segments and blocks in use are never collected; a miss of the small pool
+// collects all the same.
+#[test]
+fn only_whole_idle_large_segments_are_collected_whoever_asks() {
+    let bed = with_threshold(Some(0.1), LIMIT);
+    bed.give(bed.take(1));
+    bed.give(bed.take(30 * MIB));
+    let piece = bed.take(11 * MIB);
+    bed.give(bed.take_on(24 * MIB, SIDE));
+    let before = bed.statistics().num_device_alloc;
+    // The small pool's one segment is full: a miss.
+    let small = [bed.take(MIB), bed.take(MIB), bed.take(MIB)];
+    assert_eq!(bed.statistics().num_device_alloc, before + 1);
+    assert_eq!(
+        bed.segment_sizes(),
+        [2 * MIB, 2 * MIB, 30 * MIB],
+        "the 24 of the other stream went"
+    );
+    for block in small {
+        bed.give(block);
+    }
+    bed.give(piece);
+    bed.check();
+}
+
+// The reference: blocks of 40 MiB on two streams under a limit of 120, freed; then 80 MiB fit.
+#[test]
+fn a_large_request_fits_after_the_idle_blocks_of_two_streams_were_collected() {
+    let bed = with_threshold(Some(0.5), LIMIT);
+    let blocks = [bed.take_on(40 * MIB, HOME), bed.take_on(40 * MIB, SIDE)];
+    blocks.into_iter().for_each(|block| bed.give(block));
+    bed.hold(80 * MIB);
+    assert_eq!(bed.statistics().num_sync_all_streams, 0, "no pressure was needed");
+    bed.check();
+}

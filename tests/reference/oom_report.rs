@@ -1,0 +1,166 @@
+//! The report of a failed request: every number, and hints that fit the cause.
+
+use stratalloc::allocator::Allocation;
+use stratalloc::config::Settings;
+use stratalloc::driver::Driver;
+use stratalloc::error::{LargestFree, OutOfMemory};
+use stratalloc::ids::{DeviceId, PoolId};
+use stratalloc::size::{MIB, RoundupDivisions};
+
+use super::bed::{Bed, HOME, SIDE};
+
+/// The one hint that contains `words`; with none, there must be no such hint.
+#[track_caller]
+fn hint<'a>(report: &'a OutOfMemory, words: &str) -> Option<&'a str> {
+    let mut found = report.hints.iter().filter(|hint| hint.contains(words));
+    let first = found.next();
+    assert!(found.next().is_none(), "{:?}", report.hints);
+    first.map(String::as_str)
+}
+
+/// Shared segments of 20 MiB, each with a live block of `live_mib` at its front.
+fn pinned_segments(bed: &Bed, count: usize, live_mib: u64) -> Vec<Allocation> {
+    let both = (0..count).map(|_| (bed.take(live_mib * MIB), bed.take((19 - live_mib) * MIB)));
+    let (front, back): (Vec<_>, Vec<_>) = both.unzip();
+    back.into_iter().for_each(|block| bed.give(block));
+    front
+}
+
+#[test]
+fn a_report_holds_every_number_of_the_moment() {
+    let bed = Bed::new(128 * MIB);
+    let _small = bed.take(1000);
+    let _large = bed.take(50 * MIB);
+    let pinned = pinned_segments(&bed, 1, 9);
+    assert_eq!(pinned.len(), 1);
+    let draining = bed.take_on(5 * MIB, SIDE);
+    bed.record(&draining, HOME);
+    let report = bed.fail(60 * MIB + 1, HOME);
+    assert_eq!(
+        report,
+        OutOfMemory {
+            device: DeviceId(0),
+            stream: HOME,
+            requested_bytes: 60 * MIB + 1,
+            rounded_bytes: 60 * MIB + 512,
+            segment_bytes: 62 * MIB,
+            device_free_bytes: Some((128 - 2 - 50 - 20 - 20) * MIB),
+            device_total_bytes: Some(128 * MIB),
+            limit_bytes: None,
+            allocated_bytes: 1024 + (50 + 9 + 5) * MIB,
+            reserved_bytes: 92 * MIB,
+            cached_small_bytes: 2 * MIB - 1024,
+            cached_large_bytes: (11 + 15) * MIB,
+            largest_free: Some(LargestFree {
+                size_bytes: 15 * MIB,
+                stream: SIDE,
+                pool: PoolId::DEFAULT
+            }),
+            draining_bytes: 0,
+            driver: report.driver.clone(),
+            hints: report.hints.clone(),
+        }
+    );
+    assert!(report.driver.as_ref().unwrap().is_out_of_memory());
+    assert_eq!(report.hints, [""; 0], "the device is simply too small");
+    let text = report.to_string();
+    for words in [
+        "out of memory on device 0: tried to allocate 62.00 MiB",
+        "for a request of 60.00 MiB (60.00 MiB rounded) on stream 0.",
+        "The device has 128.00 MiB in all, of which 36.00 MiB is free.",
+        "It holds 92.00 MiB: 64.00 MiB allocated, 26.00 MiB cached in large and 2.00 MiB in small",
+        "The largest free block is 15.00 MiB, on stream 64.",
+        "The driver said: allocate failed",
+    ] {
+        assert!(text.contains(words), "no {words:?} in:\n{text}");
+    }
+    assert!(!text.contains("Hint:") && !text.contains("may reserve"));
+    bed.check();
+}
+
+#[test]
+fn the_limit_is_blamed_when_the_device_has_room() {
+    let bed = Bed::new(1024 * MIB);
+    bed.caching().set_limit_bytes(Some(100 * MIB));
+    let _held = bed.take(60 * MIB);
+    let report = bed.fail(50 * MIB, HOME);
+    assert_eq!(report.limit_bytes, Some(100 * MIB));
+    assert_eq!((report.driver.as_ref(), report.device_free_bytes), (None, Some(964 * MIB)));
+    let words = hint(&report, "the limit of").unwrap();
+    assert!(words.contains("100.00 MiB") && words.contains("964.00 MiB"), "{words}");
+    assert_eq!(report.hints.len(), 1);
+    assert!(report.to_string().contains("This allocator may reserve 100.00 MiB."));
+}
+
+#[test]
+fn the_limit_is_not_blamed_when_the_device_is_full_too() {
+    let bed = Bed::new(100 * MIB);
+    bed.caching().set_limit_bytes(Some(100 * MIB));
+    let _held = bed.take(60 * MIB);
+    assert_eq!(hint(&bed.fail(50 * MIB, HOME), "the limit of"), None);
+}
+
+#[test]
+fn fragmentation_is_blamed_when_the_cache_has_enough_in_pieces() {
+    let bed = Bed::new(80 * MIB);
+    let _pinned = pinned_segments(&bed, 4, 9);
+    let report = bed.fail(30 * MIB, HOME);
+    assert_eq!((report.cached_large_bytes, report.allocated_bytes), (44 * MIB, 36 * MIB));
+    assert_eq!(report.largest_free.unwrap().size_bytes, 11 * MIB);
+    let words = hint(&report, "cut into pieces").unwrap();
+    assert!(words.contains("44.00 MiB"), "{words}");
+    assert_eq!(hint(&report, "other streams"), None);
+    assert_eq!(hint(&report, "held by others"), None);
+}
+
+#[test]
+fn other_streams_are_blamed_when_they_cache_what_is_missing() {
+    let bed = Bed::new(20 * MIB);
+    let _pinned = bed.take_on(2 * MIB, SIDE);
+    let report = bed.fail(12 * MIB, HOME);
+    assert_eq!(
+        report.largest_free,
+        Some(LargestFree { size_bytes: 18 * MIB, stream: SIDE, pool: PoolId::DEFAULT })
+    );
+    let words = hint(&report, "cached for other streams").unwrap();
+    assert!(words.contains("18.00 MiB"), "{words}");
+    assert_eq!(hint(&report, "cut into pieces"), None, "it is in one piece, elsewhere");
+}
+
+#[test]
+fn other_holders_of_the_device_are_blamed_when_they_have_what_is_missing() {
+    let bed = Bed::new(100 * MIB);
+    bed.sim.allocate(70 * MIB).unwrap();
+    let _held = bed.take(20 * MIB);
+    let report = bed.fail(40 * MIB, HOME);
+    assert_eq!((report.reserved_bytes, report.device_free_bytes), (20 * MIB, Some(10 * MIB)));
+    let words = hint(&report, "held by others").unwrap();
+    assert!(words.contains("70.00 MiB"), "{words}");
+    assert_eq!(report.hints.len(), 1);
+}
+
+#[test]
+fn rounding_is_blamed_when_it_costs_more_than_a_quarter() {
+    let roundup = RoundupDivisions::new([2; 16]).unwrap();
+    let bed = Bed::with(100 * MIB, Settings { roundup, ..Settings::default() });
+    let report = bed.fail(97 * MIB, HOME);
+    assert_eq!((report.requested_bytes, report.rounded_bytes), (97 * MIB, 128 * MIB));
+    let words = hint(&report, "roundup_power2_divisions").unwrap();
+    assert!(words.contains("97.00 MiB") && words.contains("128.00 MiB"), "{words}");
+}
+
+// The reference: a request refused in advance is not counted as out of memory, nobody is told, and
+// the device is not asked.
+#[test]
+fn a_request_refused_in_advance_is_neither_counted_nor_told() {
+    let settings = Settings { throw_on_device_oom: true, ..Settings::default() };
+    let bed = Bed::with(100 * MIB, settings);
+    let pressure = stratalloc::allocator::DeviceAllocator::pressure(&bed.strategy).unwrap();
+    pressure.add_oom_observer(std::sync::Arc::new(|_| panic!("nobody is told")));
+    let calls = bed.sim.calls("allocate");
+    let report = bed.fail(101 * MIB, HOME);
+    assert!(hint(&report, "throw_on_cudamalloc_oom").is_some());
+    assert_eq!(bed.statistics().num_ooms, 0);
+    assert_eq!(bed.sim.calls("allocate"), calls);
+    bed.give(bed.take(100 * MIB));
+}

@@ -1,0 +1,194 @@
+//! What a miss does before it gives up, under our rules and under PyTorch's.
+
+use stratalloc::config::{Compat, Settings};
+use stratalloc::size::{GIB, MIB};
+
+use super::bed::{Bed, HOME, SIDE, rules, signed};
+
+/// A full device: one segment of 20 MiB, of which 9 MiB are live and 9 MiB drain.
+fn full_device_with_a_draining_piece(compat: Compat) -> (Bed, u64) {
+    let bed = Bed::with(20 * MIB, rules(compat));
+    let (_live, draining) = (bed.take(9 * MIB), bed.take(9 * MIB));
+    let address = draining.address();
+    bed.record(&draining, SIDE);
+    bed.give(draining);
+    (bed, address)
+}
+
+// The reference waits for events and then asks the device without searching again.
+#[test]
+fn what_waiting_for_events_freed_is_found_instead_of_a_false_out_of_memory() {
+    let (bed, address) = full_device_with_a_draining_piece(Compat::Default);
+    let found = bed.take(9 * MIB);
+    assert_eq!(found.address(), address);
+    let now = bed.statistics();
+    assert_eq!((now.num_ooms, now.num_sync_all_streams, now.num_alloc_retries), (0, 1, 0));
+    bed.check();
+}
+
+#[test]
+fn compat_makes_the_references_false_out_of_memory_and_its_retry_succeeds() {
+    let (bed, address) = full_device_with_a_draining_piece(Compat::PyTorch);
+    let report = bed.fail(9 * MIB, HOME);
+    assert_eq!(report.largest_free.unwrap().size_bytes, 11 * MIB, "enough was free all along");
+    let now = bed.statistics();
+    assert_eq!((now.num_ooms, now.num_sync_all_streams, now.num_alloc_retries), (1, 1, 1));
+    assert_eq!(bed.take(9 * MIB).address(), address);
+    bed.check();
+}
+
+/// Idle segments of 40, 30 and 20 MiB on a device of 100 MiB.
+fn three_idle_segments(compat: Compat) -> Bed {
+    let bed = Bed::with(100 * MIB, rules(compat));
+    let blocks = [40, 30, 20].map(|mib| bed.take(mib * MIB));
+    blocks.into_iter().for_each(|block| bed.give(block));
+    assert_eq!(bed.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);
+    bed
+}
+
+// The reference releases every idle segment when the device is full.
+#[test]
+fn pressure_releases_the_one_segment_that_is_enough() {
+    let bed = three_idle_segments(Compat::Default);
+    // 10 MiB are free on the device: 34 are missing, and the 40 have them.
+    bed.hold(44 * MIB);
+    assert_eq!(bed.segment_sizes(), [20 * MIB, 30 * MIB, 44 * MIB]);
+    assert_eq!(bed.statistics().num_alloc_retries, 0);
+    bed.check();
+}
+
+#[test]
+fn pressure_releases_the_largest_segments_when_none_is_enough_alone() {
+    let bed = three_idle_segments(Compat::Default);
+    bed.hold(60 * MIB);
+    assert_eq!(bed.segment_sizes(), [20 * MIB, 60 * MIB]);
+    assert_eq!(bed.statistics().num_device_free, 2);
+    bed.check();
+}
+
+#[test]
+fn compat_releases_every_idle_segment() {
+    let bed = three_idle_segments(Compat::PyTorch);
+    bed.hold(44 * MIB);
+    assert_eq!(bed.segment_sizes(), [44 * MIB]);
+    let now = bed.statistics();
+    assert_eq!((now.num_device_free, now.num_alloc_retries), (3, 1));
+    bed.check();
+}
+
+#[test]
+fn a_limit_presses_like_a_full_device() {
+    for (compat, left) in
+        [(Compat::Default, vec![20 * MIB, 30 * MIB, 44 * MIB]), (Compat::PyTorch, vec![44 * MIB])]
+    {
+        let bed = Bed::with(GIB, rules(compat));
+        let blocks = [40, 30, 20].map(|mib| bed.take(mib * MIB));
+        blocks.into_iter().for_each(|block| bed.give(block));
+        bed.caching().set_limit_bytes(Some(100 * MIB));
+        bed.hold(44 * MIB);
+        assert_eq!(bed.segment_sizes(), left);
+        bed.check();
+    }
+}
+
+#[test]
+fn a_request_that_nothing_can_serve_ends_with_an_empty_cache_and_an_error() {
+    for compat in [Compat::Default, Compat::PyTorch] {
+        let bed = three_idle_segments(compat);
+        let report = bed.fail(101 * MIB, HOME);
+        assert_eq!(bed.segment_sizes(), [0; 0], "everything was tried");
+        assert_eq!((report.reserved_bytes, report.device_free_bytes), (0, Some(100 * MIB)));
+        bed.check();
+    }
+}
+
+#[test]
+fn idle_segments_of_other_streams_and_of_small_blocks_are_released_too() {
+    let bed = Bed::new(42 * MIB);
+    let small = bed.take(1);
+    let (side, here) = (bed.take_on(20 * MIB, SIDE), bed.take(20 * MIB));
+    for block in [small, side, here] {
+        bed.give(block);
+    }
+    bed.hold(42 * MIB);
+    assert_eq!(bed.segment_sizes(), [42 * MIB]);
+    bed.check();
+}
+
+/// A segment of 100 MiB with a live piece of 30 and a free piece of 70, on a device of 120 MiB,
+/// after `max_split_size_mb` was lowered to 40.
+fn free_piece_that_became_oversize(compat: Compat) -> (Bed, stratalloc::allocator::Allocation) {
+    let bed = Bed::with(120 * MIB, rules(compat));
+    bed.give(bed.take(100 * MIB));
+    let live = bed.take(30 * MIB);
+    bed.apply(Settings { max_split_bytes: Some(40 * MIB), ..rules(compat) });
+    (bed, live)
+}
+
+// The reference tests only the size, and would hand a piece of a segment to the device as if it were
+// a whole segment. Safety is never at stake here, also under its rules.
+#[test]
+fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
+    for compat in [Compat::Default, Compat::PyTorch] {
+        let (bed, live) = free_piece_that_became_oversize(compat);
+        bed.fail(80 * MIB, HOME);
+        assert_eq!(bed.segment_sizes(), [100 * MIB]);
+        assert_eq!(bed.sim.calls("free"), 0, "nothing was given to the device");
+        bed.check();
+        bed.give(live);
+        // Whole again, and too large to be reused for 80 MiB: released for it.
+        bed.hold(80 * MIB);
+        assert_eq!(bed.segment_sizes(), [80 * MIB]);
+        bed.check();
+    }
+}
+
+#[test]
+fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
+    let bed = Bed::new(226 * MIB);
+    bed.give(bed.take(116 * MIB));
+    // Leaves a free piece of 86 MiB; the whole segment of 100 comes after it in size.
+    let live = bed.take(30 * MIB);
+    bed.give(bed.take(100 * MIB));
+    bed.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
+    bed.hold(60 * MIB);
+    assert_eq!(bed.segment_sizes(), [60 * MIB, 116 * MIB]);
+    assert_eq!(bed.statistics().num_sync_all_streams, 0, "oversize blocks go before any waiting");
+    bed.give(live);
+    bed.check();
+}
+
+// The reference: an oversize block does not serve a smaller request, is not split, and is reused only
+// when it is less than the slack larger.
+#[test]
+fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
+    let settings = Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() };
+    let bed = Bed::with(GIB, settings);
+    bed.give(bed.take(60 * MIB));
+    let small = bed.take(30 * MIB);
+    assert_eq!(bed.segment_sizes(), [30 * MIB, 60 * MIB], "30 MiB do not come from the 60");
+    let close = bed.take(41 * MIB);
+    assert_eq!(bed.segment_sizes(), [30 * MIB, 60 * MIB], "60 < 41 + 20");
+    assert_eq!(bed.statistics().allocated_bytes.all.current, signed(90 * MIB), "not split");
+    assert_eq!(bed.statistics().oversize_allocations.current, 1);
+    bed.give(close);
+    let far = bed.take(40 * MIB);
+    assert_eq!(bed.segment_sizes(), [30 * MIB, 40 * MIB, 60 * MIB], "60 is not < 40 + 20");
+    for block in [small, far] {
+        bed.give(block);
+    }
+    bed.check();
+}
+
+// The reference with a limit of 120 MiB and blocks of 40 on two streams: a fourth fails, and after
+// everything was freed all 120 fit in one piece.
+#[test]
+fn three_oversize_blocks_fill_a_limit_and_their_space_comes_back_whole() {
+    let bed = Bed::with(GIB, Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
+    bed.caching().set_limit_bytes(Some(120 * MIB));
+    let blocks = [(HOME, 40), (SIDE, 40), (HOME, 40)].map(|(s, mib)| bed.take_on(mib * MIB, s));
+    bed.fail(40 * MIB, HOME);
+    blocks.into_iter().for_each(|block| bed.give(block));
+    bed.give(bed.take(120 * MIB));
+    bed.check();
+}

@@ -1,0 +1,104 @@
+//! The walls of the house, kept by reading the sources.
+//!
+//! Each rule is a function from a file's path and text to complaints, and each has a test that shows
+//! it a bad file. A wall that has to move is moved here and in `ARCHITECTURE.md` at once.
+
+#[path = "tidy/layers.rs"]
+mod layers;
+#[path = "tidy/papers.rs"]
+mod papers;
+#[path = "tidy/source.rs"]
+mod source;
+#[path = "tidy/text.rs"]
+mod text;
+
+use source::{Source, rust_files};
+
+/// Complaints of one rule about all files that it is for.
+fn complaints(of: impl Fn(&str) -> bool, rule: impl Fn(&Source) -> Vec<String>) -> String {
+    let files = rust_files();
+    let chosen: Vec<_> = files.iter().filter(|file| of(&file.path)).collect();
+    assert!(!chosen.is_empty(), "a rule without files keeps nothing");
+    chosen.into_iter().flat_map(rule).collect::<Vec<_>>().join("\n")
+}
+
+fn product(path: &str) -> bool {
+    path.starts_with("src/") || path.starts_with("strategies/")
+}
+
+fn any(_: &str) -> bool {
+    true
+}
+
+#[test]
+fn files_use_only_what_stands_to_the_left_of_them() {
+    assert_eq!(complaints(product, layers::imports), "");
+}
+
+#[test]
+fn heaps_know_no_driver_and_no_lock() {
+    assert_eq!(complaints(|path| path.starts_with("src/heap/"), layers::heap_is_pure), "");
+}
+
+#[test]
+fn no_strategy_uses_another() {
+    assert_eq!(complaints(|path| path.starts_with("strategies/"), layers::strategies_apart), "");
+}
+
+#[test]
+fn unsafe_lives_only_where_it_may() {
+    assert_eq!(complaints(product, layers::unsafe_at_home), "");
+}
+
+#[test]
+fn no_file_is_longer_than_600_lines() {
+    assert_eq!(complaints(any, text::short_file), "");
+}
+
+#[test]
+fn no_function_of_the_heap_or_the_engine_is_longer_than_90_lines() {
+    let bookkeeping = |path: &str| path.starts_with("src/heap/") || path.starts_with("src/cache/");
+    assert_eq!(complaints(bookkeeping, text::short_functions), "");
+}
+
+#[test]
+fn every_file_begins_with_a_header() {
+    assert_eq!(complaints(any, text::header), "");
+}
+
+#[test]
+fn no_banners_no_leftovers_no_ignored_tests() {
+    assert_eq!(complaints(any, text::leftovers), "");
+}
+
+#[test]
+fn a_lint_is_silenced_only_with_a_reason() {
+    assert_eq!(complaints(any, text::reasons), "");
+}
+
+#[test]
+fn nothing_is_unwrapped_outside_tests() {
+    assert_eq!(complaints(product, text::unwraps), "");
+}
+
+#[test]
+fn the_papers_know_every_room_of_the_house() {
+    let plan = papers::read("ARCHITECTURE.md");
+    assert_eq!(papers::rooms(&plan, &papers::folders()), [""; 0]);
+    assert_eq!(papers::rooms(&plan, &papers::top_folders()), [""; 0]);
+}
+
+#[test]
+fn every_built_in_strategy_has_its_row() {
+    let names = || stratalloc::registry::BUILT_IN.iter().map(|(name, _)| *name);
+    assert_eq!(papers::rows(&papers::read("strategies/mod.rs"), names()), [""; 0]);
+    match std::fs::read_to_string(source::root().join("README.md")) {
+        Ok(readme) => assert_eq!(papers::rows(&readme, names()), [""; 0]),
+        Err(_) => eprintln!("skipped: no README.md"),
+    }
+}
+
+#[test]
+fn the_package_carries_the_strategies() {
+    assert_eq!(papers::manifest(&papers::read("Cargo.toml")), [""; 0]);
+}

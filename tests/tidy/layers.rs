@@ -1,0 +1,211 @@
+//! Who may use whom.
+
+use super::source::Source;
+
+/// Each layer with what its files may use, in the order of `ARCHITECTURE.md`. A layer may always use
+/// itself and every layer before it on the list, except those under `never`.
+struct Layer {
+    name: &'static str,
+    never: &'static [&'static str],
+    /// Later layers that it may use all the same, each for a reason.
+    also: &'static [&'static str],
+}
+
+const fn layer(name: &'static str) -> Layer {
+    Layer { name, never: &[], also: &[] }
+}
+
+const LAYERS: [Layer; 17] = [
+    layer("size"),
+    layer("ids"),
+    // A refused free gives its allocation back.
+    Layer { also: &["allocator"], ..layer("error") },
+    Layer { never: &["error"], ..layer("config") },
+    Layer { never: &["config"], ..layer("driver") },
+    Layer { never: &["config", "driver", "error"], ..layer("heap") },
+    Layer { never: &["config", "driver"], ..layer("stats") },
+    Layer { never: &["config", "driver", "heap", "stats"], ..layer("history") },
+    Layer { never: &["driver", "heap"], ..layer("allocator") },
+    Layer { never: &["config", "driver", "heap", "stats"], ..layer("sync") },
+    layer("cache"),
+    layer("layers"),
+    layer("strategies"),
+    layer("registry"),
+    layer("handle"),
+    layer("replay"),
+    layer("ffi"),
+];
+
+/// The layer of a file: the folder or the file's own name under `src/`.
+fn layer_of(path: &str) -> Option<&str> {
+    if path.starts_with("strategies/") {
+        return Some("strategies");
+    }
+    let inside = path.strip_prefix("src/")?;
+    match inside.split_once('/') {
+        // A program of its own: it uses the library from outside.
+        Some(("bin", _)) => None,
+        Some((folder, _)) => Some(folder),
+        None => inside.strip_suffix(".rs").filter(|name| *name != "lib"),
+    }
+}
+
+/// Layers that a file names as `crate::layer`, also inside `use crate::{...}` over several lines,
+/// with the line of the path.
+fn used(file: &Source) -> Vec<(usize, String)> {
+    let lines: Vec<_> = file.product_code().into_iter().map(|(_, code)| code).collect();
+    let text = lines.join("\n");
+    let mut found = Vec::new();
+    for (at, path) in text.match_indices("crate::") {
+        let line = text[..at].matches('\n').count();
+        let rest = &text[at + path.len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => found.extend(first_names(list).into_iter().map(|name| (line, name))),
+            None => found.extend(first_name(rest).map(|name| (line, name))),
+        }
+    }
+    found
+}
+
+/// The name that `path` begins with. A macro of the crate belongs to the layer that it serves.
+fn first_name(path: &str) -> Option<String> {
+    let path = path.trim_start();
+    let name: String = path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    (!name.is_empty() && !path[name.len()..].starts_with('!')).then_some(name)
+}
+
+/// The names that the paths of a list begin with, up to the brace that closes it.
+fn first_names(list: &str) -> Vec<String> {
+    let (mut depth, mut starts) = (1, vec![0]);
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => starts.push(at + 1),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    starts.into_iter().filter_map(|start| first_name(&list[start..])).collect()
+}
+
+/// Files use only what stands to the left of them.
+pub(crate) fn imports(file: &Source) -> Vec<String> {
+    let Some(own) = layer_of(&file.path) else {
+        return Vec::new();
+    };
+    let place = |name: &str| LAYERS.iter().position(|layer| layer.name == name);
+    let Some(at) = place(own) else {
+        return vec![
+            file.at(0, &format!("{own} is no layer; name it in ARCHITECTURE.md and here")),
+        ];
+    };
+    let layer = &LAYERS[at];
+    let legal = |name: &str| {
+        name == own
+            || layer.also.contains(&name)
+            || place(name).is_some_and(|other| other < at && !layer.never.contains(&name))
+    };
+    let used = used(file).into_iter().filter(|(_, name)| !legal(name));
+    used.map(|(line, name)| file.at(line, &format!("{own} may not use {name}"))).collect()
+}
+
+/// Bookkeeping sees no driver, no lock and nothing unsafe.
+pub(crate) fn heap_is_pure(file: &Source) -> Vec<String> {
+    words(file, &["driver", "Driver", "Mutex", "RwLock", "parking_lot", "Atomic", "unsafe", "Arc"])
+}
+
+/// No strategy names another's file or the list of all.
+pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
+    if file.path == "strategies/mod.rs" {
+        return Vec::new();
+    }
+    words(file, &["super", "crate::strategies", "crate::registry"])
+}
+
+/// `unsafe` needs a home where somebody expects it.
+pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
+    let home = ["src/driver/cuda", "src/driver/host", "src/sync", "src/ffi"];
+    let at_home = |home: &str| {
+        let rest = file.path.strip_prefix(home);
+        rest.is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
+    };
+    if home.into_iter().any(at_home) {
+        return Vec::new();
+    }
+    let mut found = words(file, &["unsafe"]);
+    let allowed = file.code().into_iter().filter(|(_, code)| code.contains("(unsafe_code"));
+    found.extend(allowed.map(|(line, _)| file.at(line, "unsafe code is not at home here")));
+    found
+}
+
+/// Complaints about words in the product code of a file. A word may begin inside another.
+fn words(file: &Source, forbidden: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (line, code) in file.product_code() {
+        for word in forbidden {
+            let whole = code.match_indices(word).any(|(at, _)| {
+                let part = |c: char| c.is_alphanumeric() || c == '_';
+                let starts = !code[..at].ends_with(part);
+                starts && (*word == "Atomic" || !code[at + word.len()..].starts_with(part))
+            });
+            if whole {
+                found.push(file.at(line, &format!("{word} does not belong here")));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_file_that_reaches_to_the_right_is_seen() {
+    let sees = |path: &str, text: &str| imports(&Source::new(path, text)).len();
+    assert_eq!(sees("src/heap/mod.rs", "use crate::driver::Driver;"), 1);
+    assert_eq!(sees("src/heap/mod.rs", "use crate::size::MIB;\nuse crate::ids::StreamId;"), 0);
+    assert_eq!(sees("src/size.rs", "fn f() -> crate::cache::Engine {}"), 1);
+    assert_eq!(sees("src/stats/report.rs", "use crate::heap::HandOut;"), 0);
+    assert_eq!(sees("src/error.rs", "use crate::allocator::Allocation;"), 0);
+    assert_eq!(sees("src/allocator.rs", "use crate::driver::Driver;"), 1);
+    assert_eq!(sees("src/cache/engine.rs", "use crate::strategies::Strategy;"), 1);
+    assert_eq!(sees("strategies/native.rs", "use crate::{registry, cache::{Engine, replay}};"), 1);
+    let several =
+        "use crate::{\n    cache::Engine,\n    replay::{\n        run,\n    },\n    ids,\n};";
+    assert_eq!(sees("strategies/native.rs", several), 1);
+    assert_eq!(sees("src/driver/mod.rs", "/// See crate::cache.\n// crate::cache"), 0);
+    assert_eq!(sees("src/driver/mod.rs", "crate::driver::forward!(x);"), 0);
+    assert_eq!(sees("src/novel/mod.rs", ""), 1);
+    assert_eq!(sees("src/bin/stratalloc/main.rs", "use crate::output;"), 0);
+}
+
+#[test]
+fn an_impure_heap_is_seen() {
+    let sees = |text: &str| heap_is_pure(&Source::new("src/heap/x.rs", text)).len();
+    for bad in
+        ["use std::sync::Mutex;", "let a: AtomicU32;", "unsafe { f() }", "fn f(d: &Driver) {}"]
+    {
+        assert_eq!(sees(bad), 1, "{bad}");
+    }
+    assert_eq!(sees("// Mutex, unsafe, driver\nlet drivers = \"driver\"; let arch = 1;"), 0);
+}
+
+#[test]
+fn a_strategy_that_leans_on_another_is_seen() {
+    let sees = |path: &str, text: &str| strategies_apart(&Source::new(path, text)).len();
+    assert_eq!(sees("strategies/a.rs", "use super::native::NativeAllocator;"), 1);
+    assert_eq!(sees("strategies/a.rs", "use crate::strategies::NativeAllocator;"), 1);
+    assert_eq!(sees("strategies/a.rs", "use crate::cache::Engine;"), 0);
+    assert_eq!(sees("strategies/mod.rs", "use super::x;"), 0);
+}
+
+#[test]
+fn homeless_unsafe_is_seen() {
+    let sees = |path: &str, text: &str| unsafe_at_home(&Source::new(path, text)).len();
+    assert_eq!(sees("src/cache/engine.rs", "let a = unsafe { b() };"), 1);
+    assert_eq!(sees("src/cache/engine.rs", "#![allow(unsafe_code, reason = \"x\")]"), 1);
+    assert_eq!(sees("src/driver/hostile.rs", "unsafe impl Send for A {}"), 1);
+    assert_eq!(sees("src/driver/host/mod.rs", "unsafe impl Send for A {}"), 0);
+    assert_eq!(sees("src/sync.rs", "unsafe impl Send for A {}"), 0);
+    assert_eq!(sees("src/cache/engine.rs", "/// Nothing unsafe here."), 0);
+}

@@ -1,0 +1,188 @@
+//! Source files as the rules see them: path, text, and lines without comments and literals.
+//!
+//! This is no parser. It knows line comments, block comments on one line, strings, characters and
+//! raw strings well enough for `rustfmt`ed text.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A file of ours.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// From the package's root, with `/`.
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+/// The package's folder.
+pub(crate) fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every Rust file of the package.
+pub(crate) fn rust_files() -> Vec<Source> {
+    let mut files = Vec::new();
+    for folder in ["src", "strategies", "tests", "benches", "examples"] {
+        collect(&root().join(folder), &mut files);
+    }
+    assert!(files.len() > 40, "only {} files found", files.len());
+    files
+}
+
+fn collect(folder: &Path, files: &mut Vec<Source>) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries {
+        let path = entry.expect("a folder that opened can be listed").path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("sources are UTF-8");
+            let inside = path.strip_prefix(root()).expect("found under the root");
+            let parts: Vec<_> = inside.iter().map(|part| part.to_string_lossy()).collect();
+            files.push(Source { path: parts.join("/"), text });
+        }
+    }
+}
+
+impl Source {
+    pub(crate) fn new(path: &str, text: &str) -> Self {
+        Self { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    /// A complaint about a line, counted from 0.
+    pub(crate) fn at(&self, line: usize, what: &str) -> String {
+        format!("{}:{}: {what}", self.path, line + 1)
+    }
+
+    /// Lines without comments and without what is inside literals, numbered from 0.
+    pub(crate) fn code(&self) -> Vec<(usize, String)> {
+        let mut inside = Inside::Code;
+        let lines = self.text.lines().enumerate();
+        lines.map(|(number, line)| (number, strip(line, &mut inside))).collect()
+    }
+
+    /// [`code`](Self::code) up to the first test module. Files of tests have none.
+    pub(crate) fn product_code(&self) -> Vec<(usize, String)> {
+        if self.path.ends_with("/tests.rs") || self.path.contains("/tests/") {
+            return Vec::new();
+        }
+        let code = self.code();
+        let is_test_module = |at: usize| {
+            code[at].1.trim() == "#[cfg(test)]"
+                && code.get(at + 1).is_some_and(|(_, next)| {
+                    let next = next.trim_start();
+                    next.starts_with("mod ") && next.ends_with('{')
+                })
+        };
+        let end = (0..code.len()).find(|&at| is_test_module(at)).unwrap_or(code.len());
+        code[..end].to_vec()
+    }
+}
+
+/// Where a line begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inside {
+    Code,
+    Text,
+    /// A raw string that ends with a quote and so many hashes.
+    RawText(usize),
+    Comment,
+}
+
+fn strip(line: &str, inside: &mut Inside) -> String {
+    let bytes = line.as_bytes();
+    let mut kept = String::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let rest = &line[at..];
+        let step = rest.chars().next().map_or(1, char::len_utf8);
+        match *inside {
+            Inside::Text if rest.starts_with('\\') => at += 2,
+            Inside::Text => {
+                if rest.starts_with('"') {
+                    *inside = Inside::Code;
+                    kept.push('"');
+                }
+                at += step;
+            }
+            Inside::RawText(hashes) => {
+                let end = format!("\"{}", "#".repeat(hashes));
+                if rest.starts_with(&end) {
+                    *inside = Inside::Code;
+                    at += end.len();
+                } else {
+                    at += step;
+                }
+            }
+            Inside::Comment => {
+                if rest.starts_with("*/") {
+                    *inside = Inside::Code;
+                    at += 2;
+                } else {
+                    at += step;
+                }
+            }
+            Inside::Code if rest.starts_with("//") => return kept,
+            Inside::Code if rest.starts_with("/*") => {
+                *inside = Inside::Comment;
+                at += 2;
+            }
+            Inside::Code if rest.starts_with("r\"") || rest.starts_with("r#") => {
+                let hashes = rest[1..].bytes().take_while(|byte| *byte == b'#').count();
+                if rest[1 + hashes..].starts_with('"') {
+                    *inside = Inside::RawText(hashes);
+                    at += 2 + hashes;
+                } else {
+                    kept.push('r');
+                    at += 1;
+                }
+            }
+            Inside::Code if rest.starts_with('"') => {
+                *inside = Inside::Text;
+                kept.push('"');
+                at += 1;
+            }
+            Inside::Code if rest.starts_with('\'') => at += character(rest, &mut kept),
+            Inside::Code => {
+                kept.push_str(&rest[..step]);
+                at += step;
+            }
+        }
+    }
+    kept
+}
+
+/// How long the character literal at the start of `rest` is; 1 for the quote of a lifetime.
+fn character(rest: &str, kept: &mut String) -> usize {
+    let mut chars = rest.char_indices().skip(1);
+    let first = chars.next();
+    let close = match first {
+        Some((_, '\\')) => {
+            rest[2..].char_indices().skip(1).find(|(_, c)| *c == '\'').map(|f| f.0 + 2)
+        }
+        Some(_) => chars.next().filter(|(_, c)| *c == '\'').map(|(at, _)| at),
+        None => None,
+    };
+    kept.push('\'');
+    close.map_or(1, |at| at + 1)
+}
+
+#[test]
+fn comments_and_literals_are_not_code() {
+    let text = "let a = \"unsafe // no\"; // unsafe\nlet b = '\"'; /* unsafe */ c::<'a>();\n\
+                let d = r#\"unsafe\"#; e('\\'');\n\"one\ntwo unsafe\" end\n";
+    let code: Vec<_> = Source::new("x.rs", text).code().into_iter().map(|(_, line)| line).collect();
+    assert_eq!(
+        code,
+        ["let a = \"\"; ", "let b = ';  c::<'a>();", "let d = ; e(');", "\"", "\" end"]
+    );
+}
+
+#[test]
+fn product_code_ends_where_the_test_module_begins() {
+    let text = "fn a() {}\n#[cfg(test)]\nmod far;\nfn b() {}\n#[cfg(test)]\nmod tests {\n}\n";
+    assert_eq!(Source::new("src/x.rs", text).product_code().len(), 4);
+    assert_eq!(Source::new("src/heap/tests.rs", text).product_code().len(), 0);
+}
