@@ -19,3 +19,8 @@ pub mod stats;
 
 #[path = "../strategies/mod.rs"]
 pub mod strategies;
+
+/// The README's example is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

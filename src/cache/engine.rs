@@ -270,7 +270,6 @@ impl Engine {
             counters: HeapCounters::default(),
             policy: growth.hit_policy(),
         };
-        self.ledger.add_heap();
         Ok(self.heaps.add(stream, state))
     }
 

@@ -18,7 +18,8 @@ struct Inside;
 
 impl Inside {
     fn enter() -> Option<Self> {
-        INSIDE.with(|inside| (!inside.replace(true)).then_some(Self))
+        // Made only when it is the first: dropping one clears the mark.
+        INSIDE.with(|inside| (!inside.replace(true)).then(|| Self))
     }
 }
 

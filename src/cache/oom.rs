@@ -19,6 +19,8 @@ struct Held {
     elsewhere_fits: bool,
     /// Whether the request's own heap has a fitting block by now.
     fits_now: bool,
+    /// Whether the device has virtual memory and expandable segments are off.
+    can_expand: bool,
 }
 
 impl Engine {
@@ -52,7 +54,8 @@ impl Engine {
             reserved_bytes: growth.reserved_bytes(),
             ..OutOfMemory::default()
         };
-        let mut held = Held::default();
+        let can_expand = self.driver.virtual_memory().is_some() && !growth.miss_policy.expandable;
+        let mut held = Held { can_expand, ..Held::default() };
         for other in self.heaps.by_stream() {
             self.add_heap_to_report(&mut report, &mut held, other, cell, plan);
         }
@@ -137,9 +140,14 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
                 .to_owned(),
         );
     } else if cached >= report.rounded_bytes {
+        let remedy = if held.can_expand {
+            "expandable_segments:True joins them"
+        } else {
+            "max_split_size_mb keeps large blocks whole, roundup_power2_divisions makes pieces fit \
+             more requests"
+        };
         hints.push(format!(
-            "{} are cached but cut into pieces that are too small: max_split_size_mb keeps large \
-             blocks whole, roundup_power2_divisions makes pieces fit more requests.",
+            "{} are cached but cut into pieces that are too small: {remedy}.",
             human_bytes(cached)
         ));
     }

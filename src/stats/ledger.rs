@@ -45,11 +45,6 @@ struct Entry {
 }
 
 impl Ledger {
-    /// Adds a heap that holds nothing. Heaps are numbered as they are added.
-    pub fn add_heap(&self) {
-        self.state.lock().heaps.push(Entry::default());
-    }
-
     /// The peaks for each kind of pool and for both.
     #[must_use]
     pub fn peaks(&self) -> [Lanes; CLASSES] {
@@ -61,6 +56,7 @@ impl Ledger {
     #[cold]
     pub fn raise(&self, own: usize, counters: &mut HeapCounters, heaps: &dyn Heaps) {
         let state = &mut *self.state.lock();
+        state.know(own + 1);
         if !state.serve_from_unassigned(own, counters) {
             state.share_anew(own, counters, heaps);
         }
@@ -71,6 +67,8 @@ impl Ledger {
         let state = &mut *self.state.lock();
         state.peak = Default::default();
         state.unassigned = Default::default();
+        let heaps: Vec<_> = heaps.collect();
+        state.know(heaps.len());
         for (entry, counters) in state.heaps.iter_mut().zip(heaps) {
             for class in 0..CLASSES {
                 let current = counters.current(class);
@@ -84,6 +82,14 @@ impl Ledger {
 }
 
 impl State {
+    /// Makes room for so many heaps. A heap is known from its first raise on: until then it holds
+    /// nothing.
+    fn know(&mut self, heaps: usize) {
+        if self.heaps.len() < heaps {
+            self.heaps.resize(heaps, Entry::default());
+        }
+    }
+
     /// True when the unassigned rest covers what the heap lacks; half of what is left goes along.
     fn serve_from_unassigned(&mut self, own: usize, counters: &mut HeapCounters) -> bool {
         let mut lacks = [Lanes::default(); CLASSES];
@@ -205,7 +211,6 @@ mod tests {
                 counters: (0..HEAPS).map(|_| RefCell::default()).collect(),
                 moved: (0..HEAPS).map(|_| Cell::new(false)).collect(),
             };
-            (0..HEAPS).for_each(|_| ledger.add_heap());
             let mut plain = [[0i64; LANES]; CLASSES];
             let mut peak = [[0i64; LANES]; CLASSES];
             let mut live: Vec<(usize, PoolKind, u64)> = Vec::new();

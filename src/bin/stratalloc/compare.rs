@@ -41,8 +41,9 @@ pub(crate) struct Compare {
 }
 
 /// What is compared when nobody says otherwise: each saves memory somewhere.
-const DEFAULT_CONFS: [&str; 6] = [
+const DEFAULT_CONFS: [&str; 7] = [
     "backend:native",
+    "backend:native,expandable_segments:True",
     "backend:native,compat:pytorch",
     "backend:native,max_split_size_mb:64",
     "backend:native,max_split_size_mb:256",
