@@ -107,7 +107,8 @@ fn threads_under_pressure_share_no_byte_while_limits_settings_and_caches_change(
     let collector = Settings { garbage_collection_threshold: Some(0.5), ..plain.clone() };
     let unlocked = Settings { release_lock_on_device_allocate: true, ..collector.clone() };
     let pytorch = Settings { compat: Compat::PyTorch, ..unlocked.clone() };
-    for settings in [plain, collector, unlocked, pytorch] {
+    let expandable = Settings { expandable_segments: true, ..plain.clone() };
+    for settings in [plain, collector, unlocked, pytorch, expandable] {
         for threads in [2, 4] {
             under_pressure(threads, settings.clone());
         }
