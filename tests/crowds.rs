@@ -10,15 +10,20 @@ mod hammer;
 #[path = "crowds/hooks.rs"]
 mod hooks;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{Compat, Config, Settings};
+use stratalloc::driver::Driver;
 use stratalloc::driver::sim::EventMode;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 
+use common::machine::{Machine, SimMachine};
+use common::meeting::Meeting;
 use hammer::{Dice, Scene, hammer_on};
 
 /// Threads on streams of their own never meet, except where they free each other's blocks.
@@ -200,5 +205,51 @@ fn overlapping_growth_never_passes_the_limit() {
         assert!(told.reserved_bytes.all.peak <= 90 << 20, "not even for a moment");
         assert_eq!(told.num_ooms, i64::try_from(failures.into_inner()).expect("few"));
         scene.check();
+    }
+}
+
+/// Two threads ask for a segment each at the same time. Returns how many were in the driver at
+/// once, how many were served, and what the device gave.
+fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, u64) {
+    let machine = SimMachine::with_events(1 << 30, EventMode::Immediate);
+    // Company that must come is waited for; where none can come, a little patience is enough.
+    let turns = if unlocked && limit_bytes.is_none() { u64::MAX } else { 20_000 };
+    let driver = Arc::new(Meeting::new(Arc::clone(&machine.0), turns));
+    let settings = Settings { release_lock_on_device_allocate: unlocked, ..Settings::default() };
+    let strategy = build(
+        &Config::from_settings(settings),
+        Arc::clone(&driver) as Arc<dyn Driver>,
+        BuildOptions::default(),
+    )
+    .expect("the device can do it");
+    strategy.caching().expect("it caches").set_limit_bytes(limit_bytes);
+    let begin = Barrier::new(2);
+    let served = thread::scope(|scope| {
+        let threads = [3, 7].map(|stream| {
+            let (strategy, begin) = (&strategy, &begin);
+            scope.spawn(move || {
+                begin.wait();
+                strategy.allocate(Request::new(20 * MIB, StreamId(stream))).is_ok()
+            })
+        });
+        threads.map(|thread| thread.join().expect("no thread panics"))
+    });
+    let engine = strategy.engine().expect("the native strategy has an engine");
+    common::law::check_all(engine, machine.used_bytes()).expect("the laws hold at rest");
+    let served = served.into_iter().filter(|served| *served).count();
+    (driver.most_inside(), served, machine.used_bytes())
+}
+
+#[test]
+fn misses_meet_in_the_driver_only_when_the_lock_is_released_for_it() {
+    assert_eq!(two_grow_at_once(false, None), (1, 2, 40 * MIB));
+    assert_eq!(two_grow_at_once(true, None), (2, 2, 40 * MIB));
+}
+
+#[test]
+fn what_others_are_asking_the_driver_for_counts_against_the_limit() {
+    for unlocked in [false, true] {
+        let (_, served, used_bytes) = two_grow_at_once(unlocked, Some(30 * MIB));
+        assert_eq!((served, used_bytes), (1, 20 * MIB), "unlocked: {unlocked}");
     }
 }

@@ -418,3 +418,23 @@ fn an_event_that_cannot_be_queried_keeps_its_block_waiting() {
     let layout = bench.check().expect("the laws hold");
     assert_eq!(layout.len(), 1, "the block came back and was used again");
 }
+
+#[test]
+fn a_segment_that_the_driver_refuses_to_take_back_is_used_and_freed_by_address_as_before() {
+    let mut bench = Bench::new(&Settings::default());
+    bench.perform(Step::Allocate(0, 3 * MIB, A)).expect("nothing fails yet");
+    bench.perform(Step::Free(0)).expect("nothing fails yet");
+    let before = bench.check().expect("the laws hold");
+    let kind = DriverErrorKind::Other;
+    bench.driver.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("free") });
+    assert_eq!(bench.perform(Step::Empty), Ok(true), "the release is refused");
+    assert_eq!(bench.check().expect("the laws hold"), before, "the segment is back as it was");
+    let calls = bench.driver.inner().calls("allocate");
+    let address = bench.raw().allocate_raw(Request::new(2 * MIB, A)).expect("a block is cached");
+    assert_eq!(bench.driver.inner().calls("allocate"), calls, "no new segment");
+    bench.raw().record_stream_raw(address, B).expect("it is live");
+    bench.raw().free_raw(address).expect("it is found by its address");
+    bench.driver.inner().complete_all();
+    assert_eq!(bench.perform(Step::Empty), Ok(false), "now it goes");
+    assert_eq!(bench.used_bytes(), 0);
+}

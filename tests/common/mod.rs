@@ -10,6 +10,7 @@
 pub(crate) mod claims;
 pub(crate) mod law;
 pub(crate) mod machine;
+pub(crate) mod meeting;
 
 /// What is wrong, or nothing.
 pub(crate) type Checked = Result<(), String>;
