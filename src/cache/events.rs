@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
@@ -93,17 +94,17 @@ impl Engine {
         find: impl Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
         let stale = HandleError::Stale { address };
-        let streams: Vec<StreamId> = {
+        let streams: SmallVec<[StreamId; 4]> = {
             let state = cell.lock();
             let slot = find(&state.heap).ok_or(stale.clone())?;
             state.heap.streams_using(slot).collect()
         };
-        let mut events = Vec::with_capacity(streams.len());
+        let mut events: SmallVec<[EventId; 4]> = SmallVec::new();
         for &stream in &streams {
             match self.record_new_event(stream) {
                 Ok(event) => events.push(event),
                 Err(error) => {
-                    self.events.queues.lock().spare.append(&mut events);
+                    self.events.queues.lock().spare.extend(events);
                     return Err(HandleError::Driver(error));
                 }
             }
@@ -112,7 +113,7 @@ impl Engine {
             let mut state = cell.lock();
             let Some(slot) = find(&state.heap) else {
                 drop(state);
-                self.events.queues.lock().spare.append(&mut events);
+                self.events.queues.lock().spare.extend(events);
                 return Err(stale);
             };
             let count = u32::try_from(events.len()).expect("streams of a block are few");

@@ -2,7 +2,7 @@
 
 use crate::config::{Compat, Reserve, Settings};
 use crate::heap::FitRules;
-use crate::size::{PoolKind, RoundupDivisions, segment_bytes};
+use crate::size::{PoolKind, RoundupDivisions, TIB, segment_bytes};
 
 /// What a hit needs to know. Each heap has a copy under its own lock.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,7 +83,8 @@ impl MissPolicy {
     reason = "a positive fraction; the cast saturates"
 )]
 fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
-    let most = device_total_bytes + device_total_bytes / 8;
+    // Half of the address space that processors give a process is more than any device needs.
+    let most = device_total_bytes.saturating_add(device_total_bytes / 8).min(64 * TIB);
     match configured {
         None => most,
         Some(Reserve::Bytes(bytes)) => bytes.min(most),

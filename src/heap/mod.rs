@@ -152,7 +152,13 @@ impl Heap {
             + self.starts.as_ref().map_or(0, Starts::bytes)
     }
 
-    /// How many blocks there are, free ones included.
+    /// How many blocks are address space only.
+    #[must_use]
+    pub fn unmapped_count(&self) -> usize {
+        self.expandable.gap_count()
+    }
+
+    /// How many blocks there are, free and unmapped ones included.
     #[must_use]
     pub fn block_count(&self) -> usize {
         self.slab.len()

@@ -128,7 +128,7 @@ pub fn run<A: DeviceAllocator>(
     for pass in 0..passes.max(1) {
         let start = Instant::now();
         let counts = runner.pass(workload)?;
-        let operations = (counts.allocations + counts.frees).max(1);
+        let operations = (counts.allocations + counts.frees + counts.ooms).max(1);
         #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
         times.push(start.elapsed().as_secs_f64() * 1e9 / operations as f64);
         if pass == 0 {
