@@ -56,17 +56,17 @@ fn in_real_memory(script: Script) -> Checked {
 
 #[test]
 fn short_scripts_on_a_small_device_keep_every_law() {
-    check(400, 30, on_a_small_device);
+    check(300, 30, on_a_small_device);
 }
 
 #[test]
 fn long_scripts_on_a_small_device_keep_every_law() {
-    check(60, 400, on_a_small_device);
+    check(35, 300, on_a_small_device);
 }
 
 #[test]
 fn long_scripts_on_a_large_device_keep_every_law() {
-    check(40, 400, on_a_large_device);
+    check(20, 300, on_a_large_device);
 }
 
 #[cfg(target_os = "linux")]

@@ -5,9 +5,13 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::sync::mpsc::{Sender, channel};
+#[cfg(target_os = "linux")]
+use std::thread::{JoinHandle, spawn, yield_now};
 
 #[cfg(target_os = "linux")]
-use stratalloc::driver::host::{Host, HostOptions};
+use stratalloc::driver::host::{Gate, Host, HostOptions};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::ids::{EventId, StreamId};
@@ -46,6 +50,11 @@ pub(crate) trait Machine: Debug {
 
     /// Whether the pattern is still there, as the stream sees it.
     fn verify(&self, _address: u64, _bytes: u64, _seed: u64, _stream: StreamId) -> Checked {
+        Ok(())
+    }
+
+    /// Submits work on another stream that spoils a block and finishes some time later.
+    fn spoil_later(&self, _address: u64, _bytes: u64, _stream: StreamId) -> Checked {
         Ok(())
     }
 
@@ -114,13 +123,36 @@ impl Machine for SimMachine {
 /// Real memory: work runs when it likes, and bytes can be looked at.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
-pub(crate) struct HostMachine(Arc<Host>);
+pub(crate) struct HostMachine {
+    host: Arc<Host>,
+    /// Opens gates some time after they were sent.
+    opener: Option<(Sender<Gate>, JoinHandle<()>)>,
+}
 
 #[cfg(target_os = "linux")]
 impl HostMachine {
     /// A device of `total_bytes`.
     pub(crate) fn new(total_bytes: u64) -> Self {
-        Self(Arc::new(Host::new(HostOptions { total_bytes, ..HostOptions::default() })))
+        let (gates, closed) = channel::<Gate>();
+        let opener = spawn(move || {
+            // Others run first, often enough for a block to be reused meanwhile.
+            for gate in closed {
+                (0..20).for_each(|_| yield_now());
+                gate.open();
+            }
+        });
+        let host = Arc::new(Host::new(HostOptions { total_bytes, ..HostOptions::default() }));
+        Self { host, opener: Some((gates, opener)) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for HostMachine {
+    fn drop(&mut self) {
+        if let Some((gates, opener)) = self.opener.take() {
+            drop(gates);
+            opener.join().expect("gates open");
+        }
     }
 }
 
@@ -136,11 +168,11 @@ fn pattern(seed: u64, count: u64) -> Vec<u8> {
 #[cfg(target_os = "linux")]
 impl Machine for HostMachine {
     fn driver(&self) -> Arc<dyn Driver> {
-        Arc::clone(&self.0) as Arc<dyn Driver>
+        Arc::clone(&self.host) as Arc<dyn Driver>
     }
 
     fn streams(&self, count: usize) -> Vec<StreamId> {
-        let created = (1..count).map(|_| self.0.create_stream().expect("streams are free"));
+        let created = (1..count).map(|_| self.host.create_stream().expect("streams are free"));
         std::iter::once(StreamId::DEFAULT).chain(created).collect()
     }
 
@@ -153,14 +185,22 @@ impl Machine for HostMachine {
     }
 
     fn finish_stream(&self, stream: StreamId) {
-        self.0.synchronize_stream(stream).expect("the stream lives");
+        self.host.synchronize_stream(stream).expect("the stream lives");
+    }
+
+    fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
+        let (gates, _) = self.opener.as_ref().ok_or("the machine is going")?;
+        let gate = self.host.hold(stream);
+        let submitted = self.host.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
+        gates.send(gate).map_err(|_| "nobody opens gates")?;
+        submitted.map_err(|error| error.to_string())
     }
 
     fn write(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
         let count = bytes.min(PATTERN_BYTES);
         let pattern = pattern(seed, count);
         for at in [address, address + bytes - count] {
-            self.0.copy_from_host(at, &pattern, stream).map_err(|error| error.to_string())?;
+            self.host.copy_from_host(at, &pattern, stream).map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -175,7 +215,7 @@ impl Machine for HostMachine {
             vec![address + bytes - count]
         };
         for at in ends {
-            self.0.copy_to_host(&mut found, at, stream).map_err(|error| error.to_string())?;
+            self.host.copy_to_host(&mut found, at, stream).map_err(|error| error.to_string())?;
             if found != pattern(seed, count) {
                 return Err(format!("bytes at {at:#x} are not intact"));
             }

@@ -2,12 +2,15 @@
 //!
 //! Each test program compiles this folder for itself and uses a part of it. Laws return what is
 //! wrong as text instead of panicking, so that a property test can shrink without noise.
-//! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics).
+//! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
+//! (who holds what, for many threads).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
+pub(crate) mod claims;
 pub(crate) mod law;
 pub(crate) mod machine;
+pub(crate) mod meeting;
 
 /// What is wrong, or nothing.
 pub(crate) type Checked = Result<(), String>;

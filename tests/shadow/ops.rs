@@ -172,7 +172,7 @@ fn any_bytes(g: &mut Gen) -> u64 {
         0 => u64::from(u16::arbitrary(g)) * 512 + 1,
         1 => u64::from(u8::arbitrary(g)) * MIB / 8 + 1,
         2 => choose(g, &[1, 511, 512, 513]),
-        3 => choose(g, &[36, 40, 60, 200]) * MIB,
+        3 => choose(g, &[20, 24, 36, 40, 44, 60, 200]) * MIB,
         _ => choose(g, &BOUNDARIES).saturating_add_signed(around).max(1),
     }
 }

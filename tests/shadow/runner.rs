@@ -282,6 +282,9 @@ impl<'m, M: Machine> Runner<'m, M> {
     fn free(&mut self, at: usize) -> Result<Outcome, String> {
         let block = self.held.swap_remove(at);
         self.machine.verify(block.address, block.bytes, block.seed, block.stream)?;
+        for &stream in &block.others {
+            self.machine.spoil_later(block.address, block.bytes, stream)?;
+        }
         let before = self.machine.unfinished();
         match block.allocation {
             Some(allocation) => {

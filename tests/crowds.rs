@@ -1,0 +1,255 @@
+//! Threads hammer one allocator, on shared streams and on their own, and free each other's blocks.
+//!
+//! `crowds/hammer.rs` is what each thread does; every block is claimed while it is held, so two
+//! holders of one byte are seen at once. When all threads rest, the laws of `common::law` hold and
+//! every counter equals its recount. `crowds/hooks.rs` has the callbacks and observers.
+
+mod common;
+#[path = "crowds/hammer.rs"]
+mod hammer;
+#[path = "crowds/hooks.rs"]
+mod hooks;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::{Compat, Config, Settings};
+use stratalloc::driver::Driver;
+use stratalloc::driver::sim::EventMode;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::{KIB, MIB};
+
+use common::machine::{Machine, SimMachine};
+use common::meeting::Meeting;
+use hammer::{Dice, Scene, hammer_on};
+
+/// Threads on streams of their own never meet, except where they free each other's blocks.
+#[test]
+fn threads_on_their_own_streams_share_no_byte() {
+    for threads in [2, 4] {
+        let scene = Scene::new(64 << 30, EventMode::Immediate, threads);
+        let streams: Vec<_> = scene.streams.iter().map(|&stream| vec![stream]).collect();
+        let done = hammer_on(&scene, &streams, |_| {});
+        scene.rest(done);
+    }
+}
+
+#[test]
+fn threads_on_one_stream_share_no_byte() {
+    for threads in [2, 4] {
+        let scene = Scene::new(64 << 30, EventMode::Immediate, 1);
+        let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |_| {});
+        scene.rest(done);
+    }
+}
+
+#[test]
+fn blocks_used_by_other_streams_come_back_only_when_a_background_thread_has_finished_their_work() {
+    for threads in [2, 4] {
+        let mut scene = Scene::new(64 << 30, EventMode::Manual, 3);
+        scene.crosses = true;
+        let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |over| {
+            let mut dice = Dice::new(99);
+            while !over.load(SeqCst) {
+                let stream = scene.streams[dice.below(scene.streams.len())];
+                let moment = scene.machine.0.submitted();
+                scene.claims.pass(stream, moment);
+                scene.machine.0.complete_until(stream, moment);
+                thread::yield_now();
+            }
+        });
+        scene.rest(done);
+    }
+}
+
+/// Everything at once on a device that is too small, where requests may fail.
+fn under_pressure(threads: usize, settings: Settings) {
+    let mut scene = Scene::with_settings(160 * MIB, EventMode::Manual, 3, settings.clone());
+    scene.crosses = true;
+    scene.may_fail = true;
+    let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |over| {
+        let mut dice = Dice::new(7);
+        let caching = scene.strategy.caching().expect("the native strategy caches");
+        let counters = scene.strategy.counters().expect("the native strategy counts");
+        let engine = scene.strategy.engine().expect("the native strategy has an engine");
+        while !over.load(SeqCst) {
+            match dice.below(10) {
+                0 => caching.empty_cache().expect("the driver works"),
+                1 => caching.set_limit_bytes(Some([40, 90, 150][dice.below(3)] * MIB)),
+                2 => caching.set_limit_bytes(None),
+                3 => caching.set_memory_fraction(0.7).expect("it is a fraction"),
+                4 => {
+                    let max_split_bytes = [None, Some(24 * MIB)][dice.below(2)];
+                    let other = Settings { max_split_bytes, ..settings.clone() };
+                    caching.apply(&Config::from_settings(other)).expect("the device can do it");
+                }
+                5 => engine.check().expect("every heap keeps its invariants at any moment"),
+                6 => common::law::check_layout(&caching.layout()).expect("layouts always tile"),
+                7 => drop(caching.cache_info().expect("the driver works")),
+                8 => counters.reset_accumulated(),
+                _ => {
+                    // Each heap is read at its own moment, so only single values make sense.
+                    let told = counters.statistics();
+                    assert!(told.reserved_bytes.all.current <= 160 << 20);
+                    assert!(told.num_ooms >= 0 && told.allocation.all.peak >= 0);
+                }
+            }
+            scene.machine.0.complete_stream(scene.streams[dice.below(3)]);
+            thread::yield_now();
+        }
+        caching.set_limit_bytes(None);
+        caching.apply(&Config::from_settings(settings.clone())).expect("the device can do it");
+    });
+    scene.rest(done);
+}
+
+#[test]
+fn threads_under_pressure_share_no_byte_while_limits_settings_and_caches_change() {
+    let plain = Settings::default();
+    let collector = Settings { garbage_collection_threshold: Some(0.5), ..plain.clone() };
+    let unlocked = Settings { release_lock_on_device_allocate: true, ..collector.clone() };
+    let pytorch = Settings { compat: Compat::PyTorch, ..unlocked.clone() };
+    let expandable = Settings { expandable_segments: true, ..plain.clone() };
+    for settings in [plain, collector, unlocked, pytorch, expandable] {
+        for threads in [2, 4] {
+            under_pressure(threads, settings.clone());
+        }
+    }
+}
+
+#[test]
+fn peaks_are_exact_when_threads_take_turns() {
+    for threads in [2, 4] {
+        let scene = Scene::new(64 << 30, EventMode::Immediate, 3);
+        // The true values and their peaks: blocks, bytes of blocks, requested bytes.
+        let turn = Mutex::new(([0_i64; 3], [0_i64; 3]));
+        thread::scope(|scope| {
+            for me in 0..threads {
+                let (scene, turn) = (&scene, &turn);
+                scope.spawn(move || {
+                    let mut dice = Dice::new(me as u64 + 1);
+                    let mut held = Vec::new();
+                    for _ in 0..800 {
+                        let bytes = 1 + dice.below(200 * 1024) as u64;
+                        let signed = |n: u64| i64::try_from(n).expect("it is small");
+                        let change = [1, signed(bytes.div_ceil(512) * 512), signed(bytes)];
+                        let stream = scene.streams[dice.below(3)];
+                        let frees = dice.below(2) == 0 && !held.is_empty();
+                        let (now, peak) = &mut *turn.lock().expect("nobody has panicked");
+                        let (change, sign) = if frees {
+                            let (block, change) = held.swap_remove(dice.below(held.len()));
+                            scene.strategy.free(block).expect("it is live");
+                            (change, -1)
+                        } else {
+                            let block = scene.strategy.allocate(Request::new(bytes, stream));
+                            held.push((block.expect("there is room"), change));
+                            (change, 1)
+                        };
+                        for (lane, change) in change.into_iter().enumerate() {
+                            now[lane] += sign * change;
+                            peak[lane] = peak[lane].max(now[lane]);
+                        }
+                    }
+                });
+            }
+        });
+        let told = scene.statistics();
+        let (now, peak) = turn.into_inner().expect("nobody has panicked");
+        let families = [told.allocation, told.allocated_bytes, told.requested_bytes];
+        assert_eq!(families.map(|family| family.all.current), now);
+        assert_eq!(families.map(|family| family.all.peak), peak);
+        assert_eq!(families.map(|family| family.small.peak), peak);
+    }
+}
+
+#[test]
+fn overlapping_growth_never_passes_the_limit() {
+    for unlocked in [false, true] {
+        let settings =
+            Settings { release_lock_on_device_allocate: unlocked, ..Settings::default() };
+        let scene = Scene::with_settings(1 << 30, EventMode::Immediate, 4, settings);
+        let caching = scene.strategy.caching().expect("the native strategy caches");
+        caching.set_limit_bytes(Some(90 * MIB));
+        let (over, failures) = (AtomicBool::new(false), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                while !over.load(SeqCst) {
+                    assert!(scene.used_bytes() <= 90 * MIB, "the limit is passed");
+                    thread::yield_now();
+                }
+            });
+            let workers: Vec<_> = (0..4)
+                .map(|me| {
+                    let (scene, failures) = (&scene, &failures);
+                    scope.spawn(move || {
+                        for round in 0..100 {
+                            let bytes = [11 * MIB, 20 * MIB, 30 * MIB, 700 * KIB][round % 4];
+                            let request = Request::new(bytes, scene.streams[me]);
+                            match scene.strategy.allocate(request) {
+                                Ok(block) => scene.strategy.free(block).expect("it is live"),
+                                Err(_) => drop(failures.fetch_add(1, SeqCst)),
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+            over.store(true, SeqCst);
+            done.into_iter().for_each(|done| done.expect("no worker panics"));
+            watch.join().expect("the limit held");
+        });
+        let told = scene.statistics();
+        assert!(told.reserved_bytes.all.peak <= 90 << 20, "not even for a moment");
+        assert_eq!(told.num_ooms, i64::try_from(failures.into_inner()).expect("few"));
+        scene.check();
+    }
+}
+
+/// Two threads ask for a segment each at the same time. Returns how many were in the driver at
+/// once, how many were served, and what the device gave.
+fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, u64) {
+    let machine = SimMachine::with_events(1 << 30, EventMode::Immediate);
+    // Company that must come is waited for; where none can come, a little patience is enough.
+    let turns = if unlocked && limit_bytes.is_none() { 1 << 24 } else { 20_000 };
+    let driver = Arc::new(Meeting::new(Arc::clone(&machine.0), turns));
+    let settings = Settings { release_lock_on_device_allocate: unlocked, ..Settings::default() };
+    let strategy = build(
+        &Config::from_settings(settings),
+        Arc::clone(&driver) as Arc<dyn Driver>,
+        BuildOptions::default(),
+    )
+    .expect("the device can do it");
+    strategy.caching().expect("it caches").set_limit_bytes(limit_bytes);
+    let begin = Barrier::new(2);
+    let served = thread::scope(|scope| {
+        let threads = [3, 7].map(|stream| {
+            let (strategy, begin) = (&strategy, &begin);
+            scope.spawn(move || {
+                begin.wait();
+                strategy.allocate(Request::new(20 * MIB, StreamId(stream))).is_ok()
+            })
+        });
+        threads.map(|thread| thread.join().expect("no thread panics"))
+    });
+    let engine = strategy.engine().expect("the native strategy has an engine");
+    common::law::check_all(engine, machine.used_bytes()).expect("the laws hold at rest");
+    let served = served.into_iter().filter(|served| *served).count();
+    (driver.most_inside(), served, machine.used_bytes())
+}
+
+#[test]
+fn misses_meet_in_the_driver_only_when_the_lock_is_released_for_it() {
+    assert_eq!(two_grow_at_once(false, None), (1, 2, 40 * MIB));
+    assert_eq!(two_grow_at_once(true, None), (2, 2, 40 * MIB));
+}
+
+#[test]
+fn what_others_are_asking_the_driver_for_counts_against_the_limit() {
+    for unlocked in [false, true] {
+        let (_, served, used_bytes) = two_grow_at_once(unlocked, Some(30 * MIB));
+        assert_eq!((served, used_bytes), (1, 20 * MIB), "unlocked: {unlocked}");
+    }
+}

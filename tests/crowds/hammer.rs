@@ -1,0 +1,252 @@
+//! What one thread does to the allocator, and what must be true when all threads rest.
+//!
+//! Each thread draws its own numbers, so a failing schedule is luck but the work is always the same.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::config::{Config, Settings};
+use stratalloc::driver::sim::EventMode;
+use stratalloc::error::AllocError;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::MIB;
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::Strategy;
+
+use crate::common::claims::Claims;
+use crate::common::law;
+use crate::common::machine::{Machine, SimMachine};
+
+/// How many operations each thread performs.
+const OPERATIONS: usize = 1500;
+/// The most blocks a thread keeps.
+const HELD_MAX: usize = 48;
+
+/// Numbers that look random and are the same each time.
+#[derive(Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 11).expect("53 bits fit") % n
+    }
+}
+
+/// A block on its way from thread to thread.
+#[derive(Debug)]
+pub(crate) struct Block {
+    allocation: Allocation,
+    stream: StreamId,
+    others: Vec<StreamId>,
+}
+
+/// One allocator and everything that its threads share.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    pub(crate) machine: SimMachine,
+    pub(crate) strategy: Strategy,
+    pub(crate) streams: Vec<StreamId>,
+    pub(crate) claims: Claims,
+    /// Whether blocks are announced to other streams.
+    pub(crate) crosses: bool,
+    /// Whether requests may run out of memory.
+    pub(crate) may_fail: bool,
+}
+
+impl Scene {
+    pub(crate) fn new(total_bytes: u64, events: EventMode, streams: usize) -> Self {
+        Self::with_settings(total_bytes, events, streams, Settings::default())
+    }
+
+    pub(crate) fn with_settings(
+        total_bytes: u64,
+        events: EventMode,
+        streams: usize,
+        settings: Settings,
+    ) -> Self {
+        let machine = SimMachine::with_events(total_bytes, events);
+        let options = BuildOptions { raw_addresses: streams > 1 };
+        let strategy = build(&Config::from_settings(settings), machine.driver(), options);
+        Self {
+            streams: machine.streams(streams),
+            strategy: strategy.expect("the device can do it"),
+            machine,
+            claims: Claims::default(),
+            crosses: false,
+            may_fail: false,
+        }
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.strategy.counters().expect("the native strategy counts").statistics()
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.machine.used_bytes()
+    }
+
+    /// The laws hold now. Nobody may be at work.
+    pub(crate) fn check(&self) {
+        let engine = self.strategy.engine().expect("the native strategy has an engine");
+        law::check_all(engine, self.used_bytes()).expect("the laws hold at rest");
+    }
+
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Option<Block> {
+        self.claims.at_most.add(1);
+        match self.strategy.allocate(Request::new(bytes, stream)) {
+            Ok(allocation) => {
+                self.claims.at_least.add(1);
+                self.claims.claim(allocation.address(), bytes);
+                Some(Block { allocation, stream, others: Vec::new() })
+            }
+            Err(AllocError::OutOfMemory(_)) if self.may_fail => {
+                self.claims.at_most.add(-1);
+                None
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Frees a block, by its address where that is possible and the address says so.
+    fn free(&self, block: Block) {
+        let moment = self.machine.0.submitted();
+        let waits = block.others.into_iter().map(|stream| (stream, moment)).collect();
+        let address = block.allocation.address();
+        self.claims.at_least.add(-1);
+        if self.may_fail {
+            // Requests under pressure finish work by themselves, unseen by the claims.
+            self.claims.give_up(address, Vec::new());
+        } else {
+            self.claims.give_up(address, waits);
+        }
+        match self.strategy.raw_addresses().filter(|_| address & 512 == 0) {
+            Some(raw) => raw.free_raw(address).expect("it is live"),
+            None => self.strategy.free(block.allocation).expect("it is live"),
+        }
+        self.claims.at_most.add(-1);
+    }
+
+    fn announce(&self, block: &mut Block, stream: StreamId) {
+        let cross = self.strategy.cross_stream().expect("the native strategy crosses streams");
+        cross.record_stream(&block.allocation, stream).expect("it is live");
+        if stream != block.stream && !block.others.contains(&stream) {
+            block.others.push(stream);
+        }
+    }
+
+    /// After all threads: counters equal their recount, and nothing is lost when all is freed.
+    pub(crate) fn rest(&self, left: Vec<Block>) {
+        self.check();
+        let told = self.statistics();
+        let (least, most) = (&self.claims.at_least, &self.claims.at_most);
+        assert_eq!((least.now(), most.now()), (told.allocation.all.current, least.now()));
+        let peak = told.allocation.all.peak;
+        assert!(peak >= least.peak(), "a peak of {peak} is below the truth, {}", least.peak());
+        assert!(peak <= 2 * most.peak(), "a peak of {peak} is far above {}", most.peak());
+        for block in left {
+            self.free(block);
+        }
+        self.machine.0.complete_all();
+        let caching = self.strategy.caching().expect("the native strategy caches");
+        caching.empty_cache().expect("the driver works");
+        self.check();
+        assert_eq!(self.used_bytes(), 0, "nothing is lost");
+    }
+}
+
+/// Runs one thread for each entry of `streams`, on the streams it names, and `beside` until they
+/// are done. Returns the blocks that are left.
+pub(crate) fn hammer_on(
+    scene: &Scene,
+    streams: &[Vec<StreamId>],
+    beside: impl Fn(&AtomicBool) + Sync,
+) -> Vec<Block> {
+    let (senders, receivers): (Vec<_>, Vec<_>) = streams.iter().map(|_| channel()).unzip();
+    let over = AtomicBool::new(false);
+    let mut left = Vec::new();
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| beside(&over));
+        let threads: Vec<_> = receivers
+            .into_iter()
+            .zip(streams)
+            .enumerate()
+            .map(|(me, (inbox, own))| {
+                let outboxes = senders.clone();
+                scope.spawn(move || hammer(scene, me, own, inbox, &outboxes))
+            })
+            .collect();
+        drop(senders);
+        let done: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        over.store(true, SeqCst);
+        beside.join().expect("nothing is wrong beside the threads");
+        for held in done {
+            let (held, inbox) = held.expect("nothing is wrong on a thread");
+            left.extend(held);
+            left.extend(inbox.try_iter());
+        }
+    });
+    left
+}
+
+fn hammer(
+    scene: &Scene,
+    me: usize,
+    streams: &[StreamId],
+    inbox: Receiver<Block>,
+    outboxes: &[Sender<Block>],
+) -> (Vec<Block>, Receiver<Block>) {
+    let mut dice = Dice::new(me as u64 + 1);
+    let mut held: Vec<Block> = Vec::new();
+    for _ in 0..OPERATIONS {
+        let what = dice.below(9);
+        if held.len() < HELD_MAX && what < 4 {
+            let stream = streams[dice.below(streams.len())];
+            match scene.allocate(any_bytes(&mut dice), stream) {
+                Some(block) => held.push(block),
+                None => held.drain(..held.len() / 2).for_each(|block| scene.free(block)),
+            }
+            continue;
+        }
+        held.extend(inbox.try_iter().take(2));
+        if held.is_empty() {
+            continue;
+        }
+        let at = dice.below(held.len());
+        match what {
+            4 if scene.crosses => {
+                let stream = scene.streams[dice.below(scene.streams.len())];
+                scene.announce(&mut held[at], stream);
+            }
+            5 => {
+                let to = &outboxes[dice.below(outboxes.len())];
+                if let Err(back) = to.send(held.swap_remove(at)) {
+                    held.push(back.0);
+                }
+            }
+            _ => scene.free(held.swap_remove(at)),
+        }
+    }
+    (held, inbox)
+}
+
+fn any_bytes(dice: &mut Dice) -> u64 {
+    let bytes = match dice.below(8) {
+        0 => 1,
+        1..5 => 512 * (1 + dice.below(400) as u64) - 1,
+        5 => MIB + 1 + dice.below(4 << 20) as u64,
+        6 => 11 * MIB,
+        _ => 2 * MIB,
+    };
+    bytes.max(1)
+}
