@@ -1,49 +1,54 @@
-//! Real memory: one mapping of this process, as bytes that anybody may touch at any time.
+//! Address ranges of this process, and memory as bytes that anybody may touch at any time.
 //!
 //! Device memory is shared by streams without locks: who writes what when is the device program's
 //! matter. So every byte is atomic here, which makes a program's race visible as wrong bytes and
-//! never undefined. This is the only file of the driver with `unsafe`.
+//! never undefined. `unsafe` is only here and in `space`, which puts physical pieces into ranges.
 #![expect(unsafe_code, reason = "mapping memory, and seeing it as bytes")]
 
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::AtomicU8;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// Where regions start is a multiple of this, as on a device.
+use super::budget::Hold;
+
+/// Where ranges start is a multiple of this, as on a device.
 pub(super) const ALIGNMENT_BYTES: usize = 2 << 20;
 
-/// A mapping. It goes when its last holder does: queued work holds what it touches.
+/// Address space of one mapping. It goes when this is dropped, with whatever is mapped inside.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(super) struct AddressRange {
     start: *mut u8,
     size_bytes: usize,
     mapped: *mut u8,
     mapped_bytes: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and is reached only through `bytes`, whose
-// elements are atomic.
-unsafe impl Send for Region {}
-// SAFETY: as above: shared access is access to atomics.
-unsafe impl Sync for Region {}
+// SAFETY: the range belongs to this value alone; it hands out addresses and touches no byte. Those
+// who see bytes in it (`Region`, `space::Mapping`) see atomics.
+unsafe impl Send for AddressRange {}
+// SAFETY: as above: nothing is changed through a shared reference.
+unsafe impl Sync for AddressRange {}
 
-impl Region {
-    /// Maps `size_bytes` (at least 1) of zeroes. Pages take memory when they are first touched.
-    pub(super) fn map(size_bytes: usize) -> io::Result<Self> {
+impl AddressRange {
+    /// Takes at least 1 byte of address space with this access. No memory is taken before a touch.
+    fn take(size_bytes: usize, access: ProtFlags) -> io::Result<Self> {
         let mapped_bytes = size_bytes
             .checked_add(ALIGNMENT_BYTES)
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
         let kind = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: an anonymous mapping at an address the system chooses replaces nothing.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, access, kind) }?;
         let mapped = mapped.cast::<u8>();
-        let skip = mapped.align_offset(ALIGNMENT_BYTES);
-        // SAFETY: `skip` is below the alignment, and the mapping is that much larger than asked.
-        let start = unsafe { mapped.add(skip) };
+        // Below the alignment, by which the mapping is larger than what was asked for.
+        let start = mapped.wrapping_add(mapped.align_offset(ALIGNMENT_BYTES));
         Ok(Self { start, size_bytes, mapped, mapped_bytes })
+    }
+
+    /// Address space that nobody can touch.
+    pub(super) fn closed(size_bytes: usize) -> io::Result<Self> {
+        Self::take(size_bytes, ProtFlags::empty())
     }
 
     pub(super) fn address(&self) -> u64 {
@@ -54,44 +59,46 @@ impl Region {
         self.size_bytes
     }
 
-    fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: the mapping is readable and writable, zeroed by the system, at least
-        // `size_bytes` long from `start`, and lives as long as `self`; atomics of one byte need no
-        // alignment, and nobody reaches it otherwise.
-        unsafe { std::slice::from_raw_parts(self.start.cast(), self.size_bytes) }
-    }
-
-    /// Writes one value to `count` bytes from `offset`. The range lies inside.
-    pub(super) fn fill(&self, offset: usize, byte: u8, count: usize) {
-        self.bytes()[offset..][..count].iter().for_each(|b| b.store(byte, Ordering::Relaxed));
-    }
-
-    /// Writes `from` from `offset` on. The range lies inside.
-    pub(super) fn write(&self, offset: usize, from: &[u8]) {
-        let to = &self.bytes()[offset..][..from.len()];
-        to.iter().zip(from).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
-    }
-
-    /// Reads from `offset` on. The range lies inside.
-    pub(super) fn read(&self, offset: usize, to: &mut [u8]) {
-        let from = &self.bytes()[offset..][..to.len()];
-        to.iter_mut().zip(from).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
-    }
-
-    /// Copies `count` bytes. Both ranges lie inside and do not overlap.
-    pub(super) fn copy(&self, offset: usize, from: &Self, from_offset: usize, count: usize) {
-        let to = &self.bytes()[offset..][..count];
-        let from = &from.bytes()[from_offset..][..count];
-        for (to, from) in to.iter().zip(from) {
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
+    /// Where `offset` lies. Not beyond the end.
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.size_bytes, "{offset} is in a range of {}", self.size_bytes);
+        self.start.wrapping_add(offset)
     }
 }
 
-impl Drop for Region {
+impl Drop for AddressRange {
     fn drop(&mut self) {
-        // SAFETY: this very range was mapped by `map`, nothing borrows it any more, and it is
-        // unmapped once. A failure would leave it mapped, which harms nobody.
+        // SAFETY: this very range was mapped by `take`; whoever sees bytes in it holds it, so nobody
+        // does any more; it is unmapped once. A failure would leave it mapped, which harms nobody.
         let _ = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) };
+    }
+}
+
+/// Memory of its own. It goes when its last holder does: queued work holds what it touches.
+#[derive(Debug)]
+pub(super) struct Region {
+    range: AddressRange,
+    _hold: Hold,
+}
+
+impl Region {
+    /// Maps `size_bytes` (at least 1) of zeroes. Pages take memory when they are first touched.
+    pub(super) fn map(size_bytes: usize, hold: Hold) -> io::Result<Self> {
+        let range = AddressRange::take(size_bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok(Self { range, _hold: hold })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.range.address()
+    }
+
+    pub(super) fn size_bytes(&self) -> usize {
+        self.range.size_bytes()
+    }
+
+    pub(super) fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: `map` took the range readable and writable and zeroed, nobody else has it, so it
+        // stays so as long as `self` lives; atomics of one byte need no alignment.
+        unsafe { std::slice::from_raw_parts(self.range.at(0).cast(), self.size_bytes()) }
     }
 }

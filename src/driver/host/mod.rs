@@ -5,9 +5,18 @@
 //! not created here are known by their handles alone, each a queue of its own, as recordings and
 //! tests name them; a destroyed stream is refused.
 //!
-//! Not here: virtual memory, pools, sharing, capture. Tests hold a stream with [`Host::hold`].
+//! Virtual memory and stream-ordered pools are `virtual_memory` and `pools`. Not here: sharing of
+//! plain allocations between processes (pieces are shared by descriptor), peers, capture. Tests hold
+//! a stream with [`Host::hold`].
 
+mod backing;
+mod budget;
+mod errors;
 mod memory;
+mod pools;
+mod space;
+mod span;
+mod virtual_memory;
 mod work;
 
 #[cfg(test)]
@@ -18,11 +27,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo};
-use super::{ProcessUsage, Processes};
-use crate::error::{DriverError, DriverErrorKind};
+use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools};
+use super::{ProcessUsage, Processes, VirtualMemory};
 use crate::ids::{DeviceId, EventId, StreamId};
+use budget::Budget;
+use errors::{Refusal, invalid, length};
 use memory::Region;
+use pools::Pools;
+use span::{Part, Span};
+use virtual_memory::Space;
 pub use work::Gate;
 use work::{Mark, Work};
 
@@ -31,7 +44,8 @@ use work::{Mark, Work};
 pub struct HostOptions {
     /// Its ordinal.
     pub device: DeviceId,
-    /// The most bytes that may be allocated at once. Memory is taken when it is first touched.
+    /// The most bytes that allocations, pools and physical pieces may have at once. The machine's
+    /// memory is taken when it is first touched.
     pub total_bytes: u64,
     /// Its name, for people.
     pub name: String,
@@ -51,32 +65,47 @@ impl Default for HostOptions {
 }
 
 /// Real memory with a device's semantics. See the [module](self).
+///
+/// Dropping it lets all submitted work finish, held or not, and gives everything back.
 #[derive(Debug)]
 pub struct Host {
     options: HostOptions,
+    budget: Arc<Budget>,
+    /// Locked before the queues, never while work is waited for.
     memory: Mutex<Memory>,
     work: Arc<Work>,
 }
 
+/// What has addresses.
 #[derive(Debug, Default)]
 struct Memory {
     regions: BTreeMap<u64, Arc<Region>>,
-    used_bytes: u64,
+    space: Space,
+    pools: Pools,
 }
 
-fn error(kind: DriverErrorKind, call: &'static str, message: String) -> DriverError {
-    DriverError::new(kind, call, 0, message)
-}
-
-fn invalid(call: &'static str, message: String) -> DriverError {
-    error(DriverErrorKind::InvalidValue, call, message)
+impl Memory {
+    /// The bytes of a range that lies in one allocation or in mapped, accessible pieces.
+    fn span(&self, address: u64, size_bytes: u64) -> Option<Span> {
+        let plain = || {
+            let (start, region) = self.regions.range(..=address).next_back()?;
+            let offset = usize::try_from(address - start).ok()?;
+            let size = usize::try_from(size_bytes).ok()?;
+            let fits = offset.checked_add(size)? <= region.size_bytes();
+            fits.then(|| Span::new(vec![Part::of_region(region, offset, size)]))
+        };
+        plain()
+            .or_else(|| self.pools.span(address, size_bytes))
+            .or_else(|| self.space.span(address, size_bytes))
+    }
 }
 
 impl Host {
     /// A device that holds nothing yet. Worker threads start with the first work.
     #[must_use]
     pub fn new(options: HostOptions) -> Self {
-        Self { options, memory: Mutex::default(), work: Arc::default() }
+        let budget = Budget::new(options.total_bytes);
+        Self { options, budget, memory: Mutex::default(), work: Arc::default() }
     }
 
     /// Holds a stream: work submitted to it from now on runs when the gate is opened or dropped.
@@ -93,24 +122,30 @@ impl Host {
         Ok(())
     }
 
-    /// The region that holds a range, and where the range begins in it.
-    fn range(
-        &self,
-        call: &'static str,
-        address: u64,
-        size_bytes: u64,
-    ) -> DriverResult<(Arc<Region>, usize)> {
-        let memory = self.memory.lock();
-        let before = memory.regions.range(..=address).next_back();
-        let found = before.and_then(|(start, region)| {
-            let offset = usize::try_from(address - start).ok()?;
-            let size = usize::try_from(size_bytes).ok()?;
-            let fits = offset.checked_add(size)? <= region.size_bytes();
-            fits.then(|| (Arc::clone(region), offset))
-        });
-        found.ok_or_else(|| {
-            invalid(call, format!("{size_bytes} bytes at {address:#x} are not in one allocation"))
+    /// The bytes of a range. They stay valid as long as the span lives.
+    fn span(&self, call: &'static str, address: u64, size_bytes: u64) -> DriverResult<Span> {
+        self.memory.lock().span(address, size_bytes).ok_or_else(|| {
+            let message =
+                format!("{size_bytes} bytes at {address:#x} are not in live memory of one kind");
+            invalid(call, message)
         })
+    }
+
+    fn take_region(&self, size_bytes: u64) -> Result<u64, Refusal> {
+        if size_bytes == 0 {
+            return Err(Refusal::Illegal("zero bytes".to_owned()));
+        }
+        let hold = self.budget.take(size_bytes)?;
+        let region = Region::map(length(size_bytes)?, hold)?;
+        let address = region.address();
+        self.memory.lock().regions.insert(address, Arc::new(region));
+        Ok(address)
+    }
+
+    /// Waits for marks; then pools give back what they keep beyond their thresholds.
+    fn wait_until_passed(&self, marks: &[Mark]) {
+        self.work.synchronize(marks);
+        self.memory.lock().pools.synchronized(&self.work.lock());
     }
 
     fn mark(&self, call: &'static str, event: EventId) -> DriverResult<Option<Mark>> {
@@ -126,10 +161,6 @@ impl Host {
     }
 }
 
-fn length(bytes: u64) -> usize {
-    usize::try_from(bytes).expect("the range was found in a mapping")
-}
-
 impl Driver for Host {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
@@ -141,45 +172,30 @@ impl Driver for Host {
     }
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        let total_bytes = self.options.total_bytes;
-        let free_bytes = total_bytes - self.memory.lock().used_bytes;
+        let (free_bytes, total_bytes) = (self.budget.free_bytes(), self.budget.total_bytes());
         Ok(MemoryInfo { free_bytes, total_bytes })
     }
 
     fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        let call = "allocate";
-        let mut memory = self.memory.lock();
-        let free_bytes = self.options.total_bytes - memory.used_bytes;
-        let short = || {
-            let message = format!("{size_bytes} bytes asked for, {free_bytes} free");
-            error(DriverErrorKind::OutOfMemory, call, message)
-        };
-        if size_bytes == 0 {
-            return Err(invalid(call, "zero bytes".to_owned()));
-        }
-        if size_bytes > free_bytes {
-            return Err(short());
-        }
-        let size = usize::try_from(size_bytes).map_err(|_| short())?;
-        let region = Region::map(size).map_err(|_| short())?;
-        let address = region.address();
-        memory.regions.insert(address, Arc::new(region));
-        memory.used_bytes += size_bytes;
-        Ok(address)
+        self.take_region(size_bytes).map_err(|refusal| refusal.of("allocate"))
     }
 
     /// Waits for all running work, as a device does.
     fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let is_whole = |region: &Arc<Region>| region.size_bytes() as u64 == size_bytes;
-        if !self.memory.lock().regions.get(&address).is_some_and(is_whole) {
+        let removed = {
+            let regions = &mut self.memory.lock().regions;
+            let found = regions.get(&address);
+            let exact = found.is_some_and(|region| region.size_bytes() as u64 == size_bytes);
+            if exact { regions.remove(&address) } else { None }
+        };
+        let Some(region) = removed else {
             let message = format!("no allocation of {size_bytes} bytes starts at {address:#x}");
             return Err(invalid("free", message));
-        }
+        };
+        // From here on no work can be submitted to it; what was submitted holds it and is waited
+        // for. Its address is not given out again before it is unmapped.
         self.synchronize_device()?;
-        let mut memory = self.memory.lock();
-        if memory.regions.remove(&address).is_some() {
-            memory.used_bytes -= size_bytes;
-        }
+        drop(region);
         Ok(())
     }
 
@@ -197,13 +213,13 @@ impl Driver for Host {
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.check_stream("synchronize_stream", stream)?;
         let end = self.work.lock().end_of(stream);
-        self.work.synchronize(&[end]);
+        self.wait_until_passed(&[end]);
         Ok(())
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
         let ends = self.work.lock().ends();
-        self.work.synchronize(&ends);
+        self.wait_until_passed(&ends);
         Ok(())
     }
 
@@ -226,7 +242,7 @@ impl Driver for Host {
 
     fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
         if let Some(mark) = self.mark("synchronize_event", event)? {
-            self.work.synchronize(&[mark]);
+            self.wait_until_passed(&[mark]);
         }
         Ok(())
     }
@@ -248,43 +264,48 @@ impl Driver for Host {
 
     fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
         self.check_stream("copy", stream)?;
-        let (to, to_offset) = self.range("copy", to, size_bytes)?;
-        let (from, from_offset) = self.range("copy", from, size_bytes)?;
-        let count = length(size_bytes);
-        let copy = move || to.copy(to_offset, &from, from_offset, count);
-        self.work.submit(stream, Box::new(copy));
+        let to = self.span("copy", to, size_bytes)?;
+        let from = self.span("copy", from, size_bytes)?;
+        self.work.submit(stream, Box::new(move || to.copy(&from)));
         Ok(())
     }
 
     fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
         self.check_stream("copy_from_host", stream)?;
-        let (to, offset) = self.range("copy_from_host", to, from.len() as u64)?;
+        let to = self.span("copy_from_host", to, from.len() as u64)?;
         let bytes = from.to_vec();
-        self.run_and_wait(stream, Box::new(move || to.write(offset, &bytes)));
+        self.run_and_wait(stream, Box::new(move || to.write(&bytes)));
         Ok(())
     }
 
     fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
         self.check_stream("copy_to_host", stream)?;
-        let (from, offset) = self.range("copy_to_host", from, to.len() as u64)?;
+        let from = self.span("copy_to_host", from, to.len() as u64)?;
         let bytes = Arc::new(Mutex::new(vec![0; to.len()]));
         let into = Arc::clone(&bytes);
-        self.run_and_wait(stream, Box::new(move || from.read(offset, &mut into.lock())));
+        self.run_and_wait(stream, Box::new(move || from.read(&mut into.lock())));
         to.copy_from_slice(&bytes.lock());
         Ok(())
     }
 
     fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
         self.check_stream("fill", stream)?;
-        let (to, offset) = self.range("fill", to, size_bytes)?;
-        let count = length(size_bytes);
-        self.work.submit(stream, Box::new(move || to.fill(offset, byte, count)));
+        let to = self.span("fill", to, size_bytes)?;
+        self.work.submit(stream, Box::new(move || to.fill(byte)));
         Ok(())
     }
 
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
         self.check_stream("capture_status", stream)?;
         Ok(CaptureStatus::None)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        Some(self)
+    }
+
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        Some(self)
     }
 
     fn processes(&self) -> Option<&dyn Processes> {
@@ -294,7 +315,7 @@ impl Driver for Host {
 
 impl Processes for Host {
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
-        let used_bytes = self.memory.lock().used_bytes;
+        let used_bytes = self.budget.taken_bytes();
         Ok(vec![ProcessUsage { process: std::process::id(), used_bytes }])
     }
 }

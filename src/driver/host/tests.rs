@@ -3,7 +3,14 @@
 use quickcheck::{Arbitrary, Gen};
 
 use super::*;
+use crate::error::DriverErrorKind;
 use crate::size::MIB;
+
+mod faults;
+mod mapping;
+mod pools;
+mod reuse;
+mod sharing;
 
 const A: StreamId = StreamId(64);
 const B: StreamId = StreamId(128);

@@ -24,6 +24,18 @@ pub(super) struct Mark {
     number: u64,
 }
 
+impl Mark {
+    pub(super) fn stream(self) -> StreamId {
+        self.stream
+    }
+
+    /// The later of two points of one stream.
+    pub(super) fn later(self, other: Self) -> Self {
+        debug_assert_eq!(self.stream, other.stream);
+        if other.number > self.number { other } else { self }
+    }
+}
+
 enum Job {
     Run(Box<dyn FnOnce() + Send>),
     Wait(Mark),

@@ -1,0 +1,202 @@
+//! Reserved address space, and physical pieces inside it.
+//!
+//! A reservation is one range that faults when touched; pieces are put over parts of it and taken
+//! off again. It alone makes and ends its mappings, and it does not end one that somebody holds:
+//! queued work holds what it touches, so bytes in use never vanish. Nothing here knows of calls or
+//! streams; `virtual_memory` does.
+#![expect(unsafe_code, reason = "mapping files over reserved addresses, and seeing them as bytes")]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
+
+use super::backing::Piece;
+use super::errors::Refusal;
+use super::memory::AddressRange;
+use super::span::Part;
+
+/// One range of reserved address space.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    range: Arc<AddressRange>,
+    /// By offset. No two overlap and all lie inside the range.
+    mapped: BTreeMap<usize, Arc<Mapping>>,
+}
+
+/// A whole piece at a place of a reservation.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    range: Arc<AddressRange>,
+    offset: usize,
+    piece: Arc<Piece>,
+    /// Set after access was allowed; never taken back while this lives.
+    open: AtomicBool,
+}
+
+impl Mapping {
+    fn end(&self) -> usize {
+        self.offset + self.piece.size_bytes()
+    }
+
+    fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// Its bytes. Access was allowed.
+    pub(super) fn bytes(&self) -> &[AtomicU8] {
+        assert!(self.is_open(), "bytes are seen only where access was allowed");
+        let start = self.range.at(self.offset).cast();
+        // SAFETY: `Reservation::map` put this whole piece here and `open` made it readable and
+        // writable. It stays: `range` is held, `Reservation::unmap` consumes a mapping before it
+        // replaces it, and the piece's file does not shrink (see `backing`). Atomics of one byte
+        // need no alignment.
+        unsafe { std::slice::from_raw_parts(start, self.piece.size_bytes()) }
+    }
+}
+
+impl Reservation {
+    /// Takes at least 1 byte of address space.
+    pub(super) fn take(size_bytes: usize) -> io::Result<Self> {
+        let range = Arc::new(AddressRange::closed(size_bytes)?);
+        Ok(Self { range, mapped: BTreeMap::new() })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.range.address()
+    }
+
+    pub(super) fn size_bytes(&self) -> usize {
+        self.range.size_bytes()
+    }
+
+    pub(super) fn mappings(&self) -> usize {
+        self.mapped.len()
+    }
+
+    /// Puts a piece at `offset`. Nobody can touch it yet.
+    pub(super) fn map(&mut self, offset: usize, piece: &Arc<Piece>) -> Result<(), Refusal> {
+        let size_bytes = piece.size_bytes();
+        let end = offset.checked_add(size_bytes).filter(|end| *end <= self.size_bytes());
+        let Some(end) = end else {
+            let message = format!(
+                "{size_bytes} bytes at offset {offset} reach over the end of {} reserved bytes",
+                self.size_bytes()
+            );
+            return Err(Refusal::Illegal(message));
+        };
+        if let Some((_, other)) = self.mapped.range(..end).next_back()
+            && other.end() > offset
+        {
+            let message = format!(
+                "{size_bytes} bytes at offset {offset}: a piece is mapped at offset {} to {}",
+                other.offset,
+                other.end()
+            );
+            return Err(Refusal::Illegal(message));
+        }
+        let (start, flags) = (self.range.at(offset).cast(), MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: the target lies inside `range`, which is ours, and `mapped`, which knows all
+        // mappings in it, has none there: only inaccessible bytes are replaced, and nobody sees
+        // them.
+        unsafe {
+            mmap(start, size_bytes, ProtFlags::empty(), flags, piece.file(), piece.file_offset())
+        }?;
+        let (range, piece) = (Arc::clone(&self.range), Arc::clone(piece));
+        let mapping = Mapping { range, offset, piece, open: AtomicBool::new(false) };
+        self.mapped.insert(offset, Arc::new(mapping));
+        Ok(())
+    }
+
+    /// Allows reading and writing in a range of whole pieces.
+    pub(super) fn open(&mut self, offset: usize, size_bytes: usize) -> Result<(), Refusal> {
+        let starts = self.whole(offset, size_bytes)?;
+        let (start, access) =
+            (self.range.at(offset).cast(), MprotectFlags::READ | MprotectFlags::WRITE);
+        // SAFETY: `whole` found our mappings to cover the range without a gap, and more access takes
+        // nothing from those who see bytes in it.
+        unsafe { mprotect(start, size_bytes, access) }?;
+        for mapping in starts.iter().filter_map(|start| self.mapped.get(start)) {
+            mapping.open.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Takes whole pieces off, all or none. Refused while somebody holds one of them.
+    pub(super) fn unmap(&mut self, offset: usize, size_bytes: usize) -> Result<(), Refusal> {
+        let starts = self.whole(offset, size_bytes)?;
+        let mut idle = Vec::with_capacity(starts.len());
+        let mut used = None;
+        for start in starts {
+            match self.mapped.remove(&start).map(Arc::try_unwrap) {
+                Some(Ok(mapping)) => idle.push(mapping),
+                Some(Err(held)) => {
+                    self.mapped.insert(start, held);
+                    used = Some(start);
+                    break;
+                }
+                None => {}
+            }
+        }
+        if let Some(start) = used {
+            self.keep(idle);
+            let at = self.address() + start as u64;
+            let message = format!("unfinished work still uses the piece at {at:#x}");
+            return Err(Refusal::Illegal(message));
+        }
+        let start = self.range.at(offset).cast();
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range is covered exactly by the mappings in `idle`. They are owned here, so
+        // nobody else holds them and nobody sees their bytes, and they are gone when this succeeds.
+        match unsafe { mmap_anonymous(start, size_bytes, ProtFlags::empty(), flags) } {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.keep(idle);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The bytes of a range that mapped and accessible pieces cover, or nothing.
+    pub(super) fn parts(&self, offset: usize, size_bytes: usize) -> Option<Vec<Part>> {
+        let end = offset.checked_add(size_bytes)?;
+        let mut parts = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let (_, mapping) = self.mapped.range(..=at).next_back()?;
+            if mapping.end() <= at || !mapping.is_open() {
+                return None;
+            }
+            let stop = end.min(mapping.end());
+            parts.push(Part::of_mapping(mapping, at - mapping.offset, stop - at));
+            at = stop;
+        }
+        Some(parts)
+    }
+
+    /// The starts of the pieces that fill a range exactly.
+    fn whole(&self, offset: usize, size_bytes: usize) -> Result<Vec<usize>, Refusal> {
+        let mut starts = Vec::new();
+        let mut covered = 0;
+        while covered < size_bytes {
+            let Some(mapping) = self.mapped.get(&(offset + covered)) else { break };
+            starts.push(mapping.offset);
+            covered += mapping.piece.size_bytes();
+        }
+        if covered == size_bytes && size_bytes > 0 {
+            return Ok(starts);
+        }
+        let message = format!(
+            "{size_bytes} bytes at offset {offset} are not whole mapped pieces: {} of them cover \
+             {covered} bytes",
+            starts.len()
+        );
+        Err(Refusal::Illegal(message))
+    }
+
+    fn keep(&mut self, mappings: Vec<Mapping>) {
+        self.mapped.extend(mappings.into_iter().map(|m| (m.offset, Arc::new(m))));
+    }
+}

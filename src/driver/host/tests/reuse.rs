@@ -1,0 +1,79 @@
+//! A block that is used again too early shows as wrong bytes, and frees wait for work.
+
+use super::*;
+
+/// A writes to a block and is held; B uses the block, after A's event if `waits`. What B wrote
+/// stands at the end, or not.
+fn bytes_of_b_survive(waits: bool) -> bool {
+    let host = host();
+    let block = host.allocate(4096).unwrap();
+    let gate = host.hold(A);
+    host.fill(block, 0xAA, 4096, A).unwrap();
+    let event = host.create_event().unwrap();
+    host.record_event(event, A).unwrap();
+    if waits {
+        host.wait_event(B, event).unwrap();
+        host.fill(block, 0xBB, 4096, B).unwrap();
+        gate.open();
+    } else {
+        host.fill(block, 0xBB, 4096, B).unwrap();
+        host.synchronize_stream(B).unwrap();
+        assert_eq!(bytes(&host, block, 4096, B), [0xBB; 4096], "B is done before A goes on");
+        gate.open();
+    }
+    host.synchronize_device().unwrap();
+    let found = bytes(&host, block, 4096, B);
+    assert!(found == [0xAA; 4096] || found == [0xBB; 4096]);
+    found == [0xBB; 4096]
+}
+
+#[test]
+fn reuse_on_another_stream_without_waiting_is_seen_in_the_bytes() {
+    assert!(!bytes_of_b_survive(false));
+}
+
+#[test]
+fn reuse_on_another_stream_after_its_event_keeps_the_bytes() {
+    assert!(bytes_of_b_survive(true));
+}
+
+#[test]
+fn a_free_waits_for_work_and_can_be_done_once() {
+    let host = host();
+    let block = host.allocate(4096).unwrap();
+    let gate = host.hold(A);
+    host.fill(block, 1, 4096, A).unwrap();
+    std::thread::scope(|scope| {
+        let free = scope.spawn(|| host.free(block, 4096));
+        // The range is closed to new work before the free waits.
+        while host.fill(block, 2, 1, B).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(!free.is_finished());
+        assert_eq!(host.memory_info().unwrap().free_bytes, 64 * MIB - 4096);
+        assert_eq!(host.free(block, 4096).unwrap_err().kind, DriverErrorKind::InvalidValue);
+        gate.open();
+        free.join().unwrap().unwrap();
+    });
+    assert_eq!(host.memory_info().unwrap().free_bytes, 64 * MIB);
+}
+
+#[test]
+fn only_the_held_stream_waits_for_its_gate() {
+    let host = host();
+    let block = host.allocate(8).unwrap();
+    host.fill(block, 1, 4, A).unwrap();
+    let first = host.hold(A);
+    host.fill(block, 2, 4, A).unwrap();
+    let second = host.hold(A);
+    host.fill(block, 3, 4, A).unwrap();
+    host.fill(block + 4, 9, 4, StreamId::DEFAULT).unwrap();
+    assert_eq!(bytes(&host, block + 4, 4, StreamId::DEFAULT), [9; 4]);
+    drop(second);
+    let event = host.create_event().unwrap();
+    host.record_event(event, A).unwrap();
+    assert!(!host.query_event(event).unwrap(), "the first gate is still closed");
+    first.open();
+    host.synchronize_event(event).unwrap();
+    assert_eq!(bytes(&host, block, 4, B), [3; 4]);
+}
