@@ -160,8 +160,9 @@ impl Store {
     /// Memory that the file takes now, and how long it is.
     #[cfg(test)]
     pub(super) fn taken_and_length_bytes(&self) -> (u64, u64) {
-        let stat = fstat(&self.file).unwrap();
-        (u64::try_from(stat.st_blocks).unwrap() * 512, u64::try_from(stat.st_size).unwrap())
+        let stat = fstat(&self.file).expect("an open file can be looked at");
+        let bytes = |number: i64| u64::try_from(number).expect("files have no negative sizes");
+        (bytes(stat.st_blocks) * 512, bytes(stat.st_size))
     }
 }
 
