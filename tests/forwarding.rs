@@ -278,7 +278,7 @@ fn functions(text: &str, from: &str, to: &str) -> Vec<String> {
 
 #[test]
 fn the_macro_forwards_exactly_the_methods_of_the_trait_and_the_witness_overrides_them() {
-    let trait_text = include_str!("../src/allocator.rs");
+    let trait_text = include_str!("../src/allocator/mod.rs");
     let methods = functions(trait_text, "pub trait DeviceAllocator", "}");
     assert!(methods.len() >= 8, "{methods:?}");
     assert_eq!(functions(trait_text, "macro_rules! forward_device_allocator", "}"), methods);

@@ -47,8 +47,8 @@ pub(super) struct GrowthCounters {
 /// Why no segment came.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
-    /// The limit, by so many bytes.
-    Limit { short_bytes: u64 },
+    /// The limit.
+    Limit,
     /// The driver has not enough memory.
     Driver(DriverError),
     /// `throw_on_cudamalloc_oom` forbids even to ask.
@@ -94,7 +94,7 @@ impl Growth {
         if let Some(limit) = self.limit_bytes
             && after > limit
         {
-            return Some(Refusal::Limit { short_bytes: after - limit });
+            return Some(Refusal::Limit);
         }
         let forbidden = self.miss_policy.refuse_above_bytes.is_some_and(|most| after > most);
         forbidden.then_some(Refusal::Forbidden)

@@ -65,9 +65,9 @@ impl MissPolicy {
         }
     }
 
-    /// Whether the pool is searched again after waiting for events under pressure, and only what is
-    /// needed is released. PyTorch does neither.
-    pub(super) fn spares_the_cache(&self) -> bool {
+    /// Whether the pool is searched again after waiting for events under pressure, and requests that
+    /// nothing could serve leave the cache alone. PyTorch does neither.
+    pub(super) fn searches_again(&self) -> bool {
         self.compat == Compat::Default
     }
 }

@@ -1,8 +1,8 @@
 //! The ladder that a miss climbs, one step after the other, until a step yields a block.
 //!
 //! Free-memory callbacks; search again; collect idle segments near the limit; grow; release
-//! oversize blocks and grow; wait for pending events; search again; release what is needed, or
-//! everything, and grow. `MissPolicy` says where PyTorch's letter is followed instead.
+//! oversize blocks and grow; wait for pending events; search again; release everything idle and
+//! grow. `MissPolicy` says where PyTorch's letter is followed instead.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
@@ -12,7 +12,6 @@ use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
-use super::release::Wanted;
 use crate::allocator::{Allocation, Request};
 use crate::error::{AllocError, DriverError};
 
@@ -70,20 +69,17 @@ impl Engine {
                 found => return Ok(found),
             }
         }
+        if growth.miss_policy.searches_again() && self.is_hopeless(growth, plan) {
+            return Ok(Err(refusal));
+        }
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events();
-        if growth.miss_policy.spares_the_cache() {
-            if let Some(found) = self.search(cell, plan.requested_bytes) {
-                return Ok(Ok(found));
-            }
-            let needed = self.short_bytes(&refusal, plan);
-            self.release_idle(growth, Wanted::AtLeast(needed))?;
-            match self.grow(growth, cell, plan)? {
-                Err(_) => {}
-                found => return Ok(found),
-            }
+        if growth.miss_policy.searches_again()
+            && let Some(found) = self.search(cell, plan.requested_bytes)
+        {
+            return Ok(Ok(found));
         }
-        self.release_idle(growth, Wanted::Everything)?;
+        self.release_idle(growth)?;
         growth.counters.num_alloc_retries += 1;
         match (self.grow(growth, cell, plan)?, drained) {
             // Blocks that could not be waited for might have served the request.
@@ -101,14 +97,10 @@ impl Engine {
         Some(self.hand_out(cell, &mut state, slot, rounded_bytes, requested_bytes))
     }
 
-    /// How many bytes must go back to the driver before growing can succeed.
-    fn short_bytes(&self, refusal: &Refusal, plan: &Plan) -> u64 {
-        match refusal {
-            Refusal::Limit { short_bytes } => *short_bytes,
-            Refusal::Driver(_) | Refusal::Forbidden | Refusal::Reserve { .. } => {
-                let free = self.driver.memory_info().map_or(0, |info| info.free_bytes);
-                plan.segment_bytes.saturating_sub(free).max(1)
-            }
-        }
+    /// Whether even an empty cache could not serve the request: waiting and releasing would only do
+    /// harm.
+    fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
+        let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
+        plan.segment_bytes > most
     }
 }

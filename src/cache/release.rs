@@ -1,9 +1,7 @@
-//! Giving idle segments back to the driver: everything, just enough, or oversize blocks only.
+//! Giving idle segments back to the driver: everything, or oversize blocks only.
 //!
 //! Candidates are found heap by heap and released one by one: taken out under the heap's lock,
 //! given to the driver with no heap locked, and put back as they were if the driver refuses.
-
-use std::cmp::Reverse;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
@@ -13,15 +11,6 @@ use crate::error::DriverError;
 use crate::heap::{BlockView, PageRun, Slot};
 use crate::history::Action;
 use crate::size::PoolKind;
-
-/// How much is to be released.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Wanted {
-    /// Every idle segment.
-    Everything,
-    /// So many bytes, in as few segments as possible; nothing when there is not as much.
-    AtLeast(u64),
-}
 
 /// An idle segment, as it was when it was seen.
 #[derive(Clone, Copy, Debug)]
@@ -36,15 +25,6 @@ pub(super) struct Candidate<'a> {
 enum Idle<'a> {
     Segment(Candidate<'a>),
     Pages { cell: &'a HeapCell, kind: PoolKind, run: PageRun },
-}
-
-impl Idle<'_> {
-    fn size_bytes(&self) -> u64 {
-        match self {
-            Self::Segment(candidate) => candidate.block.size_bytes,
-            Self::Pages { run, .. } => run.size_bytes,
-        }
-    }
 }
 
 impl Engine {
@@ -71,24 +51,17 @@ impl Engine {
         let mut growth = self.growth.lock();
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events();
-        self.release_idle(&mut growth, Wanted::Everything)?;
+        self.release_idle(&mut growth)?;
         drained
     }
 
     /// Releases idle segments, large ones first.
-    pub(super) fn release_idle(
-        &self,
-        growth: &mut Growth,
-        wanted: Wanted,
-    ) -> Result<(), DriverError> {
+    pub(super) fn release_idle(&self, growth: &mut Growth) -> Result<(), DriverError> {
         self.offer_leftovers(growth)?;
         let mut idle = Vec::new();
         for kind in PoolKind::RELEASE_ORDER {
             idle.extend(self.idle_segments(kind).into_iter().map(Idle::Segment));
             self.add_idle_pages(kind, &mut idle);
-        }
-        if let Wanted::AtLeast(bytes) = wanted {
-            idle = fewest(idle, bytes);
         }
         for one in idle {
             match one {
@@ -172,21 +145,4 @@ impl Engine {
         }
         Ok(released >= wanted)
     }
-}
-
-/// The fewest idle things that have `bytes` together: the smallest single one, or the largest ones.
-/// None when all together have less.
-fn fewest(mut idle: Vec<Idle<'_>>, bytes: u64) -> Vec<Idle<'_>> {
-    let large_enough = idle.iter().filter(|one| one.size_bytes() >= bytes);
-    if let Some(&one) = large_enough.min_by_key(|one| one.size_bytes()) {
-        return vec![one];
-    }
-    idle.sort_by_key(|one| Reverse(one.size_bytes()));
-    let mut sum = 0;
-    let count = idle.iter().position(|one| {
-        sum += one.size_bytes();
-        sum >= bytes
-    });
-    idle.truncate(count.map_or(0, |last| last + 1));
-    idle
 }

@@ -59,6 +59,8 @@ pub(crate) struct Mirror {
     /// Every counter, as the plain numbers say it should read.
     pub(crate) book: Statistics,
     pub(crate) settings: Settings,
+    /// What the device has.
+    total_bytes: u64,
     pub(crate) limit: Option<u64>,
     /// The segment that came last, until something is handed out of it.
     fresh: Option<u64>,
@@ -90,12 +92,13 @@ fn change_one(counter: &mut Counter, n: i64) {
 
 impl Mirror {
     /// Nothing yet.
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: Settings, total_bytes: u64) -> Self {
         let max_split_size = settings.max_split_bytes.map_or(-1, signed);
         Self {
             segments: BTreeMap::new(),
             book: Statistics { max_split_size, ..Statistics::default() },
             settings,
+            total_bytes,
             limit: None,
             fresh: None,
         }
@@ -289,15 +292,18 @@ impl Mirror {
     }
 
     /// A failure is honest: nothing idle or draining is left, nothing cached fits, and the segment
-    /// would pass the limit or what the device has.
+    /// would pass the limit or what the device has. What could never fit may leave idle segments.
     fn out_of_memory(&mut self, device_free: u64, rounded: u64, stream: StreamId) -> Checked {
         self.book.num_ooms += 1;
-        ensure!(!self.any_idle(), "an idle segment is left");
-        ensure!(!self.any_draining(), "a block still drains");
+        let segment = self.segment_for(rounded);
+        let most = self.limit.unwrap_or(u64::MAX).min(self.total_bytes);
+        if segment <= most || !self.searches_again() {
+            ensure!(!self.any_idle(), "an idle segment is left");
+            ensure!(!self.any_draining(), "a block still drains");
+        }
         if self.searches_again() {
             ensure_eq!(self.best_fit(stream, rounded), None, "a cached block fits");
         }
-        let segment = self.segment_for(rounded);
         let limited = self.limit.is_some_and(|limit| self.reserved() + segment > limit);
         ensure!(limited || device_free < segment, "{segment} would have fit");
         Ok(())

@@ -97,10 +97,11 @@ impl<'m, M: Machine> Runner<'m, M> {
         let config = Config::from_settings(settings.clone());
         let strategy =
             build(&config, machine.driver(), options).map_err(|error| error.to_string())?;
+        let total_bytes = machine.driver().info().total_bytes;
         let mut runner = Self {
             machine,
             strategy,
-            mirror: Mirror::new(settings),
+            mirror: Mirror::new(settings, total_bytes),
             streams: machine.streams(script.streams),
             held: Vec::new(),
             stale: Vec::new(),
