@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{
     Allocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback,
-    OomObserver, Pressure, RawAddresses, Request, Token,
+    OomObserver, PeerAccess, Pressure, RawAddresses, Request, Token,
 };
 use stratalloc::config::{Config, Settings};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use stratalloc::history::SegmentLayout;
-use stratalloc::ids::{OwnerId, StreamId};
+use stratalloc::ids::{DeviceId, OwnerId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
@@ -72,6 +72,21 @@ impl DeviceAllocator for Witness {
 
     fn pressure(&self) -> Option<&dyn Pressure> {
         Some(self)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        Some(self)
+    }
+}
+
+impl PeerAccess for Witness {
+    fn enable_peer_access(&self, _: DeviceId) -> Result<(), DriverError> {
+        self.hear(9);
+        Ok(())
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        vec![DeviceId(61)]
     }
 }
 
@@ -166,7 +181,7 @@ impl Pressure for Witness {
 /// asked and not what it dereferences to.
 #[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
 fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
-    let (side, marked) = (StreamId(60), 0x1_1111_1111);
+    let (side, marked) = (StreamId(60), 0x11_1111_1111);
     witness.heard.store(0, Ordering::Relaxed);
 
     let allocation = through.allocate(Request::new(5, side)).unwrap();
@@ -204,6 +219,9 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
     let pressure = through.pressure().unwrap();
     pressure.add_free_memory_callback(Arc::new(|| true));
     pressure.add_oom_observer(Arc::new(|_| {}));
+    let peers = through.peer_access().unwrap();
+    peers.enable_peer_access(DeviceId(3)).unwrap();
+    assert_eq!(peers.peers(), [DeviceId(61)]);
     assert_eq!(witness.heard.load(Ordering::Relaxed), marked, "each silent call was heard once");
 }
 
@@ -258,7 +276,7 @@ fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
         assert_eq!(least.name(), "user");
         assert!(least.cross_stream().is_none() && least.caching().is_none());
         assert!(least.counters().is_none() && least.raw_addresses().is_none());
-        assert!(least.pressure().is_none());
+        assert!(least.pressure().is_none() && least.peer_access().is_none());
     }
     is_bare(&Least);
     let boxed: Box<dyn DeviceAllocator> = Box::new(Arc::new(Least));

@@ -15,6 +15,10 @@ use crate::history::SegmentLayout;
 use crate::ids::{OwnerId, StreamId};
 use crate::stats::Statistics;
 
+mod peers;
+
+pub use peers::PeerAccess;
+
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -135,6 +139,11 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     fn pressure(&self) -> Option<&dyn Pressure> {
         None
     }
+
+    /// Use of its memory by other devices.
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        None
+    }
 }
 
 /// Writes every method of [`DeviceAllocator`] as a call of the same method on an expression, for
@@ -177,6 +186,9 @@ macro_rules! forward_device_allocator {
         }
         fn pressure(&$self) -> Option<&dyn $crate::allocator::Pressure> {
             $inner.pressure()
+        }
+        fn peer_access(&$self) -> Option<&dyn $crate::allocator::PeerAccess> {
+            $inner.peer_access()
         }
     };
 }

@@ -4,12 +4,12 @@ use super::engine::Engine;
 use crate::allocator::Allocation;
 use crate::allocator::{
     CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback, OomObserver,
-    Pressure, RawAddresses, Request,
+    PeerAccess, Pressure, RawAddresses, Request,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::SegmentLayout;
-use crate::ids::StreamId;
+use crate::ids::{DeviceId, StreamId};
 use crate::stats::Statistics;
 
 impl DeviceAllocator for Engine {
@@ -45,6 +45,20 @@ impl DeviceAllocator for Engine {
 
     fn pressure(&self) -> Option<&dyn Pressure> {
         Some(self)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        self.reaches_others().then_some(self as &dyn PeerAccess)
+    }
+}
+
+impl PeerAccess for Engine {
+    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
+        self.let_in(device)
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        self.growth.lock().peers.clone()
     }
 }
 

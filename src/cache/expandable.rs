@@ -177,7 +177,8 @@ impl Engine {
                 memory.map(address, page_bytes, piece)?;
                 mapped.push((address, page_bytes));
             }
-            memory.set_access(run.address, run.size_bytes, self.device.device)
+            let mut devices = [self.device.device].into_iter().chain(growth.peers.iter().copied());
+            devices.try_for_each(|device| memory.set_access(run.address, run.size_bytes, device))
         };
         if let Err(error) = map() {
             growth.leftovers.mapped.append(&mut mapped);

@@ -10,6 +10,7 @@ use crate::allocator::Allocation;
 use crate::config::Settings;
 use crate::error::DriverError;
 use crate::history::Action;
+use crate::ids::DeviceId;
 use crate::size::PoolKind;
 use crate::stats::{Counter, PerPool};
 
@@ -24,6 +25,8 @@ pub(super) struct Growth {
     pub(super) pages: Pages,
     /// What the driver refused to take back.
     pub(super) leftovers: Leftovers,
+    /// Other devices that may use every page.
+    pub(super) peers: Vec<DeviceId>,
     /// Asked of the driver by a miss that let go of the lock meanwhile.
     in_flight_bytes: u64,
 }
@@ -70,6 +73,7 @@ impl Growth {
             counters: GrowthCounters { max_split_size, ..GrowthCounters::default() },
             pages: Pages::default(),
             leftovers: Leftovers::default(),
+            peers: Vec::new(),
             in_flight_bytes: 0,
         }
     }

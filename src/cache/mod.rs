@@ -21,6 +21,7 @@ mod growth;
 mod hooks;
 mod inspect;
 mod oom;
+mod peers;
 mod policy;
 mod pressure;
 mod release;

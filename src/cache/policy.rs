@@ -26,6 +26,8 @@ pub(super) struct MissPolicy {
     /// Whether new segments are expandable, and how much address space each reserves.
     pub(super) expandable: bool,
     pub(super) reserve_bytes: u64,
+    /// Whether pages mapped from now on can be shared with other processes.
+    pub(super) exportable: bool,
 }
 
 impl HitPolicy {
@@ -61,6 +63,7 @@ impl MissPolicy {
             refuse_above_bytes,
             compat: settings.compat,
             expandable: settings.expandable_segments,
+            exportable: settings.expandable_segments_ipc,
             reserve_bytes: reserve_bytes(settings.expandable_reserve, device_total_bytes),
         }
     }

@@ -53,6 +53,7 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         }
         "roundup_power2_divisions" => settings.roundup = read.divisions()?,
         "expandable_segments" => settings.expandable_segments = read.flag()?,
+        "expandable_segments_ipc" => settings.expandable_segments_ipc = read.flag()?,
         "release_lock_on_cudamalloc" => settings.release_lock_on_device_allocate = read.flag()?,
         "graph_capture_record_stream_reuse" => {
             settings.graph_capture_record_stream_reuse = read.flag()?;

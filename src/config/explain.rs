@@ -79,6 +79,7 @@ fn value_of(settings: &Settings, key: &str) -> String {
             .garbage_collection_threshold
             .map_or_else(|| "off".to_owned(), |x| x.to_string()),
         "roundup_power2_divisions" => divisions(&settings.roundup),
+        "expandable_segments_ipc" => flag(settings.expandable_segments_ipc),
         "expandable_segments" => flag(settings.expandable_segments),
         "release_lock_on_cudamalloc" => flag(settings.release_lock_on_device_allocate),
         "graph_capture_record_stream_reuse" => flag(settings.graph_capture_record_stream_reuse),

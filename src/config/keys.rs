@@ -42,7 +42,7 @@ const BOOL: &str = "True or False";
 const MIB: &str = "a whole number of MiB";
 
 /// The built-in keys, in the order in which `explain` lists them.
-pub const BUILT_IN: [Key; 21] = [
+pub const BUILT_IN: [Key; 22] = [
     key("backend", "a strategy's name", Acts::Always, "which strategy allocates"),
     key(
         "large_segment_size_mb",
@@ -75,6 +75,12 @@ pub const BUILT_IN: [Key; 21] = [
         "steps between powers of two that requests are rounded to",
     ),
     key("expandable_segments", BOOL, Acts::Native, "segments that grow by mapping pages"),
+    key(
+        "expandable_segments_ipc",
+        BOOL,
+        Acts::Expandable,
+        "new pages may be shared with other processes; each costs a descriptor on some devices",
+    ),
     Key {
         name: "release_lock_on_cudamalloc",
         aliases: &["release_lock_on_hipmalloc"],

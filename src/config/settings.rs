@@ -28,6 +28,8 @@ pub struct Settings {
     pub roundup: RoundupDivisions,
     /// `expandable_segments`.
     pub expandable_segments: bool,
+    /// `expandable_segments_ipc`: pages mapped from now on can be shared with other processes.
+    pub expandable_segments_ipc: bool,
     /// `release_lock_on_cudamalloc`: other misses go on while one waits for the driver.
     pub release_lock_on_device_allocate: bool,
     /// `graph_capture_record_stream_reuse`.
@@ -82,6 +84,7 @@ impl Default for Settings {
             garbage_collection_threshold: None,
             roundup: RoundupDivisions::OFF,
             expandable_segments: false,
+            expandable_segments_ipc: false,
             release_lock_on_device_allocate: false,
             graph_capture_record_stream_reuse: false,
             per_process_memory_fraction: 1.0,

@@ -30,7 +30,7 @@ fn every_key_is_understood() {
     let s = settings(
         "backend:native, large_segment_size_mb:32, max_split_size_mb:64,\
          max_non_split_rounding_mb:40,garbage_collection_threshold:0.8,expandable_segments:True,\
-         release_lock_on_cudamalloc:True,graph_capture_record_stream_reuse:True,\
+         expandable_segments_ipc:True,release_lock_on_cudamalloc:True,graph_capture_record_stream_reuse:True,\
          per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True,\
          expandable_segments_reserve:40G,expandable_segments_reserve_by_class:[a:0.25,b:8g],\
          pinned_use_background_threads:True,pinned_max_round_threshold_mb:0,\
@@ -49,6 +49,7 @@ fn every_key_is_understood() {
     assert_eq!(s.expandable_reserve_by_class, classes);
     assert_eq!(s.pinned.max_round_threshold_bytes, Some(0));
     assert_eq!(s.pinned.register_threads, 8);
+    assert!(s.expandable_segments_ipc);
     assert!(s.expandable_segments && s.release_lock_on_device_allocate && s.throw_on_device_oom);
     assert_eq!(s.compat, Compat::PyTorch);
 }

@@ -282,6 +282,17 @@ impl Heap {
         Some(reservation)
     }
 
+    /// Address and size of every mapped range, in no particular order.
+    #[must_use]
+    pub fn mapped_ranges(&self) -> Vec<(u64, u64)> {
+        let heads = self.segment_heads().filter(|&head| self.slab.get(head).is_expandable());
+        let range = |head| {
+            let sizes = self.segment_blocks(head).map(|block| block.size_bytes);
+            (self.slab.get(head).address, sizes.sum())
+        };
+        heads.map(range).collect()
+    }
+
     /// Every reservation there is, with its number.
     pub fn reservations(&self) -> impl Iterator<Item = (u16, Reservation)> + '_ {
         let numbered = (0..).zip(&self.expandable.reservations);

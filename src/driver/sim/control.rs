@@ -4,7 +4,7 @@
 
 use super::{Event, Sim};
 use crate::driver::call::Call;
-use crate::ids::{EventId, StreamId};
+use crate::ids::{DeviceId, EventId, StreamId};
 
 impl Sim {
     /// Nanoseconds on the simulated clock: the cost of all calls so far, plus what was waited for.
@@ -40,6 +40,31 @@ impl Sim {
         let counts = self.state.lock().counts;
         let named = Call::ALL.into_iter().map(Call::name).zip(counts);
         named.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Bytes of all mapped pieces of virtual memory. A piece that is mapped twice counts twice.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        self.state.lock().mappings.mapped_bytes()
+    }
+
+    /// Of [`mapped_bytes`](Self::mapped_bytes), those that another device may access.
+    #[must_use]
+    pub fn mapped_bytes_open_to(&self, device: DeviceId) -> u64 {
+        self.state.lock().mappings.peer_bytes(device)
+    }
+
+    /// Bytes of address space that are reserved.
+    #[must_use]
+    pub fn address_space_bytes(&self) -> u64 {
+        self.state.lock().mappings.space_bytes()
+    }
+
+    /// How often pieces of virtual memory are held: one for each `create` and `import` that no
+    /// `release` took back.
+    #[must_use]
+    pub fn piece_holds(&self) -> u64 {
+        self.state.lock().mappings.holds_of_pieces()
     }
 
     /// Finishes the work before an event's mark, and only that: earlier marks of its stream stay

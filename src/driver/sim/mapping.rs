@@ -34,6 +34,18 @@ struct Mapping {
     size_bytes: u64,
     piece: PhysicalId,
     accessible: bool,
+    /// Other devices that may access it.
+    peers: Vec<DeviceId>,
+}
+
+impl Mapping {
+    fn allow(&mut self, device: DeviceId, own: DeviceId) {
+        if device == own {
+            self.accessible = true;
+        } else if !self.peers.contains(&device) {
+            self.peers.push(device);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -86,6 +98,27 @@ impl Mappings {
         }
     }
 
+    /// Bytes of all mapped pieces.
+    pub(super) fn mapped_bytes(&self) -> u64 {
+        self.mapped.values().map(|mapping| mapping.size_bytes).sum()
+    }
+
+    /// Bytes of all mapped pieces that another device may access.
+    pub(super) fn peer_bytes(&self, device: DeviceId) -> u64 {
+        let open = self.mapped.values().filter(|mapping| mapping.peers.contains(&device));
+        open.map(|mapping| mapping.size_bytes).sum()
+    }
+
+    /// Bytes of address space that are reserved.
+    pub(super) fn space_bytes(&self) -> u64 {
+        self.space.live_bytes()
+    }
+
+    /// How often pieces are held, over all pieces.
+    pub(super) fn holds_of_pieces(&self) -> u64 {
+        self.pieces.values().map(|piece| u64::from(piece.holds)).sum()
+    }
+
     fn piece(&mut self, call: Call, id: PhysicalId) -> DriverResult<&mut Piece> {
         let held = self.pieces.get_mut(&id).filter(|piece| piece.holds > 0);
         held.ok_or_else(|| invalid(call, format!("no piece {} is held", id.0)))
@@ -109,7 +142,7 @@ impl Mappings {
             return Err(invalid(call, message));
         }
         self.piece(call, id)?.mappings += 1;
-        let mapping = Mapping { size_bytes, piece: id, accessible: false };
+        let mapping = Mapping { size_bytes, piece: id, accessible: false, peers: Vec::new() };
         self.mapped.insert(address, mapping);
         Ok(())
     }
@@ -220,16 +253,16 @@ impl VirtualMemory for Sim {
         let call = Call::SetAccess;
         let cost_ns = self.options.costs.set_access.of(size_bytes);
         let mut state = self.enter(call, cost_ns);
-        if device != self.options.device {
-            let own = self.options.device;
-            let message = format!("device {device} asked; only device {own} exists");
+        let own = self.options.device;
+        if device != own && !state.peers.contains(&device) {
+            let message = format!("device {device} is neither device {own} nor an enabled peer");
             return Err(invalid(call, message));
         }
         let starts = state.mappings.whole_pieces(call, address, size_bytes)?;
         state.pass(cost_ns * (starts.len() as u64 - 1));
         for start in starts {
             let mapping = state.mappings.mapped.get_mut(&start);
-            mapping.expect("whole_pieces found it").accessible = true;
+            mapping.expect("whole_pieces found it").allow(device, own);
         }
         Ok(())
     }

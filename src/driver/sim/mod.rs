@@ -7,11 +7,13 @@
 //! Read next: `work` (streams and events), `ranges` (addresses and bytes), `control` (what a test
 //! may do to it).
 
+use std::collections::BTreeSet;
+
 use parking_lot::{Mutex, MutexGuard};
 
 use super::call::Call;
 use super::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools,
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools, Peers,
     ProcessUsage, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
@@ -22,6 +24,7 @@ mod control;
 mod costs;
 mod graph;
 mod mapping;
+mod peers;
 mod pools;
 mod ranges;
 #[cfg(test)]
@@ -64,6 +67,9 @@ pub struct SimOptions {
     pub event_mode: EventMode,
     /// What each call costs on the clock.
     pub costs: CallCosts,
+    /// How many other devices it can reach: those with the lowest ordinals. With none there is no
+    /// [`Peers`].
+    pub reachable_devices: u32,
 }
 
 impl Default for SimOptions {
@@ -75,6 +81,7 @@ impl Default for SimOptions {
             name: "simulated H200".to_owned(),
             event_mode: EventMode::default(),
             costs: CallCosts::default(),
+            reachable_devices: 0,
         }
     }
 }
@@ -99,6 +106,8 @@ struct State {
     mappings: Mappings,
     graphs: Graphs,
     pools: Pools,
+    /// Other devices to which access was enabled.
+    peers: BTreeSet<DeviceId>,
 }
 
 impl Sim {
@@ -114,6 +123,7 @@ impl Sim {
             mappings: Mappings::new(),
             graphs: Graphs::default(),
             pools: Pools::new(),
+            peers: BTreeSet::new(),
         };
         Self { options, state: Mutex::new(state) }
     }
@@ -354,6 +364,10 @@ impl Driver for Sim {
 
     fn memory_pools(&self) -> Option<&dyn MemoryPools> {
         Some(self)
+    }
+
+    fn peers(&self) -> Option<&dyn Peers> {
+        (self.options.reachable_devices > 0).then_some(self as &dyn Peers)
     }
 
     fn capture(&self) -> Option<&dyn Capture> {

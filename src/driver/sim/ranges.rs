@@ -145,6 +145,11 @@ impl AddressSpace {
         })
     }
 
+    /// Bytes that are given out, as asked.
+    pub(super) fn live_bytes(&self) -> u64 {
+        self.live.values().sum()
+    }
+
     /// Start and size of all that is given out, by address.
     #[cfg(test)]
     pub(super) fn live(&self) -> impl Iterator<Item = (u64, u64)> + '_ {

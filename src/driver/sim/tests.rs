@@ -121,3 +121,42 @@ quickcheck::quickcheck! {
         true
     }
 }
+
+#[test]
+fn only_an_enabled_peer_may_be_given_access_to_pages() {
+    let options = SimOptions { device: DeviceId(1), reachable_devices: 2, ..SimOptions::default() };
+    assert!(sim(EventMode::Immediate).peers().is_none());
+    let sim = Sim::new(options);
+    let (memory, peers) = (sim.virtual_memory().unwrap(), sim.peers().unwrap());
+    let reachable: Vec<_> =
+        (0..4).map(DeviceId).filter(|device| peers.can_access(*device).unwrap()).collect();
+    assert_eq!(reachable, [DeviceId(0), DeviceId(2)]);
+
+    let address = memory.reserve(4 * MIB).unwrap();
+    let piece = memory.create(2 * MIB, crate::driver::Exportable::No).unwrap();
+    memory.map(address, 2 * MIB, piece).unwrap();
+    let refused = memory.set_access(address, 2 * MIB, DeviceId(2));
+    assert_eq!(kind(refused), DriverErrorKind::InvalidValue);
+    assert_eq!(kind(peers.enable_access(DeviceId(3))), DriverErrorKind::NotSupported);
+    peers.enable_access(DeviceId(2)).unwrap();
+    memory.set_access(address, 2 * MIB, DeviceId(2)).unwrap();
+    assert_eq!(sim.mapped_bytes_open_to(DeviceId(2)), 2 * MIB);
+    assert_eq!(sim.mapped_bytes_open_to(DeviceId(0)), 0);
+    assert_eq!((sim.mapped_bytes(), sim.address_space_bytes()), (2 * MIB, 4 * MIB));
+
+    let (own, there) = ((DeviceId(1), address), (DeviceId(2), 0));
+    let stream = StreamId::DEFAULT;
+    assert_eq!(
+        kind(peers.copy_peer(there, own, MIB, stream)),
+        DriverErrorKind::InvalidValue,
+        "the device itself has no access yet"
+    );
+    memory.set_access(address, 2 * MIB, DeviceId(1)).unwrap();
+    peers.copy_peer(there, own, MIB, stream).unwrap();
+    let elsewhere = (DeviceId(0), 0);
+    assert_eq!(
+        kind(peers.copy_peer(elsewhere, own, MIB, stream)),
+        DriverErrorKind::InvalidValue,
+        "not enabled"
+    );
+}

@@ -1,0 +1,59 @@
+//! Other devices that may use this device's memory.
+//!
+//! Plain allocations are open to a peer once the driver enabled it; mapped pages are opened one run
+//! at a time. The list of peers is guarded by the growth lock, under which pages are mapped, so no
+//! page is mapped between the opening of the old ones and the first new one.
+
+use super::engine::Engine;
+use crate::driver::{Driver, Peers};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::DeviceId;
+
+fn not_supported(message: String) -> DriverError {
+    DriverError::new(DriverErrorKind::NotSupported, "enable_access", 0, message)
+}
+
+impl Engine {
+    pub(super) fn let_in(&self, device: DeviceId) -> Result<(), DriverError> {
+        let own = self.device.device;
+        if device == own {
+            return Err(not_supported(format!("device {device} is no peer of itself")));
+        }
+        let none = || not_supported(format!("device {own} reaches no other device"));
+        let peers: &dyn Peers = self.driver.peers().ok_or_else(none)?;
+        let mut growth = self.growth.lock();
+        if growth.peers.contains(&device) {
+            return Ok(());
+        }
+        if !peers.can_access(device)? {
+            return Err(not_supported(format!("device {own} cannot reach device {device}")));
+        }
+        peers.enable_access(device)?;
+        self.open_pages_to(device)?;
+        growth.peers.push(device);
+        Ok(())
+    }
+
+    /// Opens every page that is mapped now. The caller holds the growth lock.
+    fn open_pages_to(&self, device: DeviceId) -> Result<(), DriverError> {
+        let Some(memory) = self.driver.virtual_memory() else { return Ok(()) };
+        let mut opened = 0u64;
+        let mut open = |(address, size_bytes)| {
+            let done = memory.set_access(address, size_bytes, device);
+            opened += u64::from(done.is_ok());
+            done.map_err(|error| {
+                let after = format!("{}; {opened} ranges were opened before", error.message);
+                DriverError { message: after, ..error }
+            })
+        };
+        for cell in self.heaps.all() {
+            let ranges = cell.lock().heap.mapped_ranges();
+            ranges.into_iter().try_for_each(&mut open)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn reaches_others(&self) -> bool {
+        self.driver.peers().is_some()
+    }
+}
