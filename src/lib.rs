@@ -14,6 +14,7 @@ pub mod ids;
 pub mod registry;
 #[cfg(feature = "replay")]
 pub mod replay;
+pub mod sharing;
 pub mod size;
 pub mod stats;
 

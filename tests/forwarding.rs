@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{
-    Allocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback,
-    OomObserver, PeerAccess, Pressure, RawAddresses, Request, Token,
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
+    FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure, RawAddresses, Request,
+    Sharing, Token,
 };
 use stratalloc::config::{Config, Settings};
 use stratalloc::driver::sim::SimOptions;
@@ -18,6 +19,7 @@ use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, Handl
 use stratalloc::history::SegmentLayout;
 use stratalloc::ids::{DeviceId, OwnerId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
+use stratalloc::sharing::{SharedHandle, SharingError};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
 
@@ -76,6 +78,20 @@ impl DeviceAllocator for Witness {
 
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         Some(self)
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        Some(self)
+    }
+}
+
+impl Sharing for Witness {
+    fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
+        Err(SharingError::NotExportable { address: allocation.address() })
+    }
+
+    fn open(&self, _: &SharedHandle) -> Result<Imported, SharingError> {
+        Err(SharingError::OwnProcess)
     }
 }
 
@@ -137,6 +153,11 @@ impl Caching for Witness {
         self.hear(4);
         Vec::new()
     }
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        let (address, size_bytes) = (allocation.address(), allocation.size_bytes());
+        Ok(BaseAllocation { address, size_bytes, expandable: true })
+    }
 }
 
 impl Counters for Witness {
@@ -191,6 +212,10 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
     let stale = Err(HandleError::Stale { address: 60 });
     assert_eq!(crossing.record_stream(&allocation, side), stale);
     crossing.process_events().unwrap();
+    let base = through.caching().unwrap().base_allocation(&allocation).unwrap();
+    assert_eq!(base, BaseAllocation { address: 67, size_bytes: 6, expandable: true });
+    let shared = through.sharing().unwrap().share(&allocation);
+    assert_eq!(shared, Err(SharingError::NotExportable { address: 67 }));
     let refused = through.free(allocation).unwrap_err();
     assert_eq!(refused.reason, HandleError::UnknownAddress { address: 68 });
     assert_eq!(refused.allocation, expected());
@@ -277,6 +302,7 @@ fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
         assert!(least.cross_stream().is_none() && least.caching().is_none());
         assert!(least.counters().is_none() && least.raw_addresses().is_none());
         assert!(least.pressure().is_none() && least.peer_access().is_none());
+        assert!(least.sharing().is_none());
     }
     is_bare(&Least);
     let boxed: Box<dyn DeviceAllocator> = Box::new(Arc::new(Least));

@@ -16,8 +16,10 @@ use crate::ids::{OwnerId, StreamId};
 use crate::stats::Statistics;
 
 mod peers;
+mod sharing;
 
 pub use peers::PeerAccess;
+pub use sharing::{Imported, Sharing};
 
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +146,11 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         None
     }
+
+    /// Blocks in other processes.
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        None
+    }
 }
 
 /// Writes every method of [`DeviceAllocator`] as a call of the same method on an expression, for
@@ -189,6 +196,9 @@ macro_rules! forward_device_allocator {
         }
         fn peer_access(&$self) -> Option<&dyn $crate::allocator::PeerAccess> {
             $inner.peer_access()
+        }
+        fn sharing(&$self) -> Option<&dyn $crate::allocator::Sharing> {
+            $inner.sharing()
         }
     };
 }
@@ -259,6 +269,27 @@ pub trait Caching: Send + Sync {
 
     /// Every block of every segment, in address order.
     fn layout(&self) -> Vec<SegmentLayout>;
+
+    /// What the block is a part of, for those who speak to the driver about it themselves. Never
+    /// waits for the device; walks over the blocks of the segment.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] when the handle is foreign or stale.
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError>;
+}
+
+/// What [`Caching::base_allocation`] answers, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BaseAllocation {
+    /// Where the segment starts that the block is part of; of an expandable segment, where the
+    /// mapped range around the block starts.
+    pub address: u64,
+    /// The size of that segment or range. A range may grow and shrink while the block lives.
+    pub size_bytes: u64,
+    /// Whether it is a range of pages: the driver knows its pages, not the range, and no single
+    /// handle of the driver stands for it.
+    pub expandable: bool,
 }
 
 /// What [`Caching::cache_info`] answers, in bytes.

@@ -3,8 +3,8 @@
 use super::engine::Engine;
 use crate::allocator::Allocation;
 use crate::allocator::{
-    CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback, OomObserver,
-    PeerAccess, Pressure, RawAddresses, Request,
+    BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback,
+    OomObserver, PeerAccess, Pressure, RawAddresses, Request, Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
@@ -49,6 +49,10 @@ impl DeviceAllocator for Engine {
 
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         self.reaches_others().then_some(self as &dyn PeerAccess)
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        Some(self)
     }
 }
 
@@ -99,6 +103,10 @@ impl Caching for Engine {
 
     fn layout(&self) -> Vec<SegmentLayout> {
         Self::layout(self)
+    }
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        self.base_of(allocation)
     }
 }
 

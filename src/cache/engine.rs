@@ -13,6 +13,7 @@ use super::events::EventQueue;
 use super::growth::Growth;
 use super::hooks::Hooks;
 use super::policy::{HitPolicy, fraction_of};
+use super::sharing::Shared;
 use crate::allocator::{Allocation, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
@@ -44,6 +45,7 @@ pub struct Engine {
     pub(super) growth: Mutex<Growth>,
     pub(super) addresses: Option<AddressMap>,
     pub(super) hooks: Hooks,
+    pub(super) shared: Shared,
     /// Searches of the large pool since a limit and a threshold are set: the collector's clock.
     pub(super) clock: AtomicU64,
     history: Recorder,
@@ -59,6 +61,7 @@ impl Engine {
         let device = driver.info();
         let growth = Growth::new(&options.settings.clone().in_range(), device.total_bytes);
         let owner = OwnerId::next();
+        let shared = Shared::new(&driver);
         let engine = Self {
             driver,
             device,
@@ -69,6 +72,7 @@ impl Engine {
             growth: Mutex::new(growth),
             addresses: options.raw_addresses.then(AddressMap::default),
             hooks: Hooks::new(owner),
+            shared,
             clock: AtomicU64::new(0),
             history: Recorder::default(),
         };
@@ -175,7 +179,7 @@ impl Engine {
 
     /// The heap and the block that an allocation names.
     #[inline]
-    fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
+    pub(super) fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
         if allocation.owner() != self.owner {
             return Err(HandleError::Foreign { owner: allocation.owner(), asked: self.owner });
         }

@@ -18,10 +18,20 @@ use crate::driver::{Exportable, PhysicalId, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{Growing, PageRun, Reservation};
 use crate::history::Action;
+use crate::sharing::PageEntry;
 use crate::size::{PoolKind, SMALL_SEGMENT_BYTES, align_up};
 
-/// The physical pieces behind mapped pages, by address.
-pub(super) type Pages = HashMap<u64, PhysicalId>;
+/// Mapped pages by address.
+pub(super) type Pages = HashMap<u64, Page>;
+
+/// A mapped page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Page {
+    pub(super) piece: PhysicalId,
+    pub(super) exportable: Exportable,
+    /// How other processes know it, once it was shared.
+    pub(super) shared: Option<PageEntry>,
+}
 
 /// What the driver refused to take back. It is offered again whenever memory is released or grows.
 #[derive(Debug, Default)]
@@ -167,11 +177,13 @@ impl Engine {
         let page_bytes = reservation.map_or(run.size_bytes, |r| r.page_bytes);
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
+        let exportable =
+            if growth.miss_policy.exportable { Exportable::Descriptor } else { Exportable::No };
         let mut pieces = Vec::new();
         let mut mapped = Vec::new();
         let mut map = || -> Result<(), DriverError> {
             for _ in 0..count {
-                pieces.push(memory.create(page_bytes, Exportable::No)?);
+                pieces.push(memory.create(page_bytes, exportable)?);
             }
             for (address, &piece) in addresses.clone().zip(&pieces) {
                 memory.map(address, page_bytes, piece)?;
@@ -191,7 +203,8 @@ impl Engine {
                 Err(error)
             };
         }
-        growth.pages.extend(addresses.zip(pieces));
+        let pages = pieces.into_iter().map(|piece| Page { piece, exportable, shared: None });
+        growth.pages.extend(addresses.zip(pages));
         growth.pages_came(kind, run.size_bytes);
         self.record(Action::SegmentMap, run.address, run.size_bytes, cell.stream);
         Ok(None)
@@ -234,8 +247,9 @@ impl Engine {
         growth.pages_went(kind, run.size_bytes);
         self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell.stream);
         for page in 0..run.size_bytes / page_bytes {
-            if let Some(piece) = growth.pages.remove(&(run.address + page * page_bytes)) {
-                growth.leftovers.pieces.push((piece, page_bytes));
+            if let Some(page) = growth.pages.remove(&(run.address + page * page_bytes)) {
+                page.shared.iter().for_each(|entry| self.shared.withdraw(entry));
+                growth.leftovers.pieces.push((page.piece, page_bytes));
             }
         }
         if let Some(reservation) = gone {
@@ -256,6 +270,7 @@ impl Engine {
 
     /// Offers the driver again what it refused to take back.
     pub(super) fn offer_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
+        self.shared.imports.offer_leftovers()?;
         match self.driver.virtual_memory() {
             Some(memory) => growth.leftovers.offer(memory),
             None => Ok(()),
@@ -264,6 +279,8 @@ impl Engine {
 
     /// Gives all pages and reservations back, when the engine goes.
     pub(super) fn drop_pages(&self) {
+        self.shared.withdraw_all();
+        let _ = self.shared.imports.offer_leftovers();
         let Some(memory) = self.driver.virtual_memory() else { return };
         let (pages, mut leftovers) = {
             let mut growth = self.growth.lock();
@@ -276,7 +293,7 @@ impl Engine {
             let state = cell.lock();
             reservations.extend(state.heap.reservations().map(|(_, reservation)| reservation));
         }
-        for (address, piece) in pages {
+        for (address, Page { piece, .. }) in pages {
             let own = |r: &&Reservation| (r.address..r.address + r.size_bytes).contains(&address);
             if let Some(reservation) = reservations.iter().find(own) {
                 let _ = memory.unmap(address, reservation.page_bytes);

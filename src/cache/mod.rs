@@ -19,12 +19,14 @@ mod events;
 mod expandable;
 mod growth;
 mod hooks;
+mod imports;
 mod inspect;
 mod oom;
 mod peers;
 mod policy;
 mod pressure;
 mod release;
+mod sharing;
 mod statistics;
 
 pub use engine::{Engine, EngineOptions};

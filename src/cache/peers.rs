@@ -46,6 +46,8 @@ impl Engine {
                 DriverError { message: after, ..error }
             })
         };
+        let imported = self.shared.imports.mappings();
+        imported.iter().filter_map(|mapping| mapping.pages()).try_for_each(&mut open)?;
         for cell in self.heaps.all() {
             let ranges = cell.lock().heap.mapped_ranges();
             ranges.into_iter().try_for_each(&mut open)?;

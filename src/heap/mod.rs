@@ -23,6 +23,7 @@ mod check;
 mod edit;
 mod expand;
 mod index;
+mod place;
 mod slab;
 mod starts;
 mod uses;
@@ -34,6 +35,7 @@ pub use block::{BlockId, BlockState, BlockView, Slot};
 pub use check::Broken;
 pub use edit::{Completed, FitRules, HandOut, Segment, SplitChange};
 pub use expand::{Growing, PageRun, Reservation};
+pub use place::Place;
 
 use crate::size::PoolKind;
 use expand::Expandable;

@@ -15,18 +15,20 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 17] = [
+const LAYERS: [Layer; 18] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },
     Layer { never: &["config"], ..layer("driver") },
-    Layer { never: &["config", "driver", "error"], ..layer("heap") },
-    Layer { never: &["config", "driver"], ..layer("stats") },
-    Layer { never: &["config", "driver", "heap", "stats"], ..layer("history") },
+    // What leaves the process: bytes and descriptors, whatever they stand for.
+    Layer { never: &["config", "driver"], ..layer("sharing") },
+    Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
+    Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
+    Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("history") },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
-    Layer { never: &["config", "driver", "heap", "stats"], ..layer("sync") },
+    Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
     layer("cache"),
     layer("layers"),
     layer("strategies"),

@@ -1,0 +1,184 @@
+//! Memory of other processes that is mapped here.
+//!
+//! Each mapping is known by what it shows, with a weak reference: opening it again gives the same
+//! one, and it goes with its last holder. What the driver refuses to take back is kept and offered
+//! again. Lock order: growth, then this table; no mapping is dropped while the table is locked.
+
+use std::sync::{Arc, Weak};
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use crate::driver::{Driver, PhysicalId};
+use crate::error::DriverError;
+use crate::sharing::{FixedShare, PagesShare, ProcessMark};
+
+/// What a mapping shows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Shown {
+    Fixed { owner: ProcessMark, segment_bytes: u64, handle: [u8; 64] },
+    Pages { owner: ProcessMark, secret: [u8; 16], page_bytes: u64, identities: Box<[u64]> },
+}
+
+impl Shown {
+    pub(super) fn fixed(share: &FixedShare) -> Self {
+        let FixedShare { owner, segment_bytes, handle, .. } = *share;
+        Self::Fixed { owner, segment_bytes, handle }
+    }
+
+    pub(super) fn pages(share: &PagesShare) -> Self {
+        let identities = share.pages.iter().map(|page| page.identity).collect();
+        let PagesShare { owner, secret, page_bytes, .. } = *share;
+        Self::Pages { owner, secret, page_bytes, identities }
+    }
+}
+
+/// Everything that is imported into one engine.
+#[derive(Debug)]
+pub(super) struct Imports {
+    driver: Arc<dyn Driver>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    mappings: HashMap<Shown, Weak<Mapping>>,
+    /// What the driver refused to take back.
+    leftovers: Vec<Held>,
+}
+
+/// A mapping that somebody uses.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    imports: Arc<Imports>,
+    held: Held,
+}
+
+/// What is held of the driver, in any state from nothing to a whole mapping.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// Work may have used it: it is waited for before anything is taken off.
+    pub(super) used: bool,
+    /// Address space, its size, and how much of its front is mapped.
+    pub(super) range: Option<Range>,
+    pub(super) pieces: Vec<PhysicalId>,
+    /// A plain allocation of another process.
+    pub(super) opened: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    pub(super) mapped_bytes: u64,
+}
+
+impl Held {
+    fn address(&self) -> u64 {
+        self.range.map(|range| range.address).or(self.opened).unwrap_or(0)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.range.is_none() && self.pieces.is_empty() && self.opened.is_none()
+    }
+
+    /// Gives back what the driver takes; what it refuses stays. Says why, if anything does.
+    fn close(&mut self, driver: &dyn Driver) -> Result<(), DriverError> {
+        if self.used {
+            driver.synchronize_device()?;
+            self.used = false;
+        }
+        if let Some(memory) = driver.virtual_memory() {
+            if let Some(range) = self.range.as_mut().filter(|range| range.mapped_bytes > 0) {
+                memory.unmap(range.address, range.mapped_bytes)?;
+                range.mapped_bytes = 0;
+            }
+            let mut refused = Ok(());
+            self.pieces.retain(|piece| {
+                let done = memory.release(*piece);
+                let kept = done.is_err();
+                refused = std::mem::replace(&mut refused, Ok(())).and(done);
+                kept
+            });
+            if let Some(range) = self.range {
+                memory.unreserve(range.address, range.size_bytes)?;
+                self.range = None;
+            }
+            refused?;
+        }
+        if let (Some(ipc), Some(address)) = (driver.ipc(), self.opened) {
+            ipc.close(address)?;
+            self.opened = None;
+        }
+        Ok(())
+    }
+}
+
+impl Imports {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self { driver, state: Mutex::default() })
+    }
+
+    pub(super) fn find(&self, shown: &Shown) -> Option<Arc<Mapping>> {
+        self.state.lock().mappings.get(shown)?.upgrade()
+    }
+
+    /// Adds a mapping that [`find`](Self::find) does not find. The caller holds the growth lock.
+    pub(super) fn add(self: &Arc<Self>, shown: Shown, held: Held) -> Arc<Mapping> {
+        let mapping = Arc::new(Mapping { imports: Arc::clone(self), held });
+        self.state.lock().mappings.insert(shown, Arc::downgrade(&mapping));
+        mapping
+    }
+
+    /// Gives back what did not become a mapping, now or later.
+    pub(super) fn discard(&self, mut held: Held) {
+        // Whoever discards has an error to report already.
+        let _ = held.close(&*self.driver);
+        if !held.is_nothing() {
+            self.state.lock().leftovers.push(held);
+        }
+    }
+
+    /// Offers the driver again what it refused to take back.
+    pub(super) fn offer_leftovers(&self) -> Result<(), DriverError> {
+        let mut refused = Ok(());
+        self.state.lock().leftovers.retain_mut(|held| {
+            let done = held.close(&*self.driver);
+            refused = std::mem::replace(&mut refused, Ok(())).and(done);
+            !held.is_nothing()
+        });
+        refused
+    }
+
+    /// Every mapping that somebody uses. Not to be dropped while the table is locked.
+    pub(super) fn mappings(&self) -> Vec<Arc<Mapping>> {
+        self.state.lock().mappings.values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Drop for Imports {
+    fn drop(&mut self) {
+        // A driver that fails now keeps the memory; there is nobody to tell.
+        let _ = self.offer_leftovers();
+    }
+}
+
+impl Mapping {
+    pub(super) fn address(&self) -> u64 {
+        self.held.address()
+    }
+
+    /// The range of pages, if it is one.
+    pub(super) fn pages(&self) -> Option<(u64, u64)> {
+        self.held.range.map(|range| (range.address, range.mapped_bytes))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // The same may have been opened anew since the last holder went: only dead entries go.
+        self.imports.state.lock().mappings.retain(|_, mapping| mapping.strong_count() > 0);
+        let held = std::mem::take(&mut self.held);
+        self.imports.discard(held);
+    }
+}

@@ -1,0 +1,244 @@
+//! Sharing of the engine's blocks with other processes, and opening of theirs.
+//!
+//! A block of a fixed segment is shared by the driver's handle of the segment; a block of an
+//! expandable one by descriptors of the pages that cover it, which [`sharing`](crate::sharing)
+//! carries. Both need the growth lock, under which no segment and no page of a live block goes.
+//! The other process is waited for with no lock held.
+
+use std::sync::{Arc, OnceLock};
+
+use super::engine::Engine;
+use super::growth::Growth;
+use super::imports::{Held, Imports, Mapping, Range, Shown};
+use crate::allocator::{Allocation, BaseAllocation, Imported, Sharing};
+use crate::driver::{Driver, Exportable, VirtualMemory};
+use crate::error::HandleError;
+use crate::heap::{Place, Reservation};
+use crate::sharing::{
+    Contents, Exporter, Extent, Fetch, FixedShare, PAGES_MAX, PageEntry, PagesShare, ProcessMark,
+    SharedHandle, SharingError,
+};
+use crate::size::{align_down, align_up};
+
+/// What an engine shares and what it has opened.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Started by the first page that is shared.
+    exporter: OnceLock<Exporter>,
+    pub(super) imports: Arc<Imports>,
+}
+
+impl Shared {
+    pub(super) fn new(driver: &Arc<dyn Driver>) -> Self {
+        Self { exporter: OnceLock::new(), imports: Imports::new(Arc::clone(driver)) }
+    }
+
+    /// The exporter. The caller holds the growth lock.
+    fn exporter(&self) -> Result<&Exporter, SharingError> {
+        if self.exporter.get().is_none() {
+            let started = Exporter::start()?;
+            // Nobody else starts one while the growth lock is held.
+            let _ = self.exporter.set(started);
+        }
+        Ok(self.exporter.get().expect("it was set above"))
+    }
+
+    /// Nobody can open the page any more.
+    pub(super) fn withdraw(&self, page: &PageEntry) {
+        if let Some(exporter) = self.exporter.get() {
+            exporter.withdraw(page);
+        }
+    }
+
+    /// Nobody can open anything any more.
+    pub(super) fn withdraw_all(&self) {
+        if let Some(exporter) = self.exporter.get() {
+            exporter.withdraw_all();
+        }
+    }
+}
+
+impl Sharing for Engine {
+    fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
+        let mut growth = self.growth.lock();
+        let place = self.place_of(allocation)?;
+        match place.reservation {
+            Some(reservation) => self.share_pages(&mut growth, allocation, &reservation),
+            None => self.share_segment(allocation, &place),
+        }
+    }
+
+    fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
+        // What is refused again does not stop this.
+        let _ = self.shared.imports.offer_leftovers();
+        let (mapping, Extent { offset_bytes, size_bytes }) = match handle.contents() {
+            Contents::Fixed(share) => (self.open_segment(share)?, share.extent),
+            Contents::Pages(share) => (self.open_pages(share)?, share.extent),
+        };
+        Ok(Imported::new(mapping.address() + offset_bytes, size_bytes, mapping))
+    }
+}
+
+impl Engine {
+    /// The surroundings of a live block.
+    fn place_of(&self, allocation: &Allocation) -> Result<Place, HandleError> {
+        let (cell, id) = self.own(allocation)?;
+        let state = cell.lock();
+        let address = allocation.address();
+        let slot = state.heap.live(id, address).ok_or(HandleError::Stale { address })?;
+        Ok(state.heap.place_of(slot))
+    }
+
+    pub(super) fn base_of(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        let Place { address, size_bytes, reservation } = self.place_of(allocation)?;
+        Ok(BaseAllocation { address, size_bytes, expandable: reservation.is_some() })
+    }
+
+    /// Shares a block of a fixed segment. The caller holds the growth lock.
+    fn share_segment(
+        &self,
+        allocation: &Allocation,
+        place: &Place,
+    ) -> Result<SharedHandle, SharingError> {
+        let none = SharingError::NotSupported { what: "plain allocations between processes" };
+        let handle = self.driver.ipc().ok_or(none)?.share(place.address)?;
+        let share = FixedShare {
+            owner: ProcessMark::own(),
+            extent: Extent {
+                offset_bytes: allocation.address() - place.address,
+                size_bytes: allocation.size_bytes(),
+            },
+            segment_bytes: place.size_bytes,
+            handle,
+        };
+        Ok(SharedHandle::of(Contents::Fixed(share))?)
+    }
+
+    /// Shares the pages that cover a block.
+    fn share_pages(
+        &self,
+        growth: &mut Growth,
+        allocation: &Allocation,
+        reservation: &Reservation,
+    ) -> Result<SharedHandle, SharingError> {
+        let memory = self.virtual_memory()?;
+        let Reservation { address: base, page_bytes, .. } = *reservation;
+        let (address, size_bytes) = (allocation.address(), allocation.size_bytes());
+        let first = base + align_down(address - base, page_bytes);
+        let end = base + align_up(address + size_bytes - base, page_bytes);
+        let count = (end - first) / page_bytes;
+        let most = PAGES_MAX as u64;
+        if count > most {
+            return Err(SharingError::TooManyPages { pages: count, most });
+        }
+        let addresses = (0..count).map(|page| first + page * page_bytes);
+        // Said before any page is exported in vain.
+        let stays = |page: &u64| {
+            growth.pages.get(page).is_none_or(|page| page.exportable == Exportable::No)
+        };
+        if let Some(address) = addresses.clone().find(stays) {
+            return Err(SharingError::NotExportable { address });
+        }
+        let exporter = self.shared.exporter()?;
+        let mut pages = Vec::new();
+        for address in addresses {
+            let page = growth.pages.get_mut(&address).expect("pages of a live block are mapped");
+            let entry = match page.shared {
+                Some(entry) => entry,
+                None => exporter.offer(memory.export(page.piece)?)?,
+            };
+            page.shared = Some(entry);
+            pages.push(entry);
+        }
+        let share = PagesShare {
+            owner: exporter.owner,
+            extent: Extent { offset_bytes: address - first, size_bytes },
+            secret: exporter.secret,
+            socket: exporter.socket,
+            page_bytes,
+            pages: pages.into(),
+        };
+        Ok(SharedHandle::of(Contents::Pages(share))?)
+    }
+
+    fn open_segment(&self, share: &FixedShare) -> Result<Arc<Mapping>, SharingError> {
+        if share.owner.is_own() {
+            return Err(SharingError::OwnProcess);
+        }
+        let shown = Shown::fixed(share);
+        let imports = &self.shared.imports;
+        let _growth = self.growth.lock();
+        if let Some(mapping) = imports.find(&shown) {
+            return Ok(mapping);
+        }
+        let none = SharingError::NotSupported { what: "plain allocations between processes" };
+        let address = self.driver.ipc().ok_or(none)?.open(&share.handle)?;
+        Ok(imports.add(shown, Held { used: true, opened: Some(address), ..Held::default() }))
+    }
+
+    fn open_pages(&self, share: &PagesShare) -> Result<Arc<Mapping>, SharingError> {
+        let shown = Shown::pages(share);
+        let imports = &self.shared.imports;
+        if let Some(mapping) = imports.find(&shown) {
+            return Ok(mapping);
+        }
+        let none = SharingError::NotSupported { what: "pages: it has no virtual memory" };
+        let memory = self.driver.virtual_memory().ok_or(none)?;
+        let (page_bytes, granularity_bytes) = (share.page_bytes, memory.granularity_bytes());
+        if !page_bytes.is_multiple_of(granularity_bytes) {
+            return Err(SharingError::PageSize { page_bytes, granularity_bytes });
+        }
+        let mut held = Held::default();
+        if let Err(error) = import(memory, share, &mut held) {
+            imports.discard(held);
+            return Err(error);
+        }
+        let growth = self.growth.lock();
+        // Somebody else may have opened the same meanwhile.
+        if let Some(mapping) = imports.find(&shown) {
+            imports.discard(held);
+            return Ok(mapping);
+        }
+        if let Err(error) = self.map_imported(&growth, memory, share, &mut held) {
+            imports.discard(held);
+            return Err(error.into());
+        }
+        held.used = true;
+        Ok(imports.add(shown, held))
+    }
+
+    /// Maps all pieces in order, with access for this device and its peers.
+    fn map_imported(
+        &self,
+        growth: &Growth,
+        memory: &dyn VirtualMemory,
+        share: &PagesShare,
+        held: &mut Held,
+    ) -> Result<(), crate::error::DriverError> {
+        let size_bytes = share.shared_bytes();
+        let address = memory.reserve(size_bytes)?;
+        let range = held.range.insert(Range { address, size_bytes, mapped_bytes: 0 });
+        for piece in &held.pieces {
+            memory.map(address + range.mapped_bytes, share.page_bytes, *piece)?;
+            range.mapped_bytes += share.page_bytes;
+        }
+        let mut devices = [self.device.device].into_iter().chain(growth.peers.iter().copied());
+        devices.try_for_each(|device| memory.set_access(address, size_bytes, device))
+    }
+}
+
+/// Fetches the pages' descriptors and makes pieces of them. Each descriptor goes to the driver
+/// before the next ones are fetched, so that few are open at once where the driver keeps none.
+fn import(
+    memory: &dyn VirtualMemory,
+    share: &PagesShare,
+    held: &mut Held,
+) -> Result<(), SharingError> {
+    let mut fetch = Fetch::new(share);
+    while let Some(descriptors) = fetch.next_pages()? {
+        for descriptor in descriptors {
+            held.pieces.push(memory.import(descriptor, share.page_bytes)?);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! The process that shares: its pages' descriptors, and a thread that hands them out.
+//!
+//! The thread listens on a socket in the system's abstract namespace, whose random name is in the
+//! handle. One connection is one request and one answer, each a packet. Connections of other users
+//! are closed at once; a request that does not come within its time is forgotten; more than a few
+//! connections wait in the system's short queue. So no client can hang the thread or make it grow.
+//! It ends with the exporter.
+
+use std::io::{self, IoSlice, PipeWriter};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, accept_with, bind, listen, recv, sendmsg, socket_with, sockopt,
+};
+use rustix::process::geteuid;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::packet::{Answer, AskedPages, CHUNK_PAGES, REQUEST_BYTES_MAX};
+use super::{PageEntry, ProcessMark, Random, SharingError};
+
+/// The most connections that are looked after at once; further ones wait in the system's queue.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a connection may take to send its request.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long nobody is accepted after the system had no room for another connection.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Descriptors by the random identities of their pages.
+type Table = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
+
+/// What this process shares. Dropping it ends the thread; nothing can be opened any more.
+#[derive(Debug)]
+pub(crate) struct Exporter {
+    pub(crate) owner: ProcessMark,
+    pub(crate) secret: Random,
+    pub(crate) socket: Random,
+    table: Table,
+    /// Closing it ends the thread.
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Exporter {
+    /// Starts to listen. Does not wait.
+    pub(crate) fn start() -> Result<Self, SharingError> {
+        let (secret, socket) = (random()?, random()?);
+        let listener = socket_of_packets(SocketFlags::NONBLOCK)?;
+        let refuse = |error: Errno| SharingError::system("listen on a socket", error);
+        bind(&listener, &socket_name(&socket)?).map_err(refuse)?;
+        let queue = i32::try_from(CONNECTIONS_MAX).expect("a small number");
+        listen(&listener, queue).map_err(refuse)?;
+        let (stopped, stop) =
+            io::pipe().map_err(|error| SharingError::system("make a pipe", error))?;
+        let table = Table::default();
+        let mut server =
+            Server { listener, stopped: stopped.into(), secret, table: Arc::clone(&table) };
+        let thread = std::thread::Builder::new()
+            .name("stratalloc-share".to_owned())
+            .spawn(move || server.serve())
+            .map_err(|error| SharingError::system("start a thread", error))?;
+        let owner = ProcessMark::own();
+        Ok(Self { owner, secret, socket, table, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Lets others fetch a descriptor until [`withdraw`](Self::withdraw).
+    pub(crate) fn offer(&self, descriptor: OwnedFd) -> Result<PageEntry, SharingError> {
+        use std::os::fd::AsRawFd;
+        let number = u32::try_from(descriptor.as_raw_fd()).expect("open descriptors are positive");
+        let (device, inode) = file_of(&descriptor)?;
+        let mut table = self.table.lock();
+        loop {
+            let bits = u128::from_le_bytes(random()?).to_le_bytes();
+            let (half, _) = bits.split_at(8);
+            let identity = u64::from_le_bytes(half.try_into().expect("half of 16 bytes"));
+            if !table.contains_key(&identity) {
+                table.insert(identity, Arc::new(descriptor));
+                return Ok(PageEntry { identity, device, inode, descriptor: number });
+            }
+        }
+    }
+
+    /// Closes the descriptor of a page that is going.
+    pub(crate) fn withdraw(&self, page: &PageEntry) {
+        self.table.lock().remove(&page.identity);
+    }
+
+    /// Closes all descriptors.
+    pub(crate) fn withdraw_all(&self) {
+        self.table.lock().clear();
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It answers at most one request more; whether it panicked concerns nobody now.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Random bits of the system's.
+fn random() -> Result<Random, SharingError> {
+    let mut bits = [0; 16];
+    let refuse = |error: Errno| SharingError::system("get random bits", error);
+    let count = getrandom(&mut bits, GetRandomFlags::empty()).map_err(refuse)?;
+    assert_eq!(count, bits.len(), "the system gives up to 256 bytes whole");
+    Ok(bits)
+}
+
+/// Device and inode of a descriptor's file.
+pub(super) fn file_of(descriptor: impl AsFd) -> Result<(u64, u64), SharingError> {
+    let refuse = |error: Errno| SharingError::system("look at a descriptor", error);
+    let stat = fstat(descriptor).map_err(refuse)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+pub(super) fn socket_of_packets(flags: SocketFlags) -> Result<OwnedFd, SharingError> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|error| SharingError::system("make a socket", error))
+}
+
+pub(super) fn socket_name(socket: &Random) -> Result<SocketAddrUnix, SharingError> {
+    let name: Vec<u8> = b"stratalloc/".iter().chain(socket).copied().collect();
+    SocketAddrUnix::new_abstract_name(&name)
+        .map_err(|error| SharingError::system("name a socket", error))
+}
+
+struct Server {
+    listener: OwnedFd,
+    stopped: OwnedFd,
+    secret: Random,
+    table: Table,
+}
+
+struct Connection {
+    socket: OwnedFd,
+    until: Instant,
+}
+
+impl Server {
+    fn serve(&mut self) {
+        let mut connections: Vec<Connection> = Vec::with_capacity(CONNECTIONS_MAX);
+        let mut paused_until = None;
+        loop {
+            let now = Instant::now();
+            connections.retain(|connection| connection.until > now);
+            if paused_until.is_some_and(|until| until <= now) {
+                paused_until = None;
+            }
+            let listens = connections.len() < CONNECTIONS_MAX && paused_until.is_none();
+            let until = connections.iter().map(|connection| connection.until).chain(paused_until);
+            let wait = until.min().map(|until| until.saturating_duration_since(now));
+            let Some(ready) = self.wait(&connections, listens, wait) else { return };
+            // From the back, so that places before stay as they are.
+            for at in (0..connections.len()).rev().filter(|at| ready.connections[*at]) {
+                let connection = connections.swap_remove(at);
+                // A client that went away or does not read its one answer loses it.
+                let _ = self.answer(&connection.socket);
+            }
+            if ready.listener && !self.accept(&mut connections) {
+                paused_until = Some(Instant::now() + PAUSE);
+            }
+        }
+    }
+
+    /// Waits for something to do; `None` when it is time to end.
+    fn wait(
+        &self,
+        connections: &[Connection],
+        listens: bool,
+        wait: Option<Duration>,
+    ) -> Option<Ready> {
+        let listener = listens.then_some(&self.listener);
+        let sockets = connections.iter().map(|connection| &connection.socket);
+        let all = [&self.stopped].into_iter().chain(sockets).chain(listener);
+        let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let wait = wait.map(|wait| Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        });
+        match poll(&mut polled, wait.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR | Errno::AGAIN) => polled.iter_mut().for_each(PollFd::clear_revents),
+            // Memory is too short even to wait: sharing ends, the program goes on.
+            Err(_) => return None,
+        }
+        let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let (first, rest) = ready.split_first()?;
+        let (connections, listener) = rest.split_at(connections.len());
+        let listener = listener.first().copied().unwrap_or(false);
+        (!first).then(|| Ready { connections: connections.to_vec(), listener })
+    }
+
+    /// Takes one waiting connection. False when the system had no room for it.
+    fn accept(&self, connections: &mut Vec<Connection>) -> bool {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        match accept_with(&self.listener, flags) {
+            Ok(socket) => {
+                let known = sockopt::socket_peercred(&socket);
+                if known.is_ok_and(|peer| peer.uid == geteuid()) {
+                    connections.push(Connection { socket, until: Instant::now() + PATIENCE });
+                }
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// Reads the request that has come and answers it, without waiting.
+    fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
+        // One more than is legal, so that a longer request is not taken for a shorter one.
+        let mut bytes = [0; REQUEST_BYTES_MAX + 1];
+        let (_, len) = recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
+        let (answer, descriptors) = self.look_up(&bytes[..len.min(bytes.len())]);
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(CHUNK_PAGES))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !borrowed.is_empty() {
+            let fits = beside.push(SendAncillaryMessage::ScmRights(&borrowed));
+            assert!(fits, "there is room for every legal request");
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(socket, &[IoSlice::new(&answer.to_bytes())], &mut beside, flags)?;
+        Ok(())
+    }
+
+    fn look_up(&self, bytes: &[u8]) -> (Answer, Vec<Arc<OwnedFd>>) {
+        let Some(asked) = AskedPages::from_bytes(bytes) else {
+            return (Answer::Malformed, Vec::new());
+        };
+        // All bytes are compared, so that the time tells nothing about them.
+        let pairs = asked.secret.iter().zip(&self.secret);
+        if pairs.fold(0, |differ, (theirs, ours)| differ | (theirs ^ ours)) != 0 {
+            return (Answer::Refused, Vec::new());
+        }
+        let table = self.table.lock();
+        let mut found = Vec::with_capacity(asked.identities.len());
+        for (page, identity) in (0..).zip(&asked.identities) {
+            match table.get(identity) {
+                Some(descriptor) => found.push(Arc::clone(descriptor)),
+                None => return (Answer::Gone(page), Vec::new()),
+            }
+        }
+        let count = u32::try_from(found.len()).expect("a request names few pages");
+        (Answer::Pages(count), found)
+    }
+}
+
+/// What can be gone on with.
+struct Ready {
+    connections: Vec<bool>,
+    listener: bool,
+}

@@ -1,0 +1,212 @@
+//! The process that opens: asks for the descriptors of a handle's pages, some at a time.
+//!
+//! The first way is the exporter's socket. Where that cannot be reached (another network namespace)
+//! and the exporter still runs, descriptors are taken from its table by number, which the system
+//! allows to those who might debug it. Either way each descriptor is compared with the file that
+//! the handle names. Waits for the other process a few seconds at most for each step.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::cmsg_space;
+use rustix::fs::{FileType, fstat};
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketFlags,
+    connect, recvmsg, send,
+};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, geteuid, pidfd_getfd, pidfd_open};
+
+use super::exporter::{file_of, socket_name, socket_of_packets};
+use super::packet::{ANSWER_BYTES, Answer, AskedPages, CHUNK_PAGES};
+use super::{PageEntry, PagesShare, SharingError};
+
+/// How long each step of a conversation may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Fetches descriptors in the order of the handle's pages.
+#[derive(Debug)]
+pub(crate) struct Fetch<'h> {
+    share: &'h PagesShare,
+    next: usize,
+    /// The exporter's process, where its socket cannot be reached.
+    process: Option<OwnedFd>,
+}
+
+impl<'h> Fetch<'h> {
+    pub(crate) fn new(share: &'h PagesShare) -> Self {
+        Self { share, next: 0, process: None }
+    }
+
+    /// The descriptors of the next pages; `None` when there are no more.
+    pub(crate) fn next_pages(&mut self) -> Result<Option<Vec<OwnedFd>>, SharingError> {
+        let rest = &self.share.pages[self.next..];
+        let asked = &rest[..rest.len().min(CHUNK_PAGES)];
+        if asked.is_empty() {
+            return Ok(None);
+        }
+        let answered = if self.process.is_none() { self.ask(asked)? } else { None };
+        let descriptors = match answered {
+            Some(descriptors) => descriptors,
+            None => {
+                let process = match self.process.take() {
+                    Some(process) => process,
+                    None => self.reach()?,
+                };
+                let taken = self.take(&process, asked);
+                self.process = Some(process);
+                taken?
+            }
+        };
+        for (page, (descriptor, entry)) in (self.next..).zip(descriptors.iter().zip(asked)) {
+            if file_of(descriptor)? != (entry.device, entry.inode) {
+                return Err(SharingError::WrongDescriptor { page });
+            }
+        }
+        self.next += asked.len();
+        Ok(Some(descriptors))
+    }
+
+    fn exporter(&self) -> u32 {
+        self.share.owner.process
+    }
+
+    /// Asks over the socket; `None` when nobody can be reached there.
+    fn ask(&self, pages: &[PageEntry]) -> Result<Option<Vec<OwnedFd>>, SharingError> {
+        let socket = socket_of_packets(SocketFlags::empty())?;
+        for direction in [Timeout::Send, Timeout::Recv] {
+            sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))
+                .map_err(|error| SharingError::system("limit the time of a socket", error))?;
+        }
+        match connect(&socket, &socket_name(&self.share.socket)?) {
+            Ok(()) => {}
+            Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(self.lost("connect to the exporter", error)),
+        }
+        // Whoever can bind a name could wait here for secrets.
+        let peer = sockopt::socket_peercred(&socket)
+            .map_err(|error| SharingError::system("learn who answers", error))?;
+        if peer.uid != geteuid() {
+            let (user, process) = (peer.uid.as_raw(), self.exporter());
+            return Err(SharingError::ForeignUser { user, process });
+        }
+        let identities = pages.iter().map(|page| page.identity).collect();
+        let asked = AskedPages { secret: self.share.secret, identities };
+        send(&socket, &asked.to_bytes(), SendFlags::NOSIGNAL)
+            .map_err(|error| self.lost("ask the exporter", error))?;
+        self.hear(&socket, pages.len()).map(Some)
+    }
+
+    /// Reads the one answer.
+    fn hear(&self, socket: &OwnedFd, wanted: usize) -> Result<Vec<OwnedFd>, SharingError> {
+        let process = self.exporter();
+        let mut bytes = [0; ANSWER_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(CHUNK_PAGES))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut beside,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .map_err(|error| self.lost("hear the exporter", error))?;
+        // Taken out first: what is not kept is closed.
+        let descriptors: Vec<OwnedFd> = beside
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes == 0 {
+            return Err(self.lost("hear the exporter", Errno::CONNRESET));
+        }
+        match Answer::from_bytes(&bytes[..got.bytes.min(bytes.len())]) {
+            Some(Answer::Pages(count)) => {
+                if got.flags.contains(ReturnFlags::CTRUNC) {
+                    let message = "more of them than this process may have".to_owned();
+                    return Err(SharingError::System { step: "take descriptors", message });
+                }
+                if descriptors.len() != wanted || usize::try_from(count) != Ok(wanted) {
+                    let why = "it has another number of descriptors than was asked for";
+                    return Err(SharingError::BadAnswer { process, why });
+                }
+                Ok(descriptors)
+            }
+            Some(Answer::Refused) => Err(SharingError::Refused { process }),
+            Some(Answer::Gone(page)) => {
+                let page = usize::try_from(page).ok().filter(|page| *page < wanted);
+                let page = page.ok_or(SharingError::BadAnswer { process, why: "no such page" })?;
+                Err(SharingError::PageGone { page: self.next + page })
+            }
+            Some(Answer::Malformed) => {
+                Err(SharingError::BadAnswer { process, why: "it did not understand the request" })
+            }
+            None => Err(SharingError::BadAnswer { process, why: "it is no answer" }),
+        }
+    }
+
+    /// What a conversation that broke means.
+    fn lost(&self, step: &'static str, error: Errno) -> SharingError {
+        let process = self.exporter();
+        match error {
+            Errno::AGAIN => SharingError::TimedOut { process, seconds: PATIENCE.as_secs() },
+            Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED if !self.share.owner.may_live() => {
+                SharingError::ExporterGone { process }
+            }
+            Errno::CONNRESET | Errno::PIPE => {
+                SharingError::BadAnswer { process, why: "it closed the connection" }
+            }
+            error => SharingError::system(step, error),
+        }
+    }
+
+    /// The exporter's process, if it is still the one that made the handle.
+    fn reach(&self) -> Result<OwnedFd, SharingError> {
+        let process = self.exporter();
+        let gone = SharingError::ExporterGone { process };
+        let number = i32::try_from(process).ok().and_then(Pid::from_raw);
+        let Some(number) = number else { return Err(gone) };
+        let opened = pidfd_open(number, PidfdFlags::empty());
+        // Asked after the process is held: a number that is reused later is not its number.
+        match opened {
+            Ok(held) if self.share.owner.may_live() => Ok(held),
+            Ok(_) | Err(Errno::SRCH) => Err(gone),
+            Err(error) => Err(SharingError::system("find the exporter's process", error)),
+        }
+    }
+
+    /// Takes descriptors out of the exporter's table. Only files that have an identity of their own:
+    /// a number may stand for something else by now, and for others that would not be noticed.
+    fn take(&self, process: &OwnedFd, pages: &[PageEntry]) -> Result<Vec<OwnedFd>, SharingError> {
+        let mut descriptors = Vec::with_capacity(pages.len());
+        for (page, entry) in (self.next..).zip(pages) {
+            let number = i32::try_from(entry.descriptor);
+            let number = number.map_err(|_| SharingError::WrongDescriptor { page })?;
+            let taken = pidfd_getfd(process, number, PidfdGetfdFlags::empty());
+            let descriptor = taken.map_err(|error| match error {
+                Errno::BADF => SharingError::PageGone { page },
+                Errno::SRCH => SharingError::ExporterGone { process: self.exporter() },
+                error => SharingError::system("take a descriptor from the exporter", error),
+            })?;
+            if !has_identity(&descriptor)? {
+                return Err(SharingError::WrongDescriptor { page });
+            }
+            descriptors.push(descriptor);
+        }
+        Ok(descriptors)
+    }
+}
+
+fn has_identity(descriptor: impl AsFd) -> Result<bool, SharingError> {
+    let stat = fstat(descriptor);
+    let stat = stat.map_err(|error| SharingError::system("look at a descriptor", error))?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    Ok(matches!(kind, FileType::RegularFile | FileType::Fifo))
+}

@@ -1,0 +1,323 @@
+//! The bytes of a shared handle, version 1: fixed layout, little-endian, no padding.
+//!
+//! ```text
+//! at   bytes
+//! 0    8      "stratshr"
+//! 8    2      version
+//! 10   1      kind: 1 a plain allocation, 2 pages
+//! 11   1      zero
+//! 12   4      process number
+//! 16   8      when the process started, in clock ticks since boot; 0 unknown
+//! 24   8      offset of the block in what is shared
+//! 32   8      size of the block
+//!      a plain allocation:
+//! 40   8      size of the allocation
+//! 48   64     the driver's handle
+//!      pages:
+//! 40   16     the secret that a request for the pages must carry
+//! 56   16     name of the socket where requests are answered
+//! 72   8      size of a page
+//! 80   4      number of pages
+//! 84   4      zero
+//! 88   32 n   for each page: identity 8, file's device 8, file's inode 8, descriptor 4, zero 4
+//! end  8      checksum (FNV-1a) of everything before it
+//! ```
+//!
+//! The checksum finds accidents. Against forgers there is the secret: a handle is as good as access
+//! to its pages, and is to be given to nobody else.
+
+use std::fmt;
+
+use super::error::FormatError;
+use super::process::ProcessMark;
+use super::{PAGES_MAX, Random};
+
+const MAGIC: [u8; 8] = *b"stratshr";
+const VERSION: u16 = 1;
+const KIND_FIXED: u8 = 1;
+const KIND_PAGES: u8 = 2;
+const HEAD_BYTES: usize = 40;
+const FIXED_BYTES: usize = HEAD_BYTES + 8 + 64;
+const PAGES_HEAD_BYTES: usize = HEAD_BYTES + 48;
+const ENTRY_BYTES: usize = 32;
+const CHECKSUM_BYTES: usize = 8;
+
+/// A block of memory as another process sees it: bytes for any channel.
+///
+/// Sharing one block twice gives equal bytes. They hold a secret: whoever has them can open the
+/// block as long as the process that made them lives and runs for the same user.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct SharedHandle {
+    bytes: Box<[u8]>,
+    contents: Contents,
+}
+
+/// What the bytes say. All sizes fit each other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Contents {
+    Fixed(FixedShare),
+    Pages(PagesShare),
+}
+
+/// Where the block lies in what is shared. At least one byte, no overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Extent {
+    pub(crate) offset_bytes: u64,
+    pub(crate) size_bytes: u64,
+}
+
+/// A block of a plain allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FixedShare {
+    pub(crate) owner: ProcessMark,
+    pub(crate) extent: Extent,
+    pub(crate) segment_bytes: u64,
+    pub(crate) handle: [u8; 64],
+}
+
+/// A block of pages.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PagesShare {
+    pub(crate) owner: ProcessMark,
+    pub(crate) extent: Extent,
+    pub(crate) secret: Random,
+    pub(crate) socket: Random,
+    pub(crate) page_bytes: u64,
+    pub(crate) pages: Box<[PageEntry]>,
+}
+
+/// One page: its random identity, and the file and descriptor that it is in the exporter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PageEntry {
+    pub(crate) identity: u64,
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) descriptor: u32,
+}
+
+impl PagesShare {
+    /// Bytes of all pages. Checked when it was made.
+    pub(crate) fn shared_bytes(&self) -> u64 {
+        self.page_bytes * self.pages.len() as u64
+    }
+
+    fn check(&self) -> Result<(), FormatError> {
+        let pages = self.pages.len() as u64;
+        let Extent { offset_bytes, size_bytes } = self.extent;
+        let shared_bytes = self.page_bytes.checked_mul(pages).unwrap_or(0);
+        // The block begins in the first page and ends in the last one.
+        let end = offset_bytes.checked_add(size_bytes).filter(|end| *end <= shared_bytes);
+        let last = shared_bytes.saturating_sub(self.page_bytes);
+        let fits = offset_bytes < self.page_bytes && end.is_some_and(|end| end > last);
+        if fits && size_bytes > 0 {
+            return Ok(());
+        }
+        Err(FormatError::Extent { offset_bytes, size_bytes, shared_bytes })
+    }
+}
+
+impl FixedShare {
+    fn check(&self) -> Result<(), FormatError> {
+        let Extent { offset_bytes, size_bytes } = self.extent;
+        let end = offset_bytes.checked_add(size_bytes);
+        if size_bytes > 0 && end.is_some_and(|end| end <= self.segment_bytes) {
+            return Ok(());
+        }
+        let shared_bytes = self.segment_bytes;
+        Err(FormatError::Extent { offset_bytes, size_bytes, shared_bytes })
+    }
+}
+
+impl SharedHandle {
+    /// The bytes to send.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Reads what another process sent. Takes no more memory than the bytes do.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError`] says what is wrong with them.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, FormatError> {
+        Ok(Self { contents: read(bytes)?, bytes: bytes.into() })
+    }
+
+    /// The size of the block in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        match &self.contents {
+            Contents::Fixed(share) => share.extent.size_bytes,
+            Contents::Pages(share) => share.extent.size_bytes,
+        }
+    }
+
+    /// The process that shared the block, by its own number.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        match &self.contents {
+            Contents::Fixed(share) => share.owner.process,
+            Contents::Pages(share) => share.owner.process,
+        }
+    }
+
+    pub(crate) fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// A handle of contents made here; their sizes are checked all the same.
+    pub(crate) fn of(contents: Contents) -> Result<Self, FormatError> {
+        let mut bytes = Vec::new();
+        match &contents {
+            Contents::Fixed(share) => {
+                share.check()?;
+                write_head(&mut bytes, KIND_FIXED, share.owner, share.extent);
+                bytes.extend(share.segment_bytes.to_le_bytes());
+                bytes.extend(share.handle);
+            }
+            Contents::Pages(share) => {
+                let count = check_count(share.pages.len() as u64)?;
+                share.check()?;
+                write_head(&mut bytes, KIND_PAGES, share.owner, share.extent);
+                bytes.extend(share.secret);
+                bytes.extend(share.socket);
+                bytes.extend(share.page_bytes.to_le_bytes());
+                bytes.extend(count.to_le_bytes());
+                bytes.extend([0; 4]);
+                for page in &share.pages {
+                    bytes.extend(page.identity.to_le_bytes());
+                    bytes.extend(page.device.to_le_bytes());
+                    bytes.extend(page.inode.to_le_bytes());
+                    bytes.extend(page.descriptor.to_le_bytes());
+                    bytes.extend([0; 4]);
+                }
+            }
+        }
+        bytes.extend(checksum(&bytes).to_le_bytes());
+        Ok(Self { bytes: bytes.into(), contents })
+    }
+}
+
+impl fmt::Debug for SharedHandle {
+    /// Without its secret: handles get into logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedHandle")
+            .field("process", &self.process())
+            .field("size_bytes", &self.size_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+fn write_head(bytes: &mut Vec<u8>, kind: u8, owner: ProcessMark, extent: Extent) {
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend([kind, 0]);
+    bytes.extend(owner.process.to_le_bytes());
+    bytes.extend(owner.started.to_le_bytes());
+    bytes.extend(extent.offset_bytes.to_le_bytes());
+    bytes.extend(extent.size_bytes.to_le_bytes());
+}
+
+fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
+    let mut parts = Parts { all: bytes, at: 0 };
+    if parts.array::<8>()? != MAGIC {
+        return Err(FormatError::Magic);
+    }
+    // Before anything else that another version may have changed.
+    let version = u16::from_le_bytes(parts.array()?);
+    if version != VERSION {
+        return Err(FormatError::Version { version, known: VERSION });
+    }
+    let [kind] = parts.array()?;
+    parts.zero::<1>()?;
+    let owner = ProcessMark { process: parts.u32()?, started: parts.u64()? };
+    let extent = Extent { offset_bytes: parts.u64()?, size_bytes: parts.u64()? };
+    match kind {
+        KIND_FIXED => {
+            parts.check_len(FIXED_BYTES + CHECKSUM_BYTES)?;
+            let segment_bytes = parts.u64()?;
+            let share = FixedShare { owner, extent, segment_bytes, handle: parts.array()? };
+            parts.check_sum()?;
+            share.check()?;
+            Ok(Contents::Fixed(share))
+        }
+        KIND_PAGES => {
+            let (secret, socket) = (parts.array()?, parts.array()?);
+            let page_bytes = parts.u64()?;
+            let count = check_count(u64::from(parts.u32()?))?;
+            parts.zero::<4>()?;
+            // Only now is anything taken, and no more than the bytes that are there.
+            parts.check_len(PAGES_HEAD_BYTES + count as usize * ENTRY_BYTES + CHECKSUM_BYTES)?;
+            let pages = (0..count).map(|_| parts.entry()).collect::<Result<_, _>>()?;
+            parts.check_sum()?;
+            let share = PagesShare { owner, extent, secret, socket, page_bytes, pages };
+            share.check()?;
+            Ok(Contents::Pages(share))
+        }
+        kind => Err(FormatError::Kind { kind }),
+    }
+}
+
+fn check_count(pages: u64) -> Result<u32, FormatError> {
+    let count = u32::try_from(pages).ok();
+    let legal = count.filter(|count| (1..=PAGES_MAX as u64).contains(&u64::from(*count)));
+    legal.ok_or(FormatError::PageCount { pages, most: PAGES_MAX as u64 })
+}
+
+/// Bytes that are read from the front.
+struct Parts<'b> {
+    all: &'b [u8],
+    at: usize,
+}
+
+impl Parts<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
+        let end = self.at + N;
+        let short = FormatError::Length { len: self.all.len(), expected: end as u64 };
+        let part = self.all.get(self.at..end).and_then(|part| part.try_into().ok());
+        let part = part.ok_or(short)?;
+        self.at = end;
+        Ok(part)
+    }
+
+    fn u32(&mut self) -> Result<u32, FormatError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, FormatError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn zero<const N: usize>(&mut self) -> Result<(), FormatError> {
+        let at = self.at;
+        let part: [u8; N] = self.array()?;
+        let wrong = part.iter().position(|byte| *byte != 0);
+        wrong.map_or(Ok(()), |offset| Err(FormatError::Reserved { at: at + offset }))
+    }
+
+    fn entry(&mut self) -> Result<PageEntry, FormatError> {
+        let (identity, device, inode) = (self.u64()?, self.u64()?, self.u64()?);
+        let entry = PageEntry { identity, device, inode, descriptor: self.u32()? };
+        self.zero::<4>()?;
+        Ok(entry)
+    }
+
+    fn check_len(&self, expected: usize) -> Result<(), FormatError> {
+        if self.all.len() == expected {
+            return Ok(());
+        }
+        Err(FormatError::Length { len: self.all.len(), expected: expected as u64 })
+    }
+
+    fn check_sum(&mut self) -> Result<(), FormatError> {
+        let sum = checksum(&self.all[..self.at]);
+        if self.u64()? == sum { Ok(()) } else { Err(FormatError::Checksum) }
+    }
+}
+
+/// Source: Fowler, Noll and Vo's hash, variant 1a, 64 bits.
+fn checksum(bytes: &[u8]) -> u64 {
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}

@@ -1,0 +1,118 @@
+//! What the two processes say to each other: one packet there, one back.
+//!
+//! A request carries the secret and names pages; the answer is a status, and descriptors beside it.
+//! Both have a fixed layout, little-endian, and a limit: a larger packet is not read.
+
+use super::Random;
+
+/// The most pages of one request. The system passes at most 253 descriptors at once.
+pub(super) const CHUNK_PAGES: usize = 250;
+const MAGIC: [u8; 8] = *b"stratrq1";
+const HEAD_BYTES: usize = 32;
+/// A request is at most so long.
+pub(super) const REQUEST_BYTES_MAX: usize = HEAD_BYTES + CHUNK_PAGES * 8;
+/// An answer is exactly so long.
+pub(super) const ANSWER_BYTES: usize = 8;
+
+/// What a client asks for: pages by their identities.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AskedPages {
+    pub(super) secret: Random,
+    pub(super) identities: Vec<u64>,
+}
+
+/// What the exporter says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// So many descriptors come along.
+    Pages(u32),
+    /// The secret is not ours.
+    Refused,
+    /// This page of the request is gone.
+    Gone(u32),
+    /// The request makes no sense.
+    Malformed,
+}
+
+impl AskedPages {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let count = u32::try_from(self.identities.len()).unwrap_or(u32::MAX);
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + self.identities.len() * 8);
+        bytes.extend(MAGIC);
+        bytes.extend(self.secret);
+        bytes.extend(count.to_le_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(self.identities.iter().flat_map(|identity| identity.to_le_bytes()));
+        bytes
+    }
+
+    /// `None` for anything that [`to_bytes`](Self::to_bytes) does not write for 1 to
+    /// [`CHUNK_PAGES`] pages.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
+        let (pages, []) = rest.as_chunks::<8>() else { return None };
+        let count = u32::from_le_bytes(head[24..28].try_into().ok()?);
+        let legal = head[..8] == MAGIC
+            && head[28..] == [0; 4]
+            && usize::try_from(count) == Ok(pages.len())
+            && (1..=CHUNK_PAGES).contains(&pages.len());
+        let secret = head[8..24].try_into().ok()?;
+        let identities = || pages.iter().map(|page| u64::from_le_bytes(*page)).collect();
+        legal.then(|| Self { secret, identities: identities() })
+    }
+}
+
+impl Answer {
+    pub(super) fn to_bytes(self) -> [u8; ANSWER_BYTES] {
+        let (status, number) = match self {
+            Self::Pages(count) => (0u32, count),
+            Self::Refused => (1, 0),
+            Self::Gone(page) => (2, page),
+            Self::Malformed => (3, 0),
+        };
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes[..4].copy_from_slice(&status.to_le_bytes());
+        bytes[4..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: [u8; ANSWER_BYTES] = bytes.try_into().ok()?;
+        let [status, number] = [0, 4]
+            .map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
+        Some(match status {
+            0 => Self::Pages(number),
+            1 => Self::Refused,
+            2 => Self::Gone(number),
+            3 => Self::Malformed,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_come_back_as_they_were_and_everything_else_is_refused() {
+        for count in [1, 2, CHUNK_PAGES] {
+            let asked = AskedPages { secret: [7; 16], identities: (0..count as u64).collect() };
+            let bytes = asked.to_bytes();
+            assert!(bytes.len() <= REQUEST_BYTES_MAX);
+            assert_eq!(AskedPages::from_bytes(&bytes), Some(asked));
+            for len in 0..bytes.len() {
+                assert_eq!(AskedPages::from_bytes(&bytes[..len]), None);
+            }
+        }
+        for count in [0, CHUNK_PAGES as u64 + 1] {
+            let asked = AskedPages { secret: [7; 16], identities: (0..count).collect() };
+            assert_eq!(AskedPages::from_bytes(&asked.to_bytes()), None);
+        }
+        for answer in [Answer::Pages(9), Answer::Refused, Answer::Gone(3), Answer::Malformed] {
+            assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
+        }
+        assert_eq!(Answer::from_bytes(&[9; 8]), None);
+        assert_eq!(Answer::from_bytes(&[0; 7]), None);
+    }
+}

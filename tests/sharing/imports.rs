@@ -1,0 +1,337 @@
+//! Opening on the simulated device: what it takes, what it shares, what it leaves behind.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{Caching, PeerAccess, Sharing};
+use stratalloc::driver::{FaultPlan, Faulty, Sim};
+use stratalloc::error::{DriverErrorKind, HandleError};
+use stratalloc::ids::DeviceId;
+use stratalloc::sharing::{SharedHandle, SharingError};
+
+use super::tools::{MIB, SHARED, allocate, engine, forged, sim};
+
+/// What the device holds: reserved, mapped, holds of pieces, used bytes.
+fn held(sim: &Sim) -> (u64, u64, u64, u64) {
+    let info = stratalloc::driver::Driver::memory_info(sim).expect("sim answers");
+    let used = info.total_bytes - info.free_bytes;
+    (sim.address_space_bytes(), sim.mapped_bytes(), sim.piece_holds(), used)
+}
+
+#[test]
+fn an_import_reserves_only_what_is_shared() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    let first = allocate(&ours, 30 * MIB);
+    let second = allocate(&ours, 30 * MIB);
+    let handle = ours.share(&second).unwrap();
+    let before = held(&sim);
+    let imported = theirs.open(&handle).unwrap();
+    // The second block covers the pages from 20 to 60 MiB: two of 20 MiB.
+    let after = held(&sim);
+    assert_eq!(after.0 - before.0, 40 * MIB);
+    assert_eq!(after.1 - before.1, 40 * MIB);
+    assert_eq!(after.3, before.3, "the memory is the owner's");
+    assert_eq!(imported.size_bytes(), 30 * MIB);
+    assert_eq!(imported.address() % (2 * MIB), (second.address() - first.address()) % (2 * MIB));
+    drop(imported);
+    assert_eq!(held(&sim), before);
+    drop((first, second));
+}
+
+#[test]
+fn the_same_pages_are_mapped_once() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    // Two small blocks lie in one page.
+    let (a, b) = (allocate(&ours, 512), allocate(&ours, 1024));
+    let (handle_a, handle_b) = (ours.share(&a).unwrap(), ours.share(&b).unwrap());
+    assert_eq!(ours.share(&a).unwrap().as_bytes(), handle_a.as_bytes(), "equal bytes each time");
+    let before = held(&sim);
+    let first = theirs.open(&handle_a).unwrap();
+    let asked = sim.total_calls();
+    let again = theirs.open(&handle_a).unwrap();
+    let beside = theirs.open(&handle_b).unwrap();
+    assert_eq!(sim.total_calls(), asked, "no driver call for what is mapped");
+    assert_eq!(first.address(), again.address());
+    assert_eq!(beside.address() - first.address(), b.address() - a.address());
+    drop(first);
+    drop(again);
+    assert_ne!(held(&sim), before);
+    drop(beside);
+    assert_eq!(held(&sim), before);
+    let anew = theirs.open(&handle_b).unwrap();
+    assert_eq!(anew.size_bytes(), 1024);
+}
+
+#[test]
+fn pages_may_be_opened_by_their_own_allocator() {
+    let sim = sim();
+    let engine = engine(sim.clone(), SHARED);
+    let block = allocate(&engine, 3 * MIB);
+    let imported = engine.open(&engine.share(&block).unwrap()).unwrap();
+    assert_ne!(imported.address(), block.address());
+    drop(imported);
+    engine.free(block).unwrap();
+    engine.empty_cache().unwrap();
+    assert_eq!(held(&sim), (0, 0, 0, 0));
+}
+
+/// Lets this process have descriptors enough for `pages`, if the system does.
+#[cfg(target_os = "linux")]
+fn may_open(pages: u64) -> bool {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // The device keeps two for each piece, the allocator one, and some are on their way.
+    let wanted = 4 * pages + 500;
+    let enough = limit.maximum.is_none_or(|most| most >= wanted);
+    let current = limit.current.map(|now| now.max(wanted));
+    enough && setrlimit(Resource::Nofile, rustix::process::Rlimit { current, ..limit }).is_ok()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn many_pages_come_in_several_answers() {
+    let pages = 601;
+    if !may_open(pages) {
+        eprintln!("skipped: too few descriptors are allowed");
+        return;
+    }
+    let options = stratalloc::driver::sim::SimOptions::default();
+    let sim = Arc::new(Sim::new(options));
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    let block = allocate(&ours, pages * 20 * MIB);
+    let handle = ours.share(&block).unwrap();
+    let before = held(&sim);
+    let imported = theirs.open(&handle).unwrap();
+    assert_eq!(sim.mapped_bytes(), before.1 + pages * 20 * MIB);
+    assert_eq!(sim.calls("import"), pages);
+    drop(imported);
+    assert_eq!(held(&sim), before);
+}
+
+#[test]
+fn pages_that_may_not_leave_name_the_key() {
+    let engine = engine(sim(), "expandable_segments:True");
+    let block = allocate(&engine, MIB);
+    let error = engine.share(&block).unwrap_err();
+    assert_eq!(error, SharingError::NotExportable { address: block.address() });
+    assert!(error.to_string().contains("expandable_segments_ipc:True"), "{error}");
+}
+
+#[test]
+fn foreign_and_stale_allocations_are_refused() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim, SHARED);
+    let block = allocate(&ours, MIB);
+    let error = theirs.share(&block).unwrap_err();
+    assert!(matches!(error, SharingError::Handle(HandleError::Foreign { .. })), "{error}");
+    assert!(matches!(theirs.base_allocation(&block), Err(HandleError::Foreign { .. })));
+}
+
+#[test]
+fn what_was_opened_stays_and_what_has_gone_is_said() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    let block = allocate(&ours, 25 * MIB);
+    let handle = ours.share(&block).unwrap();
+    let imported = theirs.open(&handle).unwrap();
+    ours.free(block).unwrap();
+    ours.empty_cache().unwrap();
+    assert_eq!(sim.mapped_bytes(), 40 * MIB, "the importer's");
+    // Still open, so no question is asked.
+    drop(theirs.open(&handle).unwrap());
+    drop(imported);
+    assert_eq!(held(&sim), (0, 0, 0, 0));
+    assert_eq!(theirs.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
+    // New pages at the old place are other pages.
+    let _block = allocate(&ours, 25 * MIB);
+    assert_eq!(theirs.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
+}
+
+#[test]
+fn an_import_outlives_both_allocators() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    let block = allocate(&ours, MIB);
+    let handle = ours.share(&block).unwrap();
+    let imported = theirs.open(&handle).unwrap();
+    drop(ours);
+    drop(theirs);
+    assert_eq!(held(&sim), (2 * MIB, 2 * MIB, 1, 2 * MIB));
+    drop(imported);
+    assert_eq!(held(&sim), (0, 0, 0, 0));
+    let late = engine(sim, SHARED);
+    let error = late.open(&handle).unwrap_err();
+    assert_eq!(
+        error,
+        SharingError::PageGone { page: 0 },
+        "the allocator has gone, not the process"
+    );
+}
+
+#[test]
+fn forged_handles_are_refused() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    let block = allocate(&ours, 25 * MIB);
+    let handle = ours.share(&block).unwrap();
+    let before = held(&sim);
+    let open = |at: usize, with: &[u8]| {
+        let handle = SharedHandle::from_bytes(&forged(handle.as_bytes(), at, with));
+        theirs.open(&handle.expect("its form is good")).expect_err("it is forged")
+    };
+    let process = std::process::id();
+    assert_eq!(open(40, &[7; 16]), SharingError::Refused { process });
+    // The identity, the inode, the page's size.
+    assert_eq!(open(88 + 32, &[7; 8]), SharingError::PageGone { page: 1 });
+    assert_eq!(open(88 + 16, &[7; 8]), SharingError::WrongDescriptor { page: 0 });
+    let odd = (20 * MIB + 512).to_le_bytes();
+    assert!(matches!(open(72, &odd), SharingError::PageSize { .. }));
+    let other = (22 * MIB).to_le_bytes();
+    assert!(matches!(open(72, &other), SharingError::Driver(_)), "the driver knows the size");
+    assert_eq!(held(&sim), before);
+    // No such process, and a process of that number that started at another time, with nobody at
+    // the socket.
+    let mut gone = forged(handle.as_bytes(), 56, &[9; 16]);
+    gone = forged(&gone, 16, &1u64.to_le_bytes());
+    let gone = SharedHandle::from_bytes(&gone).unwrap();
+    assert_eq!(theirs.open(&gone).unwrap_err(), SharingError::ExporterGone { process });
+}
+
+#[test]
+fn without_the_socket_descriptors_are_taken_from_the_process() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim, SHARED);
+    let block = allocate(&ours, 25 * MIB);
+    let handle = ours.share(&block).unwrap();
+    let nobody = forged(handle.as_bytes(), 56, &[9; 16]);
+    let opened = theirs.open(&SharedHandle::from_bytes(&nobody).unwrap());
+    match opened {
+        Ok(imported) => assert_eq!(imported.size_bytes(), 25 * MIB),
+        Err(SharingError::System { step, message }) => {
+            eprintln!("skipped: {step}: {message}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    }
+    // A number that is open, but of another file.
+    let other = forged(&nobody, 88 + 24, &0u32.to_le_bytes());
+    let error = theirs.open(&SharedHandle::from_bytes(&other).unwrap());
+    // The first handle's mapping went with its import: nothing is cached.
+    assert_eq!(error.unwrap_err(), SharingError::WrongDescriptor { page: 0 });
+    let none = forged(&nobody, 88 + 24, &900_000u32.to_le_bytes());
+    let error = theirs.open(&SharedHandle::from_bytes(&none).unwrap());
+    assert_eq!(error.unwrap_err(), SharingError::PageGone { page: 0 });
+}
+
+fn plan(at: u64, repeat: bool) -> FaultPlan {
+    FaultPlan { at, kind: DriverErrorKind::Other, repeat, only: None }
+}
+
+#[test]
+fn a_failure_at_any_call_leaves_nothing_behind() {
+    for repeat in [false, true] {
+        let mut at = 0;
+        loop {
+            let sim = sim();
+            let ours = engine(sim.clone(), SHARED);
+            let block = allocate(&ours, 45 * MIB);
+            let handle = ours.share(&block).unwrap();
+            let before = held(&sim);
+            let faulty = Arc::new(Faulty::new(sim.clone()));
+            let theirs = engine(faulty.clone(), SHARED);
+            theirs.enable_peer_access(DeviceId(1)).unwrap();
+            faulty.arm(plan(at, repeat));
+            let opened = theirs.open(&handle).map(drop);
+            let failed = faulty.failed_calls();
+            faulty.disarm();
+            assert!(failed > 0 || opened.is_ok(), "{at}: {opened:?}");
+            // What was refused at the end of an import is offered again.
+            theirs.empty_cache().unwrap();
+            assert_eq!(held(&sim), before, "call {at}, repeat {repeat}");
+            drop(theirs.open(&handle).unwrap());
+            assert_eq!(held(&sim), before);
+            if failed == 0 {
+                assert!(at > 10, "an import has more calls than {at}");
+                break;
+            }
+            at += 1;
+        }
+    }
+}
+
+#[test]
+fn a_failure_while_sharing_can_be_repeated() {
+    for at in 0..4 {
+        let sim = sim();
+        let faulty = Arc::new(Faulty::new(sim.clone()));
+        let ours = engine(faulty.clone(), SHARED);
+        let theirs = engine(sim.clone(), SHARED);
+        let block = allocate(&ours, 45 * MIB);
+        faulty.arm(plan(at, false));
+        let shared = ours.share(&block);
+        assert_eq!(shared.is_err(), at < 3, "three pages are exported: {shared:?}");
+        faulty.disarm();
+        drop(theirs.open(&ours.share(&block).unwrap()).unwrap());
+        ours.free(block).unwrap();
+        ours.empty_cache().unwrap();
+        assert_eq!(held(&sim), (0, 0, 0, 0));
+    }
+}
+
+#[test]
+fn threads_that_open_the_same_get_the_same() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    let block = allocate(&ours, 25 * MIB);
+    let handle = ours.share(&block).unwrap();
+    let before = held(&sim);
+    for _ in 0..20 {
+        let together = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let imported = theirs.open(&handle).expect("it can be opened");
+                    together.wait();
+                    assert_eq!(sim.mapped_bytes(), before.1 + 40 * MIB);
+                    together.wait();
+                    drop(imported);
+                });
+            }
+        });
+        assert_eq!(held(&sim), before);
+    }
+}
+
+#[test]
+fn the_base_of_a_block_is_its_segment_or_its_mapped_range() {
+    let fixed = engine(sim(), "");
+    let (a, b) = (allocate(&fixed, 3 * MIB), allocate(&fixed, 4 * MIB));
+    for block in [&a, &b] {
+        let base = fixed.base_allocation(block).unwrap();
+        assert_eq!(
+            (base.address, base.size_bytes, base.expandable),
+            (a.address(), 20 * MIB, false)
+        );
+    }
+    let expandable = engine(sim(), SHARED);
+    let (a, b) = (allocate(&expandable, 15 * MIB), allocate(&expandable, 10 * MIB));
+    for block in [&a, &b] {
+        let base = expandable.base_allocation(block).unwrap();
+        assert_eq!((base.address, base.size_bytes, base.expandable), (a.address(), 40 * MIB, true));
+    }
+    expandable.free(a).unwrap();
+    let far = allocate(&expandable, 100 * MIB);
+    expandable.empty_cache().unwrap();
+    let base = expandable.base_allocation(&far).unwrap();
+    assert!(base.address <= far.address() && base.expandable);
+}

@@ -1,0 +1,97 @@
+//! Other devices: they get every page there is and every page to come, or the error says so.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{DeviceAllocator, PeerAccess, Sharing};
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{FaultPlan, Faulty, Sim};
+use stratalloc::error::DriverErrorKind;
+use stratalloc::ids::DeviceId;
+
+use super::tools::{MIB, SHARED, allocate, engine, sim};
+
+#[test]
+fn a_peer_gets_the_pages_there_are_and_those_to_come() {
+    let sim = sim();
+    let ours = engine(sim.clone(), SHARED);
+    let theirs = engine(sim.clone(), SHARED);
+    let shared = allocate(&theirs, MIB);
+    let imported = ours.open(&theirs.share(&shared).unwrap()).unwrap();
+    let block = allocate(&ours, 25 * MIB);
+    let small = allocate(&ours, 512);
+    let peer = DeviceId(2);
+    ours.enable_peer_access(peer).unwrap();
+    // 40 MiB in large pages, 2 in a small one, 2 imported; not the other engine's own page.
+    assert_eq!(sim.mapped_bytes_open_to(peer), 44 * MIB);
+    let more = allocate(&ours, 100 * MIB);
+    let own = sim.mapped_bytes() - 2 * MIB;
+    assert_eq!(sim.mapped_bytes_open_to(peer), own);
+    let next = allocate(&theirs, 3 * MIB);
+    let also = ours.open(&theirs.share(&next).unwrap()).unwrap();
+    assert_eq!(sim.mapped_bytes_open_to(peer), own + 20 * MIB);
+    assert_eq!(sim.mapped_bytes_open_to(DeviceId(1)), 0);
+    assert_eq!(ours.peers(), [peer]);
+    let asked = sim.total_calls();
+    ours.enable_peer_access(peer).unwrap();
+    assert_eq!(sim.total_calls(), asked, "twice is no error and no work");
+    drop((block, small, more, imported, also));
+}
+
+#[test]
+fn a_device_that_fails_is_not_remembered() {
+    for at in 0..6 {
+        let sim = sim();
+        let faulty = Arc::new(Faulty::new(sim.clone()));
+        let engine = engine(faulty.clone(), SHARED);
+        let (_large, _small) = (allocate(&engine, 25 * MIB), allocate(&engine, 512));
+        let kind = DriverErrorKind::Other;
+        faulty.arm(FaultPlan { at, kind, repeat: false, only: None });
+        let done = engine.enable_peer_access(DeviceId(1));
+        faulty.disarm();
+        // Can it, enable it, and two ranges.
+        assert_eq!(done.is_err(), at < 4, "call {at}: {done:?}");
+        if let Err(error) = done {
+            assert_eq!(engine.peers(), []);
+            let opened = at == 3;
+            assert_eq!(error.message.contains("1 ranges were opened before"), opened, "{error}");
+            let before = sim.mapped_bytes_open_to(DeviceId(1));
+            let _more = allocate(&engine, 100 * MIB);
+            assert_eq!(sim.mapped_bytes_open_to(DeviceId(1)), before, "later pages stay closed");
+            engine.enable_peer_access(DeviceId(1)).unwrap();
+        }
+        assert_eq!(engine.peers(), [DeviceId(1)]);
+        assert_eq!(sim.mapped_bytes_open_to(DeviceId(1)), sim.mapped_bytes());
+    }
+}
+
+#[test]
+fn growth_with_peers_is_all_or_nothing() {
+    for at in 0..3 {
+        let sim = sim();
+        let faulty = Arc::new(Faulty::new(sim.clone()));
+        let engine = engine(faulty.clone(), SHARED);
+        engine.enable_peer_access(DeviceId(1)).unwrap();
+        let kind = DriverErrorKind::Other;
+        faulty.arm(FaultPlan { at, kind, repeat: false, only: Some("set_access") });
+        let request =
+            stratalloc::allocator::Request::new(45 * MIB, stratalloc::ids::StreamId::DEFAULT);
+        let done = engine.allocate(request);
+        faulty.disarm();
+        assert_eq!(done.is_err(), at < 2, "itself and the peer");
+        if done.is_err() {
+            assert_eq!((sim.mapped_bytes(), sim.piece_holds()), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_device_without_peers_says_so() {
+    let alone = engine(Arc::new(Sim::new(SimOptions::default())), SHARED);
+    assert!(alone.peer_access().is_none());
+    let engine = engine(sim(), SHARED);
+    for device in [DeviceId(0), DeviceId(9)] {
+        let error = engine.enable_peer_access(device).unwrap_err();
+        assert_eq!(error.kind, DriverErrorKind::NotSupported);
+        assert_eq!(engine.peers(), []);
+    }
+}

@@ -1,0 +1,239 @@
+//! Two real processes and real memory: the other one is this very program, started anew.
+//!
+//! It is told by a variable which part to play, listens to lines on its input and ends after a
+//! while by itself, so that no test waits for ever.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stratalloc::allocator::Sharing;
+use stratalloc::driver::host::HostOptions;
+use stratalloc::driver::{Driver, Host};
+use stratalloc::ids::StreamId;
+use stratalloc::sharing::{SharedHandle, SharingError};
+
+use super::tools::{MIB, SHARED, allocate, engine, forged};
+
+const PART: &str = "STRATALLOC_SHARING_PART";
+const STREAM: StreamId = StreamId::DEFAULT;
+const BLOCK_BYTES: u64 = 25 * MIB;
+
+fn host() -> Arc<Host> {
+    Arc::new(Host::new(HostOptions { total_bytes: 256 * MIB, ..HostOptions::default() }))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("texts take all");
+        text
+    })
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    let pairs = text.as_bytes().chunks(2).map(|pair| str::from_utf8(pair).expect("digits"));
+    pairs.map(|pair| u8::from_str_radix(pair, 16).expect("digits")).collect()
+}
+
+/// A process that shares. Killed at the latest when this goes.
+struct Other {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start() -> Self {
+        let program = std::env::current_exe().expect("tests are programs");
+        let mut child = Command::new(program)
+            .args(["--exact", "processes::the_other_process", "--nocapture", "--test-threads=1"])
+            .env(PART, "exporter")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program can be started again");
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        Self { child, input, output }
+    }
+
+    /// The next line that is meant for us.
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let len = self.output.read_line(&mut line).expect("it writes text");
+            assert!(len > 0, "the other process ended too early");
+            if let Some((_, said)) = line.trim_end().split_once('@') {
+                return said.to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, word: &str) {
+        let input = self.input.as_mut().expect("its input is open");
+        writeln!(input, "{word}").expect("it listens");
+    }
+
+    fn handle(&mut self) -> SharedHandle {
+        SharedHandle::from_bytes(&from_hex(&self.hear())).expect("it sent a handle")
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not a test by itself: what the other process does.
+#[test]
+fn the_other_process() {
+    if std::env::var(PART).is_err() {
+        return;
+    }
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_secs(60));
+        std::process::abort();
+    });
+    let host = host();
+    let engine = engine(host.clone(), SHARED);
+    let mut block = Some(allocate(&engine, BLOCK_BYTES));
+    let at = block.as_ref().unwrap().address();
+    host.fill(at, 0x5A, BLOCK_BYTES, STREAM).unwrap();
+    host.synchronize_stream(STREAM).unwrap();
+    let handle = engine.share(block.as_ref().unwrap()).unwrap();
+    println!("@{}", hex(handle.as_bytes()));
+    for word in std::io::stdin().lines() {
+        match word.unwrap().as_str() {
+            "look" => {
+                let mut bytes = [0; 2];
+                host.copy_to_host(&mut bytes[..1], at, STREAM).unwrap();
+                host.copy_to_host(&mut bytes[1..], at + BLOCK_BYTES - 1, STREAM).unwrap();
+                println!("@{}", hex(&bytes));
+            }
+            "release" => {
+                engine.free(block.take().unwrap()).unwrap();
+                engine.empty_cache().unwrap();
+                println!("@released");
+            }
+            _ => break,
+        }
+    }
+}
+
+fn bytes_at(host: &Host, address: u64) -> u8 {
+    let mut byte = [0];
+    host.copy_to_host(&mut byte, address, STREAM).expect("the block is mapped");
+    byte[0]
+}
+
+#[test]
+fn both_processes_see_the_same_bytes() {
+    let mut other = Other::start();
+    let handle = other.handle();
+    let host = host();
+    let engine = engine(host.clone(), SHARED);
+    assert_eq!(handle.process(), other.child.id());
+    let imported = engine.open(&handle).unwrap();
+    let (first, last) = (imported.address(), imported.address() + BLOCK_BYTES - 1);
+    assert_eq!([bytes_at(&host, first), bytes_at(&host, last)], [0x5A; 2]);
+    host.copy_from_host(first, &[1], STREAM).unwrap();
+    host.copy_from_host(last, &[2], STREAM).unwrap();
+    other.tell("look");
+    assert_eq!(other.hear(), "0102");
+
+    // Its pages go; ours stay.
+    other.tell("release");
+    assert_eq!(other.hear(), "released");
+    assert_eq!([bytes_at(&host, first), bytes_at(&host, last)], [1, 2]);
+    drop(imported);
+    assert_eq!(engine.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
+    let used = host.memory_info().unwrap();
+    assert_eq!(used.free_bytes, used.total_bytes);
+}
+
+#[test]
+fn a_process_that_has_died_is_gone_and_what_was_opened_stays() {
+    let mut other = Other::start();
+    let handle = other.handle();
+    let host = host();
+    let engine = engine(host.clone(), SHARED);
+    let imported = engine.open(&handle).unwrap();
+    let process = handle.process();
+    other.child.kill().unwrap();
+    other.child.wait().unwrap();
+    assert_eq!(bytes_at(&host, imported.address()), 0x5A);
+    drop(imported);
+    assert_eq!(engine.open(&handle).unwrap_err(), SharingError::ExporterGone { process });
+}
+
+#[test]
+fn forged_handles_and_handles_of_the_future_open_nothing() {
+    let mut other = Other::start();
+    let handle = other.handle();
+    let (process, host) = (handle.process(), host());
+    let engine = engine(host, SHARED);
+    let forge = |at, with: &[u8]| SharedHandle::from_bytes(&forged(handle.as_bytes(), at, with));
+    let secret = engine.open(&forge(40, &[0; 16]).unwrap()).unwrap_err();
+    assert_eq!(secret, SharingError::Refused { process });
+    let future = forge(8, &[2, 0]).unwrap_err();
+    assert!(future.to_string().contains("version 2"), "{future}");
+    // Another process's start: while somebody answers at the socket with the secret it is the one.
+    assert!(engine.open(&forge(16, &[1; 8]).unwrap()).is_ok());
+    // Nobody answers there: the number was given to another process since.
+    let mut reused = forged(handle.as_bytes(), 16, &[1; 8]);
+    reused = forged(&reused, 56, &[3; 16]);
+    let reused = engine.open(&SharedHandle::from_bytes(&reused).unwrap()).unwrap_err();
+    assert_eq!(reused, SharingError::ExporterGone { process });
+    drop(engine.open(&handle).unwrap());
+}
+
+#[test]
+fn without_the_socket_a_process_may_be_asked_directly_if_the_system_allows_it() {
+    let mut other = Other::start();
+    let handle = other.handle();
+    let host = host();
+    let engine = engine(host.clone(), SHARED);
+    let nobody = forged(handle.as_bytes(), 56, &[3; 16]);
+    match engine.open(&SharedHandle::from_bytes(&nobody).unwrap()) {
+        Ok(imported) => assert_eq!(bytes_at(&host, imported.address()), 0x5A),
+        Err(SharingError::System { step, message }) => eprintln!("skipped: {step}: {message}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn clients_that_say_nothing_and_clients_that_shout_stop_nobody() {
+    use rustix::net::{
+        AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket,
+    };
+    let mut other = Other::start();
+    let handle = other.handle();
+    let bytes = handle.as_bytes();
+    let name: Vec<u8> = b"stratalloc/".iter().chain(&bytes[56..72]).copied().collect();
+    let name = SocketAddrUnix::new_abstract_name(&name).unwrap();
+    let open = || {
+        let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        connect(&socket, &name).unwrap();
+        socket
+    };
+    // More than are looked after at once say nothing, which costs us their two seconds of patience;
+    // others send noise or too much.
+    let silent: Vec<_> = (0..20).map(|_| open()).collect();
+    let mut secret_then_noise = b"stratrq1".to_vec();
+    secret_then_noise.extend(&bytes[40..56]);
+    secret_then_noise.extend([0xFF; 8]);
+    for noise in [vec![], vec![0; 1], vec![0xFF; 100_000], secret_then_noise] {
+        let socket = open();
+        let _ = send(&socket, &noise, SendFlags::NOSIGNAL);
+    }
+    let host = host();
+    let engine = engine(host.clone(), SHARED);
+    let imported = engine.open(&handle).unwrap();
+    assert_eq!(bytes_at(&host, imported.address()), 0x5A);
+    drop(silent);
+}

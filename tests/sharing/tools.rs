@@ -1,0 +1,50 @@
+//! Engines to share with, and handles to spoil.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{Allocation, Request};
+use stratalloc::cache::{Engine, EngineOptions};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::sim::{CallCosts, SimOptions};
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::ids::StreamId;
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const SHARED: &str = "expandable_segments:True,expandable_segments_ipc:True";
+
+pub(crate) fn sim() -> Arc<Sim> {
+    let options = SimOptions {
+        total_bytes: 1024 * MIB,
+        costs: CallCosts::NONE,
+        reachable_devices: 2,
+        ..SimOptions::default()
+    };
+    Arc::new(Sim::new(options))
+}
+
+/// An engine with these settings.
+pub(crate) fn engine(driver: Arc<dyn Driver>, text: &str) -> Engine {
+    let config = Config::parse(text, &KeyTable::default()).expect("the text is legal");
+    let options = EngineOptions { settings: config.settings().clone(), ..EngineOptions::default() };
+    Engine::new(driver, &options).expect("the device can do it")
+}
+
+pub(crate) fn allocate(engine: &Engine, bytes: u64) -> Allocation {
+    engine.allocate(Request::new(bytes, StreamId::DEFAULT)).expect("there is memory")
+}
+
+/// Writes the checksum that belongs to the bytes before it, as a forger would.
+pub(crate) fn seal(bytes: &mut [u8]) {
+    let (before, sum) = bytes.split_at_mut(bytes.len() - 8);
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    let value = before.iter().fold(0xcbf2_9ce4_8422_2325, step);
+    sum.copy_from_slice(&value.to_le_bytes());
+}
+
+/// The bytes with some of them replaced, and a good checksum.
+pub(crate) fn forged(bytes: &[u8], at: usize, with: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at..at + with.len()].copy_from_slice(with);
+    seal(&mut bytes);
+    bytes
+}
