@@ -270,7 +270,8 @@ impl Engine {
 
     /// Offers the driver again what it refused to take back.
     pub(super) fn offer_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
-        self.shared.imports.offer_leftovers()?;
+        // Memory of others does not stand in the way of ours.
+        let _ = self.shared.imports.offer_leftovers();
         match self.driver.virtual_memory() {
             Some(memory) => growth.leftovers.offer(memory),
             None => Ok(()),

@@ -4,10 +4,12 @@
 //! growth lock, one miss at a time: `growth` takes segments, `expandable` maps
 //! pages, `pressure` is the ladder a miss climbs,
 //! `release` and `collect` give segments back, `events` waits for other streams, `oom` tells why
-//! nothing helped. `policy` is the one value that says whose decisions are made.
+//! nothing helped. `sharing` and `imports` are blocks in other processes, `peers` on other devices.
+//! `policy` is the one value that says whose decisions are made.
 //!
-//! Lock order: growth, event queue, one heap, ledger, history. A second heap only by `try_lock`, or
-//! with the growth lock held, in ascending order. No lock is held while callbacks or observers run.
+//! Lock order: growth, imports, event queue, one heap, ledger, history. A second heap only by
+//! `try_lock`, or with the growth lock held, in ascending order. No lock is held while callbacks or
+//! observers run.
 //! Never here: rounding rules (`size`), bookkeeping of blocks (`heap`), parsing (`config`).
 
 mod addresses;

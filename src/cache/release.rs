@@ -52,6 +52,7 @@ impl Engine {
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events();
         self.release_idle(&mut growth)?;
+        self.shared.imports.offer_leftovers()?;
         drained
     }
 

@@ -40,7 +40,11 @@ impl Shared {
             // Nobody else starts one while the growth lock is held.
             let _ = self.exporter.set(started);
         }
-        Ok(self.exporter.get().expect("it was set above"))
+        let exporter = self.exporter.get().expect("it was set above");
+        if exporter.is_forked() {
+            return Err(SharingError::NotSupported { what: "pages once their process has forked" });
+        }
+        Ok(exporter)
     }
 
     /// Nobody can open the page any more.

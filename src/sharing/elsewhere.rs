@@ -26,6 +26,10 @@ impl Exporter {
     pub(crate) fn withdraw(&self, _: &PageEntry) {}
 
     pub(crate) fn withdraw_all(&self) {}
+
+    pub(crate) fn is_forked(&self) -> bool {
+        false
+    }
 }
 
 /// See the Linux file: here nothing is fetched.

@@ -80,9 +80,9 @@ impl Exporter {
         let (device, inode) = file_of(&descriptor)?;
         let mut table = self.table.lock();
         loop {
-            let bits = u128::from_le_bytes(random()?).to_le_bytes();
-            let (half, _) = bits.split_at(8);
-            let identity = u64::from_le_bytes(half.try_into().expect("half of 16 bytes"));
+            let bits = random()?;
+            let half = bits.first_chunk().expect("16 bytes have 8");
+            let identity = u64::from_le_bytes(*half);
             if !table.contains_key(&identity) {
                 table.insert(identity, Arc::new(descriptor));
                 return Ok(PageEntry { identity, device, inode, descriptor: number });
@@ -95,6 +95,11 @@ impl Exporter {
         self.table.lock().remove(&page.identity);
     }
 
+    /// Whether this is a copy in a forked process, where nobody answers.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.owner.process != std::process::id()
+    }
+
     /// Closes all descriptors.
     pub(crate) fn withdraw_all(&self) {
         self.table.lock().clear();
@@ -104,7 +109,8 @@ impl Exporter {
 impl Drop for Exporter {
     fn drop(&mut self) {
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+        // A fork has no such thread, and would wait for it for ever.
+        if let Some(thread) = self.thread.take().filter(|_| !self.is_forked()) {
             // It answers at most one request more; whether it panicked concerns nobody now.
             let _ = thread.join();
         }
