@@ -237,3 +237,46 @@ fn clients_that_say_nothing_and_clients_that_shout_stop_nobody() {
     assert_eq!(bytes_at(&host, imported.address()), 0x5A);
     drop(silent);
 }
+
+#[test]
+fn answers_that_make_no_sense_open_nothing() {
+    use rustix::net::{
+        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen,
+        recv, send, socket,
+    };
+    let ours = engine(host(), SHARED);
+    let theirs_host = host();
+    let theirs = engine(theirs_host.clone(), SHARED);
+    let block = allocate(&ours, BLOCK_BYTES);
+    let handle = ours.share(&block).unwrap();
+    let liar = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let mut random = [0xA5; 16];
+    random[..4].copy_from_slice(&std::process::id().to_le_bytes());
+    let name: Vec<u8> = b"stratalloc/".iter().chain(&random).copied().collect();
+    bind(&liar, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+    listen(&liar, 4).unwrap();
+    let asked = SharedHandle::from_bytes(&forged(handle.as_bytes(), 56, &random)).unwrap();
+    // No answer, a short one, a long one, an unknown one, pages without descriptors, a page that was
+    // not asked for.
+    let answers: [&[u8]; 6] =
+        [&[], &[0; 7], &[0; 100], &[9; 8], &[0, 0, 0, 0, 2, 0, 0, 0], &[2, 0, 0, 0, 2, 0, 0, 0]];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for answer in answers {
+                let client = accept(&liar).expect("somebody asks");
+                let mut bytes = [0; 4096];
+                recv(&client, &mut bytes[..], RecvFlags::empty()).expect("it asks");
+                if !answer.is_empty() {
+                    send(&client, answer, SendFlags::NOSIGNAL).expect("it listens");
+                }
+            }
+        });
+        for answer in answers {
+            let error = theirs.open(&asked).expect_err("that is no answer");
+            assert!(matches!(error, SharingError::BadAnswer { .. }), "{answer:?}: {error}");
+        }
+    });
+    let info = theirs_host.memory_info().unwrap();
+    assert_eq!(info.free_bytes, info.total_bytes);
+    drop(theirs.open(&handle).unwrap());
+}
