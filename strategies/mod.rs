@@ -14,7 +14,8 @@ mod native;
 use enum_dispatch::enum_dispatch;
 
 use crate::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, RawAddresses, Request,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, PrivatePools,
+    RawAddresses, Request,
 };
 use crate::error::{AllocError, FreeError};
 

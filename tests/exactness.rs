@@ -124,7 +124,7 @@ fn a_recording_that_began_late_cannot_be_verified_but_replayed() {
         Err(ReplayError::LiveBefore { blocks }) => assert!(blocks > 0),
         other => panic!("{other:?}"),
     }
-    let workload = stratalloc::replay::Workload::of(&trace);
+    let workload = stratalloc::replay::Workload::of(&trace, H200_BYTES);
     assert!(workload.seeded > 0);
     let sim = std::sync::Arc::new(stratalloc::driver::Sim::new(Default::default()));
     let strategy = stratalloc::registry::build(

@@ -12,7 +12,9 @@
 
 mod addresses;
 mod capabilities;
+mod capture;
 mod cell;
+mod checkpoint;
 mod collect;
 mod engine;
 mod events;
@@ -22,6 +24,7 @@ mod hooks;
 mod inspect;
 mod oom;
 mod policy;
+mod pools;
 mod pressure;
 mod release;
 mod statistics;

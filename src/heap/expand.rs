@@ -133,6 +133,14 @@ impl Heap {
         self.expandable.reservations.get(usize::from(number)).copied().flatten()
     }
 
+    /// How many bytes of a range are unmapped.
+    #[must_use]
+    pub fn gap_bytes(&self, address: u64, size_bytes: u64) -> u64 {
+        let range = address..address.saturating_add(size_bytes);
+        let gaps = self.expandable.gaps.iter().flat_map(|gaps| gaps.range(range.clone()));
+        gaps.map(|(_, slot)| self.slab.get(*slot).size_bytes).sum()
+    }
+
     /// Where to find `bytes` of a kind by mapping: the free block before the lowest gap that is
     /// long enough with all that is free or unmapped from there on, or that gap.
     #[must_use]
