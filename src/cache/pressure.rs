@@ -120,7 +120,9 @@ impl Engine {
         growth.pools.helpers().find_map(|heaps| {
             let cell = self.helper_heap(heaps, stream)?;
             let mut state = cell.lock();
-            let rules = FitRules { expandable: false, ..state.policy.rules };
+            // PyTorch looks at fixed segments only here.
+            let expandable = state.policy.rules.expandable && growth.miss_policy.searches_again();
+            let rules = FitRules { expandable, ..state.policy.rules };
             let slot = state.heap.best_fit(plan.kind, plan.rounded_bytes, &rules)?;
             let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
             Some(self.hand_out(cell, &mut state, slot, rounded, requested))
