@@ -25,7 +25,7 @@ use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
 
 use common::plain::Plain;
-use common::{Checked, law};
+use common::{Checked, Segments, law};
 
 /// A device that can say what it has given out.
 trait Base: Driver + Sized + 'static {
@@ -385,25 +385,6 @@ fn check<D: Base>(bed: &Bed<D>, live: &[Allocation]) -> Result<(), String> {
     ours.sort_unstable();
     let theirs = law::live_blocks(&segments);
     if ours == theirs { Ok(()) } else { Err(format!("live {ours:x?} and in segments {theirs:x?}")) }
-}
-
-/// Which segments a history has.
-#[derive(Clone, Copy, Debug)]
-enum Segments {
-    Fixed,
-    Expandable,
-    Switching,
-}
-
-impl Segments {
-    /// Whether new segments are expandable when an operation asks for it.
-    fn expandable(self, asked: bool) -> bool {
-        match self {
-            Self::Fixed => false,
-            Self::Expandable => true,
-            Self::Switching => asked,
-        }
-    }
 }
 
 fn random_history<D: Base>(segments: Segments, ops: Vec<Op>) -> Checked {

@@ -16,6 +16,26 @@ pub(crate) mod plain;
 /// What is wrong, or nothing.
 pub(crate) type Checked = Result<(), String>;
 
+/// Which segments the new ones of a random history are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Segments {
+    Fixed,
+    Expandable,
+    /// As the history asks.
+    Switching,
+}
+
+impl Segments {
+    /// Whether new segments are expandable when an operation asks for it, or not.
+    pub(crate) fn expandable(self, asked: bool) -> bool {
+        match self {
+            Self::Fixed => false,
+            Self::Expandable => true,
+            Self::Switching => asked,
+        }
+    }
+}
+
 /// Returns an error with the text unless the condition holds.
 macro_rules! ensure {
     ($holds:expr, $($text:tt)+) => {{
