@@ -270,6 +270,35 @@ fn oversize_rules_do_not_leak_reserved_memory<D: Base>() {
     assert_eq!(reserved("expandable_segments:True,max_split_size_mb:64,compat:pytorch"), 200);
 }
 
+/// PyTorch's search ends at the first fixed block that the oversize rules refuse.
+#[test]
+fn an_oversize_fixed_block_does_not_hide_an_expandable_one() {
+    let conf = "max_split_size_mb:20,expandable_segments:True";
+    for (fixed_mib, compat) in [(24, false), (24, true), (12, false), (12, true)] {
+        let bed = Bed::<Sim>::new(1 << 30, "");
+        // A fixed block that is refused as oversize: larger than the free expandable one, or smaller.
+        bed.give(bed.take(fixed_mib.max(20) * MIB, 0));
+        bed.apply(conf);
+        let wall = bed.take(MIB + 512, 0);
+        let more = (fixed_mib == 12).then(|| bed.take(30 * MIB, 0));
+        if let Some(more) = more {
+            bed.give(more);
+        }
+        let reserved = bed.engine().statistics().memory_reserved();
+        bed.apply(if compat {
+            "max_split_size_mb:20,expandable_segments:True,compat:pytorch"
+        } else {
+            conf
+        });
+        bed.engine().set_limit_bytes(Some(1));
+        let found = bed.strategy.allocate(Request::new(2 * MIB, StreamId(0)));
+        assert_eq!(found.is_ok(), !compat, "{fixed_mib} MiB: {found:?}");
+        assert!(compat || bed.engine().statistics().memory_reserved() == reserved, "a hit");
+        bed.check();
+        found.into_iter().chain([wall]).for_each(|block| bed.give(block));
+    }
+}
+
 #[test]
 fn a_first_touch_of_a_gibibyte_takes_at_most_sixty_map_calls_and_a_steady_state_none() {
     let bed = Bed::<Sim>::new(8 << 30, ON);

@@ -151,28 +151,35 @@ impl Mirror {
 
     /// The address of the free block that must serve a request, if one may: the smallest that is
     /// large enough. Among expandable blocks the next one is taken as long as it could grow less far;
-    /// they are passed over while new segments are fixed.
+    /// they are passed over while new segments are fixed. PyTorch's search ends at a block that the
+    /// oversize rules refuse; ours passes it by, for expandable blocks know no such rules.
     pub(crate) fn best_fit(&self, stream: StreamId, rounded: u64) -> Option<u64> {
-        let free = self.free_in_order(stream, PoolKind::of(rounded));
-        let mut rest = free.iter().skip_while(|(size, ..)| *size < rounded).peekable();
-        let (size, address, is_expandable) = loop {
+        let is_on = self.settings.expandable_segments;
+        let mut free = self.free_in_order(stream, PoolKind::of(rounded));
+        free.retain(|(size, _, _, segment)| {
+            let is_expandable = segment.page.is_some();
+            let passed = if is_expandable { !is_on } else { is_on && !self.allows(rounded, *size) };
+            *size >= rounded && !(passed && (is_expandable || self.searches_again()))
+        });
+        let mut rest = free.iter().peekable();
+        loop {
             let &(size, address, reach, segment) = rest.next()?;
-            if segment.page.is_none() {
-                break (size, address, false);
-            }
+            let is_expandable = segment.page.is_some();
             let closer = rest.peek().is_some_and(|(_, _, next, _)| *next < reach);
-            if self.settings.expandable_segments && !closer {
-                break (size, address, true);
+            if !is_expandable || !closer {
+                let exempt = is_expandable && self.searches_again();
+                return (exempt || self.allows(rounded, size)).then_some(address);
             }
-        };
-        let allowed = match self.settings.max_split_bytes {
-            // Oversize rules end at the border of expandable segments; PyTorch's do not.
-            _ if is_expandable && self.searches_again() => true,
+        }
+    }
+
+    /// The oversize rules.
+    fn allows(&self, rounded: u64, size: u64) -> bool {
+        match self.settings.max_split_bytes {
             None => true,
             Some(most) if rounded < most => size < most,
             Some(_) => size < rounded + self.settings.non_split_rounding_bytes(),
-        };
-        allowed.then_some(address)
+        }
     }
 
     fn splits(&self, kind: PoolKind, rounded: u64, rest: u64) -> bool {
