@@ -293,7 +293,8 @@ impl Engine {
         }
     }
 
-    /// Gives all pages and reservations back, when the engine goes.
+    /// Gives all pages and reservations back, when the engine goes. Waits for all work of the device:
+    /// blocks may still be in use.
     pub(super) fn drop_pages(&self) {
         let Some(memory) = self.driver.virtual_memory() else { return };
         let (pages, mut leftovers) = {
@@ -302,6 +303,10 @@ impl Engine {
         };
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = leftovers.offer(memory);
+        // Pages that work may still touch are better kept than unmapped under it.
+        if !pages.is_empty() && self.driver.synchronize_device().is_err() {
+            return;
+        }
         let mut reservations = Vec::new();
         for cell in self.heaps.all() {
             let state = cell.lock();

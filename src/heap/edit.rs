@@ -112,8 +112,8 @@ fn signed(bytes: u64) -> i64 {
 
 impl Heap {
     /// The free block that serves a request of `rounded_bytes`: the smallest that is large enough,
-    /// at the lowest address among equals. If the rules refuse it there is none: every later one is
-    /// larger still.
+    /// at the lowest address among equals. If the rules refuse it there is none, for every later one is
+    /// larger still, unless the rules spare a later one that is expandable.
     #[inline]
     #[must_use]
     pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
@@ -121,7 +121,13 @@ impl Heap {
         if self.slab.get(slot).is_expandable() {
             return self.best_fit_among_expandable(slot, rounded_bytes, rules);
         }
-        rules.allow(rounded_bytes, self.slab.get(slot).size_bytes).then_some(slot)
+        if rules.allow(rounded_bytes, self.slab.get(slot).size_bytes) {
+            return Some(slot);
+        }
+        if rules.oversize_in_expandable || !self.expandable.is_used() {
+            return None;
+        }
+        self.best_fit_among_expandable(slot, rounded_bytes, rules)
     }
 
     /// Hands out the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and

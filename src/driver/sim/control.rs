@@ -3,6 +3,7 @@
 //! None of these is a driver call: they cost no simulated time and are not counted.
 
 use super::{Event, Sim};
+use crate::driver::Held;
 use crate::driver::call::Call;
 use crate::ids::{EventId, StreamId};
 
@@ -40,6 +41,20 @@ impl Sim {
         let counts = self.state.lock().counts;
         let named = Call::ALL.into_iter().map(Call::name).zip(counts);
         named.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// What the device has given out and not taken back.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let state = self.state.lock();
+        let mut held = Held {
+            segments: state.memory.live().collect(),
+            pool_ranges: state.pools.ranges(),
+            events: state.work.events_alive(),
+            ..Held::default()
+        };
+        state.mappings.tell(&mut held);
+        held
     }
 
     /// Finishes the work before an event's mark, and only that: earlier marks of its stream stay
