@@ -28,7 +28,7 @@ fn replay(criterion: &mut Criterion) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
         let path = folder.join(format!("{name}.pickle.xz"));
         let trace = reader::read(&path, &Limits::default()).expect("shipped recordings are read");
-        let workload = Workload::of(&trace);
+        let workload = Workload::of(&trace, 150_109_880_320);
         let mut group = criterion.benchmark_group(format!("replay/sim/{name}"));
         group.throughput(Throughput::Elements(workload.ops.len() as u64));
         for conf in confs() {

@@ -89,7 +89,80 @@ pub enum AllocError {
         /// How many streams have a heap already, which is the most there may be.
         limit: usize,
     },
+    /// The pool that was asked for serves nobody.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// No free block holds the address that was asked for.
+    #[error("no free block of stream {stream} holds {rounded_bytes} bytes at {address:#x}")]
+    NoBlockAt {
+        /// The address.
+        address: u64,
+        /// How many bytes were asked for, after rounding.
+        rounded_bytes: u64,
+        /// The stream of the request.
+        stream: StreamId,
+    },
     /// The driver failed in a way that is not about memory.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// Why a private pool refused. Nothing has changed when one of these is returned, unless it says so.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PoolError {
+    /// (0, 0) is the default pool, which is not private.
+    #[error("pool (0, 0) is the default pool, which always exists and has no scopes")]
+    IsDefault,
+    /// A pool with this id exists.
+    #[error("pool {pool} exists already")]
+    Taken {
+        /// The pool.
+        pool: PoolId,
+    },
+    /// No such pool, or all of it has gone.
+    #[error("there is no pool {pool}")]
+    Unknown {
+        /// The pool.
+        pool: PoolId,
+    },
+    /// The last user of the pool has gone.
+    #[error("pool {pool} has no user any more")]
+    Released {
+        /// The pool.
+        pool: PoolId,
+    },
+    /// A scope of the pool is open; a second one at the same time is not possible.
+    #[error("a scope of pool {pool} is open already")]
+    ScopeOpen {
+        /// The pool.
+        pool: PoolId,
+    },
+    /// No scope of the pool is open.
+    #[error("no scope of pool {pool} is open")]
+    ScopeClosed {
+        /// The pool.
+        pool: PoolId,
+    },
+    /// A block waits for other streams, which a checkpoint cannot hold.
+    #[error("the block at {address:#x} in pool {pool} waits for other streams")]
+    Draining {
+        /// The pool.
+        pool: PoolId,
+        /// The block.
+        address: u64,
+    },
+    /// What the checkpoint lists is not in the pool any more, or was never listed by it.
+    #[error("pool {pool} has no memory for the checkpoint's {size_bytes} bytes at {address:#x}")]
+    NotInPool {
+        /// The pool.
+        pool: PoolId,
+        /// Where the checkpoint's blocks start.
+        address: u64,
+        /// How many bytes they have together.
+        size_bytes: u64,
+    },
+    /// The driver failed; what was done before stays done.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
@@ -101,6 +174,8 @@ pub struct OutOfMemory {
     pub device: DeviceId,
     /// The stream of the request.
     pub stream: StreamId,
+    /// The pool of the request.
+    pub pool: PoolId,
     /// What the caller asked for.
     pub requested_bytes: u64,
     /// The same after rounding.
@@ -121,6 +196,8 @@ pub struct OutOfMemory {
     pub cached_small_bytes: u64,
     /// Free in the large pools.
     pub cached_large_bytes: u64,
+    /// Of what is free, so much is in private pools.
+    pub cached_private_bytes: u64,
     /// The largest free block, wherever it is.
     pub largest_free: Option<LargestFree>,
     /// Freed by the caller, but still used by other streams' unfinished work.
@@ -174,13 +251,22 @@ impl fmt::Display for OutOfMemory {
             h(self.cached_small_bytes),
             h(self.draining_bytes)
         )?;
+        if self.pool != PoolId::DEFAULT {
+            writeln!(f, "The request was for pool {}.", self.pool)?;
+        }
+        if self.cached_private_bytes > 0 {
+            let private = h(self.cached_private_bytes);
+            writeln!(f, "Of what is cached, {private} is in private pools (of graphs, say).")?;
+        }
         match self.largest_free {
-            Some(largest) => writeln!(
-                f,
-                "The largest free block is {}, on stream {}.",
-                h(largest.size_bytes),
-                largest.stream
-            )?,
+            Some(largest) => {
+                let (size, stream) = (h(largest.size_bytes), largest.stream);
+                write!(f, "The largest free block is {size}, on stream {stream}")?;
+                if largest.pool != PoolId::DEFAULT {
+                    write!(f, " of pool {}", largest.pool)?;
+                }
+                writeln!(f, ".")?;
+            }
             None => writeln!(f, "No block is free.")?,
         }
         if let Some(driver) = &self.driver {

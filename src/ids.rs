@@ -2,7 +2,7 @@
 //! where a pool belongs.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Ordinal of a device, as the driver counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,6 +37,23 @@ pub struct PoolId {
 impl PoolId {
     /// The pool that serves every request that no scope routes elsewhere.
     pub const DEFAULT: Self = Self { capture: 0, user: 0 };
+
+    /// Nobody's: the home of heaps that wait for a pool.
+    pub(crate) const NOBODY: Self = Self { capture: u64::MAX, user: u64::MAX };
+
+    /// An id for a user's pool that no other pool of this process has.
+    #[must_use]
+    pub fn next_user() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { capture: 0, user: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// An id for a capture's pool that no other pool of this process has.
+    #[must_use]
+    pub fn next_capture() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { capture: NEXT.fetch_add(1, Ordering::Relaxed), user: 0 }
+    }
 }
 
 /// Names one allocator in this process. A free is routed by it, and a handle that belongs to

@@ -15,7 +15,7 @@ use enum_dispatch::enum_dispatch;
 
 use crate::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, PeerAccess, Pressure,
-    RawAddresses, Request, Sharing,
+    PrivatePools, RawAddresses, Request, Sharing,
 };
 use crate::error::{AllocError, FreeError};
 

@@ -8,8 +8,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use stratalloc::config::{Compat, Config, KeyTable};
+use stratalloc::driver::sim::{EventMode, SimOptions};
+use stratalloc::driver::{Driver, Sim};
 use stratalloc::history::Action;
-use stratalloc::replay::{Limits, ReplayError, Trace, TraceEvent, Verification, reader, verify};
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::replay::{
+    Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify,
+};
+use stratalloc::stats::Statistics;
 
 const H200_BYTES: u64 = 150_109_880_320;
 
@@ -91,6 +97,46 @@ fn expandable_segments_with_oversize_rules_and_collector_are_exact() {
     exact("fuzz.expsplitgc.1.frac02", Some(0.02), &excused);
 }
 
+/// Pools are found in the final layout; a graph's deferred frees and calls that emptied nothing are
+/// the recorded device's.
+#[test]
+fn private_pools_are_exact() {
+    let graphs = exact("cudagraph.default", None, &["num_sync_all_streams"]);
+    assert_eq!(graphs.allocations, 673);
+    let pools = exact("fuzz.pools.1", None, &["num_sync_all_streams"]);
+    assert!(pools.workload.pools.len() > 1, "{:?}", pools.workload.pools);
+    exact("fuzz.exppools.1", None, &["num_sync_all_streams"]);
+}
+
+/// With our own rules a recording ends with no more failures and no higher peak than PyTorch's.
+#[test]
+fn our_own_rules_never_do_worse_at_a_limit() {
+    for (name, fraction) in [
+        ("fuzz.expsplitgc.1.frac02", 0.02),
+        ("fuzz.streams.1.frac025", 0.025),
+        ("unet.frac045", 0.045),
+    ] {
+        let trace = read(name);
+        let recorded = verify(&trace, &config(&trace), H200_BYTES, Some(fraction))
+            .expect("shipped recordings are sound");
+        let config =
+            Config::parse(&trace.conf, &KeyTable::default()).expect("shipped recordings are sound");
+        let sim = std::sync::Arc::new(Sim::new(SimOptions {
+            total_bytes: H200_BYTES,
+            event_mode: EventMode::Manual,
+            ..SimOptions::default()
+        }));
+        let driver = std::sync::Arc::clone(&sim) as std::sync::Arc<dyn Driver>;
+        let ours = registry::build(&config, driver, BuildOptions::default()).unwrap();
+        ours.engine().unwrap().set_memory_fraction(fraction).unwrap();
+        let run = run(&recorded.workload, &ours, Some(sim), 1, &|_| {}).unwrap();
+        assert!(run.ooms <= recorded.ooms, "{name}: {} failures, {}", run.ooms, recorded.ooms);
+        let peak = |s: &Statistics| s.reserved_bytes.all.peak;
+        let (ours, theirs) = (peak(&run.statistics), peak(&recorded.statistics));
+        assert!(ours <= theirs, "{name}: {ours} bytes, {theirs}");
+    }
+}
+
 #[test]
 fn a_wrong_limit_is_found_out() {
     let trace = read("unet.frac045");
@@ -124,7 +170,7 @@ fn a_recording_that_began_late_cannot_be_verified_but_replayed() {
         Err(ReplayError::LiveBefore { blocks }) => assert!(blocks > 0),
         other => panic!("{other:?}"),
     }
-    let workload = stratalloc::replay::Workload::of(&trace);
+    let workload = stratalloc::replay::Workload::of(&trace, H200_BYTES);
     assert!(workload.seeded > 0);
     let sim = std::sync::Arc::new(stratalloc::driver::Sim::new(Default::default()));
     let strategy = stratalloc::registry::build(

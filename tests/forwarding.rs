@@ -9,15 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure, RawAddresses, Request,
-    Sharing, Token,
+    ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, PoolCheckpoint,
+    PoolOptions, Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
+    Token,
 };
 use stratalloc::config::{Config, Settings};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Sim};
-use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use stratalloc::error::{
+    AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
+};
 use stratalloc::history::SegmentLayout;
-use stratalloc::ids::{DeviceId, OwnerId, StreamId};
+use stratalloc::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::sharing::{SharedHandle, SharingError};
 use stratalloc::stats::Statistics;
@@ -76,6 +79,10 @@ impl DeviceAllocator for Witness {
         Some(self)
     }
 
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        Some(self)
+    }
+
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         Some(self)
     }
@@ -97,7 +104,7 @@ impl Sharing for Witness {
 
 impl PeerAccess for Witness {
     fn enable_peer_access(&self, _: DeviceId) -> Result<(), DriverError> {
-        self.hear(9);
+        self.hear(11);
         Ok(())
     }
 
@@ -158,6 +165,71 @@ impl Caching for Witness {
         let (address, size_bytes) = (allocation.address(), allocation.size_bytes());
         Ok(BaseAllocation { address, size_bytes, expandable: true })
     }
+
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        let (stream, rounded_bytes) = (request.stream, request.bytes);
+        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        self.hear(9);
+        Vec::new()
+    }
+
+    fn set_reserve_class(&self, _: StreamId, _: Option<&str>) {
+        self.hear(10);
+    }
+}
+
+impl PrivatePools for Witness {
+    fn create_pool(&self, pool: PoolId, _: PoolOptions) -> Result<(), PoolError> {
+        Err(PoolError::Taken { pool })
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        Err(PoolError::Unknown { pool })
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        Err(PoolError::Released { pool })
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        u32::try_from(pool.user + 61).ok()
+    }
+
+    fn open_scope(&self, pool: PoolId, _: ScopeFilter) -> Result<(), PoolError> {
+        Err(PoolError::ScopeOpen { pool })
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        Err(PoolError::ScopeClosed { pool })
+    }
+
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        let address = pool.user + request.bytes;
+        Ok(Allocation::new(address, 63, self.owner, Token([64, 65, 66])))
+    }
+
+    fn empty_pool(&self, _: PoolId) -> Result<(), PoolError> {
+        Err(PoolError::IsDefault)
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        Ok(vec![pool.user])
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        Err(PoolError::Unknown { pool })
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        Ok(PoolCheckpoint { pool, segments: Vec::new() })
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        Ok(Restored { freed: vec![checkpoint.pool.user], live: Vec::new() })
+    }
 }
 
 impl Counters for Witness {
@@ -202,7 +274,7 @@ impl Pressure for Witness {
 /// asked and not what it dereferences to.
 #[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
 fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
-    let (side, marked) = (StreamId(60), 0x11_1111_1111);
+    let (side, marked) = (StreamId(60), 0x1111_1111_1111);
     witness.heard.store(0, Ordering::Relaxed);
 
     let allocation = through.allocate(Request::new(5, side)).unwrap();
@@ -229,6 +301,26 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
     caching.apply(&Config::default()).expect("the witness can");
     assert_eq!(caching.cache_info().unwrap().free_blocks, 34);
     assert_eq!(caching.layout(), []);
+    let nowhere = caching.allocate_at(Request::new(5, side), 512).unwrap_err();
+    assert!(matches!(nowhere, AllocError::NoBlockAt { address: 512, rounded_bytes: 5, .. }));
+    assert_eq!(caching.expandable_segments(), []);
+    caching.set_reserve_class(side, None);
+
+    let pools = through.private_pools().unwrap();
+    let pool = PoolId { capture: 0, user: 8 };
+    let scope = ScopeFilter::Stream(side);
+    assert_eq!(pools.create_pool(pool, PoolOptions::default()), Err(PoolError::Taken { pool }));
+    assert_eq!(pools.retain_pool(pool), Err(PoolError::Unknown { pool }));
+    assert_eq!(pools.release_pool(pool), Err(PoolError::Released { pool }));
+    assert_eq!(pools.pool_users(pool), Some(69));
+    assert_eq!(pools.open_scope(pool, scope), Err(PoolError::ScopeOpen { pool }));
+    assert_eq!(pools.close_scope(pool), Err(PoolError::ScopeClosed { pool }));
+    assert_eq!(pools.allocate_in(pool, Request::new(5, side)).unwrap().address(), 13);
+    assert_eq!(pools.empty_pool(pool), Err(PoolError::IsDefault));
+    assert_eq!(pools.live_addresses(pool), Ok(vec![8]));
+    assert_eq!(pools.pool_layout(pool), Err(PoolError::Unknown { pool }));
+    let checkpoint = pools.checkpoint(pool).unwrap();
+    assert_eq!(pools.restore(&checkpoint).unwrap().freed, [8]);
 
     let counters = through.counters().unwrap();
     assert_eq!(counters.statistics().num_ooms, 41);
@@ -302,7 +394,7 @@ fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
         assert!(least.cross_stream().is_none() && least.caching().is_none());
         assert!(least.counters().is_none() && least.raw_addresses().is_none());
         assert!(least.pressure().is_none() && least.peer_access().is_none());
-        assert!(least.sharing().is_none());
+        assert!(least.sharing().is_none() && least.private_pools().is_none());
     }
     is_bare(&Least);
     let boxed: Box<dyn DeviceAllocator> = Box::new(Arc::new(Least));

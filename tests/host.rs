@@ -145,7 +145,7 @@ fn a_recording_replays_in_real_memory() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/traces/multistream.default.pickle.xz");
     let trace = stratalloc::replay::reader::read(&path, &Default::default()).unwrap();
-    let workload = stratalloc::replay::Workload::of(&trace);
+    let workload = stratalloc::replay::Workload::of(&trace, 150_109_880_320);
     let driver = Host::new(HostOptions { total_bytes: 4096 * MIB, ..HostOptions::default() });
     let allocator =
         registry::build(&Config::default(), Arc::new(driver), BuildOptions::default()).unwrap();

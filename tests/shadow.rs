@@ -1,8 +1,9 @@
 //! The shadow test: random operations on an allocator, and a plain model beside it that knows what
 //! must be true after each.
 //!
-//! `shadow/ops.rs` makes and shrinks the operations, `runner.rs` performs and checks them,
-//! `misuse.rs` knows the calls that must be refused, `mirror.rs` keeps the account.
+//! Each device runs them with fixed segments, with expandable ones, and switching between the two.
+//! `shadow/ops.rs` makes and shrinks the operations, `runner.rs` performs and checks them, `misuse.rs`
+//! knows the calls that must be refused, `mirror.rs` keeps the account, `pages.rs` that of pages.
 //! `SHADOW_RUNS=100 cargo test --test shadow` runs a hundred times as many scripts.
 
 mod common;
@@ -12,16 +13,18 @@ mod mirror;
 mod misuse;
 #[path = "shadow/ops.rs"]
 mod ops;
+#[path = "shadow/pages.rs"]
+mod pages;
 #[path = "shadow/runner.rs"]
 mod runner;
 
 use quickcheck::{Gen, QuickCheck};
 use stratalloc::size::MIB;
 
-use common::Checked;
 #[cfg(target_os = "linux")]
 use common::machine::HostMachine;
 use common::machine::SimMachine;
+use common::{Checked, Segments};
 use ops::Script;
 
 /// How many times as many scripts as usual.
@@ -39,38 +42,53 @@ fn check(tests: u64, longest: usize, property: fn(Script) -> Checked) {
 }
 
 /// A device on which limits bite and out of memory is common.
-fn on_a_small_device(script: Script) -> Checked {
-    runner::run(&SimMachine::new(96 * MIB), &script)
+fn on_a_small_device(script: &Script, segments: Segments) -> Checked {
+    runner::run(&SimMachine::new(96 * MIB), script, segments)
 }
 
 /// A device that always has room.
-fn on_a_large_device(script: Script) -> Checked {
-    runner::run(&SimMachine::new(64 << 30), &script)
+fn on_a_large_device(script: &Script, segments: Segments) -> Checked {
+    runner::run(&SimMachine::new(64 << 30), script, segments)
 }
 
 /// Real memory, in which bytes must stay intact.
 #[cfg(target_os = "linux")]
-fn in_real_memory(script: Script) -> Checked {
-    runner::run(&HostMachine::new(96 * MIB), &script)
+fn in_real_memory(script: &Script, segments: Segments) -> Checked {
+    runner::run(&HostMachine::new(96 * MIB), script, segments)
 }
 
-#[test]
-fn short_scripts_on_a_small_device_keep_every_law() {
-    check(300, 30, on_a_small_device);
+/// Writes the tests of one sort of segments.
+macro_rules! shadow_tests {
+    ($room:ident, $segments:ident) => {
+        mod $room {
+            use super::*;
+
+            const SEGMENTS: Segments = Segments::$segments;
+
+            #[test]
+            fn short_scripts_on_a_small_device_keep_every_law() {
+                check(300, 30, |script| on_a_small_device(&script, SEGMENTS));
+            }
+
+            #[test]
+            fn long_scripts_on_a_small_device_keep_every_law() {
+                check(35, 300, |script| on_a_small_device(&script, SEGMENTS));
+            }
+
+            #[test]
+            fn long_scripts_on_a_large_device_keep_every_law() {
+                check(20, 300, |script| on_a_large_device(&script, SEGMENTS));
+            }
+
+            #[cfg(target_os = "linux")]
+            #[test]
+            fn scripts_in_real_memory_keep_every_law_and_every_byte() {
+                check(60, 100, |script| in_real_memory(&script, SEGMENTS));
+            }
+        }
+    };
 }
 
-#[test]
-fn long_scripts_on_a_small_device_keep_every_law() {
-    check(35, 300, on_a_small_device);
-}
-
-#[test]
-fn long_scripts_on_a_large_device_keep_every_law() {
-    check(20, 300, on_a_large_device);
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn scripts_in_real_memory_keep_every_law_and_every_byte() {
-    check(60, 100, in_real_memory);
-}
+shadow_tests!(fixed, Fixed);
+shadow_tests!(expandable, Expandable);
+shadow_tests!(switching, Switching);

@@ -4,6 +4,10 @@
 //! [`DeviceAllocator::free`]; everything else is a capability that callers ask for and that may be
 //! absent. Every wrapper must forward every method; `forward_device_allocator!` writes that.
 
+mod peers;
+mod pools;
+mod sharing;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,13 +16,15 @@ use enum_dispatch::enum_dispatch;
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory};
 use crate::history::SegmentLayout;
-use crate::ids::{OwnerId, StreamId};
+use crate::ids::{OwnerId, PoolId, StreamId};
+use crate::size::PoolKind;
 use crate::stats::Statistics;
 
-mod peers;
-mod sharing;
-
 pub use peers::PeerAccess;
+pub use pools::{
+    MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools, Restored,
+    ScopeFilter, SegmentAllocator,
+};
 pub use sharing::{Imported, Sharing};
 
 /// What a caller asks for.
@@ -142,6 +148,11 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Memory that only those share who ask for it.
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        None
+    }
+
     /// Use of its memory by other devices.
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         None
@@ -193,6 +204,9 @@ macro_rules! forward_device_allocator {
         }
         fn pressure(&$self) -> Option<&dyn $crate::allocator::Pressure> {
             $inner.pressure()
+        }
+        fn private_pools(&$self) -> Option<&dyn $crate::allocator::PrivatePools> {
+            $inner.private_pools()
         }
         fn peer_access(&$self) -> Option<&dyn $crate::allocator::PeerAccess> {
             $inner.peer_access()
@@ -270,6 +284,23 @@ pub trait Caching: Send + Sync {
     /// Every block of every segment, in address order.
     fn layout(&self) -> Vec<SegmentLayout>;
 
+    /// Hands out a block at exactly `address`, from a free block of the request's stream and pool.
+    /// What lies before it in that block is cut off and stays free. Looks at every free block of the
+    /// stream; never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoBlockAt`] when no such block is free; nothing has changed then.
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError>;
+
+    /// Every expandable segment, in address order.
+    fn expandable_segments(&self) -> Vec<ExpandableSegment>;
+
+    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with `None` into
+    /// none. It counts for segments that are reserved from then on. A class that the configuration
+    /// does not name has the reserve of streams without one.
+    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>);
+
     /// What the block is a part of, for those who speak to the driver about it themselves. Never
     /// waits for the device; walks over the blocks of the segment.
     ///
@@ -277,6 +308,25 @@ pub trait Caching: Send + Sync {
     ///
     /// [`HandleError`] when the handle is foreign or stale.
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError>;
+}
+
+/// One range of address space that is mapped as it is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpandableSegment {
+    /// Where it starts.
+    pub address: u64,
+    /// The stream whose requests it serves.
+    pub stream: StreamId,
+    /// Its pool.
+    pub pool: PoolId,
+    /// Small or large.
+    pub kind: PoolKind,
+    /// How much is mapped at once.
+    pub page_bytes: u64,
+    /// Its address space.
+    pub reserved_bytes: u64,
+    /// Of that, so much has memory.
+    pub mapped_bytes: u64,
 }
 
 /// What [`Caching::base_allocation`] answers, in bytes.

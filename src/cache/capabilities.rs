@@ -3,13 +3,14 @@
 use super::engine::Engine;
 use crate::allocator::Allocation;
 use crate::allocator::{
-    BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, FreeMemoryCallback,
-    OomObserver, PeerAccess, Pressure, RawAddresses, Request, Sharing,
+    BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, ExpandableSegment,
+    FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint, PoolOptions, Pressure,
+    PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
 };
 use crate::config::Config;
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
-use crate::ids::{DeviceId, StreamId};
+use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::stats::Statistics;
 
 impl DeviceAllocator for Engine {
@@ -47,6 +48,10 @@ impl DeviceAllocator for Engine {
         Some(self)
     }
 
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        Some(self)
+    }
+
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         self.reaches_others().then_some(self as &dyn PeerAccess)
     }
@@ -72,6 +77,7 @@ impl CrossStream for Engine {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
+        self.settle_deferred()?;
         self.poll_events_surely()
     }
 }
@@ -103,6 +109,18 @@ impl Caching for Engine {
 
     fn layout(&self) -> Vec<SegmentLayout> {
         Self::layout(self)
+    }
+
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        Self::allocate_at(self, request, address)
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        Self::expandable_segments(self)
+    }
+
+    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
+        Self::set_reserve_class(self, stream, class);
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
@@ -149,7 +167,7 @@ impl RawAddresses for Engine {
         let Some(cell) = heap.and_then(|number| self.heaps.get(number)) else {
             return Err(unknown);
         };
-        Self::record_use(cell, address, stream, |heap| heap.live_at(address)).map_err(|_| unknown)
+        self.record_use(cell, address, stream, |heap| heap.live_at(address)).map_err(|_| unknown)
     }
 }
 
@@ -160,5 +178,55 @@ impl Pressure for Engine {
 
     fn add_oom_observer(&self, observer: OomObserver) {
         self.hooks.add_observer(observer);
+    }
+}
+
+impl PrivatePools for Engine {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        Self::create_pool(self, pool, options)
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        Self::retain_pool(self, pool)
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        Self::release_pool(self, pool)
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        Self::pool_users(self, pool)
+    }
+
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        Self::open_scope(self, pool, filter)
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        Self::close_scope(self, pool)
+    }
+
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        self.allocate_in_pool(pool, request)
+    }
+
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        Self::empty_pool(self, pool)
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        Self::live_addresses(self, pool)
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        Self::pool_layout(self, pool)
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        Self::checkpoint(self, pool)
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        Self::restore(self, checkpoint)
     }
 }

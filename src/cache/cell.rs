@@ -1,16 +1,17 @@
 //! Heaps with their locks, and how a stream or a token finds its heap without one.
 //!
-//! Cells are added and never removed, so finding one is a walk over `OnceLock`s. By stream: buckets
-//! of short chains. By number: rows of 256.
+//! Cells are added and never removed, so finding one is a walk over `OnceLock`s. By stream, for the
+//! default pool: buckets of short chains. By number, for all pools: rows of 256. The cells of a
+//! private pool that has gone are given to the next one: only those ever change their stream.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::policy::HitPolicy;
 use crate::heap::Heap;
-use crate::ids::StreamId;
+use crate::ids::{PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
 
 /// The most streams an allocator keeps heaps for.
@@ -27,6 +28,20 @@ pub(super) struct HeapState {
     pub(super) policy: HitPolicy,
 }
 
+/// The pool and the stream that a heap serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Home {
+    pub(super) pool: PoolId,
+    pub(super) stream: StreamId,
+}
+
+impl Home {
+    /// A stream in the default pool.
+    pub(super) const fn of(stream: StreamId) -> Self {
+        Self { pool: PoolId::DEFAULT, stream }
+    }
+}
+
 /// A heap that can be shared. Alone on its cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -34,7 +49,9 @@ pub(super) struct HeapCell {
     state: Mutex<HeapState>,
     /// Whether the counters changed since the ledger last visited. Stored under the lock.
     moved: AtomicBool,
-    pub(super) stream: StreamId,
+    /// Its home. Changes under the lock, and only while the heap is empty and no pool has it.
+    stream: AtomicU64,
+    pool: [AtomicU64; 2],
     pub(super) number: u32,
 }
 
@@ -42,6 +59,36 @@ impl HeapCell {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, HeapState> {
         self.state.lock()
+    }
+
+    /// The stream it serves.
+    #[inline]
+    pub(super) fn stream(&self) -> StreamId {
+        StreamId(self.stream.load(Ordering::Relaxed))
+    }
+
+    /// The pool it serves.
+    pub(super) fn pool(&self) -> PoolId {
+        let [capture, user] = [0, 1].map(|at: usize| self.pool[at].load(Ordering::Relaxed));
+        PoolId { capture, user }
+    }
+
+    /// Locks the heap if it still serves `home`.
+    #[inline]
+    pub(super) fn lock_at(&self, home: Home) -> Option<MutexGuard<'_, HeapState>> {
+        let state = self.lock();
+        let now = Home { pool: self.pool(), stream: self.stream() };
+        (now == home).then_some(state)
+    }
+
+    /// Gives an empty heap to another pool or stream. The caller holds the growth lock.
+    pub(super) fn move_to(&self, home: Home, policy: HitPolicy) {
+        let mut state = self.lock();
+        debug_assert_eq!(state.heap.block_count(), 0, "only empty heaps move");
+        state.policy = policy;
+        self.stream.store(home.stream.0, Ordering::Relaxed);
+        self.pool[0].store(home.pool.capture, Ordering::Relaxed);
+        self.pool[1].store(home.pool.user, Ordering::Relaxed);
     }
 
     /// Says that the counters changed. The caller holds the lock.
@@ -84,7 +131,7 @@ impl HeapTable {
     pub(super) fn find(&self, stream: StreamId) -> Option<&Arc<HeapCell>> {
         let mut at = &self.by_stream[bucket_of(stream)];
         while let Some(link) = at.get() {
-            if link.cell.stream == stream {
+            if link.cell.stream() == stream {
                 return Some(&link.cell);
             }
             at = &link.next;
@@ -102,21 +149,30 @@ impl HeapTable {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Adds a heap for `stream`, which has none. The caller holds the growth lock and has checked
-    /// that there is room.
-    pub(super) fn add(&self, stream: StreamId, state: HeapState) -> &Arc<HeapCell> {
+    /// Adds a heap that is found by its number alone. The caller holds the growth lock and has
+    /// checked that there is room.
+    pub(super) fn add(&self, home: Home, state: HeapState) -> &Arc<HeapCell> {
         let len = self.len();
         let number = u32::try_from(len).expect("cells are at most 2^16");
-        let cell = Arc::new(HeapCell {
-            state: Mutex::new(state),
-            moved: AtomicBool::new(false),
-            stream,
-            number,
-        });
         let row = self.by_number[len / ROW_CELLS]
             .get_or_init(|| Box::new([const { OnceLock::new() }; ROW_CELLS]));
-        row[len % ROW_CELLS].get_or_init(|| Arc::clone(&cell));
+        let cell = row[len % ROW_CELLS].get_or_init(|| {
+            Arc::new(HeapCell {
+                state: Mutex::new(state),
+                moved: AtomicBool::new(false),
+                stream: AtomicU64::new(home.stream.0),
+                pool: [home.pool.capture, home.pool.user].map(AtomicU64::new),
+                number,
+            })
+        });
         self.len.store(len + 1, Ordering::Release);
+        cell
+    }
+
+    /// Adds a heap of the default pool for a stream that has none. The caller holds the growth lock
+    /// and has checked that there is room.
+    pub(super) fn add_for_stream(&self, stream: StreamId, state: HeapState) -> &Arc<HeapCell> {
+        let cell = Arc::clone(self.add(Home::of(stream), state));
         let mut at = &self.by_stream[bucket_of(stream)];
         while let Some(link) = at.get() {
             at = &link.next;
@@ -129,10 +185,17 @@ impl HeapTable {
         (0..self.len()).filter_map(|n| self.get(u32::try_from(n).ok()?))
     }
 
-    /// All cells in the order of their streams' raw values.
-    pub(super) fn by_stream(&self) -> Vec<&Arc<HeapCell>> {
-        let mut cells: Vec<_> = self.all().collect();
-        cells.sort_by_key(|cell| cell.stream);
+    /// The cells of the default pool in the order of their streams' raw values.
+    pub(super) fn of_default_pool(&self) -> Vec<&Arc<HeapCell>> {
+        let mut cells = Vec::new();
+        for bucket in &self.by_stream {
+            let mut at = bucket;
+            while let Some(link) = at.get() {
+                cells.push(&link.cell);
+                at = &link.next;
+            }
+        }
+        cells.sort_by_key(|cell| cell.stream());
         cells
     }
 }
@@ -172,22 +235,42 @@ mod tests {
     use super::*;
     use crate::config::Settings;
 
+    fn state() -> HeapState {
+        let policy = HitPolicy::new(&Settings::default(), false);
+        HeapState { heap: Heap::new(false), counters: HeapCounters::default(), policy }
+    }
+
     #[test]
     fn every_stream_finds_its_heap_by_stream_and_by_number() {
         let table = HeapTable::default();
         for n in 0..1000u64 {
-            let policy = HitPolicy::new(&Settings::default(), false);
-            let state =
-                HeapState { heap: Heap::new(false), counters: HeapCounters::default(), policy };
-            assert!(table.find(StreamId(n * 64)).is_none());
-            table.add(StreamId(n * 64), state);
+            let stream = StreamId(n * 64);
+            assert!(table.find(stream).is_none());
+            table.add_for_stream(stream, state());
         }
         for n in 0..1000u64 {
             let cell = table.find(StreamId(n * 64)).unwrap();
-            assert_eq!(table.get(cell.number).unwrap().stream, StreamId(n * 64));
+            assert_eq!(table.get(cell.number).unwrap().stream(), StreamId(n * 64));
         }
         assert!(table.get(1000).is_none());
         assert!(table.get(u32::MAX).is_none());
-        assert!(table.by_stream().windows(2).all(|pair| pair[0].stream < pair[1].stream));
+        let cells = table.of_default_pool();
+        assert_eq!(cells.len(), 1000);
+        assert!(cells.windows(2).all(|pair| pair[0].stream() < pair[1].stream()));
+    }
+
+    #[test]
+    fn a_heap_of_a_private_pool_is_found_by_number_only_and_can_move() {
+        let table = HeapTable::default();
+        let stream = StreamId(7);
+        let home = |user| Home { pool: PoolId { capture: 0, user }, stream };
+        let cell = table.add(home(1), state());
+        assert!(table.find(stream).is_none());
+        assert!(table.of_default_pool().is_empty());
+        assert!(cell.lock_at(home(1)).is_some());
+        let policy = cell.lock().policy;
+        cell.move_to(home(2), policy);
+        assert!(cell.lock_at(home(1)).is_none());
+        assert!(cell.lock_at(home(2)).is_some());
     }
 }

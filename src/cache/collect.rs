@@ -34,7 +34,7 @@ impl Engine {
         }
         let now = self.clock.load(Ordering::Relaxed);
         let age = |candidate: &Candidate<'_>| now.saturating_sub(candidate.block.birth);
-        let mut idle = self.idle_segments(PoolKind::Large);
+        let mut idle = Self::idle_segments(&self.heaps.of_default_pool(), PoolKind::Large);
         let mut released = 0;
         while released < wanted && !idle.is_empty() {
             let average = average(idle.iter().map(age));

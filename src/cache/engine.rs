@@ -8,19 +8,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::addresses::AddressMap;
-use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable};
-use super::events::EventQueue;
+use super::capture::Captures;
+use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable, Home};
+use super::events::{Attention, EventQueue};
 use super::growth::Growth;
 use super::hooks::Hooks;
-use super::policy::{HitPolicy, fraction_of};
+use super::policy::fraction_of;
+use super::pools::Scopes;
 use super::sharing::Shared;
 use crate::allocator::{Allocation, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
-use crate::heap::{BlockId, Completed, Heap, Slot};
+use crate::heap::{BlockId, Completed, FitRules, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, Recorder};
-use crate::ids::{OwnerId, StreamId};
+use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::{PoolKind, REQUEST_MAX_BYTES};
 use crate::stats::{HeapCounters, Ledger};
 
@@ -40,7 +42,10 @@ pub struct Engine {
     pub(super) device: DeviceInfo,
     pub(super) owner: OwnerId,
     pub(super) heaps: HeapTable,
+    pub(super) attention: Attention,
     pub(super) events: EventQueue,
+    pub(super) scopes: Scopes,
+    pub(super) captures: Captures,
     pub(super) ledger: Ledger,
     pub(super) growth: Mutex<Growth>,
     pub(super) addresses: Option<AddressMap>,
@@ -67,7 +72,10 @@ impl Engine {
             device,
             owner,
             heaps: HeapTable::default(),
+            attention: Attention::default(),
             events: EventQueue::default(),
+            scopes: Scopes::default(),
+            captures: Captures::default(),
             ledger: Ledger::default(),
             growth: Mutex::new(growth),
             addresses: options.raw_addresses.then(AddressMap::default),
@@ -79,6 +87,7 @@ impl Engine {
         if options.settings.expandable_segments {
             engine.virtual_memory()?;
         }
+        engine.captures.set_reuse(options.settings.graph_capture_record_stream_reuse);
         Ok(engine)
     }
 
@@ -113,31 +122,45 @@ impl Engine {
     /// [`AllocError`]; nothing has changed then.
     #[inline]
     pub fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        if request.bytes.wrapping_sub(1) >= REQUEST_MAX_BYTES {
-            return Err(refuse(request.bytes));
+        check_size(request.bytes)?;
+        if self.attention.any() {
+            return self.allocate_with_care(request);
         }
-        if self.events.any_pending() {
-            self.poll_events()?;
-        }
+        self.allocate_by_default(request)
+    }
+
+    /// Allocates in the default pool.
+    #[inline]
+    pub(super) fn allocate_by_default(&self, request: Request) -> Result<Allocation, AllocError> {
         let cell = match self.heaps.find(request.stream) {
             Some(cell) => cell,
             None => self.add_heap(request.stream)?,
         };
-        {
-            let mut state = cell.lock();
-            let rounded_bytes = state.policy.roundup.round(request.bytes);
-            let kind = PoolKind::of(rounded_bytes);
-            if state.policy.clock_runs && kind == PoolKind::Large {
-                self.clock.fetch_add(1, Ordering::Relaxed);
-            }
-            let fit = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules);
-            if let Some(slot) = fit {
-                state.counters.hits += 1;
-                return Ok(self.hand_out(cell, &mut state, slot, rounded_bytes, request.bytes));
-            }
-            state.counters.misses += 1;
+        if let Some(found) = self.serve(cell, &mut cell.lock(), request.bytes) {
+            return Ok(found);
         }
-        self.allocate_under_pressure(cell, request)
+        self.allocate_under_pressure(cell, Home::of(request.stream), request)
+    }
+
+    /// Serves a request from the heap's free blocks.
+    #[inline]
+    pub(super) fn serve(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        requested_bytes: u64,
+    ) -> Option<Allocation> {
+        let rounded_bytes = state.policy.roundup.round(requested_bytes);
+        let kind = PoolKind::of(rounded_bytes);
+        if state.policy.clock_runs && kind == PoolKind::Large {
+            self.clock.fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(slot) = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules) else {
+            state.counters.misses += 1;
+            return None;
+        };
+        state.counters.hits += 1;
+        Some(self.hand_out(cell, state, slot, rounded_bytes, requested_bytes))
     }
 
     /// Hands out the free block at `slot`.
@@ -150,16 +173,31 @@ impl Engine {
         rounded_bytes: u64,
         requested_bytes: u64,
     ) -> Allocation {
+        let rules = state.policy.rules;
+        self.hand_out_by(cell, state, slot, rounded_bytes, requested_bytes, &rules)
+    }
+
+    /// Hands out the free block at `slot`, cut by these rules.
+    #[inline]
+    pub(super) fn hand_out_by(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        slot: Slot,
+        rounded_bytes: u64,
+        requested_bytes: u64,
+        rules: &FitRules,
+    ) -> Allocation {
         let HeapState { heap, counters, policy } = &mut **state;
-        let kind = PoolKind::of(rounded_bytes);
+        let kind = heap.view(slot).kind;
         let clock = self.now(kind);
-        let out = heap.hand_out(slot, rounded_bytes, requested_bytes, &policy.rules, clock);
+        let out = heap.hand_out(slot, rounded_bytes, requested_bytes, rules, clock);
         let oversize = policy.is_oversize(out.size_bytes);
         cell.mark_moved();
         if counters.handed_out(kind, &out, requested_bytes, oversize) {
             self.ledger.raise(cell.number as usize, counters, &self.heaps);
         }
-        self.record(Action::Alloc, out.address, requested_bytes, cell.stream);
+        self.record(Action::Alloc, out.address, requested_bytes, cell);
         let token = Token([cell.number, out.id.slot.0, out.id.generation]);
         Allocation::new(out.address, requested_bytes, self.owner, token)
     }
@@ -203,16 +241,27 @@ impl Engine {
             drop(state);
             return self.free_when_drained(cell, address, &find);
         }
-        let block = state.heap.view(slot);
-        let HeapState { heap, counters, policy } = &mut *state;
-        let done = heap.free(slot, self.now(block.kind));
+        self.give_back(cell, &mut state, slot);
+        Ok(())
+    }
+
+    /// Makes the live block at `slot`, which no other stream uses, free.
+    #[inline]
+    pub(super) fn give_back(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        slot: Slot,
+    ) {
+        let HeapState { heap, counters, policy } = &mut **state;
+        let kind = heap.view(slot).kind;
+        let done = heap.free(slot, self.now(kind));
         cell.mark_moved();
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
             self.ledger.raise(cell.number as usize, counters, &self.heaps);
         }
-        self.record(Action::FreeRequested, done.address, done.requested_bytes, cell.stream);
-        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell.stream);
-        Ok(())
+        self.record(Action::FreeRequested, done.address, done.requested_bytes, cell);
+        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
     }
 
     /// Makes a drained block free.
@@ -228,7 +277,7 @@ impl Engine {
         if counters.drained(&done) {
             self.ledger.raise(cell.number as usize, counters, &self.heaps);
         }
-        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell.stream);
+        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
     }
 
     /// See [`CrossStream::record_stream`](crate::allocator::CrossStream::record_stream).
@@ -243,10 +292,11 @@ impl Engine {
     ) -> Result<(), HandleError> {
         let (cell, id) = self.own(allocation)?;
         let address = allocation.address();
-        Self::record_use(cell, address, stream, |heap| heap.live(id, address))
+        self.record_use(cell, address, stream, |heap| heap.live(id, address))
     }
 
     pub(super) fn record_use(
+        &self,
         cell: &HeapCell,
         address: u64,
         stream: StreamId,
@@ -254,8 +304,9 @@ impl Engine {
     ) -> Result<(), HandleError> {
         let mut state = cell.lock();
         let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
-        if stream != cell.stream {
-            state.heap.record_use(slot, stream);
+        if stream != cell.stream() {
+            let captured = self.captures.any_open();
+            state.heap.record_use(slot, StreamUse { stream, captured });
         }
         Ok(())
     }
@@ -273,9 +324,9 @@ impl Engine {
         let state = HeapState {
             heap: Heap::new(self.addresses.is_some()),
             counters: HeapCounters::default(),
-            policy: growth.hit_policy(),
+            policy: growth.policy_of(PoolId::DEFAULT),
         };
-        Ok(self.heaps.add(stream, state))
+        Ok(self.heaps.add_for_stream(stream, state))
     }
 
     /// Sets the limit to a part of the device's memory; 1 removes it.
@@ -295,7 +346,7 @@ impl Engine {
     pub(super) fn set_limit(&self, limit_bytes: Option<u64>) {
         let mut growth = self.growth.lock();
         growth.limit_bytes = limit_bytes;
-        self.spread_policy(growth.hit_policy());
+        self.spread_policy(&growth);
     }
 
     pub(super) fn apply_settings(&self, settings: &Settings) -> Result<(), DriverError> {
@@ -304,13 +355,14 @@ impl Engine {
         }
         let mut growth = self.growth.lock();
         growth.apply(&settings.clone().in_range(), self.device.total_bytes);
-        self.spread_policy(growth.hit_policy());
+        self.captures.set_reuse(settings.graph_capture_record_stream_reuse);
+        self.spread_policy(&growth);
         Ok(())
     }
 
-    fn spread_policy(&self, policy: HitPolicy) {
+    fn spread_policy(&self, growth: &Growth) {
         for cell in self.heaps.all() {
-            cell.lock().policy = policy;
+            cell.lock().policy = growth.policy_of(cell.pool());
         }
     }
 
@@ -324,9 +376,21 @@ impl Engine {
     }
 
     #[inline]
-    pub(super) fn record(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
-        self.history.record(|| Event { action, address, size_bytes, stream });
+    pub(super) fn record(&self, action: Action, address: u64, size_bytes: u64, cell: &HeapCell) {
+        self.history.record(|| Event {
+            action,
+            address,
+            size_bytes,
+            stream: cell.stream(),
+            pool: cell.pool(),
+        });
     }
+}
+
+/// Refuses requests of zero bytes, and those that nobody may make.
+#[inline]
+pub(super) fn check_size(bytes: u64) -> Result<(), AllocError> {
+    if bytes.wrapping_sub(1) >= REQUEST_MAX_BYTES { Err(refuse(bytes)) } else { Ok(()) }
 }
 
 #[cold]

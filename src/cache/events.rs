@@ -7,7 +7,7 @@
 //! Source: PyTorch's `record_stream` rules.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -15,9 +15,41 @@ use smallvec::SmallVec;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use crate::error::{DriverError, DriverErrorKind, HandleError};
-use crate::heap::{BlockId, Heap, Slot};
+use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::Action;
-use crate::ids::{EventId, StreamId};
+use crate::ids::{EventId, PoolId, StreamId};
+
+/// Whether a request must look at more than its heap: how many events are waited for, and how many
+/// scopes are open or blocks deferred. One number, so that a hit asks once.
+#[derive(Debug, Default)]
+pub(super) struct Attention(AtomicU64);
+
+const EVENTS: u64 = (1 << 40) - 1;
+const ONE_OTHER: u64 = 1 << 40;
+
+impl Attention {
+    /// Whether anything asks for it. One relaxed load.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn any_event(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & EVENTS != 0
+    }
+
+    pub(super) fn any_other(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > EVENTS
+    }
+
+    pub(super) fn add_other(&self) {
+        self.0.fetch_add(ONE_OTHER, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove_other(&self) {
+        self.0.fetch_sub(ONE_OTHER, Ordering::Relaxed);
+    }
+}
 
 /// One event that one draining block waits for.
 #[derive(Clone, Copy, Debug)]
@@ -32,9 +64,11 @@ pub(super) struct Pending {
 
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
-    pending: AtomicUsize,
     queues: Mutex<Queues>,
 }
+
+/// Recorded events, each with its stream.
+pub(super) type Waits = SmallVec<[(EventId, StreamId); 4]>;
 
 #[derive(Debug, Default)]
 struct Queues {
@@ -64,12 +98,6 @@ impl Queues {
 }
 
 impl EventQueue {
-    /// Whether any block waits for an event. One relaxed load.
-    #[inline]
-    pub(super) fn any_pending(&self) -> bool {
-        self.pending.load(Ordering::Relaxed) != 0
-    }
-
     /// Takes all pending events, in the order in which their blocks were freed.
     fn take_all(&self) -> Vec<Pending> {
         let mut queues = self.queues.lock();
@@ -93,68 +121,93 @@ impl Engine {
         address: u64,
         find: &dyn Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
-        let stale = HandleError::Stale { address };
-        let (id, streams): (BlockId, SmallVec<[StreamId; 4]>) = {
-            let state = cell.lock();
-            let slot = find(&state.heap).ok_or(stale.clone())?;
-            (state.heap.id(slot), state.heap.streams_using(slot).collect())
-        };
-        let mut waits: SmallVec<[(EventId, StreamId); 4]> = SmallVec::new();
-        for &stream in &streams {
-            match self.record_new_event(stream) {
-                Ok(event) => waits.push((event, stream)),
-                // The stream is gone, and nothing can be recorded on it: wait for its work.
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    if let Err(error) = self.driver.synchronize_device() {
-                        self.give_events_back(waits);
-                        return Err(HandleError::Driver(error));
-                    }
-                }
-                Err(error) => {
-                    self.give_events_back(waits);
-                    return Err(HandleError::Driver(error));
-                }
-            }
+        if self.captures.any_open() {
+            return self.defer_free(cell, address, find);
         }
-        let slot = {
+        let (id, uses): (BlockId, SmallVec<[StreamUse; 4]>) = {
+            let state = cell.lock();
+            let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+            (state.heap.id(slot), state.heap.uses(slot).collect())
+        };
+        let streams: SmallVec<[StreamId; 4]> = uses.iter().map(|by| by.stream).collect();
+        let waits = self.record_events(&streams)?;
+        if waits.is_empty() {
             let mut state = cell.lock();
-            // Between the two looks another thread may have freed the address or announced a
-            // further stream: then this is not the block whose events were recorded.
-            let same = state.heap.live(id, address).filter(|&slot| {
-                let now: SmallVec<[StreamId; 4]> = state.heap.streams_using(slot).collect();
-                now == streams
-            });
-            let Some(slot) = same else {
-                drop(state);
+            if let Some(slot) = same_block(&state.heap, id, address, &uses) {
+                state.heap.forget_uses(slot);
+            }
+            drop(state);
+            return self.free_block(cell, address, find);
+        }
+        let count = u32::try_from(waits.len()).expect("streams of a block are few");
+        match self.start_draining(cell, address, id, &uses, count) {
+            Some(slot) => self.wait_for_events(waits, cell, slot),
+            None => {
                 self.give_events_back(waits);
                 return self.free_block(cell, address, find);
-            };
-            if waits.is_empty() {
-                state.heap.forget_uses(slot);
-                drop(state);
-                return self.free_block(cell, address, |heap| heap.live(id, address));
             }
-            let count = u32::try_from(waits.len()).expect("streams of a block are few");
-            let block = state.heap.view(slot);
-            state.heap.drain(slot, count);
-            let oversize = state.policy.is_oversize(block.size_bytes);
-            state.counters.given_back(block.kind, block.size_bytes, oversize);
-            cell.mark_moved();
-            self.record(Action::FreeRequested, block.address, block.requested_bytes, cell.stream);
-            slot
-        };
+        }
+        Ok(())
+    }
+
+    /// Turns a live block into a draining one. `None` when it is not the block that `uses` was read
+    /// from: between two looks another thread may have freed the address or announced a stream.
+    pub(super) fn start_draining(
+        &self,
+        cell: &HeapCell,
+        address: u64,
+        id: BlockId,
+        uses: &[StreamUse],
+        count: u32,
+    ) -> Option<Slot> {
+        let mut state = cell.lock();
+        let slot = same_block(&state.heap, id, address, uses)?;
+        let block = state.heap.view(slot);
+        state.heap.drain(slot, count);
+        let oversize = state.policy.is_oversize(block.size_bytes);
+        state.counters.given_back(block.kind, block.size_bytes, oversize);
+        cell.mark_moved();
+        self.record(Action::FreeRequested, block.address, block.requested_bytes, cell);
+        Some(slot)
+    }
+
+    /// Makes the draining block at `slot` free when these events have passed.
+    pub(super) fn wait_for_events(&self, waits: Waits, cell: &HeapCell, slot: Slot) {
         let mut queues = self.events.queues.lock();
         let sequence = queues.next_sequence;
         queues.next_sequence += 1;
         for (event, stream) in waits {
             queues.push(Pending { event, stream, heap: cell.number, slot, sequence });
-            self.events.pending.fetch_add(1, Ordering::Relaxed);
+            self.attention.0.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
+    }
+
+    /// Records an event on each stream. Streams that are gone have none: the device was waited for.
+    /// All or none.
+    pub(super) fn record_events(&self, streams: &[StreamId]) -> Result<Waits, DriverError> {
+        let mut waits = Waits::new();
+        for &stream in streams {
+            let failed = match self.record_new_event(stream) {
+                Ok(event) => {
+                    waits.push((event, stream));
+                    continue;
+                }
+                // The stream is gone, and nothing can be recorded on it: wait for its work.
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    self.driver.synchronize_device()
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = failed {
+                self.give_events_back(waits);
+                return Err(error);
+            }
+        }
+        Ok(waits)
     }
 
     /// Events that nothing waits for after all.
-    fn give_events_back(&self, waits: SmallVec<[(EventId, StreamId); 4]>) {
+    fn give_events_back(&self, waits: Waits) {
         self.events.queues.lock().spare.extend(waits.into_iter().map(|(event, _)| event));
     }
 
@@ -224,8 +277,18 @@ impl Engine {
     ///
     /// [`DriverError`]; blocks whose events could not be waited for go on waiting.
     pub(super) fn drain_events(&self) -> Result<(), DriverError> {
-        let mut failed = None;
+        self.drain_events_of(None)
+    }
+
+    /// Like [`drain_events`](Self::drain_events), for the blocks of one pool only.
+    pub(super) fn drain_events_of(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
+        let mut failed = self.settle_deferred().err();
         for pending in self.events.take_all() {
+            let of = self.heaps.get(pending.heap).map(|cell| cell.pool());
+            if pool.is_some() && of != pool {
+                self.events.queues.lock().push(pending);
+                continue;
+            }
             if let Err(error) = self.driver.synchronize_event(pending.event) {
                 self.events.queues.lock().push(pending);
                 failed = failed.or(Some(error));
@@ -239,7 +302,7 @@ impl Engine {
 
     /// One event of a block has passed.
     fn pass(&self, pending: Pending) {
-        self.events.pending.fetch_sub(1, Ordering::Relaxed);
+        self.attention.0.fetch_sub(1, Ordering::Relaxed);
         let cell = self.heaps.get(pending.heap).expect("heaps are never removed");
         self.complete(cell, pending.slot);
     }
@@ -254,4 +317,9 @@ impl Engine {
             let _ = self.driver.destroy_event(event);
         }
     }
+}
+
+/// The block that `id` names, if it is live at `address` and used by exactly these streams.
+fn same_block(heap: &Heap, id: BlockId, address: u64, uses: &[StreamUse]) -> Option<Slot> {
+    heap.live(id, address).filter(|&slot| heap.uses(slot).eq(uses.iter().copied()))
 }

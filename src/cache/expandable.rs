@@ -13,11 +13,12 @@ use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
-use crate::allocator::Allocation;
+use crate::allocator::{Allocation, ExpandableSegment};
 use crate::driver::{Exportable, PhysicalId, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{Growing, PageRun, Reservation};
 use crate::history::Action;
+use crate::ids::StreamId;
 use crate::sharing::PageEntry;
 use crate::size::{PoolKind, SMALL_SEGMENT_BYTES, align_up};
 
@@ -142,9 +143,11 @@ impl Engine {
             PoolKind::Small => align_up(SMALL_SEGMENT_BYTES, granularity),
             PoolKind::Large => align_up(growth.miss_policy.large_segment_bytes, granularity),
         };
-        let size_bytes = align_up(growth.miss_policy.reserve_bytes.max(1), page_bytes);
+        let (reserve, class) = growth.reserve_of(cell.stream(), self.device.total_bytes);
+        let size_bytes = align_up(reserve.max(1), page_bytes);
         if size_bytes < plan.rounded_bytes {
-            return Ok(Some(Refusal::Reserve { reserve_bytes: size_bytes }));
+            let class = class.map(str::to_owned);
+            return Ok(Some(Refusal::Reserve { reserve_bytes: size_bytes, class }));
         }
         let address = match memory.reserve(size_bytes) {
             Ok(address) => address,
@@ -156,7 +159,7 @@ impl Engine {
         if added.is_none() {
             growth.leftovers.ranges.push((address, size_bytes));
             growth.leftovers.offer(memory)?;
-            return Ok(Some(Refusal::Reserve { reserve_bytes: 0 }));
+            return Ok(Some(Refusal::Reserve { reserve_bytes: 0, class: None }));
         }
         if let Some(addresses) = &self.addresses {
             addresses.add(address, size_bytes, cell.number);
@@ -206,7 +209,7 @@ impl Engine {
         let pages = pieces.into_iter().map(|piece| Page { piece, exportable, shared: None });
         growth.pages.extend(addresses.zip(pages));
         growth.pages_came(kind, run.size_bytes);
-        self.record(Action::SegmentMap, run.address, run.size_bytes, cell.stream);
+        self.record(Action::SegmentMap, run.address, run.size_bytes, cell);
         Ok(None)
     }
 
@@ -231,7 +234,7 @@ impl Engine {
         };
         let unmapped = self
             .driver
-            .synchronize_stream(cell.stream)
+            .synchronize_stream(cell.stream())
             .and_then(|()| memory.unmap(run.address, run.size_bytes));
         if let Err(error) = unmapped {
             let clock = self.now(kind);
@@ -245,7 +248,7 @@ impl Engine {
         };
         debug_assert!(gone.is_none() || !gap.is_none());
         growth.pages_went(kind, run.size_bytes);
-        self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell.stream);
+        self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell);
         for page in 0..run.size_bytes / page_bytes {
             if let Some(page) = growth.pages.remove(&(run.address + page * page_bytes)) {
                 page.shared.iter().for_each(|entry| self.shared.withdraw(entry));
@@ -260,6 +263,35 @@ impl Engine {
         }
         growth.leftovers.offer(memory)?;
         Ok(run.size_bytes)
+    }
+
+    /// Every expandable segment, in address order; those of the default stream too.
+    pub(super) fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        let growth = self.growth.lock();
+        let mut found = Vec::new();
+        for cell in self.all_heaps(&growth) {
+            let state = cell.lock();
+            found.extend(state.heap.reservations().map(|(_, of)| ExpandableSegment {
+                address: of.address,
+                stream: cell.stream(),
+                pool: cell.pool(),
+                kind: of.kind,
+                page_bytes: of.page_bytes,
+                reserved_bytes: of.size_bytes,
+                mapped_bytes: of.size_bytes - state.heap.gap_bytes(of.address, of.size_bytes),
+            }));
+        }
+        found.sort_by_key(|segment| segment.address);
+        found
+    }
+
+    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or into none.
+    pub(super) fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
+        let classes = &mut self.growth.lock().reserve_classes;
+        match class.filter(|class| !class.is_empty()) {
+            Some(class) => drop(classes.insert(stream, class.to_owned())),
+            None => drop(classes.remove(&stream)),
+        }
     }
 
     /// Bytes of the device that nobody uses and that the driver refused to take back so far.
@@ -278,7 +310,8 @@ impl Engine {
         }
     }
 
-    /// Gives all pages and reservations back, when the engine goes.
+    /// Gives all pages and reservations back, when the engine goes. Waits for all work of the device:
+    /// blocks may still be in use.
     pub(super) fn drop_pages(&self) {
         self.shared.withdraw_all();
         let _ = self.shared.imports.offer_leftovers();
@@ -289,6 +322,10 @@ impl Engine {
         };
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = leftovers.offer(memory);
+        // Pages that work may still touch are better kept than unmapped under it.
+        if !pages.is_empty() && self.driver.synchronize_device().is_err() {
+            return;
+        }
         let mut reservations = Vec::new();
         for cell in self.heaps.all() {
             let state = cell.lock();

@@ -1,17 +1,21 @@
 //! What the growth lock guards: bytes held from the driver, the limit, and growing.
 
+use std::sync::Arc;
+
+use hashbrown::HashMap;
 use parking_lot::MutexGuard;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::expandable::{Leftovers, Pages};
-use super::policy::{HitPolicy, MissPolicy, Plan, fraction_of};
-use crate::allocator::Allocation;
+use super::policy::{HitPolicy, MissPolicy, Plan, fraction_of, reserve_bytes};
+use super::pools::Pools;
+use crate::allocator::{Allocation, SegmentAllocator};
 use crate::config::Settings;
-use crate::error::DriverError;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::history::Action;
-use crate::ids::DeviceId;
-use crate::size::PoolKind;
+use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 use crate::stats::{Counter, PerPool};
 
 /// Guarded by the growth lock.
@@ -27,6 +31,11 @@ pub(super) struct Growth {
     pub(super) leftovers: Leftovers,
     /// Other devices that may use every page.
     pub(super) peers: Vec<DeviceId>,
+    pub(super) pools: Pools,
+    /// Streams with a class of reserve.
+    pub(super) reserve_classes: HashMap<StreamId, String>,
+    /// Segments on their way back to pools' own allocators.
+    pub(super) returns: Vec<Return>,
     /// Asked of the driver by a miss that let go of the lock meanwhile.
     in_flight_bytes: u64,
 }
@@ -47,6 +56,15 @@ pub(super) struct GrowthCounters {
     pub(super) max_split_size: i64,
 }
 
+/// A segment that belongs to a pool's own allocator.
+#[derive(Debug)]
+pub(super) struct Return {
+    pub(super) to: Arc<dyn SegmentAllocator>,
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    pub(super) stream: StreamId,
+}
+
 /// Why no segment came.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
@@ -57,7 +75,11 @@ pub(super) enum Refusal {
     /// `throw_on_cudamalloc_oom` forbids even to ask.
     Forbidden,
     /// An expandable segment reserves less address space than the request needs.
-    Reserve { reserve_bytes: u64 },
+    Reserve {
+        reserve_bytes: u64,
+        /// The stream's class, if its reserve comes from that.
+        class: Option<String>,
+    },
 }
 
 impl Growth {
@@ -74,6 +96,9 @@ impl Growth {
             pages: Pages::default(),
             leftovers: Leftovers::default(),
             peers: Vec::new(),
+            pools: Pools::default(),
+            reserve_classes: HashMap::new(),
+            returns: Vec::new(),
             in_flight_bytes: 0,
         }
     }
@@ -83,8 +108,9 @@ impl Growth {
         self.miss_policy = MissPolicy::new(settings, device_total_bytes);
     }
 
-    pub(super) fn hit_policy(&self) -> HitPolicy {
-        HitPolicy::new(&self.settings, self.limit_bytes.is_some())
+    /// What a hit in a heap of this pool needs to know.
+    pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
+        self.pools.policy(pool, HitPolicy::new(&self.settings, self.limit_bytes.is_some()))
     }
 
     /// Bytes held from the driver or asked of it.
@@ -102,6 +128,19 @@ impl Growth {
         }
         let forbidden = self.miss_policy.refuse_above_bytes.is_some_and(|most| after > most);
         forbidden.then_some(Refusal::Forbidden)
+    }
+
+    /// How much address space an expandable segment of a stream reserves, and the class that says so.
+    pub(super) fn reserve_of(&self, stream: StreamId, total_bytes: u64) -> (u64, Option<&str>) {
+        let class = self.reserve_classes.get(&stream);
+        let known = class.and_then(|class| {
+            let classes = &self.settings.expandable_reserve_by_class;
+            classes.iter().find(|(name, _)| name == class)
+        });
+        match known {
+            Some((name, reserve)) => (reserve_bytes(Some(*reserve), total_bytes), Some(name)),
+            None => (self.miss_policy.reserve_bytes, None),
+        }
     }
 
     fn segment_came(&mut self, kind: PoolKind, size_bytes: u64) {
@@ -165,24 +204,16 @@ impl Engine {
         if let Some(refusal) = growth.refuses(plan.segment_bytes) {
             return Ok(Err(refusal));
         }
-        if growth.miss_policy.expandable {
+        if plan.expandable {
             return self.grow_expandable(growth, cell, plan);
         }
-        let came = if growth.miss_policy.unlock_while_growing {
-            growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(plan.segment_bytes);
-            let came = MutexGuard::unlocked(growth, || self.driver.allocate(plan.segment_bytes));
-            growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(plan.segment_bytes);
-            came
-        } else {
-            self.driver.allocate(plan.segment_bytes)
-        };
-        let address = match came {
+        let address = match self.take_segment(growth, cell, plan) {
             Ok(address) => address,
             Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Driver(error))),
             Err(error) => return Err(error),
         };
         growth.segment_came(plan.kind, plan.segment_bytes);
-        self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell.stream);
+        self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell);
         if let Some(addresses) = &self.addresses {
             addresses.add(address, plan.segment_bytes, cell.number);
         }
@@ -191,4 +222,58 @@ impl Engine {
         let slot = state.heap.add_segment(plan.kind, address, plan.segment_bytes, clock);
         Ok(Ok(self.hand_out(cell, &mut state, slot, plan.rounded_bytes, plan.requested_bytes)))
     }
+
+    /// A fixed segment, from the pool's own allocator or from the driver.
+    fn take_segment(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<u64, DriverError> {
+        let own = growth.pools.allocator_of(cell.pool());
+        let take = || match &own {
+            None => self.driver.allocate(plan.segment_bytes),
+            Some(own) => take_from(&**own, plan.segment_bytes, cell.stream()),
+        };
+        if own.is_none() && !growth.miss_policy.unlock_while_growing {
+            return take();
+        }
+        growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(plan.segment_bytes);
+        let came = MutexGuard::unlocked(growth, take);
+        growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(plan.segment_bytes);
+        came
+    }
+
+    /// Gives segments back to pools' own allocators, with no lock held.
+    pub(super) fn return_segments(growth: &mut MutexGuard<'_, Growth>) {
+        let returns = std::mem::take(&mut growth.returns);
+        if !returns.is_empty() {
+            MutexGuard::unlocked(growth, || {
+                for Return { to, address, size_bytes, stream } in returns {
+                    to.free(address, size_bytes, stream);
+                }
+            });
+        }
+    }
+}
+
+/// A segment from a pool's own allocator, which is not trusted to align it.
+fn take_from(
+    own: &dyn SegmentAllocator,
+    size_bytes: u64,
+    stream: StreamId,
+) -> Result<u64, DriverError> {
+    let call = "SegmentAllocator::allocate";
+    let Some(address) = own.allocate(size_bytes, stream) else {
+        let message = format!("the pool's own allocator has no {size_bytes} bytes");
+        return Err(DriverError::new(DriverErrorKind::OutOfMemory, call, 0, message));
+    };
+    let fits = address != 0 && address.checked_add(size_bytes).is_some();
+    if fits && address.is_multiple_of(MIN_BLOCK_BYTES) {
+        return Ok(address);
+    }
+    own.free(address, size_bytes, stream);
+    let message =
+        format!("the pool's own allocator answered with {address:#x}: not aligned to 512");
+    Err(DriverError::new(DriverErrorKind::InvalidValue, call, 0, message))
 }

@@ -1,5 +1,8 @@
 //! Looking without touching: layout, invariants, and what a request would do.
 
+use std::sync::Arc;
+
+use super::cell::HeapCell;
 use super::engine::Engine;
 use super::policy::Plan;
 use crate::allocator::{CacheInfo, Request};
@@ -12,8 +15,8 @@ use crate::size::{PoolKind, REQUEST_MAX_BYTES};
 /// What the next allocation of a request would begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foresight {
-    /// A cached block fits.
-    Hit,
+    /// A cached block fits; it starts at this address.
+    Hit(u64),
     /// The collector is due and has something to release.
     Collect,
     /// The limit refuses the segment.
@@ -25,22 +28,24 @@ pub enum Foresight {
 }
 
 impl Engine {
-    /// What an allocation of `request` would begin with now. Changes nothing.
+    /// What an allocation of `request` in a pool would begin with now. Changes nothing.
     #[must_use]
-    pub fn foresee(&self, request: Request) -> Foresight {
+    pub fn foresee(&self, pool: PoolId, request: Request) -> Foresight {
         if !(1..=REQUEST_MAX_BYTES).contains(&request.bytes) {
             return Foresight::Refuse;
         }
         let growth = self.growth.lock();
-        let policy = growth.hit_policy();
+        let policy = growth.policy_of(pool);
         let plan = Plan::new(request.bytes, &policy, &growth.miss_policy);
-        let fits = self.heaps.find(request.stream).is_some_and(|cell| {
-            cell.lock().heap.best_fit(plan.kind, plan.rounded_bytes, &policy.rules).is_some()
+        let heaps = self.heaps_of(&growth, pool);
+        let fit = heaps.iter().find(|cell| cell.stream() == request.stream).and_then(|cell| {
+            let heap = &cell.lock().heap;
+            let slot = heap.best_fit(plan.kind, plan.rounded_bytes, &policy.rules)?;
+            Some(heap.view(slot).address)
         });
-        if fits {
-            Foresight::Hit
-        } else if growth.collectable_bytes() > 0 && !self.idle_segments(PoolKind::Large).is_empty()
-        {
+        if let Some(address) = fit {
+            Foresight::Hit(address)
+        } else if growth.collectable_bytes() > 0 && self.any_collectable() {
             Foresight::Collect
         } else if growth.refuses(plan.segment_bytes).is_some() {
             Foresight::Limit
@@ -52,9 +57,18 @@ impl Engine {
     /// Every block of every segment, in address order.
     #[must_use]
     pub fn layout(&self) -> Vec<SegmentLayout> {
-        let _growth = self.growth.lock();
+        let growth = self.growth.lock();
+        self.layout_of(&self.all_heaps(&growth))
+    }
+
+    fn any_collectable(&self) -> bool {
+        !Self::idle_segments(&self.heaps.of_default_pool(), PoolKind::Large).is_empty()
+    }
+
+    /// The segments of these heaps, in address order. The caller holds the growth lock.
+    pub(super) fn layout_of(&self, cells: &[&Arc<HeapCell>]) -> Vec<SegmentLayout> {
         let mut segments = Vec::new();
-        for cell in self.heaps.all() {
+        for cell in cells {
             let state = cell.lock();
             for head in state.heap.segment_heads() {
                 let first = state.heap.view(head);
@@ -77,9 +91,9 @@ impl Engine {
                 segments.push(SegmentLayout {
                     address: first.address,
                     size_bytes: blocks.iter().map(|block| block.size_bytes).sum(),
-                    stream: cell.stream,
+                    stream: cell.stream(),
                     kind: first.kind,
-                    pool: PoolId::DEFAULT,
+                    pool: cell.pool(),
                     expandable: first.is_expandable,
                     blocks,
                 });
@@ -136,7 +150,11 @@ impl Drop for Engine {
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.drain_events();
         for segment in self.layout().iter().filter(|segment| !segment.expandable) {
-            let _ = self.driver.free(segment.address, segment.size_bytes);
+            let own = self.growth.lock().pools.allocator_of(segment.pool);
+            match own {
+                None => drop(self.driver.free(segment.address, segment.size_bytes)),
+                Some(own) => own.free(segment.address, segment.size_bytes, segment.stream),
+            }
         }
         self.drop_pages();
         self.destroy_events();

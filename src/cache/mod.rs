@@ -14,7 +14,9 @@
 
 mod addresses;
 mod capabilities;
+mod capture;
 mod cell;
+mod checkpoint;
 mod collect;
 mod engine;
 mod events;
@@ -26,6 +28,7 @@ mod inspect;
 mod oom;
 mod peers;
 mod policy;
+mod pools;
 mod pressure;
 mod release;
 mod sharing;

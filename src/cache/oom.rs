@@ -13,9 +13,9 @@ use crate::stats::{ALL, Lane};
 /// What the heaps hold that explains the failure.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// Free on other streams than the request's.
+    /// Free in other heaps than the request's.
     elsewhere_bytes: u64,
-    /// Whether a free block on another stream is large enough.
+    /// Whether a free block in another heap is large enough.
     elsewhere_fits: bool,
     /// Whether the request's own heap has a fitting block by now.
     fits_now: bool,
@@ -40,11 +40,12 @@ impl Engine {
         } else {
             growth.counters.num_ooms += 1;
             let free = device_free_bytes.unwrap_or(0);
-            self.record(Action::OutOfMemory, free, plan.rounded_bytes, cell.stream);
+            self.record(Action::OutOfMemory, free, plan.rounded_bytes, cell);
         }
         let mut report = OutOfMemory {
             device: self.device.device,
-            stream: cell.stream,
+            stream: cell.stream(),
+            pool: cell.pool(),
             requested_bytes: plan.requested_bytes,
             rounded_bytes: plan.rounded_bytes,
             segment_bytes: plan.segment_bytes,
@@ -56,7 +57,7 @@ impl Engine {
         };
         let can_expand = self.driver.virtual_memory().is_some() && !growth.miss_policy.expandable;
         let mut held = Held { can_expand, ..Held::default() };
-        for other in self.heaps.by_stream() {
+        for other in self.all_heaps(growth) {
             self.add_heap_to_report(&mut report, &mut held, other, cell, plan);
         }
         report.hints = hints(&report, &refusal, held, growth);
@@ -79,7 +80,8 @@ impl Engine {
         let bytes = |lane| u64::try_from(now.of(lane)).unwrap_or(0);
         report.allocated_bytes += bytes(Lane::AllocatedBytes);
         report.draining_bytes += bytes(Lane::ActiveBytes) - bytes(Lane::AllocatedBytes);
-        if other.stream == cell.stream {
+        let own = other.number == cell.number;
+        if own {
             let rules = &state.policy.rules;
             held.fits_now = state.heap.best_fit(plan.kind, plan.rounded_bytes, rules).is_some();
         }
@@ -89,15 +91,18 @@ impl Engine {
                 PoolKind::Small => report.cached_small_bytes += cached,
                 PoolKind::Large => report.cached_large_bytes += cached,
             }
+            if other.pool() != PoolId::DEFAULT {
+                report.cached_private_bytes += cached;
+            }
             let Some(slot) = state.heap.largest_free(kind) else {
                 continue;
             };
             let size_bytes = state.heap.view(slot).size_bytes;
             if report.largest_free.is_none_or(|largest| largest.size_bytes < size_bytes) {
-                let (stream, pool) = (other.stream, PoolId::DEFAULT);
+                let (stream, pool) = (other.stream(), other.pool());
                 report.largest_free = Some(LargestFree { size_bytes, stream, pool });
             }
-            if other.stream != cell.stream {
+            if !own {
                 held.elsewhere_bytes += cached;
                 held.elsewhere_fits |= kind == plan.kind && size_bytes >= plan.rounded_bytes;
             }
@@ -116,10 +121,18 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
                 .to_owned(),
         );
     }
-    if let Refusal::Reserve { reserve_bytes } = refusal {
+    if let Refusal::Reserve { reserve_bytes, class } = refusal
+        && report.device_total_bytes.is_none_or(|total| report.rounded_bytes <= total)
+    {
+        let (of, key) = match class {
+            Some(class) => (
+                format!("of this stream's class '{class}' "),
+                "expandable_segments_reserve_by_class",
+            ),
+            None => (String::new(), "expandable_segments_reserve"),
+        };
         hints.push(format!(
-            "an expandable segment reserves {}, and a request cannot span two: raise \
-             expandable_segments_reserve.",
+            "an expandable segment {of}reserves {}, and a request cannot span two: raise {key}.",
             human_bytes(*reserve_bytes)
         ));
     }
@@ -153,13 +166,13 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
     }
     if held.elsewhere_fits || held.elsewhere_bytes >= report.rounded_bytes {
         hints.push(format!(
-            "{} are cached for other streams, which this stream cannot use: allocate on fewer \
-             streams.",
+            "{} are cached for other streams or pools, which this request cannot use: allocate on \
+             fewer streams.",
             human_bytes(held.elsewhere_bytes)
         ));
     }
     if report.rounded_bytes > report.requested_bytes.saturating_mul(5) / 4
-        && growth.hit_policy().roundup != crate::size::RoundupDivisions::OFF
+        && growth.policy_of(report.pool).roundup != crate::size::RoundupDivisions::OFF
     {
         hints.push(format!(
             "roundup_power2_divisions rounded {} up to {}: use more divisions or none.",

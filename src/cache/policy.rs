@@ -39,9 +39,19 @@ impl HitPolicy {
                 oversize_slack_bytes: settings.non_split_rounding_bytes(),
                 expandable: settings.expandable_segments,
                 oversize_in_expandable: settings.compat == Compat::PyTorch,
+                no_split: false,
             },
             clock_runs: limited && settings.garbage_collection_threshold.is_some(),
         }
+    }
+
+    /// The same in a private pool. Only the default pool is ever collected, and memory of the
+    /// pool's own allocator cannot be mapped page by page.
+    pub(super) fn in_pool(mut self, own_allocator: bool, no_split: bool) -> Self {
+        self.rules.expandable &= !own_allocator;
+        self.rules.no_split = no_split;
+        self.clock_runs = false;
+        self
     }
 
     /// Whether a block of this size counts as oversize.
@@ -85,7 +95,7 @@ impl MissPolicy {
     clippy::cast_precision_loss,
     reason = "a positive fraction; the cast saturates"
 )]
-fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
+pub(super) fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
     // Half of the address space that processors give a process is more than any device needs.
     let most = device_total_bytes.saturating_add(device_total_bytes / 8).min(64 * TIB);
     match configured {
@@ -115,6 +125,10 @@ pub(super) struct Plan {
     pub(super) rounded_bytes: u64,
     pub(super) kind: PoolKind,
     pub(super) segment_bytes: u64,
+    /// Whether the segment would be expandable.
+    pub(super) expandable: bool,
+    /// Whether the request's stream is being captured: nothing may wait or be released then.
+    pub(super) capturing: bool,
 }
 
 impl Plan {
@@ -125,6 +139,8 @@ impl Plan {
             rounded_bytes,
             kind: PoolKind::of(rounded_bytes),
             segment_bytes: segment_bytes(rounded_bytes, miss.large_segment_bytes),
+            expandable: hit.rules.expandable,
+            capturing: false,
         }
     }
 }

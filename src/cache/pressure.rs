@@ -1,19 +1,22 @@
 //! The ladder that a miss climbs, one step after the other, until a step yields a block.
 //!
-//! Free-memory callbacks; search again; collect idle segments near the limit; grow; release
-//! oversize blocks and grow; wait for pending events; search again; release everything idle and
+//! Free-memory callbacks; search again; collect idle segments near the limit; grow; take from pools
+//! that help out; release oversize blocks and grow; wait for pending events; search again; release everything idle and
 //! grow. `MissPolicy` says where PyTorch's letter is followed instead.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
 use parking_lot::MutexGuard;
 
-use super::cell::HeapCell;
+use super::cell::{HeapCell, HeapState, Home};
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, Request};
-use crate::error::{AllocError, DriverError};
+use crate::error::{AllocError, DriverError, PoolError};
+use crate::heap::FitRules;
+use crate::ids::{PoolId, StreamId};
+use crate::size::PoolKind;
 
 /// What a step of the ladder yields: a block, or the reason to go on.
 type Step = Result<Allocation, Refusal>;
@@ -24,20 +27,33 @@ impl Engine {
     pub(super) fn allocate_under_pressure(
         &self,
         cell: &HeapCell,
+        home: Home,
         request: Request,
     ) -> Result<Allocation, AllocError> {
         if self.hooks.free_some_memory()
-            && let Some(found) = self.search(cell, request.bytes)
+            && let Some(mut state) = cell.lock_at(home)
+            && let Some(found) = self.search(cell, &mut state, request.bytes)
         {
             return Ok(found);
         }
+        let capturing = self.is_captured(request.stream);
         let mut growth = self.growth.lock();
-        // Another miss may have grown this very heap while we waited for the lock.
-        if let Some(found) = self.search(cell, request.bytes) {
-            return Ok(found);
-        }
-        let plan = Plan::new(request.bytes, &growth.hit_policy(), &growth.miss_policy);
-        match self.climb(&mut growth, cell, &plan)? {
+        // Another miss may have grown this very heap while we waited for the lock, and a private
+        // pool may have gone.
+        let policy = {
+            let Some(mut state) = cell.lock_at(home) else {
+                return Err(PoolError::Unknown { pool: home.pool }.into());
+            };
+            if let Some(found) = self.search(cell, &mut state, request.bytes) {
+                return Ok(found);
+            }
+            state.policy
+        };
+        let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.miss_policy) };
+        growth.pools.set_busy(home.pool, true);
+        let step = self.climb(&mut growth, cell, &plan);
+        growth.pools.set_busy(home.pool, false);
+        match step? {
             Ok(found) => Ok(found),
             Err(refusal) => {
                 let counted = !matches!(refusal, Refusal::Forbidden);
@@ -57,12 +73,23 @@ impl Engine {
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<Step, DriverError> {
-        self.collect_idle(growth)?;
+        if !plan.capturing {
+            self.collect_idle(growth)?;
+        }
         let mut refusal = match self.grow(growth, cell, plan)? {
             Err(Refusal::Forbidden) => return Ok(Err(Refusal::Forbidden)),
             Err(refusal) => refusal,
             found => return Ok(found),
         };
+        if cell.pool() == PoolId::DEFAULT
+            && let Some(found) = self.search_helpers(growth, plan, cell.stream())
+        {
+            return Ok(Ok(found));
+        }
+        // The driver takes nothing back while the stream is captured, and nothing may be waited for.
+        if plan.capturing {
+            return Ok(Err(refusal));
+        }
         if self.release_oversize(growth, cell, plan)? {
             match self.grow(growth, cell, plan)? {
                 Err(again) => refusal = again,
@@ -75,11 +102,11 @@ impl Engine {
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events();
         if growth.miss_policy.searches_again()
-            && let Some(found) = self.search(cell, plan.requested_bytes)
+            && let Some(found) = self.search(cell, &mut cell.lock(), plan.requested_bytes)
         {
             return Ok(Ok(found));
         }
-        self.release_idle(growth)?;
+        self.release_idle(growth, cell.pool())?;
         growth.counters.num_alloc_retries += 1;
         match (self.grow(growth, cell, plan)?, drained) {
             // Blocks that could not be waited for might have served the request.
@@ -88,13 +115,31 @@ impl Engine {
         }
     }
 
+    /// Searches the idle blocks of pools that help the default pool out.
+    fn search_helpers(&self, growth: &Growth, plan: &Plan, stream: StreamId) -> Option<Allocation> {
+        growth.pools.helpers().find_map(|heaps| {
+            let cell = self.helper_heap(heaps, stream)?;
+            let mut state = cell.lock();
+            // PyTorch looks at fixed segments only here.
+            let expandable = state.policy.rules.expandable && growth.miss_policy.searches_again();
+            let rules = FitRules { expandable, ..state.policy.rules };
+            let slot = state.heap.best_fit(plan.kind, plan.rounded_bytes, &rules)?;
+            let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
+            Some(self.hand_out(cell, &mut state, slot, rounded, requested))
+        })
+    }
+
     /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted.
-    fn search(&self, cell: &HeapCell, requested_bytes: u64) -> Option<Allocation> {
-        let mut state = cell.lock();
+    fn search(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        requested_bytes: u64,
+    ) -> Option<Allocation> {
         let rounded_bytes = state.policy.roundup.round(requested_bytes);
-        let kind = crate::size::PoolKind::of(rounded_bytes);
+        let kind = PoolKind::of(rounded_bytes);
         let slot = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules)?;
-        Some(self.hand_out(cell, &mut state, slot, rounded_bytes, requested_bytes))
+        Some(self.hand_out(cell, state, slot, rounded_bytes, requested_bytes))
     }
 
     /// Whether even an empty cache could not serve the request: waiting and releasing would only do

@@ -3,13 +3,18 @@
 //! Candidates are found heap by heap and released one by one: taken out under the heap's lock,
 //! given to the driver with no heap locked, and put back as they were if the driver refuses.
 
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
 use super::cell::HeapCell;
 use super::engine::Engine;
-use super::growth::Growth;
+use super::growth::{Growth, Return};
 use super::policy::Plan;
 use crate::error::DriverError;
 use crate::heap::{BlockView, PageRun, Slot};
 use crate::history::Action;
+use crate::ids::PoolId;
 use crate::size::PoolKind;
 
 /// An idle segment, as it was when it was seen.
@@ -28,10 +33,13 @@ enum Idle<'a> {
 }
 
 impl Engine {
-    /// Idle segments of a kind in (stream, size, address) order.
-    pub(super) fn idle_segments(&self, kind: PoolKind) -> Vec<Candidate<'_>> {
+    /// Idle segments of a kind in these heaps, in (size, address) order within each.
+    pub(super) fn idle_segments<'a>(
+        cells: &[&'a Arc<HeapCell>],
+        kind: PoolKind,
+    ) -> Vec<Candidate<'a>> {
         let mut found = Vec::new();
-        for cell in self.heaps.by_stream() {
+        for cell in cells {
             let state = cell.lock();
             let idle = state
                 .heap
@@ -42,27 +50,66 @@ impl Engine {
         found
     }
 
-    /// Waits for all events and releases every idle segment.
+    /// Waits for all events and releases every idle segment of the default pool and of pools that
+    /// nobody uses. While a graph is captured nothing is released: the driver would refuse.
     ///
     /// # Errors
     ///
     /// [`DriverError`]; what was not released stays cached.
     pub fn empty_cache(&self) -> Result<(), DriverError> {
+        if self.captures.any_open() {
+            return Ok(());
+        }
         let mut growth = self.growth.lock();
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events();
-        self.release_idle(&mut growth)?;
+        self.release_idle(&mut growth, PoolId::DEFAULT)?;
         self.shared.imports.offer_leftovers()?;
         drained
     }
 
-    /// Releases idle segments, large ones first.
-    pub(super) fn release_idle(&self, growth: &mut Growth) -> Result<(), DriverError> {
+    /// Releases what is idle in the default pool, large segments first, then in pools that nobody
+    /// uses, then in `also`, the private pool of a request, if its memory is nobody else's.
+    pub(super) fn release_idle(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        also: PoolId,
+    ) -> Result<(), DriverError> {
         self.offer_leftovers(growth)?;
+        self.release_from(growth, PoolId::DEFAULT, PoolKind::RELEASE_ORDER)?;
+        for pool in growth.pools.freeable() {
+            self.release_pool_memory(growth, pool)?;
+        }
+        if growth.miss_policy.searches_again() && growth.pools.may_shrink(also) {
+            self.release_pool_memory(growth, also)?;
+        }
+        self.forget_empty_pools(growth);
+        Ok(())
+    }
+
+    /// Releases what is idle in a private pool.
+    pub(super) fn release_pool_memory(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        pool: PoolId,
+    ) -> Result<(), DriverError> {
+        let [first, second] = PoolKind::RELEASE_ORDER;
+        let released = self.release_from(growth, pool, [second, first]);
+        Self::return_segments(growth);
+        released
+    }
+
+    fn release_from(
+        &self,
+        growth: &mut Growth,
+        pool: PoolId,
+        kinds: [PoolKind; 2],
+    ) -> Result<(), DriverError> {
+        let cells = self.heaps_of(growth, pool);
         let mut idle = Vec::new();
-        for kind in PoolKind::RELEASE_ORDER {
-            idle.extend(self.idle_segments(kind).into_iter().map(Idle::Segment));
-            self.add_idle_pages(kind, &mut idle);
+        for kind in kinds {
+            idle.extend(Self::idle_segments(&cells, kind).into_iter().map(Idle::Segment));
+            add_idle_pages(&cells, kind, &mut idle);
         }
         for one in idle {
             match one {
@@ -71,16 +118,6 @@ impl Engine {
             };
         }
         Ok(())
-    }
-
-    /// Whole pages inside free blocks of a kind, in (stream, size, address) order of the blocks.
-    fn add_idle_pages<'e>(&'e self, kind: PoolKind, idle: &mut Vec<Idle<'e>>) {
-        for cell in self.heaps.by_stream() {
-            let state = cell.lock();
-            let blocks = state.heap.free_blocks(kind).filter(|(_, block)| block.is_expandable);
-            let runs = blocks.filter_map(|(slot, _)| state.heap.whole_pages(slot));
-            idle.extend(runs.map(|run| Idle::Pages { cell, kind, run }));
-        }
     }
 
     /// Releases one segment, unless a request took it meanwhile. Returns the bytes released.
@@ -100,7 +137,15 @@ impl Engine {
         if let Some(addresses) = &self.addresses {
             addresses.remove(segment.address, segment.size_bytes);
         }
-        if let Err(error) = self.driver.free(segment.address, segment.size_bytes) {
+        let (address, size_bytes, stream) = (segment.address, segment.size_bytes, cell.stream());
+        let freed = match growth.pools.allocator_of(cell.pool()) {
+            None => self.driver.free(address, size_bytes),
+            Some(to) => {
+                growth.returns.push(Return { to, address, size_bytes, stream });
+                Ok(())
+            }
+        };
+        if let Err(error) = freed {
             if let Some(addresses) = &self.addresses {
                 addresses.add(segment.address, segment.size_bytes, cell.number);
             }
@@ -108,7 +153,7 @@ impl Engine {
             return Err(error);
         }
         growth.segment_went(segment.kind, segment.size_bytes);
-        self.record(Action::SegmentFree, segment.address, segment.size_bytes, cell.stream);
+        self.record(Action::SegmentFree, segment.address, segment.size_bytes, cell);
         Ok(segment.size_bytes)
     }
 
@@ -117,6 +162,17 @@ impl Engine {
     ///
     /// Source: PyTorch's `max_split_size_mb`.
     pub(super) fn release_oversize(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<bool, DriverError> {
+        let enough = self.release_oversize_from(growth, cell, plan);
+        Self::return_segments(growth);
+        enough
+    }
+
+    fn release_oversize_from(
         &self,
         growth: &mut Growth,
         cell: &HeapCell,
@@ -145,5 +201,15 @@ impl Engine {
             }
         }
         Ok(released >= wanted)
+    }
+}
+
+/// Whole pages inside free blocks of a kind, in (size, address) order of the blocks of each heap.
+fn add_idle_pages<'a>(cells: &[&'a Arc<HeapCell>], kind: PoolKind, idle: &mut Vec<Idle<'a>>) {
+    for cell in cells {
+        let state = cell.lock();
+        let blocks = state.heap.free_blocks(kind).filter(|(_, block)| block.is_expandable);
+        let runs = blocks.filter_map(|(slot, _)| state.heap.whole_pages(slot));
+        idle.extend(runs.map(|run| Idle::Pages { cell, kind, run }));
     }
 }

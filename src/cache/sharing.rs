@@ -66,6 +66,10 @@ impl Sharing for Engine {
     fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
         let mut growth = self.growth.lock();
         let place = self.place_of(allocation)?;
+        let pool = self.own(allocation)?.0.pool();
+        if growth.pools.allocator_of(pool).is_some() {
+            return Err(SharingError::NotSupported { what: "segments of a pool's own allocator" });
+        }
         match place.reservation {
             Some(reservation) => self.share_pages(&mut growth, allocation, &reservation),
             None => self.share_segment(allocation, &place),

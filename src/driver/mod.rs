@@ -18,12 +18,14 @@ use crate::ids::{DeviceId, EventId, StreamId};
 mod call;
 mod faulty;
 mod forward;
+mod held;
 #[cfg(target_os = "linux")]
 pub mod host;
 mod recorded;
 pub mod sim;
 
 pub use faulty::{FaultPlan, Faulty};
+pub use held::Held;
 #[cfg(target_os = "linux")]
 pub use host::Host;
 pub use recorded::{Recorded, RecordedAddresses};

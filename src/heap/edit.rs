@@ -4,8 +4,8 @@
 //! needs for its counters is returned as data.
 
 use super::block::FIXED;
+use super::uses::StreamUse;
 use super::{BlockId, BlockState, Heap, Slot};
-use crate::ids::StreamId;
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 
 /// Which free block may serve a request, and when its rest is cut off. Sizes in bytes.
@@ -23,6 +23,8 @@ pub struct FitRules {
     /// Whether oversize rules hold in expandable segments too, as in PyTorch: there they make
     /// memory grow without bound.
     pub oversize_in_expandable: bool,
+    /// Whether blocks are always handed out whole.
+    pub no_split: bool,
 }
 
 impl FitRules {
@@ -32,7 +34,11 @@ impl FitRules {
         oversize_slack_bytes: 0,
         expandable: false,
         oversize_in_expandable: true,
+        no_split: false,
     };
+
+    /// Every rest is cut off, whatever the block: for placing a block at an exact address.
+    pub const CUT: Self = Self { expandable: true, ..Self::NONE };
 
     /// Whether a block of `block_bytes` may serve a request of `rounded_bytes` that it is large
     /// enough for.
@@ -51,6 +57,7 @@ impl FitRules {
     #[must_use]
     pub const fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
         match kind {
+            _ if self.no_split => false,
             PoolKind::Small => rest_bytes >= MIN_BLOCK_BYTES,
             PoolKind::Large if self.expandable => rest_bytes >= MIN_BLOCK_BYTES,
             PoolKind::Large => {
@@ -105,8 +112,8 @@ fn signed(bytes: u64) -> i64 {
 
 impl Heap {
     /// The free block that serves a request of `rounded_bytes`: the smallest that is large enough,
-    /// at the lowest address among equals. If the rules refuse it there is none: every later one is
-    /// larger still.
+    /// at the lowest address among equals. If the rules refuse it there is none, for every later one is
+    /// larger still, unless the rules spare a later one that is expandable.
     #[inline]
     #[must_use]
     pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
@@ -114,7 +121,13 @@ impl Heap {
         if self.slab.get(slot).is_expandable() {
             return self.best_fit_among_expandable(slot, rounded_bytes, rules);
         }
-        rules.allow(rounded_bytes, self.slab.get(slot).size_bytes).then_some(slot)
+        if rules.allow(rounded_bytes, self.slab.get(slot).size_bytes) {
+            return Some(slot);
+        }
+        if rules.oversize_in_expandable || !self.expandable.is_used() {
+            return None;
+        }
+        self.best_fit_among_expandable(slot, rounded_bytes, rules)
     }
 
     /// Hands out the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and
@@ -192,11 +205,11 @@ impl Heap {
         front
     }
 
-    /// Announces that `stream` uses the live block at `slot`.
-    pub fn record_use(&mut self, slot: Slot, stream: StreamId) {
+    /// Announces that a stream uses the live block at `slot`.
+    pub fn record_use(&mut self, slot: Slot, by: StreamUse) {
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Live);
-        block.left = self.uses.add(block.left, stream);
+        block.left = self.uses.add(block.left, by);
     }
 
     /// The name of the block at `slot` in its present life.
@@ -212,8 +225,8 @@ impl Heap {
     }
 
     /// The other streams that use the live block at `slot`.
-    pub fn streams_using(&self, slot: Slot) -> impl Iterator<Item = StreamId> + '_ {
-        self.uses.streams(self.slab.get(slot).left)
+    pub fn uses(&self, slot: Slot) -> impl Iterator<Item = StreamUse> + '_ {
+        self.uses.of(self.slab.get(slot).left)
     }
 
     /// Whether other streams use the live block at `slot`.
@@ -232,6 +245,14 @@ impl Heap {
         let uses = std::mem::replace(&mut block.left, Slot(events));
         block.state = BlockState::Draining;
         self.uses.clear(uses);
+    }
+
+    /// The block at `slot`, which drains, waits for `events` (at least 1) from now on.
+    pub fn wait_for(&mut self, slot: Slot, events: u32) {
+        debug_assert!(events > 0, "I5: a draining block waits for something");
+        let block = self.slab.get_mut(slot);
+        debug_assert!(block.state == BlockState::Draining);
+        block.left = Slot(events);
     }
 
     /// One event of a draining block has passed. True when it was the last: then the block is to

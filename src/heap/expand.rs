@@ -63,14 +63,21 @@ impl Expandable {
         self.gaps[kind.index()].get(&address).copied()
     }
 
+    /// Whether there is any reservation.
+    pub(super) fn is_used(&self) -> bool {
+        self.reservations.iter().any(Option::is_some)
+    }
+
     pub(super) fn gap_count(&self) -> usize {
         self.gaps.iter().map(BTreeMap::len).sum()
     }
 }
 
 impl Heap {
-    /// Best fit where the smallest block that is large enough is part of an expandable segment: a
-    /// closed hole is preferred to a block at a growing edge.
+    /// Best fit where the smallest block that is large enough, `first`, is part of an expandable
+    /// segment or refused by the rules: a closed hole is preferred to a block at a growing edge. A
+    /// refused fixed block is passed by if oversize rules end at expandable segments; in PyTorch it
+    /// ends the search.
     #[cold]
     pub(super) fn best_fit_among_expandable(
         &self,
@@ -78,21 +85,30 @@ impl Heap {
         rounded_bytes: u64,
         rules: &FitRules,
     ) -> Option<Slot> {
-        let mut slot = first;
-        while self.slab.get(slot).is_expandable() {
-            let next = self.next_after(slot);
+        let serves = |slot: Slot| {
+            let block = self.slab.get(slot);
+            block.is_expandable() && !rules.oversize_in_expandable
+                || rules.allow(rounded_bytes, block.size_bytes)
+        };
+        let passed_by = |slot: Slot| {
+            let is_expandable = self.slab.get(slot).is_expandable();
             if rules.expandable {
-                match next {
-                    Some(next) if self.reach(next) < self.reach(slot) => slot = next,
-                    _ => break,
-                }
+                !rules.oversize_in_expandable && !serves(slot)
             } else {
-                slot = next?;
+                is_expandable
+            }
+        };
+        let from = |start: Option<Slot>| {
+            std::iter::successors(start, |&slot| self.next_after(slot)).find(|&s| !passed_by(s))
+        };
+        let mut slot = from(Some(first))?;
+        while rules.expandable && self.slab.get(slot).is_expandable() {
+            match from(self.next_after(slot)) {
+                Some(next) if self.reach(next) < self.reach(slot) => slot = next,
+                _ => break,
             }
         }
-        let block = self.slab.get(slot);
-        let exempt = block.is_expandable() && !rules.oversize_in_expandable;
-        (exempt || rules.allow(rounded_bytes, block.size_bytes)).then_some(slot)
+        serves(slot).then_some(slot)
     }
 
     /// How far a block could grow: its size and that of the gap behind it.
@@ -131,6 +147,14 @@ impl Heap {
     #[must_use]
     pub fn reservation(&self, number: u16) -> Option<Reservation> {
         self.expandable.reservations.get(usize::from(number)).copied().flatten()
+    }
+
+    /// How many bytes of a range are unmapped.
+    #[must_use]
+    pub fn gap_bytes(&self, address: u64, size_bytes: u64) -> u64 {
+        let range = address..address.saturating_add(size_bytes);
+        let gaps = self.expandable.gaps.iter().flat_map(|gaps| gaps.range(range.clone()));
+        gaps.map(|(_, slot)| self.slab.get(*slot).size_bytes).sum()
     }
 
     /// Where to find `bytes` of a kind by mapping: the free block before the lowest gap that is

@@ -42,6 +42,7 @@ use expand::Expandable;
 use index::FreeIndex;
 use slab::Slab;
 use starts::Starts;
+pub use uses::StreamUse;
 use uses::Uses;
 
 /// The blocks of one stream of one pool, of both kinds.
@@ -143,6 +144,30 @@ impl Heap {
     #[must_use]
     pub fn live_at(&self, address: u64) -> Option<Slot> {
         self.starts.as_ref()?.find(&self.slab, address)
+    }
+
+    /// The free block right behind the block at `slot`, in its segment.
+    #[must_use]
+    pub fn free_behind(&self, slot: Slot) -> Option<Slot> {
+        let next = self.slab.get(slot).next;
+        let free = !next.is_none() && self.slab.get(next).state == BlockState::Free;
+        free.then_some(next)
+    }
+
+    /// All live blocks, in no particular order.
+    #[must_use]
+    pub fn live_blocks(&self) -> Vec<Slot> {
+        let live = |slot: &Slot| self.slab.get(*slot).state == BlockState::Live;
+        self.slab.occupied().filter(live).collect()
+    }
+
+    /// The free block of a kind that holds `size_bytes` at `address`. Looks at every free block.
+    #[must_use]
+    pub fn free_at(&self, kind: PoolKind, address: u64, size_bytes: u64) -> Option<Slot> {
+        let end = address.checked_add(size_bytes)?;
+        let holds =
+            |block: &BlockView| block.address <= address && end <= block.address + block.size_bytes;
+        self.free_blocks(kind).find(|(_, block)| holds(block)).map(|(slot, _)| slot)
     }
 
     /// Bytes of bookkeeping this heap holds, for tests of memory use.

@@ -99,10 +99,13 @@ fn oversize_blocks_serve_oversize_requests_of_about_their_size() {
 fn a_draining_block_is_free_after_its_last_event_and_joins_nothing_before() {
     let mut heap = small_heap();
     let (first, second) = (take(&mut heap, 512), take(&mut heap, 512));
-    heap.record_use(first.id.slot, StreamId(3));
-    heap.record_use(first.id.slot, StreamId(4));
-    heap.record_use(first.id.slot, StreamId(3));
-    assert_eq!(heap.streams_using(first.id.slot).count(), 2);
+    let by = |stream, captured| StreamUse { stream: StreamId(stream), captured };
+    heap.record_use(first.id.slot, by(3, true));
+    heap.record_use(first.id.slot, by(4, true));
+    heap.record_use(first.id.slot, by(3, false));
+    heap.record_use(first.id.slot, by(3, true));
+    let uses: Vec<_> = heap.uses(first.id.slot).collect();
+    assert_eq!(uses, [by(4, true), by(3, false)], "a use outside a capture outlives it");
     heap.drain(first.id.slot, 2);
     assert_eq!(heap.live(first.id, first.address), None);
     heap.free(second.id.slot, 0);

@@ -1,5 +1,6 @@
 //! Which other streams use a live block: short lists in one slab, so that recording a stream
-//! allocates nothing once warm.
+//! allocates nothing once warm. A use that was announced only while a graph was captured is marked:
+//! it ends with the capture.
 
 use super::block::Slot;
 use crate::ids::StreamId;
@@ -7,7 +8,17 @@ use crate::ids::StreamId;
 #[derive(Debug)]
 struct Use {
     stream: StreamId,
+    captured: bool,
     next: Slot,
+}
+
+/// A stream that uses a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamUse {
+    /// Which.
+    pub stream: StreamId,
+    /// Whether it was announced during captures only.
+    pub captured: bool,
 }
 
 #[derive(Debug)]
@@ -24,11 +35,16 @@ impl Default for Uses {
 
 impl Uses {
     /// Adds `stream` to the list at `head` unless it is there; returns the new head.
-    pub(super) fn add(&mut self, head: Slot, stream: StreamId) -> Slot {
-        if self.streams(head).any(|known| known == stream) {
-            return head;
+    pub(super) fn add(&mut self, head: Slot, new: StreamUse) -> Slot {
+        let mut at = head;
+        while let Some(known) = self.entries.get_mut(at.0 as usize) {
+            if known.stream == new.stream {
+                known.captured &= new.captured;
+                return head;
+            }
+            at = known.next;
         }
-        let entry = Use { stream, next: head };
+        let entry = Use { stream: new.stream, captured: new.captured, next: head };
         if self.vacant.is_none() {
             let slot = u32::try_from(self.entries.len()).expect("uses are fewer than 2^32");
             self.entries.push(entry);
@@ -41,9 +57,10 @@ impl Uses {
         slot
     }
 
-    pub(super) fn streams(&self, head: Slot) -> impl Iterator<Item = StreamId> + '_ {
+    pub(super) fn of(&self, head: Slot) -> impl Iterator<Item = StreamUse> + '_ {
         let entry = |slot: Slot| self.entries.get(slot.0 as usize);
-        std::iter::successors(entry(head), move |at| entry(at.next)).map(|at| at.stream)
+        std::iter::successors(entry(head), move |at| entry(at.next))
+            .map(|at| StreamUse { stream: at.stream, captured: at.captured })
     }
 
     /// Forgets the list at `head`.

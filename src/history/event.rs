@@ -80,6 +80,8 @@ pub struct Event {
     pub size_bytes: u64,
     /// The stream of the block.
     pub stream: StreamId,
+    /// The pool of the block.
+    pub pool: PoolId,
 }
 
 /// One segment with all its blocks, as a snapshot lists it.

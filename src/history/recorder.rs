@@ -64,10 +64,11 @@ impl Recorder {
 mod tests {
     use super::*;
     use crate::history::Action;
-    use crate::ids::StreamId;
+    use crate::ids::{PoolId, StreamId};
 
     fn event(size_bytes: u64) -> Event {
-        Event { action: Action::Alloc, address: 0, size_bytes, stream: StreamId(0) }
+        let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
+        Event { action: Action::Alloc, address: 0, size_bytes, stream, pool }
     }
 
     #[test]

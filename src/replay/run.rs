@@ -7,10 +7,10 @@ use hashbrown::HashMap;
 use thiserror::Error;
 
 use super::workload::{Op, Workload};
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
 use crate::driver::Sim;
-use crate::error::{AllocError, DriverError, FractionError, HandleError};
-use crate::ids::StreamId;
+use crate::error::{AllocError, DriverError, FractionError, HandleError, PoolError};
+use crate::ids::{PoolId, StreamId};
 use crate::registry::BuildError;
 use crate::stats::Statistics;
 
@@ -122,6 +122,7 @@ pub fn run<A: DeviceAllocator>(
         lanes: sim.map(Lanes::new),
         blocks: (0..workload.blocks).map(|_| None).collect(),
     };
+    create_pools(workload, allocator)?;
     let begin = Instant::now();
     let mut result = Run::default();
     let mut times = Vec::new();
@@ -150,6 +151,23 @@ pub fn run<A: DeviceAllocator>(
     Ok(result)
 }
 
+/// Makes the workload's private pools. They stay with the allocator.
+pub(super) fn create_pools<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+) -> Result<(), ReplayError> {
+    let Some(pools) = allocator.private_pools() else {
+        return Ok(());
+    };
+    for &pool in &workload.pools {
+        match pools.create_pool(pool, PoolOptions::default()) {
+            Ok(()) | Err(PoolError::Taken { .. }) => {}
+            Err(error) => return Err(ReplayError::Alloc(error.into())),
+        }
+    }
+    Ok(())
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct PassCounts {
     allocations: u64,
@@ -168,8 +186,8 @@ impl<A: DeviceAllocator> Runner<'_, A> {
         let mut counts = PassCounts::default();
         for &op in &workload.ops {
             match op {
-                Op::Allocate { id, bytes, stream } => {
-                    match self.allocator.allocate(Request::new(bytes, stream)) {
+                Op::Allocate { id, bytes, stream, pool } => {
+                    match self.allocate(pool, Request::new(bytes, stream)) {
                         Ok(allocation) => {
                             self.blocks[id as usize] = Some(allocation);
                             counts.allocations += 1;
@@ -214,6 +232,18 @@ impl<A: DeviceAllocator> Runner<'_, A> {
             }
         }
         Ok(counts)
+    }
+
+    /// Allocators without private pools serve all requests alike.
+    #[inline]
+    fn allocate(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        if pool == PoolId::DEFAULT {
+            return self.allocator.allocate(request);
+        }
+        match self.allocator.private_pools() {
+            Some(pools) => pools.allocate_in(pool, request),
+            None => self.allocator.allocate(request),
+        }
     }
 
     fn free_in_use(

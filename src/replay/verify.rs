@@ -15,13 +15,14 @@ use std::time::Instant;
 use super::run::{Lanes, ReplayError};
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, Workload, groups};
-use crate::allocator::{Allocation, Request};
+use crate::allocator::{Allocation, PoolOptions, PrivatePools, Request};
 use crate::cache::{Engine, Foresight};
 use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Recorded, RecordedAddresses, Sim};
 use crate::error::AllocError;
 use crate::history::{Action, Event};
+use crate::ids::PoolId;
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
 
@@ -89,7 +90,7 @@ pub fn verify(
         engine.set_memory_fraction(fraction)?;
     }
     engine.history().start(usize::MAX);
-    let builder = Builder::new(trace);
+    let builder = Builder::new(trace, total_bytes);
     if builder.seeded() > 0 {
         return Err(ReplayError::LiveBefore { blocks: builder.seeded() });
     }
@@ -98,6 +99,7 @@ pub fn verify(
         lanes: Lanes::new(sim),
         builder,
         live: HashMap::new(),
+        pools: Vec::new(),
         seen: Vec::new(),
         lost: false,
         result: Verification::default(),
@@ -127,6 +129,8 @@ struct Verifier<'a> {
     builder: Builder,
     /// Live blocks by recorded address.
     live: HashMap<u64, Allocation>,
+    /// Private pools that were made.
+    pools: Vec<PoolId>,
     /// Events of the operation at hand.
     seen: Vec<Event>,
     /// Whether decisions went so far apart that the recording has no further answers.
@@ -144,13 +148,16 @@ impl Verifier<'_> {
             }
             Group::Request { completions, segments, request } => {
                 self.complete(at, completions)?;
+                self.builder.segments(at + completions.len(), segments);
+                let pool = request.map_or(PoolId::DEFAULT, |event| self.builder.pool_of(event));
+                self.know(pool)?;
                 let mut rest = segments;
-                while self.is_explicit(rest, request) {
+                while self.is_explicit(rest, pool, request) {
                     let taken = self.empty_cache(at, rest)?;
                     rest = &rest[taken..];
                 }
                 match request {
-                    Some(request) => self.request(at, rest, request)?,
+                    Some(request) => self.request(at, rest, pool, request)?,
                     None => self.compare(at, "unexplained", &[], rest),
                 }
                 Ok(completions.len() + segments.len() + usize::from(request.is_some()))
@@ -191,7 +198,7 @@ impl Verifier<'_> {
     }
 
     /// Whether the releases at the head of `rest` are an explicit call's.
-    fn is_explicit(&self, rest: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
+    fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
         let Some(first) = rest.first() else {
             return false;
         };
@@ -203,8 +210,43 @@ impl Verifier<'_> {
         }
         request.is_none_or(|request| {
             let request = Request::new(request.size_bytes, request.stream);
-            !matches!(self.engine.foresee(request), Foresight::Collect | Foresight::Limit)
+            let begins = self.engine.foresee(pool, request);
+            !matches!(begins, Foresight::Collect | Foresight::Limit)
         })
+    }
+
+    /// Makes a private pool when it is first asked for.
+    fn know(&mut self, pool: PoolId) -> Result<(), ReplayError> {
+        if pool == PoolId::DEFAULT || self.pools.contains(&pool) {
+            return Ok(());
+        }
+        self.pools.push(pool);
+        let pools: &dyn PrivatePools = self.engine;
+        let made = pools.create_pool(pool, PoolOptions::default());
+        made.map_err(|error| ReplayError::Alloc(error.into()))
+    }
+
+    /// The answer of the engine. A request to a private pool that best fit does not explain, and that
+    /// grew nothing, was a block of a checkpoint on its way back: it is placed where it was recorded.
+    fn answer(
+        &self,
+        grew: bool,
+        pool: PoolId,
+        event: &TraceEvent,
+    ) -> Result<Allocation, AllocError> {
+        let request = Request::new(event.size_bytes, event.stream);
+        if pool == PoolId::DEFAULT {
+            return self.engine.allocate(request);
+        }
+        let explained = grew || self.engine.foresee(pool, request) == Foresight::Hit(event.address);
+        if !explained && event.action == Action::Alloc {
+            let placed = self.engine.replace(pool, event.stream, event.address, event.size_bytes);
+            if let Some(placed) = placed {
+                return Ok(placed);
+            }
+        }
+        let pools: &dyn PrivatePools = self.engine;
+        pools.allocate_in(pool, request)
     }
 
     /// An explicit call; returns how many of the recorded events were its own.
@@ -225,13 +267,14 @@ impl Verifier<'_> {
         &mut self,
         at: usize,
         rest: &[TraceEvent],
+        pool: PoolId,
         event: &TraceEvent,
     ) -> Result<(), ReplayError> {
         for event in rest {
             self.builder.finished(event);
         }
         self.builder.request(event);
-        let answer = self.engine.allocate(Request::new(event.size_bytes, event.stream));
+        let answer = self.answer(!rest.is_empty(), pool, event);
         let mut seen = self.take_seen();
         let last = seen.pop();
         self.compare(at, "segments", &seen, rest);

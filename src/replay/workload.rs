@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 
+use super::pools::PoolRouting;
 use super::trace::{Trace, TraceEvent};
 use crate::history::{Action, BlockStateName};
-use crate::ids::StreamId;
+use crate::ids::{PoolId, StreamId};
 
 /// One operation. Blocks are numbered by `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum Op {
         bytes: u64,
         /// On which stream.
         stream: StreamId,
+        /// From which pool.
+        pool: PoolId,
     },
     /// A request that failed when it was recorded, after rounding.
     AllocateInVain {
@@ -64,6 +67,8 @@ pub struct Workload {
     pub seeded: u32,
     /// How many calls of `empty_cache` were inferred.
     pub empty_caches: u32,
+    /// The private pools that blocks came from.
+    pub pools: Vec<PoolId>,
 }
 
 /// One operation of the recorded allocator and the events it made: the lock is held across an
@@ -167,9 +172,10 @@ impl Workload {
     /// Explicit calls of `empty_cache` are taken from labels where there are any, and otherwise
     /// from segments that were released although the request that follows needed none:
     /// `verify` infers them more sharply, with the recorded allocator's state at hand.
+    /// `total_bytes` is what the recorded device had.
     #[must_use]
-    pub fn of(trace: &Trace) -> Self {
-        let mut builder = Builder::new(trace);
+    pub fn of(trace: &Trace, total_bytes: u64) -> Self {
+        let mut builder = Builder::new(trace, total_bytes);
         let mut at = 0;
         for group in groups(&trace.events) {
             match group {
@@ -182,6 +188,7 @@ impl Workload {
                     if is_explicit(segments, request) {
                         builder.empty_cache();
                     }
+                    builder.segments(at + completions.len(), segments);
                     let late = segments.iter().filter(|e| e.action == Action::FreeCompleted);
                     late.for_each(|event| builder.finished(event));
                     if let Some(request) = request {
@@ -212,22 +219,25 @@ fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
 pub(super) struct Builder {
     workload: Workload,
     lanes: Lanes,
+    routing: PoolRouting,
     live: HashMap<u64, u32>,
     draining: HashMap<u64, u32>,
 }
 
 impl Builder {
-    pub(super) fn new(trace: &Trace) -> Self {
+    pub(super) fn new(trace: &Trace, total_bytes: u64) -> Self {
         let mut builder = Self {
             workload: Workload::default(),
             lanes: Lanes::of(&trace.events),
+            routing: PoolRouting::of(trace, total_bytes),
             live: HashMap::new(),
             draining: HashMap::new(),
         };
         for (address, bytes, stream) in live_before(trace) {
             let id = builder.new_block();
             builder.live.insert(address, id);
-            builder.workload.ops.push(Op::Allocate { id, bytes, stream });
+            let pool = PoolId::DEFAULT;
+            builder.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
             builder.workload.seeded += 1;
         }
         builder
@@ -239,6 +249,18 @@ impl Builder {
         id
     }
 
+    /// Takes note of segment events, the first of which is event number `at`.
+    pub(super) fn segments(&mut self, at: usize, events: &[TraceEvent]) {
+        for (at, event) in (at..).zip(events) {
+            self.routing.see(at, event);
+        }
+    }
+
+    /// The pool of a request.
+    pub(super) fn pool_of(&self, event: &TraceEvent) -> PoolId {
+        self.routing.pool_of(event)
+    }
+
     pub(super) fn request(&mut self, event: &TraceEvent) {
         let (bytes, stream) = (event.size_bytes, event.stream);
         let id = self.new_block();
@@ -246,7 +268,11 @@ impl Builder {
             self.workload.ops.push(Op::AllocateInVain { id, bytes, stream });
         } else {
             self.live.insert(event.address, id);
-            self.workload.ops.push(Op::Allocate { id, bytes, stream });
+            let pool = self.pool_of(event);
+            if pool != PoolId::DEFAULT && !self.workload.pools.contains(&pool) {
+                self.workload.pools.push(pool);
+            }
+            self.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
         }
     }
 
@@ -324,18 +350,20 @@ fn live_before(trace: &Trace) -> Vec<(u64, u64, StreamId)> {
 mod tests {
     use super::*;
 
+    const TOTAL_BYTES: u64 = 1 << 37;
+
     fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
         let (stream, pool) = (StreamId(0), None);
         TraceEvent { action, address, size_bytes, stream, pool, empty_cache: false }
     }
 
     fn ops(events: Vec<TraceEvent>) -> Vec<Op> {
-        Workload::of(&Trace { events, ..Trace::default() }).ops
+        Workload::of(&Trace { events, ..Trace::default() }, TOTAL_BYTES).ops
     }
 
     #[test]
     fn a_free_that_completes_later_is_in_use_until_then() {
-        let stream = StreamId(0);
+        let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
         let found = ops(vec![
             event(Action::Alloc, 512, 10),
             event(Action::FreeRequested, 512, 10),
@@ -347,11 +375,11 @@ mod tests {
         assert_eq!(
             found,
             [
-                Op::Allocate { id: 0, bytes: 10, stream },
+                Op::Allocate { id: 0, bytes: 10, stream, pool },
                 Op::FreeInUse { id: 0, lane },
-                Op::Allocate { id: 1, bytes: 20, stream },
+                Op::Allocate { id: 1, bytes: 20, stream, pool },
                 Op::Finished { id: 0 },
-                Op::Allocate { id: 2, bytes: 30, stream },
+                Op::Allocate { id: 2, bytes: 30, stream, pool },
             ]
         );
     }
@@ -377,10 +405,13 @@ mod tests {
             ],
             ..Trace::default()
         };
-        let workload = Workload::of(&trace);
+        let workload = Workload::of(&trace, TOTAL_BYTES);
         assert_eq!(workload.seeded, 1);
-        let stream = StreamId(0);
-        assert_eq!(workload.ops, [Op::Allocate { id: 0, bytes: 7, stream }, Op::Free { id: 0 }]);
+        let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
+        assert_eq!(
+            workload.ops,
+            [Op::Allocate { id: 0, bytes: 7, stream, pool }, Op::Free { id: 0 }]
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::thread::{JoinHandle, spawn, yield_now};
 #[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Gate, Host, HostOptions};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, Sim};
+use stratalloc::driver::{Driver, Held, Sim};
 use stratalloc::ids::{EventId, StreamId};
 
 use super::Checked;
@@ -38,10 +38,8 @@ pub(crate) trait Machine: Debug {
     /// Finishes one event alone, out of its stream's order. Nothing when the machine cannot.
     fn finish_event(&self, _event: EventId) {}
 
-    /// Events that were created and not destroyed, if the machine counts.
-    fn events_alive(&self) -> Option<u64> {
-        None
-    }
+    /// What the device has given out.
+    fn held(&self) -> Held;
 
     /// Puts a pattern into a block, in the order of its stream.
     fn write(&self, _address: u64, _bytes: u64, _seed: u64, _stream: StreamId) -> Checked {
@@ -115,8 +113,8 @@ impl Machine for SimMachine {
         self.0.complete_event(event);
     }
 
-    fn events_alive(&self) -> Option<u64> {
-        Some(self.0.calls("create_event") - self.0.calls("destroy_event"))
+    fn held(&self) -> Held {
+        self.0.held()
     }
 }
 
@@ -186,6 +184,10 @@ impl Machine for HostMachine {
 
     fn finish_stream(&self, stream: StreamId) {
         self.host.synchronize_stream(stream).expect("the stream lives");
+    }
+
+    fn held(&self) -> Held {
+        self.host.held()
     }
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {

@@ -10,6 +10,8 @@ use std::thread::yield_now;
 use stratalloc::driver::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, Sim};
 use stratalloc::ids::{EventId, StreamId};
 
+use super::plain::straight;
+
 /// The simulated device with allocations that wait for company.
 #[derive(Debug)]
 pub(crate) struct Meeting {
@@ -31,14 +33,6 @@ impl Meeting {
     }
 }
 
-macro_rules! straight {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
-        $(fn $name(&self, $($argument: $kind),*) -> $result {
-            self.sim.$name($($argument),*)
-        })*
-    };
-}
-
 impl Driver for Meeting {
     fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
         let inside = self.inside.fetch_add(1, SeqCst) + 1;
@@ -54,24 +48,5 @@ impl Driver for Meeting {
         address
     }
 
-    straight! {
-        info() -> DeviceInfo;
-        memory_info() -> DriverResult<MemoryInfo>;
-        free(address: u64, size_bytes: u64) -> DriverResult<()>;
-        create_stream() -> DriverResult<StreamId>;
-        destroy_stream(stream: StreamId) -> DriverResult<()>;
-        synchronize_stream(stream: StreamId) -> DriverResult<()>;
-        synchronize_device() -> DriverResult<()>;
-        create_event() -> DriverResult<EventId>;
-        record_event(event: EventId, stream: StreamId) -> DriverResult<()>;
-        query_event(event: EventId) -> DriverResult<bool>;
-        synchronize_event(event: EventId) -> DriverResult<()>;
-        wait_event(stream: StreamId, event: EventId) -> DriverResult<()>;
-        destroy_event(event: EventId) -> DriverResult<()>;
-        copy(to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
-        copy_from_host(to: u64, from: &[u8], stream: StreamId) -> DriverResult<()>;
-        copy_to_host(to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()>;
-        fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
-        capture_status(stream: StreamId) -> DriverResult<CaptureStatus>;
-    }
+    straight!(sim);
 }

@@ -3,7 +3,7 @@
 //! Each test program compiles this folder for itself and uses a part of it. Laws return what is
 //! wrong as text instead of panicking, so that a property test can shrink without noise.
 //! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
-//! (who holds what, for many threads).
+//! (who holds what, for many threads), `plain` (a device without optional parts).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
@@ -11,9 +11,30 @@ pub(crate) mod claims;
 pub(crate) mod law;
 pub(crate) mod machine;
 pub(crate) mod meeting;
+pub(crate) mod plain;
 
 /// What is wrong, or nothing.
 pub(crate) type Checked = Result<(), String>;
+
+/// Which segments the new ones of a random history are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Segments {
+    Fixed,
+    Expandable,
+    /// As the history asks.
+    Switching,
+}
+
+impl Segments {
+    /// Whether new segments are expandable when an operation asks for it, or not.
+    pub(crate) fn expandable(self, asked: bool) -> bool {
+        match self {
+            Self::Fixed => false,
+            Self::Expandable => true,
+            Self::Switching => asked,
+        }
+    }
+}
 
 /// Returns an error with the text unless the condition holds.
 macro_rules! ensure {

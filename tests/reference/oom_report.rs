@@ -41,6 +41,7 @@ fn a_report_holds_every_number_of_the_moment() {
         OutOfMemory {
             device: DeviceId(0),
             stream: HOME,
+            pool: PoolId::DEFAULT,
             requested_bytes: 60 * MIB + 1,
             rounded_bytes: 60 * MIB + 512,
             segment_bytes: 62 * MIB,
@@ -51,6 +52,7 @@ fn a_report_holds_every_number_of_the_moment() {
             reserved_bytes: 92 * MIB,
             cached_small_bytes: 2 * MIB - 1024,
             cached_large_bytes: (11 + 15) * MIB,
+            cached_private_bytes: 0,
             largest_free: Some(LargestFree {
                 size_bytes: 15 * MIB,
                 stream: SIDE,

@@ -1,8 +1,14 @@
 //! A second, plain account of an allocator, kept from its history alone.
 //!
 //! Each event is replayed on maps of segments and blocks by the rules as they are written down:
-//! rounding, best fit, splitting, joining. An event that the rules do not allow is an error. Every
-//! counter is one plain number that goes up and down with the events, so its peak is the true one.
+//! rounding, best fit, splitting, joining; `pages.rs` has those of expandable segments. An event that
+//! the rules do not allow is an error. Every counter is one plain number that goes up and down with the
+//! events, so its peak is the true one.
+//!
+//! Exact: every address handed out, every page mapped, and everything that a release under pressure or
+//! an emptied cache gives back, in its order. Held to the laws only: which idle segments the collector
+//! picks and in which order oversize ones go, and, in a call that has waited without getting a block
+//! back, whether the first or the second search served it.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +19,7 @@ use stratalloc::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES, segment_bytes};
 use stratalloc::stats::{Counter, PerPool, Statistics};
 
 use crate::common::{Checked, ensure, ensure_eq};
+use crate::pages::Call;
 
 /// A block as the rules say it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +27,22 @@ pub(crate) struct Block {
     pub(crate) size: u64,
     pub(crate) requested: u64,
     pub(crate) state: BlockStateName,
+    /// Whether there is memory behind it.
+    pub(crate) is_mapped: bool,
 }
 
 impl Block {
-    const fn free(size: u64) -> Self {
-        Self { size, requested: 0, state: BlockStateName::Inactive }
+    pub(crate) const fn free(size: u64) -> Self {
+        Self { size, requested: 0, state: BlockStateName::Inactive, is_mapped: true }
+    }
+
+    /// Address space without memory.
+    pub(crate) const fn gap(size: u64) -> Self {
+        Self { is_mapped: false, ..Self::free(size) }
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.is_mapped && self.state == BlockStateName::Inactive
     }
 }
 
@@ -34,21 +52,31 @@ pub(crate) struct Segment {
     pub(crate) size: u64,
     pub(crate) stream: StreamId,
     pub(crate) kind: PoolKind,
+    /// The page of an expandable segment.
+    pub(crate) page: Option<u64>,
     pub(crate) blocks: BTreeMap<u64, Block>,
 }
 
 impl Segment {
-    /// Free blocks that are not the whole segment, and their bytes.
+    /// Free blocks that are not the whole segment, and their bytes. Pages do not count.
     fn loose(&self) -> (i64, i64) {
-        if self.blocks.len() == 1 {
+        if self.blocks.len() == 1 || self.page.is_some() {
             return (0, 0);
         }
-        let free = self.blocks.values().filter(|b| b.state == BlockStateName::Inactive);
+        let free = self.blocks.values().filter(|block| block.is_free());
         free.fold((0, 0), |(count, bytes), block| (count + 1, bytes + signed(block.size)))
     }
 
-    fn is_idle(&self) -> bool {
-        self.blocks.values().all(|block| block.state == BlockStateName::Inactive)
+    /// Whether it is one free block.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.blocks.len() == 1 && self.blocks.values().all(Block::is_free)
+    }
+
+    /// Neighbouring blocks with memory behind them, and where each such run starts.
+    pub(crate) fn runs(&self) -> Vec<(u64, Vec<(u64, Block)>)> {
+        let blocks: Vec<_> = self.blocks.iter().map(|(at, block)| (*at, *block)).collect();
+        let runs = blocks.split(|(_, block)| !block.is_mapped);
+        runs.filter_map(|run| Some((run.first()?.0, run.to_vec()))).collect()
     }
 }
 
@@ -60,18 +88,19 @@ pub(crate) struct Mirror {
     pub(crate) book: Statistics,
     pub(crate) settings: Settings,
     /// What the device has.
-    total_bytes: u64,
+    pub(crate) total_bytes: u64,
     pub(crate) limit: Option<u64>,
     /// The segment that came last, until something is handed out of it.
     fresh: Option<u64>,
+    pub(crate) call: Call,
 }
 
-fn signed(bytes: u64) -> i64 {
+pub(crate) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).expect("sizes fit")
 }
 
 /// A change by `n`, up or down.
-fn change(family: &mut PerPool, kind: PoolKind, n: i64) {
+pub(crate) fn change(family: &mut PerPool, kind: PoolKind, n: i64) {
     change_one(&mut family.all, n);
     change_one(
         match kind {
@@ -101,52 +130,62 @@ impl Mirror {
             total_bytes,
             limit: None,
             fresh: None,
+            call: Call::default(),
         }
     }
 
     pub(crate) fn reserved(&self) -> u64 {
-        self.segments.values().map(|segment| segment.size).sum()
+        let blocks = self.segments.values().flat_map(|segment| segment.blocks.values());
+        blocks.filter(|block| block.is_mapped).map(|block| block.size).sum()
     }
 
     pub(crate) fn bytes_in(&self, kind: Option<PoolKind>, state: BlockStateName) -> u64 {
         let segments = self.segments.values().filter(|s| kind.is_none_or(|kind| kind == s.kind));
         let blocks = segments.flat_map(|segment| segment.blocks.values());
-        blocks.filter(|block| block.state == state).map(|block| block.size).sum()
-    }
-
-    pub(crate) fn any_idle(&self) -> bool {
-        self.segments.values().any(Segment::is_idle)
+        blocks.filter(|block| block.is_mapped && block.state == state).map(|block| block.size).sum()
     }
 
     pub(crate) fn any_draining(&self) -> bool {
         self.bytes_in(None, BlockStateName::ActivePendingFree) > 0
     }
 
-    /// The address of the free block that must serve a request, if one may.
+    /// The address of the free block that must serve a request, if one may: the smallest that is
+    /// large enough. Among expandable blocks the next one is taken as long as it could grow less far;
+    /// they are passed over while new segments are fixed. PyTorch's search ends at a block that the
+    /// oversize rules refuse; ours passes it by, for expandable blocks know no such rules.
     pub(crate) fn best_fit(&self, stream: StreamId, rounded: u64) -> Option<u64> {
-        self.best_fit_outside(None, stream, rounded)
+        let is_on = self.settings.expandable_segments;
+        let mut free = self.free_in_order(stream, PoolKind::of(rounded));
+        free.retain(|(size, _, _, segment)| {
+            let is_expandable = segment.page.is_some();
+            let passed = if is_expandable { !is_on } else { is_on && !self.allows(rounded, *size) };
+            *size >= rounded && !(passed && (is_expandable || self.searches_again()))
+        });
+        let mut rest = free.iter().peekable();
+        loop {
+            let &(size, address, reach, segment) = rest.next()?;
+            let is_expandable = segment.page.is_some();
+            let closer = rest.peek().is_some_and(|(_, _, next, _)| *next < reach);
+            if !is_expandable || !closer {
+                let exempt = is_expandable && self.searches_again();
+                return (exempt || self.allows(rounded, size)).then_some(address);
+            }
+        }
     }
 
-    fn best_fit_outside(&self, fresh: Option<u64>, stream: StreamId, rounded: u64) -> Option<u64> {
-        let kind = PoolKind::of(rounded);
-        let serves = |segment: &Segment| segment.stream == stream && segment.kind == kind;
-        let known = self.segments.iter().filter(|(at, _)| fresh != Some(**at));
-        let own = known.map(|(_, segment)| segment).filter(|segment| serves(segment));
-        let free = own
-            .flat_map(|s| &s.blocks)
-            .filter(|(_, block)| block.state == BlockStateName::Inactive && block.size >= rounded);
-        let (size, address) = free.map(|(address, block)| (block.size, *address)).min()?;
-        let allowed = match self.settings.max_split_bytes {
+    /// The oversize rules.
+    fn allows(&self, rounded: u64, size: u64) -> bool {
+        match self.settings.max_split_bytes {
             None => true,
             Some(most) if rounded < most => size < most,
             Some(_) => size < rounded + self.settings.non_split_rounding_bytes(),
-        };
-        allowed.then_some(address)
+        }
     }
 
     fn splits(&self, kind: PoolKind, rounded: u64, rest: u64) -> bool {
         match kind {
             PoolKind::Small => rest >= 512,
+            PoolKind::Large if self.settings.expandable_segments => rest >= 512,
             PoolKind::Large => {
                 self.settings.max_split_bytes.is_none_or(|most| rounded < most) && rest > MIB
             }
@@ -170,8 +209,46 @@ impl Mirror {
         self.settings.compat == Compat::Default
     }
 
-    /// Replays one event.
-    pub(crate) fn replay(&mut self, event: Event) -> Checked {
+    /// Gets ready for the events of the next call; `asked` are bytes and stream of a request.
+    pub(crate) fn begin(&mut self, asked: Option<(u64, StreamId)>) {
+        let asked = asked.map(|(bytes, stream)| (self.rounded(bytes), stream));
+        self.call = Call { asked, ..Call::default() };
+    }
+
+    /// Replays the events of a call, or a part of them.
+    pub(crate) fn replay(&mut self, events: &[Event]) -> Checked {
+        for (at, event) in events.iter().enumerate() {
+            self.look_ahead(&events[at..]);
+            self.replay_one(*event).map_err(|wrong| format!("{event:?}: {wrong}"))?;
+        }
+        Ok(())
+    }
+
+    /// Notes what the search found before this event, and whether a release of everything begins.
+    fn look_ahead(&mut self, events: &[Event]) {
+        let action = events[0].action;
+        if action == Action::FreeCompleted {
+            self.call.found = None;
+        } else if let (None, Some((rounded, stream))) = (self.call.found, self.call.asked) {
+            self.call.found = Some(self.best_fit(stream, rounded));
+        }
+        if action != Action::SegmentMap && action != Action::Alloc && action != Action::OutOfMemory
+        {
+            self.call.growing = None;
+        }
+        let releases = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
+        self.call.releasing = match self.call.releasing {
+            Some(left @ 1..) if releases => Some(left - 1),
+            // What the collector took may have been all, until blocks came back.
+            _ if releases && self.call.waited => {
+                let expected = self.idle_in_order();
+                events.starts_with(&expected).then(|| expected.len() - 1)
+            }
+            other => other,
+        };
+    }
+
+    fn replay_one(&mut self, event: Event) -> Checked {
         let Event { address, size_bytes, stream, .. } = event;
         match event.action {
             Action::Alloc => self.allocated(address, size_bytes, stream),
@@ -179,10 +256,10 @@ impl Mirror {
             Action::FreeCompleted => self.free_completed(address, size_bytes, stream),
             Action::SegmentAlloc => self.segment_came(address, size_bytes, stream),
             Action::SegmentFree => self.segment_went(address, size_bytes, stream),
+            Action::SegmentMap => self.pages_came(address, size_bytes, stream),
+            Action::SegmentUnmap => self.pages_went(address, size_bytes, stream),
             Action::OutOfMemory => self.out_of_memory(address, size_bytes, stream),
-            Action::SegmentMap | Action::SegmentUnmap => Err("fixed segments map nothing".into()),
         }
-        .map_err(|wrong| format!("{event:?}: {wrong}"))
     }
 
     fn segment_of(&mut self, address: u64, stream: StreamId) -> Result<&mut Segment, String> {
@@ -195,14 +272,7 @@ impl Mirror {
 
     fn allocated(&mut self, address: u64, requested: u64, stream: StreamId) -> Checked {
         let rounded = self.rounded(requested);
-        if self.fresh.take() == Some(address) {
-            let segment = self.segments[&address].size;
-            ensure_eq!(segment, self.segment_for(rounded), "size of the new segment");
-            let cached = self.best_fit_outside(Some(address), stream, rounded);
-            ensure!(cached.is_none() || !self.searches_again(), "grew beside a block that fits");
-        } else {
-            ensure_eq!(self.best_fit(stream, rounded), Some(address), "the best fit");
-        }
+        self.call.fitted = self.check_place(address, rounded, stream)?;
         let kind = PoolKind::of(rounded);
         let whole = self.segment_of(address, stream)?.blocks.get(&address).copied();
         let whole = whole.ok_or("no block begins there")?;
@@ -211,7 +281,8 @@ impl Mirror {
         ensure_eq!(segment.kind, kind, "kind of the segment");
         let before = segment.loose();
         let size = if cut { rounded } else { whole.size };
-        let block = Block { size, requested, state: BlockStateName::ActiveAllocated };
+        let state = BlockStateName::ActiveAllocated;
+        let block = Block { size, requested, state, is_mapped: true };
         segment.blocks.insert(address, block);
         if cut {
             segment.blocks.insert(address + size, Block::free(whole.size - size));
@@ -221,6 +292,38 @@ impl Mirror {
         self.count_use(kind, size, requested, 1);
         self.count_hold(kind, size, 1);
         Ok(())
+    }
+
+    /// Whether a block may be handed out here; true when a search found it.
+    fn check_place(
+        &mut self,
+        address: u64,
+        rounded: u64,
+        stream: StreamId,
+    ) -> Result<bool, String> {
+        let searched = self.searches_again() || !self.call.waited;
+        if let Some(fresh) = self.fresh.take() {
+            ensure_eq!(fresh, address, "the new segment");
+            let segment = self.segments[&address].size;
+            ensure_eq!(segment, self.segment_for(rounded), "size of the new segment");
+            let cached = self.call.found.flatten();
+            ensure!(cached.is_none() || !searched, "grew beside a block that fits");
+            return Ok(false);
+        }
+        if let Some(grown) = self.has_grown(rounded) {
+            ensure_eq!(grown, address, "the block that pages were mapped for");
+            return Ok(false);
+        }
+        let free_room = self.room_that_is_free(stream, rounded);
+        let fit = if self.call.waited {
+            self.best_fit(stream, rounded)
+        } else {
+            self.call.found.flatten()
+        };
+        let fits = searched && fit == Some(address);
+        let is_only_room = free_room == Some(address) && (fit.is_none() || self.call.waited);
+        ensure!(fits || is_only_room, "the best fit is {fit:x?}, free room {free_room:x?}");
+        Ok(fits)
     }
 
     fn free_requested(&mut self, address: u64, requested: u64, stream: StreamId) -> Checked {
@@ -241,14 +344,13 @@ impl Mirror {
         let block = *segment.blocks.get(&address).ok_or("no block begins there")?;
         ensure_eq!(block.state, BlockStateName::ActivePendingFree, "state of the block");
         ensure_eq!(block.requested, requested, "what was asked for");
-        let is_free = |block: &Block| block.state == BlockStateName::Inactive;
         let (mut start, mut size) = (address, block.size);
         let previous = segment.blocks.range(..address).next_back();
-        if let Some((&at, free)) = previous.filter(|(_, block)| is_free(block)) {
+        if let Some((&at, free)) = previous.filter(|(_, block)| block.is_free()) {
             (start, size) = (at, size + free.size);
         }
         let behind = address + block.size;
-        if let Some(free) = segment.blocks.get(&behind).copied().filter(is_free) {
+        if let Some(free) = segment.blocks.get(&behind).copied().filter(Block::is_free) {
             size += free.size;
             segment.blocks.remove(&behind);
         }
@@ -261,11 +363,12 @@ impl Mirror {
     }
 
     fn segment_came(&mut self, address: u64, size: u64, stream: StreamId) -> Checked {
+        ensure!(!self.settings.expandable_segments, "new segments are expandable");
         let kind = if size == SMALL_SEGMENT_BYTES { PoolKind::Small } else { PoolKind::Large };
         let before = self.segments.range(..address + size).next_back();
         ensure!(before.is_none_or(|(at, s)| at + s.size <= address), "overlaps a segment");
         let blocks = BTreeMap::from([(address, Block::free(size))]);
-        self.segments.insert(address, Segment { size, stream, kind, blocks });
+        self.segments.insert(address, Segment { size, stream, kind, page: None, blocks });
         let reserved = self.reserved();
         ensure!(self.limit.is_none_or(|limit| reserved <= limit), "{reserved} passes the limit");
         self.fresh = Some(address);
@@ -281,7 +384,7 @@ impl Mirror {
     fn segment_went(&mut self, address: u64, size: u64, stream: StreamId) -> Checked {
         let segment = self.segments.remove(&address).ok_or("no segment begins there")?;
         ensure_eq!((segment.size, segment.stream), (size, stream), "size and stream");
-        ensure!(segment.is_idle() && segment.blocks.len() == 1, "not one free block");
+        ensure!(segment.page.is_none() && segment.is_idle(), "not one free block");
         change(&mut self.book.segment, segment.kind, -1);
         change(&mut self.book.reserved_bytes, segment.kind, -signed(size));
         self.book.num_device_free += 1;
@@ -297,15 +400,20 @@ impl Mirror {
         self.book.num_ooms += 1;
         let segment = self.segment_for(rounded);
         let most = self.limit.unwrap_or(u64::MAX).min(self.total_bytes);
-        if segment <= most || !self.searches_again() {
-            ensure!(!self.any_idle(), "an idle segment is left");
-            ensure!(!self.any_draining(), "a block still drains");
+        // Pages of a growth that got stuck half-way are left; they were idle for a moment only.
+        if (segment <= most || !self.searches_again()) && self.call.growing.is_none() {
+            self.any_draining_or_idle()?;
         }
         if self.searches_again() {
             ensure_eq!(self.best_fit(stream, rounded), None, "a cached block fits");
         }
         let limited = self.limit.is_some_and(|limit| self.reserved() + segment > limit);
-        ensure!(limited || device_free < segment, "{segment} would have fit");
+        let short = if self.settings.expandable_segments {
+            self.cannot_map(device_free, rounded, stream)
+        } else {
+            device_free < segment
+        };
+        ensure!(limited || short, "{segment} would have fit");
         Ok(())
     }
 
@@ -365,13 +473,16 @@ impl Mirror {
     /// Every segment and every block of the layout is as the rules say, and nothing else is there.
     pub(crate) fn check_layout(&self, segments: &[SegmentLayout]) -> Checked {
         let starts: Vec<u64> = segments.iter().map(|segment| segment.address).collect();
-        ensure_eq!(starts, self.segments.keys().copied().collect::<Vec<_>>(), "segments");
-        for told in segments {
-            let own = &self.segments[&told.address];
-            let whole = (told.size_bytes, told.stream, told.kind);
-            ensure_eq!(whole, (own.size, own.stream, own.kind), "segment {:#x}", told.address);
-            ensure_eq!(told.blocks.len(), own.blocks.len(), "blocks of {:#x}", told.address);
-            for (told, (address, own)) in told.blocks.iter().zip(&own.blocks) {
+        let runs =
+            self.segments.values().flat_map(|own| own.runs().into_iter().map(move |r| (own, r)));
+        let runs: Vec<_> = runs.collect();
+        let own_starts: Vec<u64> = runs.iter().map(|(_, (start, _))| *start).collect();
+        ensure_eq!(starts, own_starts, "segments");
+        for (told, (own, (start, blocks))) in segments.iter().zip(&runs) {
+            let whole = (told.stream, told.kind, told.expandable);
+            ensure_eq!(whole, (own.stream, own.kind, own.page.is_some()), "segment {start:#x}");
+            ensure_eq!(told.blocks.len(), blocks.len(), "blocks of {start:#x}");
+            for (told, (address, own)) in told.blocks.iter().zip(blocks) {
                 let block = (told.address, told.size_bytes, told.state);
                 ensure_eq!(block, (*address, own.size, own.state), "block");
                 if own.state != BlockStateName::Inactive {
@@ -389,8 +500,7 @@ impl Mirror {
         self.book.num_sync_all_streams = told.num_sync_all_streams;
         (self.book.hits, self.book.misses) = (told.hits, told.misses);
         let blocks = self.segments.values().flat_map(|segment| segment.blocks.values());
-        self.book.free_blocks =
-            blocks.filter(|b| b.state == BlockStateName::Inactive).count() as u64;
+        self.book.free_blocks = blocks.filter(|block| block.is_free()).count() as u64;
         let (told_keys, own_keys) = (told.pytorch_keys(), self.book.pytorch_keys());
         for (told, own) in told_keys.iter().zip(&own_keys) {
             ensure_eq!(told, own, "counter");

@@ -7,6 +7,8 @@ use quickcheck::{Arbitrary, Gen};
 use stratalloc::config::{Compat, Settings};
 use stratalloc::size::{MIB, RoundupDivisions};
 
+use crate::common::Segments;
+
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Op {
@@ -64,6 +66,7 @@ pub(crate) struct Tuning {
     pub(crate) unlocked: bool,
     pub(crate) throws: bool,
     pub(crate) as_pytorch: bool,
+    pub(crate) expandable: bool,
 }
 
 impl Tuning {
@@ -77,10 +80,11 @@ impl Tuning {
         unlocked: false,
         throws: false,
         as_pytorch: false,
+        expandable: false,
     };
 
     /// The settings that these numbers mean.
-    pub(crate) fn settings(self) -> Settings {
+    pub(crate) fn settings(self, segments: Segments) -> Settings {
         let large = u64::from(self.large_segment_mib) * MIB;
         let bytes = |mib: Option<u8>| mib.map(|mib| (u64::from(mib) * MIB).max(large));
         Settings {
@@ -93,6 +97,7 @@ impl Tuning {
             release_lock_on_device_allocate: self.unlocked,
             throw_on_device_oom: self.throws,
             compat: if self.as_pytorch { Compat::PyTorch } else { Compat::Default },
+            expandable_segments: segments.expandable(self.expandable),
             ..Settings::default()
         }
     }
@@ -128,6 +133,7 @@ impl Arbitrary for Tuning {
         tuning.unlocked = once_in(g, 3);
         tuning.throws = once_in(g, 10);
         tuning.as_pytorch = once_in(g, 3);
+        tuning.expandable = once_in(g, 2);
         tuning
     }
 
@@ -143,6 +149,7 @@ impl Arbitrary for Tuning {
             Self { unlocked: false, ..own },
             Self { throws: false, ..own },
             Self { as_pytorch: false, ..own },
+            Self { expandable: false, ..own },
         ];
         Box::new(simpler.into_iter().filter(move |simple| *simple != own))
     }

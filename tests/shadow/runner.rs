@@ -20,7 +20,7 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
 
 use crate::common::machine::Machine;
-use crate::common::{Checked, ensure, ensure_eq, law};
+use crate::common::{Checked, Segments, ensure, ensure_eq, law};
 use crate::mirror::Mirror;
 use crate::ops::{Op, Script};
 
@@ -60,6 +60,7 @@ pub(crate) enum Outcome {
 pub(crate) struct Runner<'m, M> {
     pub(crate) machine: &'m M,
     pub(crate) strategy: Strategy,
+    segments: Segments,
     mirror: Mirror,
     streams: Vec<StreamId>,
     pub(crate) held: Vec<Held>,
@@ -75,8 +76,8 @@ pub(crate) struct Runner<'m, M> {
 }
 
 /// Runs a whole script.
-pub(crate) fn run<M: Machine>(machine: &M, script: &Script) -> Checked {
-    let mut runner = Runner::new(machine, script)?;
+pub(crate) fn run<M: Machine>(machine: &M, script: &Script, segments: Segments) -> Checked {
+    let mut runner = Runner::new(machine, script, segments)?;
     for (at, op) in script.ops.iter().enumerate() {
         runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
     }
@@ -86,13 +87,14 @@ pub(crate) fn run<M: Machine>(machine: &M, script: &Script) -> Checked {
     }
     drop(runner);
     ensure_eq!(machine.used_bytes(), 0, "memory left behind");
-    ensure_eq!(machine.events_alive().unwrap_or(0), 0, "events left behind");
+    let held = machine.held();
+    ensure!(held.is_nothing(), "left behind: {held:?}");
     Ok(())
 }
 
 impl<'m, M: Machine> Runner<'m, M> {
-    fn new(machine: &'m M, script: &Script) -> Result<Self, String> {
-        let settings = script.tuning.settings();
+    fn new(machine: &'m M, script: &Script, segments: Segments) -> Result<Self, String> {
+        let settings = script.tuning.settings(segments);
         let options = BuildOptions { raw_addresses: script.raw_addresses };
         let config = Config::from_settings(settings.clone());
         let strategy =
@@ -101,6 +103,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         let mut runner = Self {
             machine,
             strategy,
+            segments,
             mirror: Mirror::new(settings, total_bytes),
             streams: machine.streams(script.streams),
             held: Vec::new(),
@@ -148,6 +151,7 @@ impl<'m, M: Machine> Runner<'m, M> {
 
     fn step(&mut self, op: &Op) -> Checked {
         self.forget_finished();
+        self.mirror.begin(None);
         let outcome = self.perform(op)?;
         self.check(outcome)
     }
@@ -176,8 +180,7 @@ impl<'m, M: Machine> Runner<'m, M> {
             Op::EmptyCache => {
                 self.caching().empty_cache().map_err(|error| error.to_string())?;
                 self.replay(true)?;
-                ensure!(!self.mirror.any_idle(), "an idle segment is left");
-                ensure!(!self.mirror.any_draining(), "a block still drains");
+                self.mirror.any_draining_or_idle()?;
             }
             Op::SetLimitMib { mib } => {
                 let limit = mib.map(|mib| u64::from(mib) * MIB);
@@ -187,10 +190,10 @@ impl<'m, M: Machine> Runner<'m, M> {
             }
             Op::SetFraction { percent } => self.set_fraction(percent)?,
             Op::Apply { tuning } => {
-                self.mirror.settings = tuning.settings();
-                self.caching()
-                    .apply(&Config::from_settings(tuning.settings()))
-                    .map_err(|error| error.to_string())?;
+                let settings = tuning.settings(self.segments);
+                self.mirror.settings = settings.clone();
+                let applied = self.caching().apply(&Config::from_settings(settings));
+                applied.map_err(|error| error.to_string())?;
             }
             Op::ResetPeaks => {
                 self.counters().reset_peaks();
@@ -220,6 +223,7 @@ impl<'m, M: Machine> Runner<'m, M> {
 
     fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Outcome, String> {
         let request = Request::new(bytes, stream);
+        self.mirror.begin(Some((bytes, stream)));
         // Where addresses are kept, every other request does without a handle.
         let bare = self.next_seed % 2 == 1;
         let made = match self.raw().filter(|_| bare) {
@@ -235,7 +239,11 @@ impl<'m, M: Machine> Runner<'m, M> {
         let quiet = !waited && !events.iter().any(|event| event.action.is_segment());
         match made {
             Ok((address, allocation)) => {
-                ensure_eq!(hit == 1, quiet, "a hit, and one that disturbs nobody");
+                let fitted = quiet && self.mirror.call.fitted;
+                ensure_eq!(hit == 1, fitted, "a hit, and one that disturbs nobody");
+                if after.num_alloc_retries > self.before.1.num_alloc_retries {
+                    self.mirror.any_draining_or_idle()?;
+                }
                 let last = events.iter().rfind(|event| event.action == Action::Alloc);
                 let last = last.map(|event| (event.address, event.size_bytes, event.stream));
                 ensure_eq!(last, Some((address, bytes, stream)), "the block in the history");
@@ -367,8 +375,9 @@ impl<'m, M: Machine> Runner<'m, M> {
                 ensure!(waited || waits.is_empty(), "{event:?} comes before {waits:?} finished");
                 self.recorded.remove(&event.address);
             }
-            self.mirror.replay(*event)?;
         }
+        self.mirror.call.waited |= waited;
+        self.mirror.replay(&events)?;
         self.most_recorded = self.most_recorded.max(self.recorded.values().sum());
         Ok(events)
     }
@@ -391,9 +400,10 @@ impl<'m, M: Machine> Runner<'m, M> {
         self.mirror.check_layout(&layout)?;
         self.mirror.check_statistics(&statistics)?;
         self.check_held(&layout)?;
-        if let Some(alive) = self.machine.events_alive() {
-            ensure!(alive <= self.most_recorded, "{alive} events for {}", self.most_recorded);
-        }
+        let held = self.machine.held();
+        self.mirror.check_device(&held)?;
+        let alive = held.events;
+        ensure!(alive <= self.most_recorded, "{alive} events for {}", self.most_recorded);
         self.before = (layout, statistics);
         Ok(())
     }

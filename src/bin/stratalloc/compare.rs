@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use stratalloc::config::Config;
+use stratalloc::config::{Compat, Config};
 use stratalloc::driver::sim::EventMode;
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc::replay::{self, Limits, Workload};
+use stratalloc::replay::{self, Limits, Trace, Workload};
 
 use crate::device::open_sim;
 use crate::outcome::{Outcome, out};
@@ -54,7 +54,7 @@ const DEFAULT_CONFS: [&str; 7] = [
 /// Passes over each recording: times come from all but the first.
 const PASSES: u32 = 5;
 
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 struct Row {
     trace: String,
     conf: String,
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .into_iter()
         .map(|text| settings::parse("--conf", &text).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
-    let mut all = Vec::new();
+    let (mut all, mut modes) = (Vec::new(), Vec::new());
     for path in &args.trace {
         let trace = read(path, args.max_input)?;
         let workload = workload_of(&trace, args.total_memory, args.memory_fraction);
@@ -89,7 +89,15 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
             rows.push(measure(args, &name, text, config, &workload)?);
             bar.inc(1);
         }
+        let own = as_recorded(args, &name, &trace, &workload)?;
         bar.finish_and_clear();
+        // Where nobody asked for it, the recording's own configuration is shown if it is no row yet.
+        let shown = |row: &&Row| rows.iter().all(|known| known.conf != row.conf);
+        if args.conf.is_empty() && !trace.conf.is_empty() {
+            let more: Vec<Row> = own.iter().filter(shown).cloned().collect();
+            rows.extend(more);
+        }
+        modes.push(own);
         if args.json {
             rows.iter().try_for_each(|row| -> Result<(), Box<dyn Error>> {
                 Ok(writeln!(out(), "{}", serde_json::to_string(row)?)?)
@@ -99,10 +107,32 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         }
         all.extend(rows);
     }
-    if !args.json && args.trace.len() > 1 {
-        write_summary(&confs, &all)?;
+    if !args.json {
+        let texts = if args.trace.len() > 1 { confs } else { Vec::new() };
+        write_summary(&texts, &all, &modes)?;
     }
     Ok(Outcome::Good)
+}
+
+/// A recording in its own configuration: with our rules and with PyTorch's letter. Nothing where that
+/// configuration is not one of ours.
+fn as_recorded(
+    args: &Compare,
+    name: &str,
+    trace: &Trace,
+    workload: &Workload,
+) -> Result<Vec<Row>, Box<dyn Error>> {
+    let Ok(config) = settings::parse("trace", &trace.conf) else {
+        return Ok(Vec::new());
+    };
+    let comma = if trace.conf.is_empty() { "" } else { "," };
+    let letter = format!("{}{comma}compat:pytorch", trace.conf);
+    [(trace.conf.clone(), Compat::Default), (letter, Compat::PyTorch)]
+        .into_iter()
+        .map(|(text, compat)| {
+            measure(args, name, &text, &config.clone().with_compat(compat), workload)
+        })
+        .collect()
 }
 
 fn measure(
@@ -195,28 +225,35 @@ fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
     )
 }
 
-/// Sums over all recordings, for each configuration.
-fn write_summary(confs: &[(String, Config)], all: &[Row]) -> std::io::Result<()> {
-    let sum = |conf: &str, value: fn(&Row) -> f64| -> f64 {
-        all.iter().filter(|row| row.conf == conf).map(value).sum()
-    };
+/// The two modes of a recording's own configuration, in the order of [`as_recorded`].
+const MODES: [&str; 2] = ["as recorded", "as recorded,compat:pytorch"];
+
+/// Sums over all recordings, for each configuration and for both modes of each recording's own.
+fn write_summary(
+    confs: &[(String, Config)],
+    all: &[Row],
+    modes: &[Vec<Row>],
+) -> std::io::Result<()> {
     let column = |value: fn(&Row) -> f64| -> Vec<f64> {
-        confs.iter().map(|(text, _)| sum(text, value)).collect()
+        let of_conf = |text: &str| all.iter().filter(|row| row.conf == text).map(value).sum();
+        let of_mode = |mode: usize| modes.iter().filter_map(|m| m.get(mode)).map(value).sum();
+        let confs = confs.iter().map(|(text, _)| of_conf(text));
+        confs.chain((0..MODES.len()).map(of_mode)).collect()
     };
     let columns = [
         marked(&column(|r| r.peak_reserved_bytes as f64), mib),
         marked(&column(|r| r.ooms as f64), |n| format!("{n:.0}")),
         marked(&column(|r| r.device_ms), |ms| format!("{ms:.1}")),
     ];
-    let rows: Vec<Vec<String>> = confs
-        .iter()
+    let texts = confs.iter().map(|(text, _)| text.as_str()).chain(MODES);
+    let rows: Vec<Vec<String>> = texts
         .enumerate()
-        .map(|(i, (text, _))| {
-            std::iter::once(text.clone()).chain(columns.iter().map(|c| c[i].clone())).collect()
+        .map(|(i, text)| {
+            std::iter::once(text.to_owned()).chain(columns.iter().map(|c| c[i].clone())).collect()
         })
         .collect();
     let heading = [HEADING[0], ("sum of reserved MiB", Side::Right), HEADING[6], HEADING[7]];
     let mut out = out();
-    writeln!(out, "all recordings")?;
+    writeln!(out, "all recordings ({})", modes.len())?;
     table(&mut out, &heading, &rows)
 }

@@ -164,12 +164,12 @@ pub(crate) fn workload_of(
     memory_fraction: Option<f64>,
 ) -> Workload {
     let recorded = settings::parse("trace", &trace.conf).ok();
+    let total = total_bytes(total_memory);
     let exact = recorded.and_then(|config| {
         let config = config.with_compat(Compat::PyTorch);
-        let total = total_bytes(total_memory);
         replay::verify(trace, &config, total, memory_fraction).ok().filter(Verification::is_exact)
     });
-    exact.map_or_else(|| Workload::of(trace), |verification| verification.workload)
+    exact.map_or_else(|| Workload::of(trace, total), |verification| verification.workload)
 }
 
 fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Box<dyn Error>> {

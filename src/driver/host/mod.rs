@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools};
+use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, Held, MemoryInfo, MemoryPools};
 use super::{ProcessUsage, Processes, VirtualMemory};
 use crate::ids::{DeviceId, EventId, StreamId};
 use budget::Budget;
@@ -113,6 +113,22 @@ impl Host {
     #[must_use = "the stream goes on when the gate is dropped"]
     pub fn hold(&self, stream: StreamId) -> Gate {
         self.work.hold(stream)
+    }
+
+    /// What the device has given out and not taken back. Its one shared file of pieces, if any, stays
+    /// open as long as the device.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let memory = self.memory.lock();
+        let regions = memory.regions.iter();
+        let mut held = Held {
+            segments: regions.map(|(start, own)| (*start, own.size_bytes() as u64)).collect(),
+            pool_ranges: memory.pools.ranges(),
+            events: self.work.lock().events_alive(),
+            ..Held::default()
+        };
+        memory.space.tell(&mut held);
+        held
     }
 
     fn check_stream(&self, call: &'static str, stream: StreamId) -> DriverResult<()> {

@@ -158,6 +158,11 @@ impl Default for Pools {
 }
 
 impl Pools {
+    /// Ranges in callers' hands.
+    pub(super) fn ranges(&self) -> u64 {
+        self.live.len() as u64
+    }
+
     /// The bytes of a range, if one live allocation holds them all.
     pub(super) fn span(&self, address: u64, size_bytes: u64) -> Option<Span> {
         let (start, live) = self.live.range(..=address).next_back()?;

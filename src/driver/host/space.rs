@@ -72,6 +72,14 @@ impl Reservation {
         self.range.size_bytes()
     }
 
+    /// Start, size and piece of every mapping, in address order.
+    pub(super) fn mapped(&self) -> impl Iterator<Item = (u64, u64, &Arc<Piece>)> {
+        self.mapped.iter().map(|(offset, mapping)| {
+            let start = self.address() + *offset as u64;
+            (start, mapping.piece.size_bytes() as u64, &mapping.piece)
+        })
+    }
+
     pub(super) fn mappings(&self) -> usize {
         self.mapped.len()
     }

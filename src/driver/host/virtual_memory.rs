@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::Host;
 use super::backing::{Piece, Store};
@@ -19,7 +19,7 @@ use super::errors::{Refusal, length};
 use super::memory::ALIGNMENT_BYTES;
 use super::space::Reservation;
 use super::span::Span;
-use crate::driver::{DriverResult, Exportable, PhysicalId, VirtualMemory};
+use crate::driver::{DriverResult, Exportable, Held, PhysicalId, VirtualMemory};
 use crate::ids::DeviceId;
 
 const GRANULARITY_BYTES: u64 = ALIGNMENT_BYTES as u64;
@@ -41,6 +41,19 @@ impl Space {
         let offset = usize::try_from(address - start).ok()?;
         let parts = reservation.parts(offset, usize::try_from(size_bytes).ok()?)?;
         Some(Span::new(parts))
+    }
+
+    /// Adds what is reserved, mapped and made.
+    pub(super) fn tell(&self, held: &mut Held) {
+        let mut pieces: HashSet<_> = self.pieces.values().map(Arc::as_ptr).collect();
+        for (start, reservation) in &self.reservations {
+            held.reservations.push((*start, reservation.size_bytes() as u64));
+            for (at, size_bytes, piece) in reservation.mapped() {
+                held.mapped.push((at, size_bytes));
+                pieces.insert(Arc::as_ptr(piece));
+            }
+        }
+        held.pieces = pieces.len() as u64;
     }
 
     /// The reservation that holds a range, and the range in it as offset and size.

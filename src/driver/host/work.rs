@@ -89,6 +89,11 @@ impl Queues {
         self.streams.get(&stream).is_some_and(|own| own.destroyed)
     }
 
+    /// Events that were created and not destroyed.
+    pub(super) fn events_alive(&self) -> u64 {
+        self.events.len() as u64
+    }
+
     pub(super) fn create_event(&mut self) -> EventId {
         self.next_event += 1;
         let event = EventId(self.next_event);

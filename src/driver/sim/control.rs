@@ -3,6 +3,7 @@
 //! None of these is a driver call: they cost no simulated time and are not counted.
 
 use super::{Event, Sim};
+use crate::driver::Held;
 use crate::driver::call::Call;
 use crate::ids::{DeviceId, EventId, StreamId};
 
@@ -65,6 +66,20 @@ impl Sim {
     #[must_use]
     pub fn piece_holds(&self) -> u64 {
         self.state.lock().mappings.holds_of_pieces()
+    }
+
+    /// What the device has given out and not taken back.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let state = self.state.lock();
+        let mut held = Held {
+            segments: state.memory.live().collect(),
+            pool_ranges: state.pools.ranges(),
+            events: state.work.events_alive(),
+            ..Held::default()
+        };
+        state.mappings.tell(&mut held);
+        held
     }
 
     /// Finishes the work before an event's mark, and only that: earlier marks of its stream stay

@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use super::ranges::{AddressSpace, Budget};
 use super::{GRANULARITY_BYTES, Sim, invalid, not_supported};
 use crate::driver::call::Call;
-use crate::driver::{DriverResult, Exportable, PhysicalId, VirtualMemory};
+use crate::driver::{DriverResult, Exportable, Held, PhysicalId, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::DeviceId;
 
@@ -117,6 +117,13 @@ impl Mappings {
     /// How often pieces are held, over all pieces.
     pub(super) fn holds_of_pieces(&self) -> u64 {
         self.pieces.values().map(|piece| u64::from(piece.holds)).sum()
+    }
+
+    /// Adds what is reserved, mapped and made.
+    pub(super) fn tell(&self, held: &mut Held) {
+        held.reservations = self.space.live().collect();
+        held.mapped = self.mapped.iter().map(|(start, own)| (*start, own.size_bytes)).collect();
+        held.pieces = self.pieces.len() as u64;
     }
 
     fn piece(&mut self, call: Call, id: PhysicalId) -> DriverResult<&mut Piece> {

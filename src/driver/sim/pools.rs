@@ -140,6 +140,11 @@ impl Pool {
 }
 
 impl Pools {
+    /// Ranges in callers' hands.
+    pub(super) fn ranges(&self) -> u64 {
+        self.live.len() as u64
+    }
+
     pub(super) fn new() -> Self {
         let default = Pool::default();
         Self {

@@ -151,7 +151,6 @@ impl AddressSpace {
     }
 
     /// Start and size of all that is given out, by address.
-    #[cfg(test)]
     pub(super) fn live(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.live.iter().map(|(start, len)| (*start, *len))
     }

@@ -88,6 +88,11 @@ impl Work {
         }
     }
 
+    /// Events that were created and not destroyed.
+    pub(super) fn events_alive(&self) -> u64 {
+        self.events.len() as u64
+    }
+
     pub(super) fn create_stream(&mut self) -> StreamId {
         loop {
             self.last_stream += 1;

@@ -1,0 +1,315 @@
+//! Private pools: memory that only those share who ask for it.
+//!
+//! A pool serves the requests that a **scope** routes to it: those of a thread, of a stream, or of a
+//! graph's capture. It lives as long as somebody uses it; after that its idle memory goes back to
+//! the driver whenever memory is released. The guards here close and release by themselves, also
+//! when a capture fails half-way.
+//!
+//! Source: PyTorch's `MemPool`, `use_mem_pool` and the pools of CUDA graphs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use super::{Allocation, Request};
+use crate::error::{AllocError, PoolError};
+use crate::history::SegmentLayout;
+use crate::ids::{PoolId, StreamId};
+
+/// Where a pool takes segments from instead of the driver. Called with no lock held.
+pub trait SegmentAllocator: fmt::Debug + Send + Sync {
+    /// The address of `size_bytes` (a multiple of 512) for `stream`, aligned to 512; `None` when
+    /// there is not as much.
+    fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64>;
+    /// Takes back what [`allocate`](Self::allocate) returned.
+    fn free(&self, address: u64, size_bytes: u64, stream: StreamId);
+}
+
+/// How a pool behaves.
+#[derive(Clone, Debug, Default)]
+pub struct PoolOptions {
+    /// Where segments come from instead of the driver. They are never expandable.
+    pub allocator: Option<Arc<dyn SegmentAllocator>>,
+    /// Whether requests to the default pool may take idle blocks from this one before they fail.
+    pub use_on_oom: bool,
+    /// Whether blocks are always handed out whole.
+    pub no_split: bool,
+}
+
+/// Which requests a scope routes to its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScopeFilter {
+    /// Those of one thread.
+    Thread(ThreadId),
+    /// Those on one stream.
+    Stream(StreamId),
+    /// Those on streams that belong to a capture, by the driver's id. While such a scope is open no
+    /// event is queried on behalf of the captured streams, and nothing is released for them.
+    Capture(u64),
+}
+
+impl ScopeFilter {
+    /// The calling thread's requests.
+    #[must_use]
+    pub fn this_thread() -> Self {
+        Self::Thread(std::thread::current().id())
+    }
+}
+
+/// A pool's blocks at one moment, to go back to. Made by [`PrivatePools::checkpoint`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolCheckpoint {
+    /// The pool.
+    pub pool: PoolId,
+    /// Its segments, with unmapped ranges left out: those of one reservation follow each other.
+    pub segments: Vec<SegmentLayout>,
+}
+
+/// What [`PrivatePools::restore`] did.
+#[derive(Debug, Default)]
+pub struct Restored {
+    /// Addresses that were live before; all handles to them are stale now.
+    pub freed: Vec<u64>,
+    /// The blocks that were live at the checkpoint, live again, each with a new handle.
+    pub live: Vec<Allocation>,
+}
+
+/// Control over private pools. Nothing here waits unless it says so.
+pub trait PrivatePools: Send + Sync {
+    /// Makes a pool with one user: the caller.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the id is taken or that of the default pool.
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
+
+    /// Adds a user.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown or its last user has gone.
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError>;
+
+    /// Removes a user. With the last one the pool serves nobody any more, and its memory goes back
+    /// to the driver, as its blocks are freed, whenever memory is released.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown or its last user has gone.
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError>;
+
+    /// How many users a pool has; `None` when it is unknown or its memory has gone.
+    fn pool_users(&self, pool: PoolId) -> Option<u32>;
+
+    /// Routes requests to a pool, before all scopes that are open already, and adds a user. A pool
+    /// that is unknown is made.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool has an open scope already, or its last user has gone.
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError>;
+
+    /// Ends the routing. The user that the scope added stays until it is released.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool has no open scope.
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError>;
+
+    /// Allocates in a pool, whatever scopes are open. May wait as
+    /// [`allocate`](super::DeviceAllocator::allocate) does.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError>;
+
+    /// Gives the idle memory of a pool without users back to the driver. Waits for the events that
+    /// its blocks wait for. Does nothing for a pool that is in use.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown or the driver fails.
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError>;
+
+    /// Addresses of the pool's live blocks, ascending.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown.
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError>;
+
+    /// Every block of every segment of the pool, in address order.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown.
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError>;
+
+    /// The pool's blocks now. From here on its idle memory stays while it has users.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown, has no users, or has blocks that wait for other
+    /// streams.
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError>;
+
+    /// Makes the pool's blocks what they were at the checkpoint: all live blocks are freed, and the
+    /// checkpoint's are handed out again. Memory that the pool took since stays, free.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool cannot go back; nothing has changed then.
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError>;
+}
+
+impl dyn PrivatePools + '_ {
+    /// Whether the pool's live blocks start at exactly these addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown.
+    pub fn holds_exactly(&self, pool: PoolId, addresses: &[u64]) -> Result<bool, PoolError> {
+        let mut expected = addresses.to_vec();
+        expected.sort_unstable();
+        expected.dedup();
+        Ok(self.live_addresses(pool)? == expected)
+    }
+}
+
+/// A pool of one's own. Dropping it releases the pool and gives back what is idle in it; blocks that
+/// are still live keep their memory until they are freed and memory is released.
+#[must_use = "dropping it releases the pool"]
+pub struct MemoryPool<'a> {
+    pools: &'a dyn PrivatePools,
+    id: PoolId,
+}
+
+impl<'a> MemoryPool<'a> {
+    /// A new pool.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when there are too many.
+    pub fn new(pools: &'a dyn PrivatePools, options: PoolOptions) -> Result<Self, PoolError> {
+        let id = PoolId::next_user();
+        pools.create_pool(id, options)?;
+        Ok(Self { pools, id })
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> PoolId {
+        self.id
+    }
+
+    /// Routes the calling thread's requests here until the guard goes.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when a scope of this pool is open already.
+    pub fn enter(&self) -> Result<PoolScope<'a>, PoolError> {
+        PoolScope::open(self.pools, self.id, ScopeFilter::this_thread())
+    }
+}
+
+impl Drop for MemoryPool<'_> {
+    fn drop(&mut self) {
+        // A driver that fails now keeps the memory cached; the next release offers it again.
+        let _ = self.pools.release_pool(self.id).and_then(|()| self.pools.empty_pool(self.id));
+    }
+}
+
+impl fmt::Debug for MemoryPool<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryPool").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A scope that is open while this lives. Dropping it also removes the user that the scope added, so
+/// a capture that fails leaves nothing behind.
+#[must_use = "dropping it closes the scope"]
+pub struct PoolScope<'a> {
+    hold: PoolHold<'a>,
+    open: bool,
+}
+
+impl<'a> PoolScope<'a> {
+    /// Opens a scope of a pool. A pool that is unknown is made.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool has an open scope already, or its last user has gone.
+    pub fn open(
+        pools: &'a dyn PrivatePools,
+        pool: PoolId,
+        filter: ScopeFilter,
+    ) -> Result<Self, PoolError> {
+        pools.open_scope(pool, filter)?;
+        Ok(Self { hold: PoolHold { pools, pool, held: true }, open: true })
+    }
+
+    /// Its pool.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.hold.pool
+    }
+
+    /// Closes the scope and keeps the pool in use, for a graph that was captured in it.
+    pub fn finish(mut self) -> PoolHold<'a> {
+        self.close();
+        let PoolHold { pools, pool, .. } = self.hold;
+        self.hold.held = false;
+        PoolHold { pools, pool, held: true }
+    }
+
+    fn close(&mut self) {
+        if std::mem::take(&mut self.open) {
+            // It fails only if somebody closed the scope by hand: then it is closed.
+            let _ = self.hold.pools.close_scope(self.hold.pool);
+        }
+    }
+}
+
+impl Drop for PoolScope<'_> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for PoolScope<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolScope").field("pool", &self.hold.pool).finish_non_exhaustive()
+    }
+}
+
+/// Keeps a pool in use while it lives.
+#[must_use = "dropping it releases the pool"]
+pub struct PoolHold<'a> {
+    pools: &'a dyn PrivatePools,
+    pool: PoolId,
+    held: bool,
+}
+
+impl PoolHold<'_> {
+    /// Its pool.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+}
+
+impl Drop for PoolHold<'_> {
+    fn drop(&mut self) {
+        if self.held {
+            // It fails only if somebody released more often than he retained.
+            let _ = self.pools.release_pool(self.pool);
+        }
+    }
+}
+
+impl fmt::Debug for PoolHold<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolHold").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}

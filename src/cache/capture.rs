@@ -1,0 +1,264 @@
+//! Graph captures: what may not be asked while one runs, and blocks freed inside one.
+//!
+//! While a graph is captured its events cannot be queried, so a block that other streams used and
+//! that is freed meanwhile is **deferred**: it drains until the capture ends. Uses that were
+//! announced inside the capture end with it; earlier ones get their events then. With
+//! `graph_capture_record_stream_reuse` a deferred block may be handed out again inside the capture:
+//! at its free the ends of all its streams are noted, and it is free as soon as all of them lie
+//! behind the end of its own stream in the graph.
+//!
+//! Source: PyTorch's rules for `record_stream` inside captures.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::ThreadId;
+
+use hashbrown::{HashMap, HashSet};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::cell::HeapCell;
+use super::engine::Engine;
+use crate::driver::{CaptureStatus, NodeId};
+use crate::error::{DriverError, HandleError};
+use crate::heap::{Heap, Slot, StreamUse};
+use crate::ids::{PoolId, StreamId};
+
+/// The captures under way and the blocks that wait for their ends.
+#[derive(Debug, Default)]
+pub(super) struct Captures {
+    count: AtomicUsize,
+    reuse: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: Vec<Open>,
+    deferred: Vec<Deferred>,
+    /// Nodes behind the end of a stream, for each capture and stream that asked. They only grow.
+    behind: HashMap<(u64, StreamId), HashSet<NodeId>>,
+}
+
+#[derive(Debug)]
+struct Open {
+    pool: PoolId,
+    thread: ThreadId,
+}
+
+/// A block that was freed inside a capture.
+#[derive(Debug)]
+struct Deferred {
+    heap: u32,
+    slot: Slot,
+    pool: PoolId,
+    stream: StreamId,
+    uses: SmallVec<[StreamUse; 4]>,
+    /// The capture in which all its streams were when it was freed, and their ends in the graph.
+    ends: Option<(u64, SmallVec<[NodeId; 4]>)>,
+}
+
+impl Captures {
+    /// Whether any capture is under way. One relaxed load.
+    #[inline]
+    pub(super) fn any_open(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn set_reuse(&self, reuse: bool) {
+        self.reuse.store(reuse, Ordering::Relaxed);
+    }
+
+    pub(super) fn begin(&self, pool: PoolId) {
+        let thread = std::thread::current().id();
+        self.state.lock().open.push(Open { pool, thread });
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the calling thread has a capture under way: it may not wait or query then.
+    fn on_this_thread(&self) -> bool {
+        let thread = std::thread::current().id();
+        self.any_open() && self.state.lock().open.iter().any(|open| open.thread == thread)
+    }
+}
+
+impl Engine {
+    /// Frees what waits and may be free by now, before a request on `stream` is served.
+    pub(super) fn settle_waiting(
+        &self,
+        stream: StreamId,
+        status: CaptureStatus,
+    ) -> Result<(), DriverError> {
+        match status {
+            CaptureStatus::Active { capture } => {
+                if self.captures.reuse.load(Ordering::Relaxed) {
+                    self.reuse_deferred(stream, capture)?;
+                }
+                Ok(())
+            }
+            CaptureStatus::Invalidated => Ok(()),
+            CaptureStatus::None if self.captures.on_this_thread() => Ok(()),
+            CaptureStatus::None => {
+                self.settle_deferred()?;
+                if self.attention.any_event() { self.poll_events() } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Whether nothing may be waited for or released on behalf of a stream.
+    pub(super) fn is_captured(&self, stream: StreamId) -> bool {
+        self.captures.any_open()
+            && (self.captures.on_this_thread()
+                || !matches!(self.driver.capture_status(stream), Ok(CaptureStatus::None)))
+    }
+
+    /// Takes back, inside a capture, a block that other streams use.
+    pub(super) fn defer_free(
+        &self,
+        cell: &HeapCell,
+        address: u64,
+        find: &dyn Fn(&Heap) -> Option<Slot>,
+    ) -> Result<(), HandleError> {
+        let (id, uses): (_, SmallVec<[StreamUse; 4]>) = {
+            let state = cell.lock();
+            let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+            (state.heap.id(slot), state.heap.uses(slot).collect())
+        };
+        let ends = self.ends_in_graph(cell.stream(), &uses);
+        // Held until the block is listed: the end of the capture must find it.
+        let mut state = self.captures.state.lock();
+        let Some(slot) = self.start_draining(cell, address, id, &uses, 1) else {
+            drop(state);
+            return self.free_block(cell, address, find);
+        };
+        let (heap, pool, stream) = (cell.number, cell.pool(), cell.stream());
+        state.deferred.push(Deferred { heap, slot, pool, stream, uses, ends });
+        self.attention.add_other();
+        Ok(())
+    }
+
+    /// The ends of a block's streams, if reuse is on and all of them are in one capture.
+    fn ends_in_graph(
+        &self,
+        own: StreamId,
+        uses: &[StreamUse],
+    ) -> Option<(u64, SmallVec<[NodeId; 4]>)> {
+        if !self.captures.reuse.load(Ordering::Relaxed) {
+            return None;
+        }
+        let graph = self.driver.capture()?;
+        let mut of = None;
+        let mut ends = SmallVec::new();
+        for stream in uses.iter().map(|by| by.stream).chain([own]) {
+            let Ok(CaptureStatus::Active { capture }) = self.driver.capture_status(stream) else {
+                return None;
+            };
+            if of.is_some_and(|other| other != capture) {
+                return None;
+            }
+            of = Some(capture);
+            ends.extend(graph.frontier(stream).ok()?);
+        }
+        // A use from before the capture is not in the graph: its work must be waited for.
+        let all_inside = uses.iter().all(|by| by.captured);
+        of.filter(|_| all_inside).map(|capture| (capture, ends))
+    }
+
+    /// Frees deferred blocks of `stream` whose streams have all been joined in its capture.
+    fn reuse_deferred(&self, stream: StreamId, capture: u64) -> Result<(), DriverError> {
+        let Some(graph) = self.driver.capture() else {
+            return Ok(());
+        };
+        let state = &mut *self.captures.state.lock();
+        let waits = |d: &Deferred| {
+            d.stream == stream && d.ends.as_ref().is_some_and(|(of, _)| *of == capture)
+        };
+        if !state.deferred.iter().any(waits) {
+            return Ok(());
+        }
+        let behind = state.behind.entry((capture, stream)).or_default();
+        let mut ahead = graph.frontier(stream)?;
+        while let Some(node) = ahead.pop() {
+            if behind.insert(node) {
+                ahead.extend(graph.dependencies(node)?);
+            }
+        }
+        let joined = |d: &Deferred| {
+            let ends = d.ends.as_ref().filter(|_| waits(d));
+            ends.is_some_and(|(_, ends)| ends.iter().all(|node| behind.contains(node)))
+        };
+        let (free, rest) = std::mem::take(&mut state.deferred).into_iter().partition(joined);
+        state.deferred = rest;
+        self.complete_deferred(free);
+        Ok(())
+    }
+
+    fn complete_deferred(&self, blocks: Vec<Deferred>) {
+        for block in blocks {
+            self.attention.remove_other();
+            let cell = self.heaps.get(block.heap).expect("heaps are never removed");
+            self.complete(cell, block.slot);
+        }
+    }
+
+    /// A capture has ended. With reuse on, the blocks of its pool that were freed in it are settled
+    /// at once, otherwise when the next request comes.
+    pub(super) fn end_capture(&self, pool: PoolId, capture: u64) -> Result<(), DriverError> {
+        let blocks = {
+            let state = &mut *self.captures.state.lock();
+            state.behind.retain(|(of, _), _| *of != capture);
+            if let Some(at) = state.open.iter().position(|open| open.pool == pool) {
+                state.open.swap_remove(at);
+                self.captures.count.fetch_sub(1, Ordering::Relaxed);
+            }
+            if !self.captures.reuse.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let (own, rest) =
+                std::mem::take(&mut state.deferred).into_iter().partition(|d| d.pool == pool);
+            state.deferred = rest;
+            own
+        };
+        self.settle(blocks)
+    }
+
+    /// Settles all deferred blocks, unless a capture is under way.
+    pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
+        if self.captures.any_open() || !self.attention.any_other() {
+            return Ok(());
+        }
+        let blocks = std::mem::take(&mut self.captures.state.lock().deferred);
+        self.settle(blocks)
+    }
+
+    /// Uses from inside the capture have ended with it: what remains gets its events.
+    fn settle(&self, blocks: Vec<Deferred>) -> Result<(), DriverError> {
+        let mut failed = None;
+        let (mut free, mut again) = (Vec::new(), Vec::new());
+        for mut block in blocks {
+            block.uses.retain(|by| !by.captured);
+            let streams: SmallVec<[StreamId; 4]> = block.uses.iter().map(|by| by.stream).collect();
+            // The stream may be in another capture by now, where no event can be recorded for us.
+            if streams.iter().any(|stream| self.is_captured(*stream)) {
+                again.push(block);
+                continue;
+            }
+            match self.record_events(&streams) {
+                Ok(waits) if waits.is_empty() => free.push(block),
+                Ok(waits) => {
+                    self.attention.remove_other();
+                    let cell = self.heaps.get(block.heap).expect("heaps are never removed");
+                    let count = u32::try_from(waits.len()).expect("streams of a block are few");
+                    cell.lock().heap.wait_for(block.slot, count);
+                    self.wait_for_events(waits, cell, block.slot);
+                }
+                Err(error) => {
+                    failed = failed.or(Some(error));
+                    again.push(block);
+                }
+            }
+        }
+        self.complete_deferred(free);
+        self.captures.state.lock().deferred.append(&mut again);
+        failed.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,241 @@
+//! Blocks at exact addresses, and going back to an earlier state of a private pool.
+//!
+//! A checkpoint is the pool's layout. Going back frees every live block of the pool and hands the
+//! checkpoint's blocks out again, front to back, each at its address and with its size, whatever the
+//! rules for splitting say now. Everything is checked first: a checkpoint that does not fit changes
+//! nothing. No driver call is made.
+//!
+//! Source: PyTorch's checkpoints for CUDA graph trees, and its exact-address allocation.
+
+use parking_lot::MutexGuard;
+
+use super::cell::{HeapCell, HeapState};
+use super::engine::{Engine, check_size};
+use super::growth::Growth;
+use crate::allocator::{Allocation, PoolCheckpoint, Request, Restored};
+use crate::error::{AllocError, PoolError};
+use crate::heap::{FitRules, Slot};
+use crate::history::{BlockStateName, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
+use crate::size::{MIN_BLOCK_BYTES, PoolKind};
+
+impl Engine {
+    /// See [`Caching::allocate_at`](crate::allocator::Caching::allocate_at).
+    pub(super) fn allocate_at(
+        &self,
+        request: Request,
+        address: u64,
+    ) -> Result<Allocation, AllocError> {
+        check_size(request.bytes)?;
+        let (pool, stream) = (self.pool_for(request.stream)?, request.stream);
+        let growth = self.growth.lock();
+        let rounded_bytes = growth.policy_of(pool).roundup.round(request.bytes);
+        let kinds = [PoolKind::of(rounded_bytes)];
+        let found =
+            self.place(&growth, pool, stream, &kinds, address, rounded_bytes, request.bytes);
+        found.ok_or(AllocError::NoBlockAt { address, rounded_bytes, stream })
+    }
+
+    /// Hands out exactly `size_bytes` at `address` from a free block of a pool, as going back to a
+    /// checkpoint does: for replays of recordings. `None` when no free block holds them.
+    #[must_use]
+    pub fn replace(
+        &self,
+        pool: PoolId,
+        stream: StreamId,
+        address: u64,
+        size_bytes: u64,
+    ) -> Option<Allocation> {
+        let growth = self.growth.lock();
+        let kinds = [PoolKind::Small, PoolKind::Large];
+        self.place(&growth, pool, stream, &kinds, address, size_bytes, size_bytes)
+    }
+
+    /// Hands out `size_bytes` at `address`, if a free block of the kinds holds them.
+    #[expect(clippy::too_many_arguments, reason = "a request with an address, and where to look")]
+    fn place(
+        &self,
+        growth: &Growth,
+        pool: PoolId,
+        stream: StreamId,
+        kinds: &[PoolKind],
+        address: u64,
+        size_bytes: u64,
+        requested_bytes: u64,
+    ) -> Option<Allocation> {
+        let whole = |bytes: u64| bytes.is_multiple_of(MIN_BLOCK_BYTES);
+        if !whole(address) || !whole(size_bytes) || size_bytes == 0 {
+            return None;
+        }
+        let cells = self.heaps_of(growth, pool);
+        let cell = cells.into_iter().find(|cell| cell.stream() == stream)?;
+        let mut state = cell.lock();
+        let mut found = kinds.iter().filter_map(|&k| state.heap.free_at(k, address, size_bytes));
+        let slot = found.next()?;
+        Some(self.place_in(cell, &mut state, slot, address, size_bytes, requested_bytes).made)
+    }
+
+    /// Hands out `size_bytes` at `address` from the free block at `slot`, which holds them. What lies
+    /// before is handed out for a moment, to be cut off.
+    fn place_in(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        slot: Slot,
+        address: u64,
+        size_bytes: u64,
+        requested_bytes: u64,
+    ) -> Placed {
+        let before_bytes = address - state.heap.view(slot).address;
+        let (mut slot, mut before) = (slot, None);
+        if before_bytes > 0 {
+            let cut = (before_bytes, before_bytes);
+            let made = self.hand_out_by(cell, state, slot, cut.0, cut.1, &FitRules::CUT);
+            let front = slot_of(&made);
+            before = Some(front);
+            slot = state.heap.free_behind(front).unwrap_or(slot);
+        }
+        let made = self.hand_out_by(cell, state, slot, size_bytes, requested_bytes, &FitRules::CUT);
+        if let Some(front) = before {
+            self.give_back(cell, state, front);
+        }
+        Placed { slot: slot_of(&made), made }
+    }
+
+    /// See [`PrivatePools::live_addresses`](crate::allocator::PrivatePools::live_addresses).
+    pub(super) fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        let layout = self.pool_layout(pool)?;
+        let blocks = layout.iter().flat_map(|segment| &segment.blocks);
+        let live = blocks.filter(|block| block.state == BlockStateName::ActiveAllocated);
+        Ok(live.map(|block| block.address).collect())
+    }
+
+    /// See [`PrivatePools::checkpoint`](crate::allocator::PrivatePools::checkpoint).
+    pub(super) fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        self.settle_deferred()?;
+        let mut growth = self.growth.lock();
+        self.pin_pool(&mut growth, pool)?;
+        let segments = self.layout_of(&self.heaps_of(&growth, pool));
+        check_nothing_drains(pool, &segments)?;
+        Ok(PoolCheckpoint { pool, segments })
+    }
+
+    /// See [`PrivatePools::restore`](crate::allocator::PrivatePools::restore).
+    pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let pool = checkpoint.pool;
+        self.settle_deferred()?;
+        let mut growth = self.growth.lock();
+        self.pin_pool(&mut growth, pool)?;
+        let cells = self.heaps_of(&growth, pool);
+        let now = self.layout_of(&cells);
+        check_nothing_drains(pool, &now)?;
+        check_fits(checkpoint, &now)?;
+        let mut restored = Restored::default();
+        let exact = !growth.miss_policy.searches_again();
+        for cell in cells {
+            let mut state = cell.lock();
+            self.free_all(cell, &mut state, &mut restored.freed);
+            let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());
+            for segment in own {
+                self.restore_segment(cell, &mut state, segment, exact, &mut restored.live);
+            }
+        }
+        Ok(restored)
+    }
+
+    fn free_all(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        freed: &mut Vec<u64>,
+    ) {
+        for slot in state.heap.live_blocks() {
+            freed.push(state.heap.view(slot).address);
+            state.heap.forget_uses(slot);
+            self.give_back(cell, state, slot);
+        }
+    }
+
+    /// Hands out all blocks of a recorded segment, and frees those that were free. The segment's
+    /// range is one free block, or part of one.
+    fn restore_segment(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        segment: &SegmentLayout,
+        exact: bool,
+        live: &mut Vec<Allocation>,
+    ) {
+        let mut next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
+        let mut free = Vec::new();
+        for block in &segment.blocks {
+            let Some(slot) = next else {
+                debug_assert!(false, "the range was checked");
+                break;
+            };
+            let wanted = block.state == BlockStateName::ActiveAllocated;
+            let requested = if wanted && !exact { block.requested_bytes } else { block.size_bytes };
+            let placed =
+                self.place_in(cell, state, slot, block.address, block.size_bytes, requested);
+            next = state.heap.free_behind(placed.slot);
+            if wanted {
+                live.push(placed.made);
+            } else {
+                free.push(placed.slot);
+            }
+        }
+        for slot in free {
+            self.give_back(cell, state, slot);
+        }
+    }
+}
+
+/// A block at the address that was asked for.
+struct Placed {
+    slot: Slot,
+    made: Allocation,
+}
+
+fn slot_of(made: &Allocation) -> Slot {
+    Slot(made.token().0[1])
+}
+
+fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), PoolError> {
+    let mut blocks = segments.iter().flat_map(|segment| &segment.blocks);
+    match blocks.find(|block| block.state == BlockStateName::ActivePendingFree) {
+        Some(block) => Err(PoolError::Draining { pool, address: block.address }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that the checkpoint's blocks tile its segments, and that the pool still has all of them.
+fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), PoolError> {
+    let end = |segment: &SegmentLayout| segment.address.checked_add(segment.size_bytes);
+    let mut last_end = 0;
+    for segment in &checkpoint.segments {
+        let (pool, address, size_bytes) = (checkpoint.pool, segment.address, segment.size_bytes);
+        let refuse = || PoolError::NotInPool { pool, address, size_bytes };
+        let mut at = address;
+        for block in &segment.blocks {
+            let whole = block.size_bytes > 0 && block.size_bytes.is_multiple_of(MIN_BLOCK_BYTES);
+            let asked = (1..=block.size_bytes).contains(&block.requested_bytes);
+            let free = block.state == BlockStateName::Inactive;
+            if block.address != at || !whole || !(asked || free) {
+                return Err(refuse());
+            }
+            at = at.checked_add(block.size_bytes).ok_or_else(refuse)?;
+        }
+        let holds = |has: &&SegmentLayout| {
+            has.stream == segment.stream
+                && has.kind == segment.kind
+                && has.address <= address
+                && end(has) >= Some(at)
+        };
+        let sound = Some(at) == end(segment) && address >= last_end && at > address;
+        if !sound || now.iter().find(holds).is_none() {
+            return Err(refuse());
+        }
+        last_end = at;
+    }
+    Ok(())
+}

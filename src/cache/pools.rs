@@ -1,0 +1,434 @@
+//! Private pools: who uses them, their heaps, and how requests are routed to them.
+//!
+//! A pool is a set of heaps, one for each stream that asked, under the same rules as the default
+//! pool's. The table of pools is part of what the growth lock guards; open scopes have a list of
+//! their own, so that a hit in a scope takes no growth lock. A pool whose last user has gone is
+//! **freeable**: releasing memory empties it, and when nothing is left its heaps serve other pools.
+//!
+//! Source: PyTorch's private pools.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::RwLock;
+
+use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
+use super::engine::Engine;
+use super::growth::Growth;
+use super::policy::HitPolicy;
+use crate::allocator::{Allocation, PoolOptions, Request, ScopeFilter, SegmentAllocator};
+use crate::driver::CaptureStatus;
+use crate::error::{AllocError, DriverError, PoolError};
+use crate::heap::Heap;
+use crate::history::SegmentLayout;
+use crate::ids::{PoolId, StreamId};
+use crate::stats::HeapCounters;
+
+/// The heaps of one pool, by stream, as their numbers.
+#[derive(Debug)]
+pub(super) struct PoolHeaps {
+    pool: PoolId,
+    numbers: RwLock<Vec<(StreamId, u32)>>,
+}
+
+impl PoolHeaps {
+    fn find(&self, stream: StreamId) -> Option<u32> {
+        let numbers = self.numbers.read();
+        numbers.iter().find(|(of, _)| *of == stream).map(|(_, number)| *number)
+    }
+}
+
+/// One private pool.
+#[derive(Debug)]
+struct PrivatePool {
+    heaps: Arc<PoolHeaps>,
+    users: u32,
+    options: PoolOptions,
+    /// Whether a graph was captured in it, or a checkpoint taken: then freed memory is still in use,
+    /// and stays while there are users.
+    pinned: bool,
+    /// Requests that are being served off the fast path: the pool stays meanwhile.
+    busy: u32,
+    open: bool,
+}
+
+/// All private pools. Part of what the growth lock guards.
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    by_id: BTreeMap<PoolId, PrivatePool>,
+    /// Heaps of pools that have gone, by number; all are empty.
+    spare: Vec<u32>,
+}
+
+impl Pools {
+    fn get(&self, pool: PoolId) -> Result<&PrivatePool, PoolError> {
+        self.by_id.get(&pool).ok_or_else(|| refuse(pool))
+    }
+
+    fn get_mut(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
+        self.by_id.get_mut(&pool).ok_or_else(|| refuse(pool))
+    }
+
+    /// The pool, if it has users.
+    fn in_use(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
+        let found = self.get_mut(pool)?;
+        if found.users == 0 { Err(PoolError::Released { pool }) } else { Ok(found) }
+    }
+
+    /// Pins or unpins a pool while a request climbs the ladder in it.
+    pub(super) fn set_busy(&mut self, pool: PoolId, busy: bool) {
+        if let Some(found) = self.by_id.get_mut(&pool) {
+            found.busy = if busy { found.busy + 1 } else { found.busy - 1 };
+        }
+    }
+
+    /// Where a pool takes segments from, if not from the driver.
+    pub(super) fn allocator_of(&self, pool: PoolId) -> Option<Arc<dyn SegmentAllocator>> {
+        self.by_id.get(&pool)?.options.allocator.clone()
+    }
+
+    /// The policy of a pool's heaps.
+    pub(super) fn policy(&self, pool: PoolId, hit: HitPolicy) -> HitPolicy {
+        match self.by_id.get(&pool) {
+            Some(found) => hit.in_pool(found.options.allocator.is_some(), found.options.no_split),
+            None => hit,
+        }
+    }
+
+    /// Pools that let the default pool use their idle blocks, in the order of their ids.
+    pub(super) fn helpers(&self) -> impl Iterator<Item = &Arc<PoolHeaps>> {
+        let helping = |pool: &&PrivatePool| pool.options.use_on_oom && pool.users > 0;
+        self.by_id.values().filter(helping).map(|pool| &pool.heaps)
+    }
+
+    /// Whether a pool's idle segments may go back under pressure although it has users: nobody can
+    /// know their addresses, and the driver made them.
+    pub(super) fn may_shrink(&self, pool: PoolId) -> bool {
+        self.by_id.get(&pool).is_some_and(|p| !p.pinned && p.options.allocator.is_none())
+    }
+
+    /// Pools without users, in the order of their ids.
+    pub(super) fn freeable(&self) -> Vec<PoolId> {
+        let freeable = self.by_id.iter().filter(|(_, pool)| pool.users == 0);
+        freeable.map(|(id, _)| *id).collect()
+    }
+
+    /// Bytes of address space and the number of pools there are, for tests.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+}
+
+fn refuse(pool: PoolId) -> PoolError {
+    if pool == PoolId::DEFAULT { PoolError::IsDefault } else { PoolError::Unknown { pool } }
+}
+
+/// An open scope.
+#[derive(Clone, Debug)]
+struct Scope {
+    heaps: Arc<PoolHeaps>,
+    filter: ScopeFilter,
+}
+
+/// All open scopes, the newest last.
+#[derive(Debug, Default)]
+pub(super) struct Scopes {
+    count: AtomicUsize,
+    open: RwLock<Vec<Scope>>,
+}
+
+impl Scopes {
+    /// The pool that the newest scope which accepts the request routes it to.
+    fn route(&self, stream: StreamId, capture: Option<u64>) -> Option<Arc<PoolHeaps>> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let thread = std::thread::current().id();
+        let accepts = |scope: &&Scope| match scope.filter {
+            ScopeFilter::Thread(id) => id == thread,
+            ScopeFilter::Stream(id) => id == stream,
+            ScopeFilter::Capture(id) => capture == Some(id),
+        };
+        let open = self.open.read();
+        open.iter().rev().find(accepts).map(|scope| Arc::clone(&scope.heaps))
+    }
+}
+
+impl Engine {
+    /// Allocates while blocks wait for events, scopes are open or captures run.
+    pub(super) fn allocate_with_care(&self, request: Request) -> Result<Allocation, AllocError> {
+        match self.route(request.stream)? {
+            Some(heaps) => self.allocate_in_heaps(&heaps, request),
+            None => self.allocate_by_default(request),
+        }
+    }
+
+    /// Settles what waits, and says which private pool a request on a stream goes to.
+    fn route(&self, stream: StreamId) -> Result<Option<Arc<PoolHeaps>>, DriverError> {
+        let status = self.capture_status_of(stream)?;
+        self.settle_waiting(stream, status)?;
+        let capture = match status {
+            CaptureStatus::Active { capture } => Some(capture),
+            CaptureStatus::None | CaptureStatus::Invalidated => None,
+        };
+        Ok(self.scopes.route(stream, capture))
+    }
+
+    /// The pool that a request on a stream goes to.
+    pub(super) fn pool_for(&self, stream: StreamId) -> Result<PoolId, DriverError> {
+        Ok(self.route(stream)?.map_or(PoolId::DEFAULT, |heaps| heaps.pool))
+    }
+
+    /// See [`PrivatePools::allocate_in`](crate::allocator::PrivatePools::allocate_in).
+    pub(super) fn allocate_in_pool(
+        &self,
+        pool: PoolId,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        super::engine::check_size(request.bytes)?;
+        let status = self.capture_status_of(request.stream)?;
+        self.settle_waiting(request.stream, status)?;
+        if pool == PoolId::DEFAULT {
+            return self.allocate_by_default(request);
+        }
+        let heaps = Arc::clone(&self.growth.lock().pools.in_use(pool)?.heaps);
+        self.allocate_in_heaps(&heaps, request)
+    }
+
+    fn allocate_in_heaps(
+        &self,
+        heaps: &Arc<PoolHeaps>,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        let home = Home { pool: heaps.pool, stream: request.stream };
+        let cell = match heaps.find(request.stream).and_then(|number| self.heaps.get(number)) {
+            Some(cell) => cell,
+            None => self.add_private_heap(heaps, request.stream)?,
+        };
+        // The pool may have gone since it was looked up; its heap then serves another.
+        let Some(mut state) = cell.lock_at(home) else {
+            return Err(PoolError::Unknown { pool: heaps.pool }.into());
+        };
+        if let Some(found) = self.serve(cell, &mut state, request.bytes) {
+            return Ok(found);
+        }
+        drop(state);
+        self.allocate_under_pressure(cell, home, request)
+    }
+
+    fn add_private_heap(
+        &self,
+        heaps: &Arc<PoolHeaps>,
+        stream: StreamId,
+    ) -> Result<&Arc<HeapCell>, AllocError> {
+        let mut growth = self.growth.lock();
+        let pool = heaps.pool;
+        let known = growth.pools.get(pool).is_ok_and(|found| Arc::ptr_eq(&found.heaps, heaps));
+        if !known {
+            return Err(PoolError::Unknown { pool }.into());
+        }
+        if let Some(cell) = heaps.find(stream).and_then(|number| self.heaps.get(number)) {
+            return Ok(cell);
+        }
+        let home = Home { pool, stream };
+        let policy = growth.policy_of(pool);
+        let spare = growth.pools.spare.pop().and_then(|number| self.heaps.get(number));
+        let cell = if let Some(cell) = spare {
+            cell.move_to(home, policy);
+            cell
+        } else if self.heaps.len() == CELLS_MAX {
+            return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
+        } else {
+            let heap = Heap::new(self.addresses.is_some());
+            let counters = HeapCounters::default();
+            self.heaps.add(home, HeapState { heap, counters, policy })
+        };
+        heaps.numbers.write().push((stream, cell.number));
+        Ok(cell)
+    }
+
+    /// The heaps of a pool.
+    pub(super) fn heaps_of(&self, growth: &Growth, pool: PoolId) -> Vec<&Arc<HeapCell>> {
+        if pool == PoolId::DEFAULT {
+            return self.heaps.of_default_pool();
+        }
+        let Ok(found) = growth.pools.get(pool) else {
+            return Vec::new();
+        };
+        let mut cells: Vec<_> = {
+            let numbers = found.heaps.numbers.read();
+            numbers.iter().filter_map(|(_, number)| self.heaps.get(*number)).collect()
+        };
+        cells.sort_by_key(|cell| cell.stream());
+        cells
+    }
+
+    /// The heaps of all pools: the default one's first, then by id.
+    pub(super) fn all_heaps(&self, growth: &Growth) -> Vec<&Arc<HeapCell>> {
+        let private = growth.pools.by_id.keys().flat_map(|pool| self.heaps_of(growth, *pool));
+        self.heaps.of_default_pool().into_iter().chain(private).collect()
+    }
+
+    /// The heap for a stream in a pool that lets the default pool use its idle blocks.
+    pub(super) fn helper_heap(
+        &self,
+        heaps: &PoolHeaps,
+        stream: StreamId,
+    ) -> Option<&Arc<HeapCell>> {
+        heaps.find(stream).and_then(|number| self.heaps.get(number))
+    }
+
+    /// Forgets pools without users of which nothing is left.
+    pub(super) fn forget_empty_pools(&self, growth: &mut Growth) {
+        for pool in growth.pools.freeable() {
+            let cells = self.heaps_of(growth, pool);
+            let empty = cells.iter().all(|cell| cell.lock().heap.block_count() == 0);
+            let numbers: Vec<u32> = cells.iter().map(|cell| cell.number).collect();
+            let gone = growth.pools.get(pool).is_ok_and(|p| p.busy == 0 && !p.open);
+            if empty && gone {
+                for number in &numbers {
+                    let cell = self.heaps.get(*number).expect("heaps are never removed");
+                    let nobody = Home { pool, stream: cell.stream() };
+                    // From here on nobody who still knows the number is served.
+                    let policy = cell.lock().policy;
+                    cell.move_to(Home { pool: PoolId::NOBODY, ..nobody }, policy);
+                }
+                growth.pools.by_id.remove(&pool);
+                growth.pools.spare.extend(numbers);
+            }
+        }
+    }
+
+    pub(super) fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        let mut growth = self.growth.lock();
+        if pool == PoolId::DEFAULT || pool == PoolId::NOBODY {
+            return Err(PoolError::IsDefault);
+        }
+        if growth.pools.by_id.contains_key(&pool) {
+            return Err(PoolError::Taken { pool });
+        }
+        growth.pools.by_id.insert(pool, new_pool(pool, options));
+        Ok(())
+    }
+
+    pub(super) fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.growth.lock().pools.in_use(pool)?.users += 1;
+        Ok(())
+    }
+
+    pub(super) fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.growth.lock().pools.in_use(pool)?.users -= 1;
+        Ok(())
+    }
+
+    pub(super) fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        self.growth.lock().pools.get(pool).ok().map(|found| found.users)
+    }
+
+    pub(super) fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let mut growth = self.growth.lock();
+        if pool == PoolId::DEFAULT || pool == PoolId::NOBODY {
+            return Err(PoolError::IsDefault);
+        }
+        let pools = &mut growth.pools;
+        let known = pools.by_id.contains_key(&pool);
+        if !known {
+            let made = PrivatePool { users: 0, ..new_pool(pool, PoolOptions::default()) };
+            pools.by_id.insert(pool, made);
+        }
+        let found = pools.get_mut(pool)?;
+        if found.open {
+            return Err(PoolError::ScopeOpen { pool });
+        }
+        if known && found.users == 0 {
+            return Err(PoolError::Released { pool });
+        }
+        found.users += 1;
+        found.open = true;
+        let scope = Scope { heaps: Arc::clone(&found.heaps), filter };
+        if let ScopeFilter::Capture(_) = filter {
+            found.pinned = true;
+            self.captures.begin(pool);
+        }
+        self.scopes.open.write().push(scope);
+        self.scopes.count.fetch_add(1, Ordering::Relaxed);
+        self.attention.add_other();
+        Ok(())
+    }
+
+    pub(super) fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        let closed = {
+            let mut growth = self.growth.lock();
+            let found = growth.pools.get_mut(pool)?;
+            if !found.open {
+                return Err(PoolError::ScopeClosed { pool });
+            }
+            found.open = false;
+            let mut open = self.scopes.open.write();
+            let at = open.iter().position(|scope| scope.heaps.pool == pool);
+            self.scopes.count.fetch_sub(usize::from(at.is_some()), Ordering::Relaxed);
+            at.map(|at| open.remove(at))
+        };
+        let Some(scope) = closed else {
+            return Err(PoolError::ScopeClosed { pool });
+        };
+        self.attention.remove_other();
+        if let ScopeFilter::Capture(capture) = scope.filter {
+            self.end_capture(pool, capture)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the events that the pool's blocks wait for and releases what is idle in it.
+    pub(super) fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        let mut growth = self.growth.lock();
+        if growth.pools.get(pool)?.users > 0 || self.captures.any_open() {
+            return Ok(());
+        }
+        growth.counters.num_sync_all_streams += 1;
+        let drained = self.drain_events_of(Some(pool));
+        self.release_pool_memory(&mut growth, pool)?;
+        self.forget_empty_pools(&mut growth);
+        drained.map_err(PoolError::Driver)
+    }
+
+    /// Never to be shrunk again while it has users: its freed addresses are known to somebody.
+    pub(super) fn pin_pool(&self, growth: &mut Growth, pool: PoolId) -> Result<(), PoolError> {
+        growth.pools.in_use(pool)?.pinned = true;
+        Ok(())
+    }
+
+    pub(super) fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        let growth = self.growth.lock();
+        if pool != PoolId::DEFAULT {
+            growth.pools.get(pool)?;
+        }
+        Ok(self.layout_of(&self.heaps_of(&growth, pool)))
+    }
+
+    /// How many private pools there are, also those without users that hold memory.
+    #[must_use]
+    pub fn private_pool_count(&self) -> usize {
+        self.growth.lock().pools.len()
+    }
+
+    fn capture_status_of(&self, stream: StreamId) -> Result<CaptureStatus, DriverError> {
+        if self.captures.any_open() {
+            self.driver.capture_status(stream)
+        } else {
+            Ok(CaptureStatus::None)
+        }
+    }
+}
+
+fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
+    PrivatePool {
+        heaps: Arc::new(PoolHeaps { pool, numbers: RwLock::default() }),
+        users: 1,
+        options,
+        pinned: false,
+        busy: 0,
+        open: false,
+    }
+}

@@ -1,0 +1,175 @@
+//! Which pool a recorded request was for.
+//!
+//! Newer recordings say it. Older ones list pools in their final layout only: a segment that lives to
+//! the end has its pool there, one that was freed belonged to the default pool, and a request's pool
+//! is that of the segment its address lies in. The same holds for reservations of address space: the
+//! first pages that are mapped outside all known ones open one.
+//!
+//! The recorded address says where to look only; which block of that pool is taken is decided anew.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::trace::{Trace, TraceEvent};
+use crate::history::Action;
+use crate::ids::PoolId;
+
+/// Ranges of addresses with their pools, as they come and go.
+#[derive(Debug, Default)]
+pub(super) struct PoolRouting {
+    /// Whether there is any pool but the default one.
+    any: bool,
+    /// Of each recorded segment that lives to the end, by the index of its first event.
+    lasting: HashMap<usize, PoolId>,
+    /// Fixed segments now: start to end and pool.
+    segments: BTreeMap<u64, (u64, PoolId)>,
+    /// Reservations: start to pool.
+    reservations: BTreeMap<u64, PoolId>,
+    reserved_bytes: u64,
+}
+
+impl PoolRouting {
+    /// `total_bytes` is what the recorded device had: a reservation has nine eighths of it.
+    pub(super) fn of(trace: &Trace, total_bytes: u64) -> Self {
+        let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
+        let mut routing = Self { reserved_bytes, ..Self::default() };
+        let said = trace.events.iter().filter_map(|event| event.pool);
+        let listed = trace.segments.iter().map(|segment| segment.pool);
+        routing.any = said.chain(listed).any(|pool| pool != PoolId::DEFAULT);
+        if !routing.any {
+            return routing;
+        }
+        let mut last: HashMap<u64, usize> = HashMap::new();
+        for (at, event) in trace.events.iter().enumerate() {
+            match event.action {
+                Action::SegmentAlloc => {
+                    last.insert(event.address, at);
+                }
+                Action::SegmentFree => {
+                    last.remove(&event.address);
+                }
+                Action::SegmentMap if routing.reservation(event.address).is_none() => {
+                    routing.reservations.insert(event.address, PoolId::DEFAULT);
+                }
+                _ => {}
+            }
+        }
+        for segment in trace.segments.iter().filter(|segment| segment.pool != PoolId::DEFAULT) {
+            if !segment.expandable {
+                if let Some(at) = last.get(&segment.address) {
+                    routing.lasting.insert(*at, segment.pool);
+                }
+            } else if let Some(start) = routing.reservation(segment.address) {
+                routing.reservations.insert(start, segment.pool);
+            }
+        }
+        routing
+    }
+
+    /// Takes note of segment event number `at`.
+    pub(super) fn see(&mut self, at: usize, event: &TraceEvent) {
+        if !self.any {
+            return;
+        }
+        match event.action {
+            Action::SegmentAlloc => {
+                let pool = self.lasting.get(&at).copied().unwrap_or_default();
+                let end = event.address.saturating_add(event.size_bytes);
+                self.segments.insert(event.address, (end, pool));
+            }
+            Action::SegmentFree => {
+                self.segments.remove(&event.address);
+            }
+            _ => {}
+        }
+    }
+
+    /// The pool of a request.
+    pub(super) fn pool_of(&self, request: &TraceEvent) -> PoolId {
+        if let Some(said) = request.pool {
+            return said;
+        }
+        if !self.any || request.action != Action::Alloc {
+            return PoolId::DEFAULT;
+        }
+        let segment = self.segments.range(..=request.address).next_back();
+        if let Some((_, (_, pool))) = segment.filter(|(_, (end, _))| request.address < *end) {
+            return *pool;
+        }
+        let start = self.reservation(request.address);
+        start.map_or(PoolId::DEFAULT, |start| self.reservations[&start])
+    }
+
+    /// The start of the reservation that an address lies in.
+    fn reservation(&self, address: u64) -> Option<u64> {
+        let (start, _) = self.reservations.range(..=address).next_back()?;
+        (address - start < self.reserved_bytes).then_some(*start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::SegmentLayout;
+    use crate::ids::StreamId;
+    use crate::size::{MIB, PoolKind};
+
+    fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
+        let (stream, pool) = (StreamId(0), None);
+        TraceEvent { action, address, size_bytes, stream, pool, empty_cache: false }
+    }
+
+    fn segment(address: u64, pool: PoolId, expandable: bool) -> SegmentLayout {
+        SegmentLayout {
+            address,
+            size_bytes: 2 * MIB,
+            stream: StreamId(0),
+            kind: PoolKind::Small,
+            pool,
+            expandable,
+            blocks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_segment_that_was_freed_belonged_to_the_default_pool() {
+        let pool = PoolId { capture: 3, user: 0 };
+        let trace = Trace {
+            events: vec![
+                event(Action::SegmentAlloc, 0x1000_0000, 2 * MIB),
+                event(Action::Alloc, 0x1000_0200, 512),
+                event(Action::SegmentFree, 0x1000_0000, 2 * MIB),
+                event(Action::SegmentAlloc, 0x1000_0000, 2 * MIB),
+                event(Action::Alloc, 0x1000_0200, 512),
+            ],
+            segments: vec![segment(0x1000_0000, pool, false)],
+            ..Trace::default()
+        };
+        let mut routing = PoolRouting::of(&trace, 1 << 37);
+        let pools: Vec<_> = (0..)
+            .zip(&trace.events)
+            .filter_map(|(at, event)| {
+                routing.see(at, event);
+                (event.action == Action::Alloc).then(|| routing.pool_of(event))
+            })
+            .collect();
+        assert_eq!(pools, [PoolId::DEFAULT, pool]);
+    }
+
+    #[test]
+    fn pages_belong_to_the_pool_of_their_reservation() {
+        let pool = PoolId { capture: 0, user: 9 };
+        let far = 1 << 40;
+        let trace = Trace {
+            events: vec![
+                event(Action::SegmentMap, 0x1000_0000, 2 * MIB),
+                event(Action::SegmentMap, far, 2 * MIB),
+            ],
+            segments: vec![segment(0x1000_0000, PoolId::DEFAULT, true), segment(far, pool, true)],
+            ..Trace::default()
+        };
+        let routing = PoolRouting::of(&trace, 1 << 37);
+        assert_eq!(routing.pool_of(&event(Action::Alloc, 0x1000_0200, 1)), PoolId::DEFAULT);
+        assert_eq!(routing.pool_of(&event(Action::Alloc, far + 6 * MIB, 1)), pool);
+        assert_eq!(routing.pool_of(&event(Action::OutOfMemory, far, 1)), PoolId::DEFAULT);
+    }
+}

@@ -1,0 +1,55 @@
+//! A device without its optional parts: no virtual memory, no pools, no capture.
+//!
+//! `straight!` writes the calls that every driver has, for wrappers that change a few of them.
+
+use std::sync::Arc;
+
+use stratalloc::driver::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo};
+use stratalloc::ids::{EventId, StreamId};
+
+/// Forwards the calls that every driver has to `self.$to`, all but `allocate`.
+macro_rules! straight {
+    ($to:ident) => {
+        $crate::common::plain::straight! { $to:
+            info() -> DeviceInfo;
+            memory_info() -> DriverResult<MemoryInfo>;
+            free(address: u64, size_bytes: u64) -> DriverResult<()>;
+            create_stream() -> DriverResult<StreamId>;
+            destroy_stream(stream: StreamId) -> DriverResult<()>;
+            synchronize_stream(stream: StreamId) -> DriverResult<()>;
+            synchronize_device() -> DriverResult<()>;
+            create_event() -> DriverResult<EventId>;
+            record_event(event: EventId, stream: StreamId) -> DriverResult<()>;
+            query_event(event: EventId) -> DriverResult<bool>;
+            synchronize_event(event: EventId) -> DriverResult<()>;
+            wait_event(stream: StreamId, event: EventId) -> DriverResult<()>;
+            destroy_event(event: EventId) -> DriverResult<()>;
+            copy(to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
+            copy_from_host(to: u64, from: &[u8], stream: StreamId) -> DriverResult<()>;
+            copy_to_host(to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()>;
+            fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
+            capture_status(stream: StreamId) -> DriverResult<CaptureStatus>;
+        }
+    };
+    ($to:ident: $($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $kind),*) -> $result {
+            self.$to.$name($($argument),*)
+        })*
+    };
+}
+
+pub(crate) use straight;
+
+/// Another device without its optional parts.
+#[derive(Debug)]
+pub(crate) struct Plain<D> {
+    pub(crate) inner: Arc<D>,
+}
+
+impl<D: Driver> Driver for Plain<D> {
+    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
+        self.inner.allocate(size_bytes)
+    }
+
+    straight!(inner);
+}

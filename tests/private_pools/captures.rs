@@ -1,0 +1,367 @@
+//! Captures: what graphs keep, and blocks that are freed inside one.
+
+use stratalloc::allocator::{DeviceAllocator, PoolScope, Request, ScopeFilter};
+use stratalloc::driver::{Capture, Driver};
+use stratalloc::error::PoolError;
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::{KIB, MIB};
+
+use crate::bed::{BOTH, Bed, ROOMY};
+
+const REUSE: &str = "graph_capture_record_stream_reuse:True";
+
+fn both_with_reuse() -> [String; 2] {
+    BOTH.map(|conf| format!("{conf}{}{REUSE}", if conf.is_empty() { "" } else { "," }))
+}
+
+// Each size of request: segments and reserved bytes that a graph adds, and what its result keeps.
+#[test]
+fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
+    for (bytes, segments, reserved_mib) in [
+        (512, 1, 2),
+        (MIB, 2, 4),
+        (MIB + 512, 1, 20),
+        (10 * MIB - 512, 2, 40),
+        (10 * MIB + 512, 3, 36),
+    ] {
+        let bed = Bed::new(ROOMY, "");
+        let (stream, pool) = (bed.stream(), PoolId::next_capture());
+        let scope = bed.capture(stream, pool);
+        // Two intermediate values and a result that is kept.
+        let a = bed.take(bytes, stream);
+        let b = bed.take(bytes, stream);
+        let result = bed.take(bytes, stream);
+        bed.give(a);
+        bed.give(b);
+        bed.end_capture(stream);
+        let graph = scope.finish();
+        let now = bed.statistics();
+        assert_eq!(now.segment.all.current, segments, "{bytes}");
+        assert_eq!(bed.reserved_bytes(), reserved_mib * MIB, "{bytes}");
+        bed.empty_cache();
+        assert_eq!(bed.reserved_bytes(), reserved_mib * MIB, "a graph keeps its memory");
+        drop(graph);
+        bed.empty_cache();
+        assert_eq!(bed.statistics().segment.all.current, 1, "the result's segment: {bytes}");
+        bed.give(result);
+        bed.empty_cache();
+        assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
+        bed.check();
+    }
+}
+
+#[test]
+fn an_expandable_graph_adds_no_segment() {
+    let bed = Bed::new(ROOMY, "expandable_segments:True");
+    let (stream, pool) = (bed.stream(), PoolId::next_capture());
+    let scope = bed.capture(stream, pool);
+    let block = bed.take(MIB, stream);
+    bed.give(block);
+    bed.end_capture(stream);
+    let graph = scope.finish();
+    assert_eq!(bed.statistics().segment.all.current, 0);
+    assert_eq!(bed.reserved_bytes(), 2 * MIB);
+    drop(graph);
+    bed.empty_cache();
+    assert_eq!(bed.reserved_bytes(), 0);
+    bed.check();
+}
+
+// Two graphs of 2 MiB: 2 MiB less if they share a pool.
+#[test]
+fn graphs_that_share_a_pool_share_its_memory() {
+    for conf in BOTH {
+        let reserved = [false, true].map(|shared| {
+            let bed = Bed::new(ROOMY, conf);
+            let stream = bed.stream();
+            let first = PoolId::next_capture();
+            let second = if shared { first } else { PoolId::next_capture() };
+            let graphs = [first, second].map(|pool| {
+                let scope = bed.capture(stream, pool);
+                bed.give(bed.take(KIB, stream));
+                bed.end_capture(stream);
+                scope.finish()
+            });
+            let bytes = bed.reserved_bytes();
+            drop(graphs);
+            bed.empty_cache();
+            assert_eq!(bed.reserved_bytes(), 0);
+            bed.check();
+            bytes
+        });
+        assert_eq!(reserved[0] - reserved[1], 2 * MIB);
+    }
+}
+
+#[test]
+fn a_capture_that_fails_leaves_nothing_behind() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let (stream, pool) = (bed.stream(), PoolId::next_capture());
+        let attempt = || -> Result<(), PoolError> {
+            let _scope = bed.capture(stream, pool);
+            let block = bed.take(MIB, stream);
+            bed.sim.invalidate_capture(stream);
+            bed.give(block);
+            // A framework that gives up here unwinds past everything it opened.
+            Err(PoolError::IsDefault)
+        };
+        assert!(attempt().is_err());
+        assert!(Capture::end(&*bed.sim, stream).is_err(), "the capture was broken");
+        assert_eq!(bed.pools().pool_users(pool), Some(0));
+        bed.empty_cache();
+        assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
+        let again = PoolId::next_capture();
+        let scope = bed.capture(stream, again);
+        bed.give(bed.take(MIB, stream));
+        bed.end_capture(stream);
+        drop(scope);
+        bed.check();
+    }
+}
+
+#[test]
+fn a_capture_in_the_same_pool_can_be_repeated() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let stream = bed.stream();
+        let pool = PoolId::next_user();
+        bed.pools().create_pool(pool, Default::default()).unwrap();
+        let addresses: Vec<_> = (0..3)
+            .map(|_| {
+                let scope = bed.capture(stream, pool);
+                let block = bed.take(3 * MIB, stream);
+                let address = block.address();
+                bed.give(block);
+                bed.end_capture(stream);
+                drop(scope);
+                address
+            })
+            .collect();
+        assert!(addresses.windows(2).all(|pair| pair[0] == pair[1]), "{addresses:?}");
+        bed.pools().release_pool(pool).unwrap();
+        bed.pools().empty_pool(pool).unwrap();
+        assert_eq!(bed.engine().private_pool_count(), 0);
+        bed.check();
+    }
+}
+
+#[test]
+fn only_streams_of_the_capture_are_routed_to_its_pool() {
+    let bed = Bed::new(ROOMY, "");
+    let (stream, side, other) = (bed.stream(), bed.stream(), bed.stream());
+    let pool = PoolId::next_capture();
+    let scope = bed.capture(stream, pool);
+    let forked = {
+        bed.join(stream, side);
+        bed.take(KIB, side)
+    };
+    let inside = bed.take(KIB, stream);
+    let outside = bed.take(KIB, other);
+    assert_eq!(bed.pools().live_addresses(pool).unwrap().len(), 2);
+    bed.join(side, stream);
+    bed.end_capture(stream);
+    let _graph = scope.finish();
+    [forked, inside, outside].into_iter().for_each(|block| bed.give(block));
+    bed.check();
+}
+
+// Events may not be queried in a capture: a request that did would fail. What was recorded in it ends
+// with it, and the next request outside frees the block.
+#[test]
+fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let (stream, side) = (bed.stream(), bed.stream());
+        let (before, elsewhere) = (bed.take(3 * MIB, stream), bed.stream());
+        bed.record(&before, elsewhere);
+        bed.give(before);
+        let pool = PoolId::next_capture();
+        let scope = bed.capture(stream, pool);
+        bed.join(stream, side);
+        let block = bed.take(4 * MIB, stream);
+        let address = block.address();
+        bed.record(&block, side);
+        bed.give(block);
+        let queries = bed.sim.calls("query_event");
+        let second = bed.take(4 * MIB, stream);
+        assert_ne!(second.address(), address, "its other use is not joined");
+        assert_eq!(bed.sim.calls("query_event"), queries, "no event was queried");
+        assert_eq!(bed.statistics().active_bytes.all.current, 11 << 20, "two wait");
+        bed.join(side, stream);
+        bed.end_capture(stream);
+        let graph = scope.finish();
+        bed.give(second);
+        bed.give(bed.take(512, stream));
+        assert_eq!(bed.pools().live_addresses(pool).unwrap(), [0; 0]);
+        let waiting = bed.statistics().active_bytes.all.current;
+        assert_eq!(waiting, 3 << 20, "only the use from before the capture is waited for");
+        bed.sim.complete_all();
+        bed.give(bed.take(512, stream));
+        assert_eq!(bed.statistics().active.all.current, 0);
+        drop(graph);
+        bed.empty_cache();
+        assert_eq!(bed.reserved_bytes(), 0);
+        bed.check();
+    }
+}
+
+// With reuse on, a block is handed out again inside the capture once its other stream is joined.
+#[test]
+fn reuse_in_a_capture_waits_for_the_join_of_a_stream() {
+    for conf in both_with_reuse() {
+        let bed = Bed::new(ROOMY, &conf);
+        let (stream, side) = (bed.stream(), bed.stream());
+        let scope = bed.capture(stream, PoolId::next_capture());
+        bed.join(stream, side);
+        let block = bed.take(8 * MIB, stream);
+        let address = block.address();
+        bed.work(&block, side);
+        bed.give(block);
+        let early = bed.take(8 * MIB, stream);
+        assert_ne!(early.address(), address, "{conf}");
+        bed.join(side, stream);
+        let late = bed.take(8 * MIB, stream);
+        assert_eq!(late.address(), address, "{conf}");
+        bed.end_capture(stream);
+        drop(scope);
+        [early, late].into_iter().for_each(|block| bed.give(block));
+        bed.check();
+    }
+}
+
+#[test]
+fn reuse_in_a_capture_waits_for_the_join_of_all_streams() {
+    for conf in both_with_reuse() {
+        let bed = Bed::new(ROOMY, &conf);
+        let stream = bed.stream();
+        let sides = [bed.stream(), bed.stream(), bed.stream()];
+        let scope = bed.capture(stream, PoolId::next_capture());
+        sides.into_iter().for_each(|side| bed.join(stream, side));
+        let block = bed.take(8 * MIB, stream);
+        let address = block.address();
+        sides.into_iter().for_each(|side| bed.work(&block, side));
+        bed.give(block);
+        let mut held = Vec::new();
+        for (joined, side) in sides.into_iter().enumerate() {
+            held.push(bed.take(8 * MIB, stream));
+            assert_ne!(held[joined].address(), address, "{joined} of 3 joined");
+            bed.join(side, stream);
+        }
+        held.push(bed.take(8 * MIB, stream));
+        assert_eq!(held[3].address(), address);
+        bed.end_capture(stream);
+        drop(scope);
+        held.into_iter().for_each(|block| bed.give(block));
+        bed.check();
+    }
+}
+
+// A block deferred in one graph is free for the next graph of the same pool.
+#[test]
+fn what_one_graph_deferred_the_next_one_reuses() {
+    for conf in both_with_reuse() {
+        let bed = Bed::new(ROOMY, &conf);
+        let (stream, side) = (bed.stream(), bed.stream());
+        let pool = PoolId::next_capture();
+        let first = bed.capture(stream, pool);
+        bed.join(stream, side);
+        let block = bed.take(8 * MIB, stream);
+        let address = block.address();
+        bed.work(&block, side);
+        bed.give(block);
+        bed.join(side, stream);
+        bed.end_capture(stream);
+        let graph = first.finish();
+        let second = bed.capture(stream, pool);
+        let again = bed.take(8 * MIB, stream);
+        assert_eq!(again.address(), address);
+        bed.end_capture(stream);
+        drop(second);
+        drop(graph);
+        bed.give(again);
+        bed.check();
+    }
+}
+
+// A use from before the capture is real work: it keeps the block until that work is done.
+#[test]
+fn a_use_from_before_the_capture_is_waited_for() {
+    for conf in both_with_reuse() {
+        let bed = Bed::new(ROOMY, &conf);
+        let (stream, side) = (bed.stream(), bed.stream());
+        let pool = PoolId::next_user();
+        bed.pools().create_pool(pool, Default::default()).unwrap();
+        let request = Request::new(8 * MIB, stream);
+        let block = bed.pools().allocate_in(pool, request).unwrap();
+        let address = block.address();
+        bed.record(&block, side);
+        let scope = bed.capture(stream, pool);
+        bed.join(stream, side);
+        bed.work(&block, side);
+        bed.give(block);
+        bed.join(side, stream);
+        let inside = bed.take(8 * MIB, stream);
+        assert_ne!(inside.address(), address);
+        bed.end_capture(stream);
+        drop(scope);
+        bed.give(inside);
+        let waiting = bed.pools().allocate_in(pool, Request::new(16 * MIB, stream)).unwrap();
+        assert_eq!(bed.statistics().active_bytes.all.current, 24 << 20, "it still waits");
+        bed.give(waiting);
+        bed.sim.complete_all();
+        let free = bed.pools().allocate_in(pool, request).unwrap();
+        assert_eq!(bed.statistics().active.all.current, 1);
+        bed.give(free);
+        bed.check();
+    }
+}
+
+#[test]
+fn out_of_memory_in_a_capture_is_an_error_that_releases_nothing() {
+    for conf in BOTH {
+        let bed = Bed::new(1 << 30, conf);
+        let stream = bed.stream();
+        bed.give(bed.take(900 * MIB, stream));
+        let scope = bed.capture(stream, PoolId::next_capture());
+        bed.fail(4 << 40, stream);
+        bed.fail(500 * MIB, stream);
+        assert!(bed.reserved_bytes() >= 900 * MIB, "the cache is as it was");
+        bed.end_capture(stream);
+        drop(scope);
+        bed.give(bed.take(1000 * MIB, stream));
+        bed.check();
+    }
+}
+
+#[test]
+fn emptying_the_cache_in_a_capture_does_nothing() {
+    let bed = Bed::new(ROOMY, "");
+    let stream = bed.stream();
+    bed.give(bed.take(30 * MIB, stream));
+    let scope = bed.capture(stream, PoolId::next_capture());
+    bed.empty_cache();
+    assert_eq!(bed.reserved_bytes(), 30 * MIB);
+    bed.end_capture(stream);
+    drop(scope);
+    bed.empty_cache();
+    assert_eq!(bed.reserved_bytes(), 0);
+}
+
+#[test]
+fn a_scope_of_an_unknown_capture_routes_nobody() {
+    let bed = Bed::new(ROOMY, "");
+    let stream = bed.stream();
+    let pool = PoolId::next_capture();
+    let filter = ScopeFilter::Capture(u64::MAX);
+    let scope = PoolScope::open(bed.pools(), pool, filter).unwrap();
+    let block = bed.take(KIB, stream);
+    assert_eq!(bed.pools().live_addresses(pool).unwrap(), [0; 0]);
+    drop(scope);
+    bed.give(block);
+    assert!(matches!(
+        bed.sim.capture_status(StreamId(0)),
+        Ok(stratalloc::driver::CaptureStatus::None)
+    ));
+    assert!(bed.strategy.private_pools().is_some());
+}

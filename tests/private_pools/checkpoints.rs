@@ -1,0 +1,288 @@
+//! Checkpoints of a pool and going back to them; blocks at exact addresses.
+
+use stratalloc::allocator::{Allocation, Caching, PoolCheckpoint, Request};
+use stratalloc::error::{AllocError, PoolError};
+use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::{GIB, KIB, MIB};
+
+use crate::bed::{BOTH, Bed, ROOMY};
+
+const HOME: StreamId = StreamId(0);
+
+struct Tree {
+    bed: Bed,
+    pool: PoolId,
+}
+
+impl Tree {
+    fn new(conf: &str) -> Self {
+        let bed = Bed::new(ROOMY, conf);
+        let pool = PoolId::next_capture();
+        bed.pools().create_pool(pool, Default::default()).expect("the id is new");
+        Self { bed, pool }
+    }
+
+    fn take(&self, bytes: u64) -> Allocation {
+        self.bed.pools().allocate_in(self.pool, Request::new(bytes, HOME)).expect("it fits")
+    }
+
+    fn give(&self, block: Allocation) {
+        self.bed.give(block);
+    }
+
+    fn checkpoint(&self) -> PoolCheckpoint {
+        self.bed.pools().checkpoint(self.pool).expect("nothing waits")
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Vec<Allocation> {
+        let restored = self.bed.pools().restore(checkpoint).expect("it fits");
+        self.bed.check();
+        restored.live
+    }
+
+    fn live(&self) -> Vec<u64> {
+        self.bed.pools().live_addresses(self.pool).expect("it exists")
+    }
+
+    fn same_as(&self, checkpoint: &PoolCheckpoint) {
+        let shape = |segments: &[stratalloc::history::SegmentLayout]| {
+            let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+            blocks.map(|b| (b.address, b.size_bytes, b.state)).collect::<Vec<_>>()
+        };
+        assert_eq!(shape(&self.bed.layout_of(self.pool)), shape(&checkpoint.segments));
+    }
+}
+
+#[test]
+fn going_back_reproduces_every_block() {
+    for conf in BOTH {
+        let tree = Tree::new(conf);
+        let held: Vec<_> = [512, 2 * MIB, 100 * KIB, 15 * MIB, MIB].map(|b| tree.take(b)).into();
+        let checkpoint = tree.checkpoint();
+        let before = tree.live();
+        held.into_iter().for_each(|block| tree.give(block));
+        let other: Vec<_> = [3 * MIB, 512, 512].map(|b| tree.take(b)).into();
+        let stale = other[0].address();
+        let live = tree.restore(&checkpoint);
+        assert_eq!(tree.live(), before);
+        tree.same_as(&checkpoint);
+        assert_eq!(live.len(), 5);
+        assert!(
+            live.iter().zip([512, MIB]).all(|(block, least)| block.size_bytes() >= least.min(512))
+        );
+        let refused = other.into_iter().map(|b| {
+            use stratalloc::allocator::DeviceAllocator;
+            tree.bed.strategy.free(b)
+        });
+        assert!(refused.into_iter().all(|r| r.is_err()), "old handles are stale: {stale:#x}");
+        live.into_iter().for_each(|block| tree.give(block));
+        assert_eq!(tree.live(), [0; 0]);
+    }
+}
+
+// Eleven blocks of 512 bytes of which some survive: in the middle, two apart, two side by side.
+#[test]
+fn survivors_in_the_middle_of_a_segment_come_back() {
+    for conf in BOTH {
+        for survivors in [vec![5], vec![5, 8], vec![5, 6]] {
+            let tree = Tree::new(conf);
+            let mut blocks: Vec<_> = (0..11).map(|_| Some(tree.take(512))).collect();
+            let kept: Vec<_> = survivors.iter().map(|&n| blocks[n].take().unwrap()).collect();
+            blocks.into_iter().flatten().for_each(|block| tree.give(block));
+            let checkpoint = tree.checkpoint();
+            let addresses: Vec<_> = kept.iter().map(Allocation::address).collect();
+            kept.into_iter().for_each(|block| tree.give(block));
+            let _later: Vec<_> = (0..20).map(|_| tree.take(512)).collect();
+            let live = tree.restore(&checkpoint);
+            assert_eq!(live.iter().map(Allocation::address).collect::<Vec<_>>(), addresses);
+            tree.same_as(&checkpoint);
+        }
+    }
+}
+
+#[test]
+fn what_was_allocated_later_is_undone() {
+    for conf in BOTH {
+        let tree = Tree::new(conf);
+        let first = tree.take(MIB);
+        let checkpoint = tree.checkpoint();
+        let later: Vec<_> = [512, 30 * MIB, 100].map(|bytes| tree.take(bytes).address()).into();
+        let freed = tree.bed.pools().restore(&checkpoint).unwrap();
+        assert!(later.iter().all(|address| freed.freed.contains(address)));
+        assert_eq!(tree.live(), [first.address()]);
+        assert_eq!(freed.live.len(), 1);
+        tree.bed.check();
+    }
+}
+
+#[test]
+fn blocks_may_die_after_going_back() {
+    let tree = Tree::new("");
+    let _blocks = [tree.take(512), tree.take(3 * MIB)];
+    let checkpoint = tree.checkpoint();
+    let mut live = tree.restore(&checkpoint);
+    assert_eq!(tree.live().len(), 2);
+    tree.give(live.pop().unwrap());
+    assert_eq!(tree.live().len(), 1);
+    let address = live.pop().unwrap().address();
+    use stratalloc::allocator::DeviceAllocator;
+    tree.bed.strategy.raw_addresses().unwrap().free_raw(address).unwrap();
+    assert_eq!(tree.live(), [0; 0]);
+    tree.bed.check();
+}
+
+#[test]
+fn live_blocks_are_compared_as_a_set() {
+    let tree = Tree::new("");
+    let blocks = [512, MIB, 3 * MIB].map(|bytes| tree.take(bytes));
+    let mut addresses = blocks.each_ref().map(Allocation::address).to_vec();
+    let exactly = |set: &[u64]| tree.bed.pools().holds_exactly(tree.pool, set).unwrap();
+    addresses.reverse();
+    assert!(exactly(&addresses));
+    assert!(!exactly(&addresses[1..]));
+    addresses.push(512);
+    assert!(!exactly(&addresses));
+    blocks.into_iter().for_each(|block| tree.give(block));
+    assert!(exactly(&[]));
+    let pool = PoolId { capture: 1 << 40, user: 0 };
+    assert_eq!(tree.bed.pools().holds_exactly(pool, &[]), Err(PoolError::Unknown { pool }));
+}
+
+// An expandable segment that grew since: 2 MiB live of 20, then 32 of 40, then 2 of 40 again.
+#[test]
+fn an_expandable_segment_that_grew_keeps_its_pages() {
+    let tree = Tree::new("expandable_segments:True");
+    let _small = tree.take(2 * MIB);
+    let checkpoint = tree.checkpoint();
+    let blocks = || tree.bed.blocks_of(tree.pool);
+    assert_eq!(blocks(), [(2 * MIB, ActiveAllocated), (18 * MIB, Inactive)]);
+    let live = tree.restore(&checkpoint);
+    live.into_iter().for_each(|block| tree.give(block));
+    let _large = tree.take(32 * MIB);
+    assert_eq!(blocks(), [(32 * MIB, ActiveAllocated), (8 * MIB, Inactive)]);
+    tree.restore(&checkpoint);
+    assert_eq!(blocks(), [(2 * MIB, ActiveAllocated), (38 * MIB, Inactive)]);
+}
+
+#[test]
+fn segments_that_came_later_stay_idle() {
+    let tree = Tree::new("");
+    let kept = tree.take(512);
+    let checkpoint = tree.checkpoint();
+    let more = [tree.take(30 * MIB), tree.take(15 * MIB)];
+    tree.restore(&checkpoint);
+    assert_eq!(tree.bed.layout_of(tree.pool).len(), 3);
+    assert_eq!(tree.live(), [kept.address()]);
+    drop(more);
+}
+
+#[test]
+fn a_realistic_history_round_trips() {
+    for conf in BOTH {
+        let tree = Tree::new(conf);
+        let mut held = Vec::new();
+        for step in 0..400_u64 {
+            let bytes = 512 << (step * 7919 % 16);
+            held.push(tree.take(bytes + step));
+            if step % 3 == 0 {
+                let at = usize::try_from(step * 31).unwrap() % held.len();
+                tree.give(held.swap_remove(at));
+            }
+        }
+        let checkpoint = tree.checkpoint();
+        let mut before: Vec<_> = held.iter().map(|b| (b.address(), b.size_bytes())).collect();
+        held.drain(..).for_each(|block| tree.give(block));
+        held.extend((0..50_u64).map(|n| tree.take(n * 100 * KIB + 1)));
+        let live = tree.restore(&checkpoint);
+        let mut after: Vec<_> = live.iter().map(|b| (b.address(), b.size_bytes())).collect();
+        before.sort_unstable();
+        after.sort_unstable();
+        assert_eq!(after, before, "with the sizes that were asked for");
+        tree.same_as(&checkpoint);
+    }
+}
+
+#[test]
+fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
+    let tree = Tree::new("");
+    let blocks = [tree.take(MIB), tree.take(512), tree.take(30 * MIB)];
+    let good = tree.checkpoint();
+    let refused = |bad: &PoolCheckpoint| {
+        let before = tree.bed.engine().layout();
+        let error = tree.bed.pools().restore(bad).unwrap_err();
+        assert_eq!(tree.bed.engine().layout(), before, "{error}");
+        error
+    };
+    let mut hostile = Vec::new();
+    for change in 0..10 {
+        let mut bad = good.clone();
+        let segment = &mut bad.segments[0];
+        match change {
+            0 => segment.address += 512,
+            1 => segment.size_bytes *= 2,
+            2 => segment.stream = StreamId(99),
+            3 => segment.kind = stratalloc::size::PoolKind::Large,
+            4 => segment.blocks[0].size_bytes = u64::MAX,
+            5 => segment.blocks[0].requested_bytes = 0,
+            6 => segment.blocks[0].address = u64::MAX - 511,
+            7 => drop(segment.blocks.remove(0)),
+            8 => segment.blocks.clear(),
+            _ => {
+                let twice = bad.segments[0].clone();
+                bad.segments.insert(0, twice);
+            }
+        }
+        hostile.push(bad);
+    }
+    for bad in &hostile {
+        let error = refused(bad);
+        assert!(matches!(error, PoolError::NotInPool { .. }), "{error}");
+    }
+    let pool = PoolId::next_user();
+    let stranger = PoolCheckpoint { pool, ..good.clone() };
+    assert_eq!(refused(&stranger), PoolError::Unknown { pool });
+    let default = PoolCheckpoint { pool: PoolId::DEFAULT, ..good.clone() };
+    assert_eq!(refused(&default), PoolError::IsDefault);
+
+    let side = tree.bed.stream();
+    let [waiting, ..] = blocks;
+    let address = waiting.address();
+    tree.bed.record(&waiting, side);
+    tree.give(waiting);
+    let pool = tree.pool;
+    assert_eq!(refused(&good), PoolError::Draining { pool, address });
+    assert_eq!(tree.bed.pools().checkpoint(pool), Err(PoolError::Draining { pool, address }));
+    tree.bed.pools().release_pool(pool).unwrap();
+    assert_eq!(tree.bed.pools().checkpoint(pool), Err(PoolError::Released { pool }));
+}
+
+#[test]
+fn a_block_can_be_had_at_an_exact_address() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let caching: &dyn Caching = bed.engine();
+        let whole = bed.take(20 * MIB, HOME);
+        let base = whole.address();
+        bed.give(whole);
+        let middle = caching.allocate_at(Request::new(3 * MIB, HOME), base + 5 * MIB).unwrap();
+        assert_eq!(middle.address(), base + 5 * MIB);
+        bed.check();
+        let refused = |address: u64, bytes: u64| {
+            let error = caching.allocate_at(Request::new(bytes, HOME), address).unwrap_err();
+            assert!(matches!(error, AllocError::NoBlockAt { .. }), "{error}");
+        };
+        refused(base + 5 * MIB, 2 * MIB);
+        refused(base + 4 * MIB, 2 * MIB);
+        refused(base + 8 * MIB + 1, 2 * MIB);
+        refused(base + 8 * MIB, 13 * MIB);
+        refused(u64::MAX - 511, 2 * MIB);
+        refused(0, 2 * MIB);
+        assert!(caching.allocate_at(Request::new(2 * MIB, StreamId(9)), base).is_err());
+        let front = caching.allocate_at(Request::new(5 * MIB, HOME), base).unwrap();
+        let rest = caching.allocate_at(Request::new(12 * MIB, HOME), base + 8 * MIB).unwrap();
+        [front, middle, rest].into_iter().for_each(|block| bed.give(block));
+        bed.check();
+        assert!(bed.reserved_bytes() < GIB);
+    }
+}

@@ -1,0 +1,197 @@
+//! Pools whose segments come from somewhere else than the driver.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions, SegmentAllocator};
+use stratalloc::error::AllocError;
+use stratalloc::ids::StreamId;
+use stratalloc::size::MIB;
+
+use crate::bed::{BOTH, Bed, ROOMY};
+
+const HOME: StreamId = StreamId(0);
+
+/// Hands out addresses of its own, far from the device's.
+#[derive(Debug, Default)]
+struct Own {
+    taken: Mutex<Vec<(u64, u64)>>,
+    given_back: Mutex<Vec<(u64, u64)>>,
+    crooked: bool,
+    empty: bool,
+}
+
+impl SegmentAllocator for Own {
+    fn allocate(&self, size_bytes: u64, _: StreamId) -> Option<u64> {
+        if self.empty {
+            return None;
+        }
+        let mut taken = self.taken.lock();
+        let address = (1 << 50) + (taken.len() as u64) * (1 << 32) + u64::from(self.crooked);
+        taken.push((address, size_bytes));
+        Some(address)
+    }
+
+    fn free(&self, address: u64, size_bytes: u64, _: StreamId) {
+        self.given_back.lock().push((address, size_bytes));
+    }
+}
+
+fn options(own: &Arc<Own>) -> PoolOptions {
+    PoolOptions { allocator: Some(Arc::clone(own) as _), ..PoolOptions::default() }
+}
+
+// Two requests of 1 MiB share a segment, a third takes another; nothing is given back before the
+// pool has gone. Such pools are never expandable.
+#[test]
+fn segments_come_from_the_pools_own_allocator_and_go_back_to_it() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let own = Arc::new(Own::default());
+        let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+        let scope = pool.enter().unwrap();
+        let mut held = vec![bed.take(MIB, HOME), bed.take(MIB, HOME)];
+        assert_eq!(bed.layout_of(pool.id()).len(), 1);
+        held.push(bed.take(MIB, HOME));
+        drop(scope);
+        let layout = bed.layout_of(pool.id());
+        assert_eq!(layout.len(), 2);
+        assert!(layout.iter().all(|segment| !segment.expandable && segment.address >= 1 << 50));
+        bed.engine().check().unwrap();
+        held.into_iter().for_each(|block| bed.give(block));
+        bed.empty_cache();
+        assert_eq!(own.given_back.lock().len(), 0, "the pool is in use");
+        drop(pool);
+        assert_eq!(*own.given_back.lock(), *own.taken.lock());
+        assert_eq!(bed.reserved_bytes(), 0);
+        bed.check();
+    }
+}
+
+#[test]
+fn a_default_pool_beside_it_stays_expandable() {
+    let bed = Bed::new(ROOMY, "expandable_segments:True");
+    let own = Arc::new(Own::default());
+    let with_own = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+    let plain = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let held = [&with_own, &plain].map(|pool| {
+        let _scope = pool.enter().unwrap();
+        bed.take(MIB, HOME)
+    });
+    let expandable = [&with_own, &plain].map(|pool| bed.layout_of(pool.id())[0].expandable);
+    assert_eq!(expandable, [false, true]);
+    held.into_iter().for_each(|block| bed.give(block));
+}
+
+// The allocator object outlives the pool as long as a block of its memory lives.
+#[test]
+fn the_allocator_lives_as_long_as_its_memory() {
+    let bed = Bed::new(ROOMY, "");
+    let own = Arc::new(Own::default());
+    let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+    let scope = pool.enter().unwrap();
+    let kept = bed.take(MIB, HOME);
+    drop(scope);
+    drop(pool);
+    assert_eq!(Arc::strong_count(&own), 2);
+    assert_eq!(own.given_back.lock().len(), 0);
+    bed.give(kept);
+    bed.empty_cache();
+    assert_eq!(own.given_back.lock().len(), 1);
+    assert_eq!(Arc::strong_count(&own), 1);
+}
+
+#[test]
+fn memory_goes_back_to_its_maker_also_when_the_allocator_goes_first() {
+    let own = Arc::new(Own::default());
+    {
+        let bed = Bed::new(ROOMY, "");
+        let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+        let scope = pool.enter().unwrap();
+        let _leaked = bed.take(MIB, HOME);
+        drop(scope);
+        drop(pool);
+    }
+    assert_eq!(*own.given_back.lock(), *own.taken.lock());
+}
+
+#[test]
+fn an_allocator_without_memory_is_out_of_memory_and_a_crooked_one_an_error() {
+    let bed = Bed::new(ROOMY, "");
+    let dry = Arc::new(Own { empty: true, ..Own::default() });
+    let pool = MemoryPool::new(bed.pools(), options(&dry)).unwrap();
+    let scope = pool.enter().unwrap();
+    let report = bed.fail(MIB, HOME);
+    assert_eq!(report.pool, pool.id());
+    assert!(report.to_string().contains("the pool's own allocator has no"), "{report}");
+    drop(scope);
+
+    let crooked = Arc::new(Own { crooked: true, ..Own::default() });
+    let pool = MemoryPool::new(bed.pools(), options(&crooked)).unwrap();
+    let scope = pool.enter().unwrap();
+    use stratalloc::allocator::Request;
+    let refused = bed.strategy.allocate(Request::new(MIB, HOME)).unwrap_err();
+    assert!(matches!(refused, AllocError::Driver(_)), "{refused}");
+    assert_eq!(*crooked.given_back.lock(), *crooked.taken.lock());
+    drop(scope);
+    assert_eq!(bed.reserved_bytes(), 0);
+    bed.check();
+}
+
+/// Calls back into the allocator that asks it.
+#[derive(Debug)]
+struct Curious {
+    inner: Own,
+    ask: Mutex<Option<Arc<Bed>>>,
+}
+
+impl std::fmt::Debug for Bed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Bed")
+    }
+}
+
+impl SegmentAllocator for Curious {
+    fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64> {
+        if let Some(bed) = self.ask.lock().take() {
+            let _ = bed.engine().statistics();
+            bed.empty_cache();
+        }
+        self.inner.allocate(size_bytes, stream)
+    }
+
+    fn free(&self, address: u64, size_bytes: u64, stream: StreamId) {
+        if let Some(bed) = self.ask.lock().take() {
+            let _ = bed.engine().layout();
+        }
+        self.inner.free(address, size_bytes, stream);
+    }
+}
+
+#[test]
+fn an_own_allocator_may_call_back() {
+    let bed = Arc::new(Bed::new(ROOMY, ""));
+    let own = Arc::new(Curious { inner: Own::default(), ask: Mutex::new(Some(Arc::clone(&bed))) });
+    let options = PoolOptions { allocator: Some(Arc::clone(&own) as _), ..PoolOptions::default() };
+    let pool = MemoryPool::new(bed.pools(), options).unwrap();
+    let scope = pool.enter().unwrap();
+    let block = bed.take(MIB, HOME);
+    drop(scope);
+    bed.give(block);
+    *own.ask.lock() = Some(Arc::clone(&bed));
+    drop(pool);
+    assert_eq!(own.inner.given_back.lock().len(), 1);
+}
+
+#[test]
+fn memory_that_the_driver_does_not_know_cannot_be_shared() {
+    let bed = Bed::new(ROOMY, "");
+    let own = Arc::new(Own::default());
+    let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+    let scope = pool.enter().unwrap();
+    let block = bed.take(MIB, HOME);
+    drop(scope);
+    let refused = bed.strategy.sharing().unwrap().share(&block).unwrap_err();
+    assert!(refused.to_string().contains("a pool's own allocator"), "{refused}");
+    bed.give(block);
+}

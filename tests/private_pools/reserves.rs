@@ -1,0 +1,124 @@
+//! Address space of expandable segments: classes of streams, and what is listed.
+
+use stratalloc::allocator::{Caching, DeviceAllocator, MemoryPool, PoolOptions};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::ids::StreamId;
+use stratalloc::size::{GIB, MIB, PoolKind};
+
+use crate::bed::Bed;
+
+const DEVICE_BYTES: u64 = 100 * GIB;
+const ON: &str = "expandable_segments:True";
+
+/// The address space that the first large segment of a stream reserves.
+fn reserved(bed: &Bed, stream: StreamId) -> u64 {
+    let block = bed.take(30 * MIB, stream);
+    let caching: &dyn Caching = bed.engine();
+    let segments = caching.expandable_segments();
+    let own = segments.iter().find(|s| s.stream == stream && s.kind == PoolKind::Large);
+    let bytes = own.expect("it has one").reserved_bytes;
+    bed.give(block);
+    bytes
+}
+
+fn rounded(bytes: u64) -> u64 {
+    bytes.next_multiple_of(20 * MIB)
+}
+
+#[test]
+fn reserves_are_what_the_configuration_says() {
+    let most = DEVICE_BYTES / 8 * 9;
+    for (reserve, expected) in [
+        ("", most),
+        (",expandable_segments_reserve:0.5", 50 * GIB),
+        (",expandable_segments_reserve:40G", 40 * GIB),
+        (",expandable_segments_reserve:1e20G", most),
+        (",expandable_segments_reserve:7", most),
+    ] {
+        let bed = Bed::new(DEVICE_BYTES, &format!("{ON}{reserve}"));
+        assert_eq!(reserved(&bed, StreamId(0)), rounded(expected), "{reserve}");
+    }
+}
+
+#[test]
+fn a_stream_has_the_reserve_of_its_class() {
+    let conf = format!(
+        "{ON},expandable_segments_reserve:40G,\
+         expandable_segments_reserve_by_class:[side:0.25,tiny:8G]"
+    );
+    let bed = Bed::new(DEVICE_BYTES, &conf);
+    let caching: &dyn Caching = bed.engine();
+    for (stream, class, expected) in [
+        (1, Some("side"), 25 * GIB),
+        (2, Some("tiny"), 8 * GIB),
+        (3, Some("unknown"), 40 * GIB),
+        (4, Some(""), 40 * GIB),
+        (5, None, 40 * GIB),
+    ] {
+        let stream = StreamId(stream);
+        caching.set_reserve_class(stream, class);
+        assert_eq!(reserved(&bed, stream), rounded(expected), "{class:?}");
+    }
+    caching.set_reserve_class(StreamId(6), Some("tiny"));
+    caching.set_reserve_class(StreamId(6), None);
+    assert_eq!(reserved(&bed, StreamId(6)), rounded(40 * GIB), "the class was taken away");
+    bed.check();
+}
+
+// A request of a fifth of the device, where a segment reserves a twentieth of it.
+#[test]
+fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
+    let conf = format!(
+        "{ON},expandable_segments_reserve:0.05,expandable_segments_reserve_by_class:[side:0.04]"
+    );
+    let bed = Bed::new(DEVICE_BYTES, &conf);
+    let told = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let count = std::sync::Arc::clone(&told);
+    let observer = move |_: &stratalloc::error::OutOfMemory| {
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    };
+    let pressure = bed.strategy.pressure().unwrap();
+    pressure.add_oom_observer(std::sync::Arc::new(observer));
+    let report = bed.fail(20 * GIB, StreamId(0)).to_string();
+    assert!(report.contains("expandable_segments_reserve."), "{report}");
+    assert!(!report.contains("class"), "{report}");
+    let caching: &dyn Caching = bed.engine();
+    caching.set_reserve_class(StreamId(9), Some("side"));
+    let report = bed.fail(20 * GIB, StreamId(9)).to_string();
+    assert!(report.contains("expandable_segments_reserve_by_class."), "{report}");
+    assert!(report.contains("class 'side'"), "{report}");
+    let report = bed.fail(100 * DEVICE_BYTES, StreamId(0)).to_string();
+    assert!(!report.contains("reserve"), "no reserve could help: {report}");
+    assert_eq!(told.load(std::sync::atomic::Ordering::Relaxed), 3);
+}
+
+#[test]
+fn segments_of_all_streams_and_pools_are_listed() {
+    let bed = Bed::new(DEVICE_BYTES, ON);
+    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let scope = pool.enter().unwrap();
+    let mut held = vec![bed.take(MIB, StreamId(7))];
+    drop(scope);
+    held.extend([bed.take(MIB, StreamId(0)), bed.take(45 * MIB, StreamId(0))]);
+    let caching: &dyn Caching = bed.engine();
+    let mut listed: Vec<_> = caching
+        .expandable_segments()
+        .iter()
+        .map(|s| (s.stream.0, s.pool == pool.id(), s.kind, s.page_bytes, s.mapped_bytes))
+        .collect();
+    listed.sort_by_key(|of| (of.0, of.3));
+    assert_eq!(
+        listed,
+        [
+            (0, false, PoolKind::Small, 2 * MIB, 2 * MIB),
+            (0, false, PoolKind::Large, 20 * MIB, 60 * MIB),
+            (7, true, PoolKind::Small, 2 * MIB, 2 * MIB),
+        ]
+    );
+    held.into_iter().for_each(|block| bed.give(block));
+    let off = Config::parse("", &KeyTable::default()).unwrap();
+    caching.apply(&off).unwrap();
+    bed.empty_cache();
+    assert_eq!(caching.expandable_segments().len(), 1, "the pool is in use");
+    bed.check();
+}

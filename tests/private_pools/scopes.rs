@@ -1,0 +1,354 @@
+//! Scopes and users: who is served from which pool, and what stays when they go.
+
+use std::sync::mpsc::channel;
+use std::thread;
+
+use stratalloc::allocator::{MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter};
+use stratalloc::error::{AllocError, PoolError};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::{KIB, MIB};
+
+use crate::bed::{BOTH, Bed, ROOMY};
+
+const HOME: StreamId = StreamId(0);
+
+fn pool_of(bed: &Bed, address: u64) -> PoolId {
+    let layout = bed.engine().layout();
+    let holds = |s: &&stratalloc::history::SegmentLayout| {
+        (s.address..s.address + s.size_bytes).contains(&address)
+    };
+    layout.iter().find(holds).expect("every block is in a segment").pool
+}
+
+#[test]
+fn ids_of_pools_are_distinct_also_between_threads() {
+    let make = || (0..50).map(|_| PoolId::next_user()).collect::<Vec<_>>();
+    let threads: Vec<_> = (0..4).map(|_| thread::spawn(make)).collect();
+    let mut ids: Vec<_> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
+    assert!(ids.iter().all(|id| id.capture == 0 && id.user > 0));
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 200);
+    assert_eq!(PoolId::next_capture().user, 0);
+}
+
+#[test]
+fn a_scope_of_a_thread_routes_that_thread_alone() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let scope = pool.enter().unwrap();
+        let inside = bed.take(MIB, HOME);
+        let outside = thread::scope(|s| s.spawn(|| bed.take(MIB, HOME)).join().unwrap());
+        assert_eq!(pool_of(&bed, inside.address()), pool.id());
+        assert_eq!(pool_of(&bed, outside.address()), PoolId::DEFAULT);
+        drop(scope);
+        let after = bed.take(MIB, HOME);
+        assert_eq!(pool_of(&bed, after.address()), PoolId::DEFAULT);
+        assert_eq!(bed.statistics().active_bytes.all.current, 3 << 20);
+        [inside, outside, after].into_iter().for_each(|block| bed.give(block));
+        bed.check();
+    }
+}
+
+#[test]
+fn a_scope_of_a_stream_routes_that_stream_from_any_thread() {
+    let bed = Bed::new(ROOMY, "");
+    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let side = StreamId(64);
+    let scope = PoolScope::open(bed.pools(), pool.id(), ScopeFilter::Stream(side)).unwrap();
+    let there = thread::scope(|s| s.spawn(|| bed.take(MIB, side)).join().unwrap());
+    let here = bed.take(MIB, HOME);
+    assert_eq!(pool_of(&bed, there.address()), pool.id());
+    assert_eq!(pool_of(&bed, here.address()), PoolId::DEFAULT);
+    drop(scope);
+    [there, here].into_iter().for_each(|block| bed.give(block));
+    bed.check();
+}
+
+// The innermost scope wins: pools hold 2, 2 and 1 segments.
+#[test]
+fn the_newest_scope_that_accepts_wins() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let pools: Vec<_> =
+            (0..3).map(|_| MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap()).collect();
+        let mut held = Vec::new();
+        let first = pools[0].enter().unwrap();
+        held.push(bed.take(80 * MIB, HOME));
+        let second = pools[1].enter().unwrap();
+        held.push(bed.take(80 * MIB, HOME));
+        let third = pools[2].enter().unwrap();
+        held.push(bed.take(80 * MIB, HOME));
+        drop(third);
+        held.push(bed.take(80 * MIB, HOME));
+        drop(second);
+        held.push(bed.take(80 * MIB, HOME));
+        drop(first);
+        let counts = |pool: &MemoryPool<'_>| bed.blocks_of(pool.id()).len();
+        assert_eq!(pools.iter().map(counts).collect::<Vec<_>>(), [2, 2, 1]);
+        held.into_iter().for_each(|block| bed.give(block));
+        bed.check();
+    }
+}
+
+#[test]
+fn a_pool_has_one_scope_at_a_time_and_says_so() {
+    let bed = Bed::new(ROOMY, "");
+    let pools = bed.pools();
+    let pool = PoolId::next_user();
+    let this = ScopeFilter::this_thread();
+    assert_eq!(pools.open_scope(PoolId::DEFAULT, this), Err(PoolError::IsDefault));
+    assert_eq!(pools.close_scope(pool), Err(PoolError::Unknown { pool }));
+    let scope = PoolScope::open(pools, pool, this).unwrap();
+    assert_eq!(pools.open_scope(pool, this), Err(PoolError::ScopeOpen { pool }));
+    drop(scope);
+    assert_eq!(pools.open_scope(pool, this), Err(PoolError::Released { pool }));
+    assert_eq!(pools.close_scope(pool), Err(PoolError::ScopeClosed { pool }));
+    assert_eq!(pools.create_pool(pool, PoolOptions::default()), Err(PoolError::Taken { pool }));
+    assert_eq!(pools.retain_pool(pool), Err(PoolError::Released { pool }));
+    assert_eq!(pools.release_pool(pool), Err(PoolError::Released { pool }));
+    let refused = pools.allocate_in(pool, Request::new(1, HOME)).unwrap_err();
+    assert!(matches!(refused, AllocError::Pool(PoolError::Released { .. })), "{refused}");
+    bed.empty_cache();
+    assert_eq!(pools.pool_users(pool), None, "nothing is left of it");
+    assert_eq!(pools.pool_layout(pool), Err(PoolError::Unknown { pool }));
+}
+
+#[test]
+fn users_are_counted_by_pools_and_scopes() {
+    let bed = Bed::new(ROOMY, "");
+    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let users = || bed.pools().pool_users(pool.id());
+    assert_eq!(users(), Some(1));
+    let scope = pool.enter().unwrap();
+    assert_eq!(users(), Some(2));
+    let hold = scope.finish();
+    assert_eq!(users(), Some(2), "a graph keeps its pool");
+    drop(hold);
+    assert_eq!(users(), Some(1));
+    drop(pool.enter().unwrap());
+    assert_eq!(users(), Some(1), "an abandoned scope leaves nothing behind");
+}
+
+// A block that outlives its pool keeps its segment until it is freed and memory is released.
+#[test]
+fn a_block_may_outlive_its_pool() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let id = pool.id();
+        let scope = pool.enter().unwrap();
+        let kept = bed.take(MIB, HOME);
+        let freed = bed.take(30 * MIB, HOME);
+        drop(scope);
+        bed.give(freed);
+        drop(pool);
+        assert_eq!(bed.reserved_bytes(), 2 * MIB, "the idle segment went with the pool");
+        assert_eq!(pool_of(&bed, kept.address()), id);
+        bed.give(kept);
+        assert_eq!(bed.reserved_bytes(), 2 * MIB);
+        bed.empty_cache();
+        assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
+        bed.check();
+    }
+}
+
+// Emptying the cache inside a scope frees nothing of the pool, on four threads at once.
+#[test]
+fn emptying_the_cache_spares_pools_in_use() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let (done, wait) = channel();
+        thread::scope(|s| {
+            for n in 0..4 {
+                let (bed, done) = (&bed, done.clone());
+                s.spawn(move || {
+                    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+                    let _scope = pool.enter().unwrap();
+                    bed.give(bed.take(MIB, StreamId(n)));
+                    bed.empty_cache();
+                    done.send(bed.layout_of(pool.id()).len()).unwrap();
+                });
+            }
+        });
+        drop(done);
+        assert_eq!(wait.into_iter().collect::<Vec<_>>(), [1; 4]);
+        bed.empty_cache();
+        assert_eq!(bed.reserved_bytes(), 0);
+        bed.check();
+    }
+}
+
+#[test]
+fn pools_may_come_and_go_for_ever() {
+    let bed = Bed::new(ROOMY, "");
+    let warm = |n: u64| {
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let scope = pool.enter().unwrap();
+        let block = bed.take(KIB, StreamId(n % 3));
+        drop(scope);
+        bed.give(block);
+    };
+    (0..10).for_each(warm);
+    let (bytes, _) = bed.engine().metadata();
+    (0..70_000).for_each(warm);
+    assert_eq!(bed.engine().metadata().0, bytes, "heaps are used again");
+    assert_eq!(bed.engine().private_pool_count(), 0);
+    bed.check();
+}
+
+#[test]
+fn a_stale_handle_of_a_pool_that_has_gone_is_refused() {
+    let bed = Bed::new(ROOMY, "");
+    let in_new_pool = || {
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let scope = pool.enter().unwrap();
+        let block = bed.take(KIB, HOME);
+        drop(scope);
+        (pool, block)
+    };
+    let (old, block) = in_new_pool();
+    let (address, token, owner) = (block.address(), block.token(), block.owner());
+    bed.give(block);
+    drop(old);
+    let (_new, other) = in_new_pool();
+    assert_eq!(other.address(), address, "the very place, for another pool");
+    let forged = stratalloc::allocator::Allocation::new(address, KIB, owner, token);
+    use stratalloc::allocator::DeviceAllocator;
+    assert!(bed.strategy.free(forged).is_err());
+    bed.give(other);
+    bed.check();
+}
+
+// A pool that helps out serves a request to the default pool before that fails; others never do.
+#[test]
+fn a_pool_may_help_the_default_pool_out() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        bed.engine().set_memory_fraction(1.0).unwrap();
+        let caching: &dyn stratalloc::allocator::Caching = bed.engine();
+        caching.set_limit_bytes(Some(80 * MIB));
+        let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+        let shy = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let kind = MemoryPool::new(bed.pools(), helps).unwrap();
+        let mut addresses = Vec::new();
+        for pool in [&shy, &kind] {
+            let _scope = pool.enter().unwrap();
+            let block = bed.take(40 * MIB, HOME);
+            addresses.push(block.address());
+            bed.give(block);
+        }
+        let helped = bed.take(30 * MIB, HOME);
+        assert_eq!(helped.address(), addresses[1]);
+        assert_eq!(pool_of(&bed, helped.address()), kind.id());
+        bed.fail(30 * MIB, HOME);
+        bed.give(helped);
+        bed.check();
+    }
+}
+
+#[test]
+fn released_pools_help_nobody() {
+    let bed = Bed::new(ROOMY, "");
+    for _ in 0..10 {
+        let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+        let pool = MemoryPool::new(bed.pools(), helps).unwrap();
+        let scope = pool.enter().unwrap();
+        let kept = bed.take(30 * MIB, HOME);
+        drop(scope);
+        bed.give(kept);
+        bed.pools().retain_pool(pool.id()).unwrap();
+        drop(pool);
+    }
+    let caching: &dyn stratalloc::allocator::Caching = bed.engine();
+    caching.set_limit_bytes(Some(310 * MIB));
+    let block = bed.take(30 * MIB, HOME);
+    assert_ne!(pool_of(&bed, block.address()), PoolId::DEFAULT, "retained pools still help");
+    bed.give(block);
+    let gone = Bed::new(ROOMY, "");
+    let caching: &dyn stratalloc::allocator::Caching = gone.engine();
+    caching.set_limit_bytes(Some(40 * MIB));
+    let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+    let id = PoolId::next_user();
+    gone.pools().create_pool(id, helps).unwrap();
+    let kept = gone.pools().allocate_in(id, Request::new(30 * MIB, HOME)).unwrap();
+    gone.give(kept);
+    gone.pools().release_pool(id).unwrap();
+    let block = gone.take(30 * MIB, HOME);
+    assert_eq!(pool_of(&gone, block.address()), PoolId::DEFAULT, "its memory was released");
+    gone.check();
+}
+
+// Four-MiB requests in segments of 20 MiB: a pool that does not split has one block in each.
+#[test]
+fn a_pool_may_refuse_to_split() {
+    let bed = Bed::new(ROOMY, "");
+    let whole = PoolOptions { no_split: true, ..PoolOptions::default() };
+    let counts = [PoolOptions::default(), whole].map(|options| {
+        let pool = MemoryPool::new(bed.pools(), options).unwrap();
+        let scope = pool.enter().unwrap();
+        let held: Vec<_> = (0..5).map(|_| bed.take(4 * MIB, HOME)).collect();
+        let segments = bed.layout_of(pool.id());
+        let blocks: usize = segments.iter().map(|segment| segment.blocks.len()).sum();
+        drop(scope);
+        held.into_iter().for_each(|block| bed.give(block));
+        (segments.len(), blocks)
+    });
+    assert_eq!(counts, [(1, 5), (5, 5)]);
+    bed.check();
+}
+
+// PyTorch leaves the idle segments of a pool in use alone, whoever asks.
+#[test]
+fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let caching: &dyn stratalloc::allocator::Caching = bed.engine();
+        caching.set_limit_bytes(Some(100 * MIB));
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let scope = pool.enter().unwrap();
+        let wall = (conf.is_empty()).then(|| bed.take(20 * MIB, HOME));
+        let pair = [40, 30].map(|mib| bed.take(mib * MIB, HOME));
+        pair.into_iter().for_each(|block| bed.give(block));
+        let large = bed.take(80 * MIB, HOME);
+        bed.give(large);
+        drop(scope);
+        let report = bed.fail(90 * MIB, HOME);
+        assert!(report.cached_private_bytes > 0, "{report}");
+        wall.into_iter().for_each(|block| bed.give(block));
+        bed.check();
+    }
+}
+
+#[test]
+fn the_default_pools_idle_memory_serves_a_pool_under_pressure() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let caching: &dyn stratalloc::allocator::Caching = bed.engine();
+        caching.set_limit_bytes(Some(100 * MIB));
+        bed.give(bed.take(60 * MIB, HOME));
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let scope = pool.enter().unwrap();
+        let block = bed.take(60 * MIB, HOME);
+        assert_eq!(bed.statistics().num_alloc_retries, 1);
+        bed.give(block);
+        drop(scope);
+        bed.check();
+    }
+}
+
+#[test]
+fn the_history_names_the_pool() {
+    let bed = Bed::new(ROOMY, "");
+    bed.engine().history().start(100);
+    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let scope = pool.enter().unwrap();
+    bed.give(bed.take(MIB, HOME));
+    drop(scope);
+    let mut events = Vec::new();
+    bed.engine().history().drain_into(&mut events);
+    assert_eq!(events.len(), 4);
+    assert!(events.iter().all(|event| event.pool == pool.id()), "{events:?}");
+    assert_eq!(bed.layout_of(pool.id())[0].pool, pool.id());
+}

@@ -1,0 +1,322 @@
+//! The mirror's rules for expandable segments: where pages are mapped, and which ones go.
+//!
+//! A range of reserved address space is a segment with a page size, some of whose blocks are gaps. The
+//! rules are PyTorch's as they are written down: growth starts at the lowest gap that is long enough
+//! with the free block before it, and maps whole pages for what is missing; a release takes the whole
+//! pages inside free blocks, after the fixed segments of the kind.
+//!
+//! The driver alone knows where a new range lies, so that address is taken from the event or from the
+//! driver's list; its size is computed. A range that was reserved and never mapped is learnt after the
+//! call; so a call that has waited may map a range that the mirror did not know.
+
+use std::collections::BTreeMap;
+
+use stratalloc::driver::Held;
+use stratalloc::history::{Action, BlockStateName, Event};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES};
+
+use crate::common::{Checked, ensure, ensure_eq};
+use crate::mirror::{Block, Mirror, Segment, change, signed};
+
+/// Pages are multiples of this on both devices.
+const GRANULARITY_BYTES: u64 = 2 * MIB;
+
+/// What the mirror knows about the call whose events it replays.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Call {
+    /// Rounded bytes and stream of the request, if the call is one.
+    pub(crate) asked: Option<(u64, StreamId)>,
+    /// Whether the call waited for all streams.
+    pub(crate) waited: bool,
+    /// What the search found, made after the last block that came back.
+    pub(crate) found: Option<Option<u64>>,
+    /// Where the block starts that pages are mapped for.
+    pub(crate) growing: Option<u64>,
+    /// How much is still to come of a release of everything idle, once one has begun.
+    pub(crate) releasing: Option<usize>,
+    /// Whether the block came from a search and not from growing.
+    pub(crate) fitted: bool,
+}
+
+/// A step of growing.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Enough,
+    Map { address: u64, size: u64 },
+}
+
+impl Segment {
+    /// A range without pages.
+    fn reserved(size: u64, page: u64, stream: StreamId, kind: PoolKind, start: u64) -> Self {
+        let blocks = BTreeMap::from([(start, Block::gap(size))]);
+        Self { size, stream, kind, page: Some(page), blocks }
+    }
+
+    /// The whole pages inside a free block, as start and size.
+    fn whole_pages(&self, start: u64, address: u64, block: Block) -> Option<(u64, u64)> {
+        let page = self.page.filter(|_| block.is_free())?;
+        let first = start + (address - start).next_multiple_of(page);
+        let end = start + (address + block.size - start) / page * page;
+        (first < end).then(|| (first, end - first))
+    }
+
+    /// Joins the block at `address` with its neighbours that are like it. Returns where it starts.
+    fn join_alike(&mut self, address: u64) -> u64 {
+        let own = self.blocks[&address];
+        let alike =
+            |other: &Block| other.is_free() && own.is_free() || !other.is_mapped && !own.is_mapped;
+        let (mut start, mut size) = (address, own.size);
+        let behind = address + own.size;
+        if let Some(next) = self.blocks.get(&behind).copied().filter(alike) {
+            size += next.size;
+            self.blocks.remove(&behind);
+        }
+        let previous = self.blocks.range(..address).next_back();
+        if let Some((&at, before)) = previous.filter(|(_, block)| alike(block)) {
+            (start, size) = (at, size + before.size);
+            self.blocks.remove(&address);
+        }
+        self.blocks.insert(start, Block { size, ..own });
+        start
+    }
+}
+
+impl Mirror {
+    fn page(&self, kind: PoolKind) -> u64 {
+        match kind {
+            PoolKind::Small => SMALL_SEGMENT_BYTES,
+            PoolKind::Large => self.settings.large_segment_bytes,
+        }
+        .next_multiple_of(GRANULARITY_BYTES)
+    }
+
+    /// Address space of a new range: nine eighths of the device, in whole pages.
+    fn reserve(&self, kind: PoolKind) -> u64 {
+        (self.total_bytes + self.total_bytes / 8).next_multiple_of(self.page(kind))
+    }
+
+    /// Where growing starts for a request, if a known range has room.
+    pub(crate) fn room(&self, stream: StreamId, rounded: u64) -> Option<u64> {
+        let kind = PoolKind::of(rounded);
+        let own = |s: &&Segment| s.page.is_some() && s.stream == stream && s.kind == kind;
+        self.segments.values().filter(own).find_map(|segment| {
+            let gaps = segment.blocks.iter().filter(|(_, block)| !block.is_mapped);
+            gaps.map(|(gap, _)| *gap).find_map(|gap| {
+                let before = segment.blocks.range(..gap).next_back();
+                let start = before.filter(|(_, block)| block.is_free()).map_or(gap, |(at, _)| *at);
+                let run = segment.blocks.range(start..).map(|(_, block)| block);
+                let run = run.take_while(|block| block.is_free() || !block.is_mapped);
+                (run.map(|block| block.size).sum::<u64>() >= rounded).then_some(start)
+            })
+        })
+    }
+
+    /// Where a request is served that finds a free block by looking for room.
+    pub(crate) fn room_that_is_free(&self, stream: StreamId, rounded: u64) -> Option<u64> {
+        let start = self.room(stream, rounded).filter(|_| self.settings.expandable_segments)?;
+        (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
+    }
+
+    /// Whether the block that pages were mapped for can serve the request now.
+    pub(crate) fn has_grown(&self, rounded: u64) -> Option<u64> {
+        let start = self.call.growing?;
+        (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
+    }
+
+    fn next_step(&self, start: u64, rounded: u64) -> Result<Step, String> {
+        let (_, segment) = self.segments.range(..=start).next_back().ok_or("no range")?;
+        let page = segment.page.ok_or("a fixed segment does not grow")?;
+        let block = segment.blocks.get(&start).ok_or("no block to grow")?;
+        let (address, missing) = match block.is_free() {
+            true if block.size >= rounded => return Ok(Step::Enough),
+            true => (start + block.size, rounded - block.size),
+            false => (start, rounded),
+        };
+        let gap = segment.blocks.get(&address).filter(|block| !block.is_mapped);
+        let gap = gap.ok_or("nothing to map behind the block")?;
+        let size = missing.min(gap.size).next_multiple_of(page).min(gap.size);
+        Ok(Step::Map { address, size })
+    }
+
+    pub(crate) fn pages_came(&mut self, address: u64, size: u64, stream: StreamId) -> Checked {
+        ensure!(self.settings.expandable_segments, "new segments are fixed");
+        let (rounded, asked_by) = self.call.asked.ok_or("nobody asked for memory")?;
+        ensure_eq!(stream, asked_by, "the stream that asked");
+        let kind = PoolKind::of(rounded);
+        let start = match self.call.growing {
+            Some(start) => start,
+            None => self.start_growing(address, rounded, stream)?,
+        };
+        ensure_eq!(self.next_step(start, rounded)?, Step::Map { address, size }, "pages");
+        let (_, segment) = self.segments.range_mut(..=address).next_back().ok_or("no range")?;
+        let gap = segment.blocks.insert(address, Block::free(size)).ok_or("no gap")?;
+        if gap.size > size {
+            segment.blocks.insert(address + size, Block::gap(gap.size - size));
+        }
+        self.call.growing = Some(segment.join_alike(address));
+        change(&mut self.book.reserved_bytes, kind, signed(size));
+        self.book.num_device_alloc += 1;
+        Ok(())
+    }
+
+    /// Where growing starts; a new range when no known one has room.
+    fn start_growing(&mut self, at: u64, rounded: u64, stream: StreamId) -> Result<u64, String> {
+        let may_ignore_fit = self.call.waited && !self.searches_again();
+        let found = self.call.found.flatten();
+        ensure!(found.is_none() || may_ignore_fit, "grew beside a block that fits: {found:x?}");
+        let after = self.reserved() + self.segment_for(rounded);
+        ensure!(self.limit.is_none_or(|limit| after <= limit), "{after} would pass the limit");
+        let room = self.room(stream, rounded);
+        let known = |(start, segment): (&u64, &Segment)| at < start + segment.size;
+        let is_known = self.segments.range(..=at).next_back().is_some_and(known);
+        if !is_known && (room.is_none() || self.call.waited) {
+            self.add_range(at, rounded, stream)?;
+            return Ok(at);
+        }
+        room.ok_or_else(|| format!("a new range was due for {rounded} bytes"))
+    }
+
+    fn add_range(&mut self, start: u64, rounded: u64, stream: StreamId) -> Checked {
+        let kind = PoolKind::of(rounded);
+        let (size, page) = (self.reserve(kind), self.page(kind));
+        ensure!(rounded <= size, "a range of {size} bytes for {rounded}");
+        let before = self.segments.range(..start + size).next_back();
+        ensure!(before.is_none_or(|(at, s)| at + s.size <= start), "ranges overlap");
+        self.segments.insert(start, Segment::reserved(size, page, stream, kind, start));
+        Ok(())
+    }
+
+    pub(crate) fn pages_went(&mut self, address: u64, size: u64, stream: StreamId) -> Checked {
+        ensure!(self.call.releasing.is_some(), "pages go only when everything idle goes");
+        let (&start, segment) =
+            self.segments.range_mut(..=address).next_back().ok_or("before every range")?;
+        ensure_eq!(segment.stream, stream, "the range serves another stream");
+        let own = segment.blocks.range(..=address).next_back();
+        let (at, block) = own.map(|(at, block)| (*at, *block)).ok_or("no block")?;
+        let whole = segment.whole_pages(start, at, block);
+        ensure_eq!(whole, Some((address, size)), "whole pages of the block at {at:#x}");
+        segment.blocks.remove(&at);
+        if at < address {
+            segment.blocks.insert(at, Block::free(address - at));
+        }
+        let (end, block_end) = (address + size, at + block.size);
+        if end < block_end {
+            segment.blocks.insert(end, Block::free(block_end - end));
+        }
+        segment.blocks.insert(address, Block::gap(size));
+        segment.join_alike(address);
+        let (kind, is_empty) = (segment.kind, segment.blocks.len() == 1);
+        if is_empty {
+            self.segments.remove(&start);
+        }
+        change(&mut self.book.reserved_bytes, kind, -signed(size));
+        self.book.num_device_free += 1;
+        Ok(())
+    }
+
+    /// Everything idle in the order in which it goes: the large kind first; of a kind the fixed
+    /// segments first, then pages; both by stream, size and address of the block.
+    pub(crate) fn idle_in_order(&self) -> Vec<Event> {
+        let (mut idle, pool) = (Vec::new(), PoolId::DEFAULT);
+        for (&start, segment) in &self.segments {
+            let Segment { stream, kind, .. } = *segment;
+            let rank = |is_pages: bool| (kind == PoolKind::Small, is_pages, stream.0);
+            match segment.page {
+                None if segment.is_idle() => {
+                    let size_bytes = segment.size;
+                    let action = Action::SegmentFree;
+                    let event = Event { action, address: start, size_bytes, stream, pool };
+                    idle.push(((rank(false), size_bytes, start), event));
+                }
+                None => {}
+                Some(_) => {
+                    for (&at, &block) in &segment.blocks {
+                        let Some((address, size_bytes)) = segment.whole_pages(start, at, block)
+                        else {
+                            continue;
+                        };
+                        let action = Action::SegmentUnmap;
+                        let event = Event { action, address, size_bytes, stream, pool };
+                        idle.push(((rank(true), block.size, at), event));
+                    }
+                }
+            }
+        }
+        idle.sort_by_key(|(order, _)| *order);
+        idle.into_iter().map(|(_, event)| event).collect()
+    }
+
+    /// Whether mapping cannot go on: the next pages are more than the device has.
+    pub(crate) fn cannot_map(&self, device_free: u64, rounded: u64, stream: StreamId) -> bool {
+        let kind = PoolKind::of(rounded);
+        if rounded > self.reserve(kind) {
+            return true;
+        }
+        let step = |start| self.next_step(start, rounded);
+        match self.call.growing.or_else(|| self.room(stream, rounded)).map(step) {
+            Some(Ok(Step::Map { size, .. })) => size > device_free,
+            Some(_) => false,
+            None => rounded.next_multiple_of(self.page(kind)) > device_free,
+        }
+    }
+
+    /// The driver has mapped exactly the pages that the mirror knows, and reserved its ranges. A
+    /// range that nothing was mapped in becomes known here.
+    pub(crate) fn check_device(&mut self, held: &Held) -> Checked {
+        for &(start, size) in &held.reservations {
+            if !self.segments.contains_key(&start) {
+                let (rounded, stream) = self.call.asked.ok_or("nobody needed a new range")?;
+                ensure!(self.settings.expandable_segments, "reserved for fixed segments");
+                self.add_range(start, rounded, stream)?;
+                ensure_eq!(self.segments[&start].size, size, "size of the new range");
+            }
+        }
+        let ranges = self.segments.iter().filter(|(_, segment)| segment.page.is_some());
+        let ranges: Vec<_> = ranges.map(|(start, segment)| (*start, segment.size)).collect();
+        ensure_eq!(held.reservations, ranges, "reserved ranges");
+        let fixed = self.segments.iter().filter(|(_, segment)| segment.page.is_none());
+        let fixed: Vec<_> = fixed.map(|(start, segment)| (*start, segment.size)).collect();
+        ensure_eq!(held.segments, fixed, "fixed segments");
+        let mut pages = Vec::new();
+        for (start, blocks) in self.segments.values().flat_map(Segment::runs) {
+            let (_, segment) = self.segments.range(..=start).next_back().ok_or("no segment")?;
+            let Some(page) = segment.page else { continue };
+            let size: u64 = blocks.iter().map(|(_, block)| block.size).sum();
+            ensure!(size.is_multiple_of(page), "part of a page at {start:#x}");
+            pages.extend((0..size / page).map(|n| (start + n * page, page)));
+        }
+        ensure_eq!(held.mapped, pages, "mapped pages");
+        ensure_eq!(held.pieces, pages.len() as u64, "physical pieces");
+        Ok(())
+    }
+
+    /// Every block that is mapped and free, of a stream and kind, as (size, address, reach) with its
+    /// segment, in the order of the search. The reach counts the gap behind it.
+    pub(crate) fn free_in_order(
+        &self,
+        stream: StreamId,
+        kind: PoolKind,
+    ) -> Vec<(u64, u64, u64, &Segment)> {
+        let own = self.segments.values().filter(|s| s.stream == stream && s.kind == kind);
+        let mut found: Vec<_> = own
+            .flat_map(|segment| {
+                let free = segment.blocks.iter().filter(|(_, block)| block.is_free());
+                free.map(move |(&at, block)| {
+                    let behind = segment.blocks.get(&(at + block.size));
+                    let gap = behind.filter(|next| !next.is_mapped).map_or(0, |next| next.size);
+                    (block.size, at, block.size + gap, segment)
+                })
+            })
+            .collect();
+        found.sort_by_key(|(size, at, ..)| (*size, *at));
+        found
+    }
+
+    pub(crate) fn any_draining_or_idle(&self) -> Checked {
+        let draining = self.bytes_in(None, BlockStateName::ActivePendingFree);
+        ensure_eq!(draining, 0, "bytes that still drain");
+        ensure_eq!(self.idle_in_order(), [], "idle and not released");
+        Ok(())
+    }
+}
