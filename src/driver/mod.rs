@@ -16,6 +16,8 @@ use crate::error::DriverError;
 use crate::ids::{DeviceId, EventId, StreamId};
 
 mod call;
+#[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
+pub mod cuda;
 mod faulty;
 mod forward;
 mod held;
@@ -24,6 +26,8 @@ pub mod host;
 mod recorded;
 pub mod sim;
 
+#[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
+pub use cuda::Cuda;
 pub use faulty::{FaultPlan, Faulty};
 pub use held::Held;
 #[cfg(target_os = "linux")]

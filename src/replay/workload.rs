@@ -202,6 +202,35 @@ impl Workload {
     }
 }
 
+impl Workload {
+    /// The streams that requests name and that frees wait for, each once.
+    #[must_use]
+    pub fn streams(&self) -> Vec<StreamId> {
+        let named = self.ops.iter().filter_map(|op| match op {
+            Op::Allocate { stream, .. } | Op::AllocateInVain { stream, .. } => Some(*stream),
+            Op::FreeInUse { lane, .. } => Some(*lane),
+            Op::Free { .. } | Op::Finished { .. } | Op::EmptyCache => None,
+        });
+        let mut streams: Vec<_> = named.collect();
+        streams.sort_unstable();
+        streams.dedup();
+        streams
+    }
+
+    /// Gives every stream another name: for devices that follow the handles of streams.
+    pub fn rename_streams(&mut self, rename: impl Fn(StreamId) -> StreamId) {
+        for op in &mut self.ops {
+            match op {
+                Op::Allocate { stream, .. } | Op::AllocateInVain { stream, .. } => {
+                    *stream = rename(*stream);
+                }
+                Op::FreeInUse { lane, .. } => *lane = rename(*lane),
+                Op::Free { .. } | Op::Finished { .. } | Op::EmptyCache => {}
+            }
+        }
+    }
+}
+
 /// Whether the releases at the head of a group are no request's own.
 fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
     let releases = |e: &TraceEvent| matches!(e.action, Action::SegmentFree | Action::SegmentUnmap);

@@ -9,7 +9,8 @@ use stratalloc::driver::Sim;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::error::DriverError;
+use stratalloc::error::{DriverError, DriverErrorKind};
+use stratalloc::ids::StreamId;
 
 /// What `--device` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(crate) enum Device {
     Sim,
     /// Real memory of this machine with a device's semantics.
     Host,
+    /// A CUDA device, by its number.
+    Cuda(u32),
 }
 
 /// An open device.
@@ -28,8 +31,14 @@ pub(crate) struct Opened {
 }
 
 impl Device {
-    /// All that could be there.
-    pub(crate) const ALL: [Self; 2] = [Self::Sim, Self::Host];
+    /// All that could be there: the first CUDA device also where there is none, to say why.
+    pub(crate) fn all() -> Vec<Self> {
+        #[cfg(all(feature = "cuda", unix))]
+        let count = stratalloc::driver::Cuda::count().unwrap_or(1).max(1);
+        #[cfg(not(all(feature = "cuda", unix)))]
+        let count = 1;
+        [Self::Sim, Self::Host].into_iter().chain((0..count).map(Self::Cuda)).collect()
+    }
 
     /// Opens the device, as large as `total_bytes` says or as it is.
     pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<Opened, DriverError> {
@@ -44,12 +53,41 @@ impl Device {
             }
             #[cfg(not(target_os = "linux"))]
             Self::Host => Err(DriverError::new(
-                stratalloc::error::DriverErrorKind::NotSupported,
+                DriverErrorKind::NotSupported,
                 "open",
                 0,
                 "the host device needs Linux",
             )),
+            Self::Cuda(_) if total_bytes.is_some() => {
+                let message =
+                    "a CUDA device has the memory it has; --total-memory is for sim and host";
+                Err(DriverError::new(DriverErrorKind::NotSupported, "open", 0, message))
+            }
+            Self::Cuda(number) => open_cuda(number),
         }
+    }
+}
+
+#[cfg(all(feature = "cuda", unix))]
+fn open_cuda(number: u32) -> Result<Opened, DriverError> {
+    let cuda = stratalloc::driver::Cuda::open(stratalloc::ids::DeviceId(number))?;
+    Ok(Opened { driver: Arc::new(cuda), sim: None })
+}
+
+#[cfg(not(all(feature = "cuda", unix)))]
+fn open_cuda(_: u32) -> Result<Opened, DriverError> {
+    let message = "this program was built without the feature cuda";
+    Err(DriverError::new(DriverErrorKind::NotSupported, "open", 0, message))
+}
+
+impl Opened {
+    /// So many streams besides the default one: made by the driver where it follows handles, and plain
+    /// numbers where it does not.
+    pub(crate) fn streams(&self, count: usize) -> Result<Vec<StreamId>, DriverError> {
+        let real = self.driver.info().driver == "cuda";
+        let stream =
+            |n: u64| if real { self.driver.create_stream() } else { Ok(StreamId(64 * (n + 1))) };
+        (0..count as u64).map(stream).collect()
     }
 }
 
@@ -71,19 +109,21 @@ impl FromStr for Device {
         match text {
             "sim" => Ok(Self::Sim),
             "host" => Ok(Self::Host),
-            cuda if cuda.starts_with("cuda:") => {
-                Err("the CUDA driver is not part of this version; use sim or host".to_owned())
+            other => {
+                let number = other.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                let refuse = || format!("{other:?} is no device; expected sim, host or cuda:N");
+                number.map(Self::Cuda).ok_or_else(refuse)
             }
-            other => Err(format!("{other:?} is no device; expected sim, host or cuda:N")),
         }
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sim => "sim",
-            Self::Host => "host",
-        })
+        match self {
+            Self::Sim => f.write_str("sim"),
+            Self::Host => f.write_str("host"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Info {}
 
 pub(crate) fn run(_: &Info) -> Result<Outcome, Box<dyn Error>> {
     let mut rows = Vec::new();
-    for device in Device::ALL {
+    for device in Device::all() {
         rows.push(match device.open(None) {
             Ok(opened) => row(device, &*opened.driver),
             Err(error) => {
@@ -34,7 +34,7 @@ pub(crate) fn run(_: &Info) -> Result<Outcome, Box<dyn Error>> {
         ("can", Side::Left),
     ];
     table(&mut out, &heading, &rows)?;
-    writeln!(out, "\nThe CUDA driver is not part of this version.\n")?;
+    writeln!(out)?;
     let rows: Vec<Vec<String>> = registry::names()
         .into_iter()
         .map(|name| {

@@ -8,11 +8,12 @@ use clap::Args;
 use serde::Serialize;
 use stratalloc::config::{Compat, Config};
 use stratalloc::driver::sim::EventMode;
+use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
 use stratalloc::stats::Statistics;
 
-use crate::device::{Device, open_sim};
+use crate::device::{Device, Opened, open_sim};
 use crate::outcome::{Outcome, out};
 use crate::settings;
 use crate::show::{grouped, mib, progress};
@@ -175,8 +176,9 @@ pub(crate) fn workload_of(
 fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Box<dyn Error>> {
     let opened = match args.device {
         Device::Sim => open_sim(args.total_memory, EventMode::Manual),
-        Device::Host => args.device.open(args.total_memory)?,
+        Device::Host | Device::Cuda(_) => args.device.open(args.total_memory)?,
     };
+    let workload = &with_real_streams(workload, &opened)?;
     let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
     if let Some(fraction) = args.memory_fraction {
         let caching = strategy.caching_or_refuse()?;
@@ -188,6 +190,24 @@ fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Bo
     bar.finish_and_clear();
     Ok(run)
 }
+
+/// The recording's streams as streams of the device. The default stream stays what it is.
+fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload, Box<dyn Error>> {
+    let mut workload = workload.clone();
+    if opened.driver.info().driver == "cuda" {
+        let named: Vec<_> =
+            workload.streams().into_iter().filter(|s| *s != StreamId::DEFAULT).collect();
+        let real = opened.streams(named.len().min(REAL_STREAMS_MAX))?;
+        workload.rename_streams(|stream| match named.binary_search(&stream) {
+            Ok(at) => real[at % real.len()],
+            Err(_) => stream,
+        });
+    }
+    Ok(workload)
+}
+
+/// The most streams that are made for a recording; more share them.
+const REAL_STREAMS_MAX: usize = 64;
 
 fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn Error>> {
     let keys: serde_json::Map<String, serde_json::Value> =

@@ -247,11 +247,11 @@ impl<C: Client> Drop for Turns<'_, C> {
     }
 }
 
-/// Threads on streams of their own, or all on one: the median of seven runs.
-pub(crate) fn threads<C: Client>(client: &C, threads: usize, own_stream: bool) -> Together {
+/// Threads on these streams in turn: the median of seven runs.
+pub(crate) fn threads<C: Client>(client: &C, threads: usize, streams: &[StreamId]) -> Together {
     let run = |_| {
         together(threads, 200_000, |thread| {
-            let stream = StreamId(if own_stream { 64 * (thread as u64 + 1) } else { 64 });
+            let stream = streams[thread % streams.len()];
             let mut turns = Turns::new(client, stream, thread as u64);
             move |steps| turns.run(steps)
         })
@@ -262,11 +262,11 @@ pub(crate) fn threads<C: Client>(client: &C, threads: usize, own_stream: bool) -
 }
 
 /// Take 64 KiB, announce another stream, give back. `None` if the allocator knows no streams.
-pub(crate) fn record_stream<A: DeviceAllocator>(allocator: &A) -> Option<f64> {
+pub(crate) fn record_stream<A: DeviceAllocator>(allocator: &A, other: StreamId) -> Option<f64> {
     let cross = allocator.cross_stream()?;
     let step = |_| {
         let block = Typed(allocator).take(64 * KIB, DEFAULT);
-        cross.record_stream(&block, StreamId(64)).expect("the block is live");
+        cross.record_stream(&block, other).expect("the block is live");
         Typed(allocator).give(block);
     };
     (0..1000).for_each(step);

@@ -9,6 +9,7 @@ use std::io::Write;
 use clap::Args;
 use serde::Serialize;
 use stratalloc::allocator::DeviceAllocator;
+use stratalloc::ids::StreamId;
 use stratalloc::registry::BuildOptions;
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
@@ -64,9 +65,12 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
         printer.conf = text;
         printer.device = &device;
         // Each case starts with an empty cache of its own.
-        let build = |raw_addresses| -> Result<Strategy, Box<dyn Error>> {
-            let driver = args.device.open(None)?.driver;
-            Ok(stratalloc::registry::build(config, driver, BuildOptions { raw_addresses })?)
+        let build = |raw_addresses| -> Result<Built, Box<dyn Error>> {
+            let opened = args.device.open(None)?;
+            let streams = opened.streams(args.threads.max(1))?;
+            let options = BuildOptions { raw_addresses };
+            let strategy = stratalloc::registry::build(config, opened.driver, options)?;
+            Ok(Built { strategy, streams })
         };
         printer.typed(&build)?;
         printer.raw(&build)?;
@@ -77,7 +81,13 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Good)
 }
 
-type Build<'b> = dyn Fn(bool) -> Result<Strategy, Box<dyn Error>> + 'b;
+/// An allocator on an empty device, and streams of that.
+struct Built {
+    strategy: Strategy,
+    streams: Vec<StreamId>,
+}
+
+type Build<'b> = dyn Fn(bool) -> Result<Built, Box<dyn Error>> + 'b;
 
 struct Printer<'a> {
     args: &'a Bench,
@@ -167,29 +177,30 @@ impl Printer<'_> {
             ("pair:2MiB", 2 * MIB),
             ("pair:64MiB", 64 * MIB),
         ] {
-            let strategy = build(false)?;
+            let Built { strategy, .. } = build(false)?;
             self.single(case, || cases::pair(&Typed(&strategy), bytes))?;
         }
-        let strategy = build(false)?;
+        let Built { strategy, .. } = build(false)?;
         self.single("mix:4096live", || cases::mix(&Typed(&strategy)))?;
         for (case, holes) in [("holes:4096", 4096), ("holes:65536", 65_536)] {
-            let strategy = build(false)?;
+            let Built { strategy, .. } = build(false)?;
             self.single(case, || cases::holes(&Typed(&strategy), holes))?;
         }
-        let strategy = build(false)?;
+        let Built { strategy, .. } = build(false)?;
         self.tails("tail:", || cases::tail(&Typed(&strategy)))?;
         for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
             if self.wants(case) {
                 for threads in self.thread_counts() {
-                    let strategy = build(false)?;
-                    let done = cases::threads(&Typed(&strategy), threads, own);
+                    let Built { strategy, streams } = build(false)?;
+                    let streams = if own { &streams[..] } else { &streams[..1] };
+                    let done = cases::threads(&Typed(&strategy), threads, streams);
                     self.row(case, threads, done.ns, done.mops)?;
                 }
             }
         }
-        let strategy = build(false)?;
+        let Built { strategy, streams } = build(false)?;
         if self.wants("record_stream:64KiB")
-            && let Some(ns) = cases::record_stream(&strategy)
+            && let Some(ns) = cases::record_stream(&strategy, streams[0])
         {
             self.row("record_stream:64KiB", 1, ns, 1000.0 / ns)?;
         }
@@ -198,19 +209,19 @@ impl Printer<'_> {
 
     /// The same by bare address, where the strategy can.
     fn raw(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
-        let strategy = build(true)?;
+        let Built { strategy, .. } = build(true)?;
         if let Some(raw) = strategy.raw_addresses() {
             self.single("pair_raw:512B", || cases::pair(&Raw(raw), 512))?;
         }
-        let strategy = build(true)?;
+        let Built { strategy, .. } = build(true)?;
         if let Some(raw) = strategy.raw_addresses() {
             self.single("mix_raw:4096live", || cases::mix(&Raw(raw)))?;
         }
         if self.wants("threads_raw:own_stream") {
             for threads in self.thread_counts() {
-                let strategy = build(true)?;
+                let Built { strategy, streams } = build(true)?;
                 let Some(raw) = strategy.raw_addresses() else { break };
-                let done = cases::threads(&Raw(raw), threads, true);
+                let done = cases::threads(&Raw(raw), threads, &streams);
                 self.row("threads_raw:own_stream", threads, done.ns, done.mops)?;
             }
         }

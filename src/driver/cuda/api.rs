@@ -1,0 +1,358 @@
+//! The functions of the driver's library, each found by its name when the library is loaded.
+//!
+//! A function that an older driver lacks is absent, and calling it is an error that names it. Result
+//! codes are plain numbers here: newer drivers have codes that no list knows. Handles are 64-bit
+//! numbers, as the library passes pointers to what is its own.
+//!
+//! Trust: handles and addresses come from this driver or from a caller who vouches for them; the
+//! library itself checks addresses, and follows stream, event and graph handles blindly.
+//!
+//! Source of names and signatures: `cuda.h`.
+#![expect(unsafe_code, reason = "calling a foreign library")]
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::driver::DriverResult;
+use crate::error::{DriverError, DriverErrorKind};
+
+/// What a call answered: its name, and the library's code or nothing if the function is absent.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub(super) struct Status {
+    call: &'static str,
+    code: Option<u32>,
+}
+
+/// `CUDA_SUCCESS`.
+const SUCCESS: u32 = 0;
+/// `CUDA_ERROR_NOT_READY`: no failure, the work is unfinished.
+const NOT_READY: u32 = 600;
+
+impl Status {
+    pub(super) fn code(self) -> Option<u32> {
+        self.code
+    }
+
+    /// Whether the work is done; unfinished work is no failure.
+    pub(super) fn finished(self) -> DriverResult<bool> {
+        match self.code {
+            Some(NOT_READY) => Ok(false),
+            _ => self.ok().map(|()| true),
+        }
+    }
+
+    pub(super) fn ok(self) -> DriverResult<()> {
+        match self.code {
+            Some(SUCCESS) => Ok(()),
+            Some(code) => Err(self.error(code)),
+            None => {
+                let message = "this driver does not have the function";
+                Err(DriverError::new(DriverErrorKind::NotSupported, self.call, 0, message))
+            }
+        }
+    }
+
+    #[cold]
+    fn error(self, code: u32) -> DriverError {
+        let text = API.get().and_then(|api| api.as_ref().ok()).map(|api| api.describe(code));
+        let message = text.unwrap_or_else(|| "unknown code".to_owned());
+        DriverError::new(kind_of(code), self.call, i64::from(code), message)
+    }
+}
+
+/// What a code means to an allocator.
+fn kind_of(code: u32) -> DriverErrorKind {
+    match code {
+        2 => DriverErrorKind::OutOfMemory,
+        801 | 800 => DriverErrorKind::NotSupported,
+        1 | 201 | 400 | 709 => DriverErrorKind::InvalidValue,
+        900..=908 => DriverErrorKind::CaptureActive,
+        // Errors of kernels and of the hardware stay until the process ends.
+        214 | 700 | 702 | 710 | 714..=719 | 721 | 999 => DriverErrorKind::DeviceLost,
+        _ => DriverErrorKind::Other,
+    }
+}
+
+macro_rules! functions {
+    ($( $(#[$doc:meta])* $name:ident = $symbol:literal ( $($arg:ident : $kind:ty),* ); )*) => {
+        /// The library's functions.
+        pub(super) struct Api {
+            $( $name: Option<unsafe extern "C" fn($($kind),*) -> u32>, )*
+            _library: Library,
+        }
+
+        impl Api {
+            fn new(library: Library) -> Self {
+                // SAFETY: each name stands in `cuda.h` with the signature given here; the pointers
+                // are dropped with the library that they point into.
+                $( let $name = unsafe { library.get($symbol.as_bytes()) }
+                    .ok()
+                    .map(|found| *found); )*
+                Self { $($name,)* _library: library }
+            }
+
+            $(
+                $(#[$doc])*
+                #[allow(clippy::too_many_arguments, reason = "as the library wants them")]
+                pub(super) fn $name(&self, $($arg: $kind),*) -> Status {
+                    // SAFETY: see `new` for the signature; references are valid for the call, which
+                    // keeps none of them; for handles see the head of this file.
+                    let code = self.$name.map(|call| unsafe { call($($arg),*) });
+                    Status { call: $symbol, code }
+                }
+            )*
+        }
+    };
+}
+
+functions! {
+    init = "cuInit"(flags: u32);
+    driver_version = "cuDriverGetVersion"(version: &mut i32);
+    error_name = "cuGetErrorName"(code: u32, name: &mut *const c_char);
+    error_string = "cuGetErrorString"(code: u32, text: &mut *const c_char);
+
+    device_count = "cuDeviceGetCount"(count: &mut i32);
+    device_get = "cuDeviceGet"(device: &mut i32, ordinal: i32);
+    device_name = "cuDeviceGetName"(name: &mut [u8; 256], size: i32, device: i32);
+    device_attribute = "cuDeviceGetAttribute"(value: &mut i32, attribute: i32, device: i32);
+    device_total = "cuDeviceTotalMem_v2"(bytes: &mut usize, device: i32);
+
+    context_retain = "cuDevicePrimaryCtxRetain"(context: &mut u64, device: i32);
+    context_release = "cuDevicePrimaryCtxRelease_v2"(device: i32);
+    context_current = "cuCtxGetCurrent"(context: &mut u64);
+    context_push = "cuCtxPushCurrent_v2"(context: u64);
+    context_pop = "cuCtxPopCurrent_v2"(context: &mut u64);
+    context_synchronize = "cuCtxSynchronize"();
+    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(mode: &mut u32);
+
+    memory_info = "cuMemGetInfo_v2"(free: &mut usize, total: &mut usize);
+    memory_allocate = "cuMemAlloc_v2"(address: &mut u64, bytes: usize);
+    memory_free = "cuMemFree_v2"(address: u64);
+    copy_within = "cuMemcpyDtoDAsync_v2"(to: u64, from: u64, bytes: usize, stream: u64);
+    copy_in = "cuMemcpyHtoDAsync_v2"(to: u64, from: *const c_void, bytes: usize, stream: u64);
+    copy_out = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: u64, bytes: usize, stream: u64);
+    fill = "cuMemsetD8Async"(to: u64, byte: u8, bytes: usize, stream: u64);
+    copy_peer = "cuMemcpyPeerAsync"(
+        to: u64, to_context: u64, from: u64, from_context: u64, bytes: usize, stream: u64
+    );
+
+    stream_create = "cuStreamCreate"(stream: &mut u64, flags: u32);
+    stream_destroy = "cuStreamDestroy_v2"(stream: u64);
+    stream_synchronize = "cuStreamSynchronize"(stream: u64);
+    stream_wait = "cuStreamWaitEvent"(stream: u64, event: u64, flags: u32);
+    event_create = "cuEventCreate"(event: &mut u64, flags: u32);
+    event_destroy = "cuEventDestroy_v2"(event: u64);
+    event_record = "cuEventRecord"(event: u64, stream: u64);
+    event_query = "cuEventQuery"(event: u64);
+    event_synchronize = "cuEventSynchronize"(event: u64);
+
+    capture_info_2 = "cuStreamGetCaptureInfo_v2"(
+        stream: u64, status: &mut u32, id: &mut u64, graph: &mut u64, nodes: &mut *const u64,
+        count: &mut usize
+    );
+    capture_info_3 = "cuStreamGetCaptureInfo_v3"(
+        stream: u64, status: &mut u32, id: &mut u64, graph: &mut u64, nodes: &mut *const u64,
+        edges: &mut *const c_void, count: &mut usize
+    );
+    capture_begin = "cuStreamBeginCapture_v2"(stream: u64, mode: u32);
+    capture_end = "cuStreamEndCapture"(stream: u64, graph: &mut u64);
+    node_dependencies_1 = "cuGraphNodeGetDependencies"(
+        node: u64, nodes: *mut u64, count: &mut usize
+    );
+    node_dependencies_2 = "cuGraphNodeGetDependencies_v2"(
+        node: u64, nodes: *mut u64, edges: *mut c_void, count: &mut usize
+    );
+    graph_destroy = "cuGraphDestroy"(graph: u64);
+    graph_instantiate = "cuGraphInstantiateWithFlags"(exec: &mut u64, graph: u64, flags: u64);
+    graph_launch = "cuGraphLaunch"(exec: u64, stream: u64);
+    graph_exec_destroy = "cuGraphExecDestroy"(exec: u64);
+
+    granularity = "cuMemGetAllocationGranularity"(
+        bytes: &mut usize, what: &AllocationProperties, option: u32
+    );
+    address_reserve = "cuMemAddressReserve"(
+        address: &mut u64, bytes: usize, alignment: usize, hint: u64, flags: u64
+    );
+    address_free = "cuMemAddressFree"(address: u64, bytes: usize);
+    piece_create = "cuMemCreate"(
+        piece: &mut u64, bytes: usize, what: &AllocationProperties, flags: u64
+    );
+    piece_release = "cuMemRelease"(piece: u64);
+    piece_map = "cuMemMap"(address: u64, bytes: usize, offset: usize, piece: u64, flags: u64);
+    piece_unmap = "cuMemUnmap"(address: u64, bytes: usize);
+    set_access = "cuMemSetAccess"(address: u64, bytes: usize, who: &AccessDescription, count: usize);
+    piece_export = "cuMemExportToShareableHandle"(
+        descriptor: &mut i32, piece: u64, kind: u32, flags: u64
+    );
+    piece_import = "cuMemImportFromShareableHandle"(piece: &mut u64, descriptor: u64, kind: u32);
+
+    pool_default = "cuDeviceGetDefaultMemPool"(pool: &mut u64, device: i32);
+    pool_create = "cuMemPoolCreate"(pool: &mut u64, what: &PoolProperties);
+    pool_destroy = "cuMemPoolDestroy"(pool: u64);
+    pool_allocate = "cuMemAllocFromPoolAsync"(
+        address: &mut u64, bytes: usize, pool: u64, stream: u64
+    );
+    pool_free = "cuMemFreeAsync"(address: u64, stream: u64);
+    pool_trim = "cuMemPoolTrimTo"(pool: u64, keep: usize);
+    pool_get = "cuMemPoolGetAttribute"(pool: u64, attribute: u32, value: &mut u64);
+    pool_set = "cuMemPoolSetAttribute"(pool: u64, attribute: u32, value: &mut u64);
+
+    ipc_share = "cuIpcGetMemHandle"(handle: &mut IpcHandle, address: u64);
+    ipc_open = "cuIpcOpenMemHandle_v2"(address: &mut u64, handle: IpcHandle, flags: u32);
+    ipc_close = "cuIpcCloseMemHandle"(address: u64);
+
+    peer_possible = "cuDeviceCanAccessPeer"(can: &mut i32, device: i32, other: i32);
+    peer_enable = "cuCtxEnablePeerAccess"(context: u64, flags: u32);
+}
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Location {
+    pub(super) kind: u32,
+    pub(super) id: i32,
+}
+
+impl Location {
+    /// A device's own memory.
+    pub(super) const fn device(device: i32) -> Self {
+        Self { kind: 1, id: device }
+    }
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AllocationProperties {
+    /// 1: pinned.
+    pub(super) kind: u32,
+    /// 0: none, 1: file descriptor.
+    pub(super) handles: u32,
+    pub(super) location: Location,
+    pub(super) windows: u64,
+    pub(super) compression: u8,
+    /// Whether other devices of the bus may reach it (GPUDirect RDMA).
+    pub(super) direct: u8,
+    pub(super) usage: u16,
+    pub(super) reserved: [u8; 4],
+}
+
+const _: () = assert!(size_of::<AllocationProperties>() == 32);
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AccessDescription {
+    pub(super) location: Location,
+    /// 3: reading and writing.
+    pub(super) flags: u32,
+}
+
+const _: () = assert!(size_of::<AccessDescription>() == 12);
+
+/// `CUmemPoolProps`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct PoolProperties {
+    pub(super) kind: u32,
+    pub(super) handles: u32,
+    pub(super) location: Location,
+    pub(super) windows: u64,
+    pub(super) most_bytes: usize,
+    pub(super) usage: u16,
+    pub(super) reserved: [u8; 54],
+}
+
+const _: () = assert!(size_of::<PoolProperties>() == 88);
+
+/// `CUipcMemHandle`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct IpcHandle(pub(super) [u8; 64]);
+
+static API: OnceLock<Result<Api, DriverError>> = OnceLock::new();
+
+/// The library, loaded and started once for the process.
+pub(super) fn api() -> DriverResult<&'static Api> {
+    API.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+fn load() -> Result<Api, DriverError> {
+    let mut reasons = Vec::new();
+    for name in ["libcuda.so.1", "libcuda.so", "nvcuda.dll"] {
+        // SAFETY: the vendor's library; its initialisers are safe to run in any process.
+        match unsafe { Library::new(name) } {
+            Ok(library) => {
+                let api = Api::new(library);
+                // The table of errors is not there yet: a failure is told by its number alone.
+                return match api.init(0).code() {
+                    Some(SUCCESS) => Ok(api),
+                    Some(code) => {
+                        let message = api.describe(code);
+                        let kind = DriverErrorKind::NotSupported;
+                        Err(DriverError::new(kind, "cuInit", i64::from(code), message))
+                    }
+                    None => Err(missing(format!("{name} has no cuInit"))),
+                };
+            }
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    Err(missing(format!("no CUDA driver on this machine: {}", reasons.join("; "))))
+}
+
+fn missing(message: String) -> DriverError {
+    DriverError::new(DriverErrorKind::NotSupported, "load libcuda", 0, message)
+}
+
+impl Api {
+    /// The library's words for a code.
+    fn describe(&self, code: u32) -> String {
+        let mut name = std::ptr::null();
+        let mut text = std::ptr::null();
+        let named = self.error_name(code, &mut name).code() == Some(SUCCESS);
+        let told = self.error_string(code, &mut text).code() == Some(SUCCESS);
+        match (named, told) {
+            (true, true) => format!("{}: {}", words(name), words(text)),
+            (true, false) => words(name),
+            _ => "a code that this driver does not explain".to_owned(),
+        }
+    }
+
+    /// Copies bytes in; they stay valid until the stream was waited for.
+    pub(super) fn copy_from_host(&self, to: u64, from: &[u8], stream: u64) -> DriverResult<()> {
+        self.copy_in(to, from.as_ptr().cast(), from.len(), stream).ok()?;
+        // Pageable memory may still be read: the slice is ours only during this call.
+        self.stream_synchronize(stream).ok()
+    }
+
+    /// Copies bytes out and waits for them.
+    pub(super) fn copy_to_host(&self, to: &mut [u8], from: u64, stream: u64) -> DriverResult<()> {
+        let copied = self.copy_out(to.as_mut_ptr().cast(), from, to.len(), stream).ok();
+        // Waited for also after a failure: nothing may write to the slice after this call.
+        let waited = self.stream_synchronize(stream).ok();
+        copied.and(waited)
+    }
+
+    /// The nodes that the library lists at `nodes`.
+    pub(super) fn listed(nodes: *const u64, count: usize) -> Vec<u64> {
+        if nodes.is_null() || count == 0 {
+            return Vec::new();
+        }
+        // SAFETY: the library says that so many handles stand there; they stay until the next call
+        // about this stream, and are copied at once.
+        unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec()
+    }
+}
+
+/// Text of the library.
+fn words(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the library answers with static strings that end with a zero.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

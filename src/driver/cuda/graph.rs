@@ -1,0 +1,145 @@
+//! Captures of a CUDA device, and the graphs they become.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::api::Api;
+use super::{Cuda, RELAXED};
+use crate::driver::{Capture, CaptureStatus, DriverResult, NodeId};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::StreamId;
+
+/// Streams that can never be captured: the legacy default stream by both its names.
+const LEGACY: [StreamId; 2] = [StreamId(0), StreamId(1)];
+
+/// What the driver says about a captured stream.
+struct Said {
+    status: u32,
+    id: u64,
+    nodes: Vec<u64>,
+}
+
+/// A graph that can be launched. Dropping it does not wait for launches that still run.
+#[derive(Debug)]
+pub struct Graph {
+    api: &'static Api,
+    exec: u64,
+}
+
+impl Graph {
+    /// Submits the graph's work. The context is current.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the driver refuses.
+    pub fn launch(&self, stream: StreamId) -> DriverResult<()> {
+        self.api.graph_launch(self.exec, stream.0).ok()
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // A driver that fails now keeps the graph; there is nobody to tell.
+        let _ = self.api.graph_exec_destroy(self.exec);
+    }
+}
+
+impl Cuda {
+    fn said(&self, stream: StreamId) -> DriverResult<Said> {
+        let (mut status, mut id, mut graph, mut count) = (0, 0, 0, 0);
+        let (mut nodes, mut edges) = (ptr::null(), ptr::null::<c_void>());
+        let newer = self.api.capture_info_3(
+            stream.0,
+            &mut status,
+            &mut id,
+            &mut graph,
+            &mut nodes,
+            &mut edges,
+            &mut count,
+        );
+        if newer.code().is_none() {
+            self.api
+                .capture_info_2(stream.0, &mut status, &mut id, &mut graph, &mut nodes, &mut count)
+                .ok()?;
+        } else {
+            newer.ok()?;
+        }
+        let nodes = if status == 1 { Api::listed(nodes, count) } else { Vec::new() };
+        Ok(Said { status, id, nodes })
+    }
+
+    pub(super) fn status_of(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
+        if LEGACY.contains(&stream) {
+            return Ok(CaptureStatus::None);
+        }
+        let said = self.said(stream)?;
+        Ok(match said.status {
+            0 => CaptureStatus::None,
+            1 => CaptureStatus::Active { capture: said.id },
+            _ => CaptureStatus::Invalidated,
+        })
+    }
+
+    /// Ends the capture that started on `stream` and makes its graph ready to be launched.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the capture broke, or the graph cannot be made ready; the capture has ended
+    /// all the same.
+    pub fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
+        let _entered = self.enter()?;
+        let mut graph = 0;
+        self.api.capture_end(stream.0, &mut graph).ok()?;
+        let mut exec = 0;
+        let ready = self.api.graph_instantiate(&mut exec, graph, 0).ok();
+        let destroyed = self.api.graph_destroy(graph).ok();
+        ready?;
+        let made = Graph { api: self.api, exec };
+        destroyed.map(|()| made)
+    }
+}
+
+impl Capture for Cuda {
+    fn begin(&self, stream: StreamId) -> DriverResult<u64> {
+        let _entered = self.enter()?;
+        self.api.capture_begin(stream.0, RELAXED).ok()?;
+        Ok(self.said(stream)?.id)
+    }
+
+    fn end(&self, stream: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        let mut graph = 0;
+        self.api.capture_end(stream.0, &mut graph).ok()?;
+        self.api.graph_destroy(graph).ok()
+    }
+
+    fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>> {
+        let _entered = self.enter()?;
+        let said = self.said(stream)?;
+        if said.status != 1 {
+            let message = format!("stream {stream} is not being captured");
+            let call = "cuStreamGetCaptureInfo";
+            return Err(DriverError::new(DriverErrorKind::InvalidValue, call, 0, message));
+        }
+        Ok(said.nodes.into_iter().map(NodeId).collect())
+    }
+
+    fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>> {
+        let ask = |nodes: *mut u64, count: &mut usize| {
+            let older = self.api.node_dependencies_1(node.0, nodes, count);
+            match older.code() {
+                // Older drivers have one, and where edges carry data only the other answers.
+                Some(0) => Ok(()),
+                _ => self.api.node_dependencies_2(node.0, nodes, ptr::null_mut(), count).ok(),
+            }
+        };
+        let mut count = 0;
+        ask(ptr::null_mut(), &mut count)?;
+        let mut nodes = vec![0; count];
+        if count > 0 {
+            ask(nodes.as_mut_ptr(), &mut count)?;
+        }
+        nodes.truncate(count);
+        Ok(nodes.into_iter().map(NodeId).collect())
+    }
+}

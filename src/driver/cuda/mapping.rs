@@ -1,0 +1,132 @@
+//! Virtual memory of a CUDA device.
+//!
+//! Pieces are pinned device memory, open to other devices of the bus where the device allows that. A
+//! piece may leave the process as a file descriptor if it was made for it.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::api::{AccessDescription, AllocationProperties, Location};
+use super::{Cuda, size};
+use crate::driver::{DriverResult, Exportable, PhysicalId, VirtualMemory};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::DeviceId;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: u32 = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const READ_AND_WRITE: u32 = 3;
+
+impl Cuda {
+    fn properties(&self, exportable: Exportable) -> AllocationProperties {
+        AllocationProperties {
+            kind: 1,
+            handles: match exportable {
+                Exportable::No => 0,
+                Exportable::Descriptor => DESCRIPTOR,
+            },
+            location: Location::device(self.device),
+            windows: 0,
+            compression: 0,
+            direct: u8::from(self.can.direct),
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+
+    pub(super) fn ask_granularity(&self) -> DriverResult<u64> {
+        let mut bytes = 0;
+        self.api.granularity(&mut bytes, &self.properties(Exportable::No), 0).ok()?;
+        Ok(bytes as u64)
+    }
+
+    fn check_descriptors(&self, call: &'static str) -> DriverResult<()> {
+        if self.can.descriptors {
+            return Ok(());
+        }
+        let message = "this device cannot pass memory as file descriptors";
+        Err(DriverError::new(DriverErrorKind::NotSupported, call, 0, message))
+    }
+}
+
+impl VirtualMemory for Cuda {
+    fn granularity_bytes(&self) -> u64 {
+        self.granularity_bytes
+    }
+
+    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
+        let _entered = self.enter()?;
+        let mut address = 0;
+        self.api.address_reserve(&mut address, size(size_bytes)?, 0, 0, 0).ok()?;
+        Ok(address)
+    }
+
+    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.address_free(address, size(size_bytes)?).ok()
+    }
+
+    fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
+        if exportable == Exportable::Descriptor {
+            self.check_descriptors("cuMemCreate")?;
+        }
+        let _entered = self.enter()?;
+        let _relaxed = self.relax();
+        let mut piece = 0;
+        let properties = self.properties(exportable);
+        self.api.piece_create(&mut piece, size(size_bytes)?, &properties, 0).ok()?;
+        Ok(PhysicalId(piece))
+    }
+
+    fn release(&self, piece: PhysicalId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.piece_release(piece.0).ok()
+    }
+
+    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        let _relaxed = self.relax();
+        self.api.piece_map(address, size(size_bytes)?, 0, piece.0, 0).ok()
+    }
+
+    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        let _relaxed = self.relax();
+        let id = if device == self.info.device {
+            self.device
+        } else {
+            i32::try_from(device.0).unwrap_or(i32::MAX)
+        };
+        let who = AccessDescription { location: Location::device(id), flags: READ_AND_WRITE };
+        self.api.set_access(address, size(size_bytes)?, &who, 1).ok()
+    }
+
+    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.piece_unmap(address, size(size_bytes)?).ok()
+    }
+
+    #[expect(unsafe_code, reason = "taking over the descriptor that the library made")]
+    fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd> {
+        self.check_descriptors("cuMemExportToShareableHandle")?;
+        let _entered = self.enter()?;
+        let mut descriptor = -1;
+        self.api.piece_export(&mut descriptor, piece.0, DESCRIPTOR, 0).ok()?;
+        if descriptor < 0 {
+            let message = format!("the driver answered with descriptor {descriptor}");
+            let call = "cuMemExportToShareableHandle";
+            return Err(DriverError::new(DriverErrorKind::Other, call, 0, message));
+        }
+        // SAFETY: the library has just opened this descriptor for us; nobody else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    fn import(&self, descriptor: OwnedFd, _size_bytes: u64) -> DriverResult<PhysicalId> {
+        self.check_descriptors("cuMemImportFromShareableHandle")?;
+        let _entered = self.enter()?;
+        let mut piece = 0;
+        // The number stands for itself, in the place of a pointer. A wrong size fails at `map`.
+        let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(u64::MAX);
+        self.api.piece_import(&mut piece, number, DESCRIPTOR).ok()?;
+        Ok(PhysicalId(piece))
+    }
+}

@@ -1,0 +1,360 @@
+//! CUDA devices.
+//!
+//! The driver's library is loaded when the first device is opened: a machine without one gets an
+//! error that says so. A device's **primary context** is used, as by PyTorch and by CUDA's runtime, so
+//! memory, streams and events are theirs too; it is made current for each call and what was current
+//! before comes back. Streams of others are taken by their handles: 0 and 1 are the legacy default
+//! stream, 2 the thread's own. A device tells what it can do by what its driver exports.
+//!
+//! An error of a kernel stays with the context: it is reported by whichever call meets it, with the
+//! kind `DeviceLost`, and every later call fails alike.
+//!
+//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`.
+
+mod api;
+mod graph;
+mod mapping;
+mod others;
+mod pools;
+
+#[cfg(test)]
+mod tests;
+
+use hashbrown::HashSet;
+use parking_lot::Mutex;
+
+use super::{
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
+    VirtualMemory,
+};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::{DeviceId, EventId, StreamId};
+use api::{Api, api};
+pub use graph::Graph;
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIMING: u32 = 2;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: u32 = 2;
+
+/// `CUdevice_attribute` numbers.
+mod attribute {
+    pub(super) const VIRTUAL_MEMORY: i32 = 102;
+    pub(super) const DESCRIPTORS: i32 = 103;
+    pub(super) const DIRECT: i32 = 110;
+    pub(super) const MEMORY_POOLS: i32 = 115;
+}
+
+/// One CUDA device.
+///
+/// Dropping it lets go of the primary context; memory that is still taken stays until the process
+/// ends or the context goes.
+#[derive(Debug)]
+pub struct Cuda {
+    api: &'static Api,
+    info: DeviceInfo,
+    device: i32,
+    context: u64,
+    can: Abilities,
+    granularity_bytes: u64,
+    /// Streams made here.
+    streams: Mutex<HashSet<u64>>,
+    /// Pools made here.
+    own_pools: Mutex<HashSet<u64>>,
+}
+
+/// What the device and its driver can do.
+#[derive(Clone, Copy, Debug, Default)]
+struct Abilities {
+    virtual_memory: bool,
+    descriptors: bool,
+    direct: bool,
+    memory_pools: bool,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("libcuda")
+    }
+}
+
+/// Makes what was current before current again.
+struct Entered(Option<&'static Api>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(api) = self.0 {
+            let mut popped = 0;
+            // It was pushed by this thread a moment ago; there is nothing to do if it is gone.
+            let _ = api.context_pop(&mut popped);
+        }
+    }
+}
+
+/// Puts the thread's capture mode back.
+struct Relaxed {
+    api: &'static Api,
+    before: u32,
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // It was exchanged by this thread a moment ago.
+        let _ = self.api.exchange_capture_mode(&mut self.before);
+    }
+}
+
+impl Cuda {
+    /// How many devices there are.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when there is no CUDA driver, or it cannot start.
+    pub fn count() -> DriverResult<u32> {
+        let mut count = 0;
+        api()?.device_count(&mut count).ok()?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// The version of the driver's interface: 12090 is 12.9.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when there is no CUDA driver.
+    pub fn driver_version() -> DriverResult<i32> {
+        let mut version = 0;
+        api()?.driver_version(&mut version).ok()?;
+        Ok(version)
+    }
+
+    /// Opens a device and holds its primary context.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when there is no CUDA driver or no such device.
+    pub fn open(device: DeviceId) -> DriverResult<Self> {
+        let api = api()?;
+        let ordinal = i32::try_from(device.0).unwrap_or(i32::MAX);
+        let mut handle = 0;
+        api.device_get(&mut handle, ordinal).ok()?;
+        let mut name = [0; 256];
+        api.device_name(&mut name, 256, handle).ok()?;
+        let mut total = 0;
+        api.device_total(&mut total, handle).ok()?;
+        let has = |attribute| {
+            let mut value = 0;
+            api.device_attribute(&mut value, attribute, handle).ok().is_ok() && value != 0
+        };
+        let can = Abilities {
+            virtual_memory: has(attribute::VIRTUAL_MEMORY),
+            descriptors: has(attribute::DESCRIPTORS),
+            direct: has(attribute::DIRECT),
+            memory_pools: has(attribute::MEMORY_POOLS),
+        };
+        let mut context = 0;
+        api.context_retain(&mut context, handle).ok()?;
+        let text = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        let info = DeviceInfo {
+            device,
+            name: String::from_utf8_lossy(text).into_owned(),
+            driver: "cuda",
+            total_bytes: total as u64,
+        };
+        let mut cuda = Self {
+            api,
+            info,
+            device: handle,
+            context,
+            can,
+            granularity_bytes: 0,
+            streams: Mutex::default(),
+            own_pools: Mutex::default(),
+        };
+        if can.virtual_memory {
+            match cuda.ask_granularity() {
+                Ok(bytes) if bytes > 0 => cuda.granularity_bytes = bytes,
+                _ => cuda.can.virtual_memory = false,
+            }
+        }
+        Ok(cuda)
+    }
+
+    /// The handle of the primary context, for other libraries.
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.context
+    }
+
+    /// Makes the context current while the guard lives.
+    #[inline]
+    fn enter(&self) -> DriverResult<Entered> {
+        let mut current = 0;
+        self.api.context_current(&mut current).ok()?;
+        if current == self.context {
+            return Ok(Entered(None));
+        }
+        self.api.context_push(self.context).ok()?;
+        Ok(Entered(Some(self.api)))
+    }
+
+    /// Allows calls that would break a capture of this thread, while the guard lives: taking memory
+    /// does not depend on order.
+    fn relax(&self) -> Option<Relaxed> {
+        let mut mode = RELAXED;
+        let exchanged = self.api.exchange_capture_mode(&mut mode).ok().is_ok();
+        exchanged.then_some(Relaxed { api: self.api, before: mode })
+    }
+}
+
+fn size(bytes: u64) -> DriverResult<usize> {
+    usize::try_from(bytes).map_err(|_| {
+        let message = format!("{bytes} bytes are more than an address can count");
+        DriverError::new(DriverErrorKind::InvalidValue, "size", 0, message)
+    })
+}
+
+fn foreign(call: &'static str, what: &str, handle: u64) -> DriverError {
+    let message = format!("{what} {handle:#x} was not made here");
+    DriverError::new(DriverErrorKind::InvalidValue, call, 0, message)
+}
+
+impl Driver for Cuda {
+    fn info(&self) -> DeviceInfo {
+        self.info.clone()
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        self.api.memory_info(&mut free, &mut total).ok()?;
+        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+    }
+
+    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
+        let _entered = self.enter()?;
+        let _relaxed = self.relax();
+        let mut address = 0;
+        self.api.memory_allocate(&mut address, size(size_bytes)?).ok()?;
+        Ok(address)
+    }
+
+    fn free(&self, address: u64, _size_bytes: u64) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.memory_free(address).ok()
+    }
+
+    fn create_stream(&self) -> DriverResult<StreamId> {
+        let _entered = self.enter()?;
+        let mut stream = 0;
+        self.api.stream_create(&mut stream, NON_BLOCKING).ok()?;
+        self.streams.lock().insert(stream);
+        Ok(StreamId(stream))
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        if !self.streams.lock().remove(&stream.0) {
+            return Err(foreign("cuStreamDestroy_v2", "stream", stream.0));
+        }
+        let _entered = self.enter()?;
+        self.api.stream_destroy(stream.0).ok()
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.stream_synchronize(stream.0).ok()
+    }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.context_synchronize().ok()
+    }
+
+    fn create_event(&self) -> DriverResult<EventId> {
+        let _entered = self.enter()?;
+        let mut event = 0;
+        self.api.event_create(&mut event, NO_TIMING).ok()?;
+        Ok(EventId(event))
+    }
+
+    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.event_record(event.0, stream.0).ok()
+    }
+
+    fn query_event(&self, event: EventId) -> DriverResult<bool> {
+        self.api.event_query(event.0).finished()
+    }
+
+    fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
+        self.api.event_synchronize(event.0).ok()
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.stream_wait(stream.0, event.0, 0).ok()
+    }
+
+    fn destroy_event(&self, event: EventId) -> DriverResult<()> {
+        self.api.event_destroy(event.0).ok()
+    }
+
+    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.copy_within(to, from, size(size_bytes)?, stream.0).ok()
+    }
+
+    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.copy_from_host(to, from, stream.0)
+    }
+
+    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.copy_to_host(to, from, stream.0)
+    }
+
+    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.fill(to, byte, size(size_bytes)?, stream.0).ok()
+    }
+
+    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
+        let _entered = self.enter()?;
+        self.status_of(stream)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.can.virtual_memory.then_some(self as &dyn VirtualMemory)
+    }
+
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        self.can.memory_pools.then_some(self as &dyn MemoryPools)
+    }
+
+    fn ipc(&self) -> Option<&dyn Ipc> {
+        Some(self)
+    }
+
+    fn peers(&self) -> Option<&dyn Peers> {
+        matches!(Self::count(), Ok(2..)).then_some(self as &dyn Peers)
+    }
+
+    fn capture(&self) -> Option<&dyn Capture> {
+        Some(self)
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let streams = std::mem::take(&mut *self.streams.lock());
+        let pools = std::mem::take(&mut *self.own_pools.lock());
+        if let Ok(_entered) = self.enter() {
+            // A driver that fails now keeps what it has; there is nobody to tell.
+            streams.iter().for_each(|stream| drop(self.api.stream_destroy(*stream).ok()));
+            pools.iter().for_each(|pool| drop(self.api.pool_destroy(*pool).ok()));
+        }
+        let _ = self.api.context_release(self.device);
+    }
+}

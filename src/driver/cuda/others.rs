@@ -1,0 +1,88 @@
+//! Other processes and other devices.
+
+use super::api::IpcHandle;
+use super::{Cuda, size};
+use crate::driver::{DriverResult, Ipc, Peers};
+use crate::ids::{DeviceId, StreamId};
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+const LAZY_PEERS: u32 = 1;
+/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
+const ENABLED_ALREADY: u32 = 704;
+
+impl Ipc for Cuda {
+    fn share(&self, base: u64) -> DriverResult<[u8; 64]> {
+        let _entered = self.enter()?;
+        let mut handle = IpcHandle([0; 64]);
+        self.api.ipc_share(&mut handle, base).ok()?;
+        Ok(handle.0)
+    }
+
+    fn open(&self, handle: &[u8; 64]) -> DriverResult<u64> {
+        let _entered = self.enter()?;
+        let mut address = 0;
+        self.api.ipc_open(&mut address, IpcHandle(*handle), LAZY_PEERS).ok()?;
+        Ok(address)
+    }
+
+    fn close(&self, address: u64) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.ipc_close(address).ok()
+    }
+}
+
+/// The primary context of another device, held for a moment.
+struct Held<'a> {
+    cuda: &'a Cuda,
+    device: i32,
+    context: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // It was retained a moment ago.
+        let _ = self.cuda.api.context_release(self.device);
+    }
+}
+
+impl Cuda {
+    fn hold(&self, other: DeviceId) -> DriverResult<Held<'_>> {
+        let (mut device, mut context) = (0, 0);
+        let ordinal = i32::try_from(other.0).unwrap_or(i32::MAX);
+        self.api.device_get(&mut device, ordinal).ok()?;
+        self.api.context_retain(&mut context, device).ok()?;
+        Ok(Held { cuda: self, device, context })
+    }
+}
+
+impl Peers for Cuda {
+    fn can_access(&self, other: DeviceId) -> DriverResult<bool> {
+        let held = self.hold(other)?;
+        let mut can = 0;
+        self.api.peer_possible(&mut can, self.device, held.device).ok()?;
+        Ok(can != 0)
+    }
+
+    fn enable_access(&self, other: DeviceId) -> DriverResult<()> {
+        let held = self.hold(other)?;
+        let _entered = self.enter()?;
+        let enabled = self.api.peer_enable(held.context, 0);
+        if enabled.code() == Some(ENABLED_ALREADY) {
+            return Ok(());
+        }
+        enabled.ok()
+    }
+
+    fn copy_peer(
+        &self,
+        to: (DeviceId, u64),
+        from: (DeviceId, u64),
+        size_bytes: u64,
+        stream: StreamId,
+    ) -> DriverResult<()> {
+        let (there, here) = (self.hold(to.0)?, self.hold(from.0)?);
+        let _entered = self.enter()?;
+        let bytes = size(size_bytes)?;
+        self.api.copy_peer(to.1, there.context, from.1, here.context, bytes, stream.0).ok()
+    }
+}

@@ -1,0 +1,90 @@
+//! Stream-ordered pools of a CUDA device.
+
+use super::api::{Location, PoolProperties};
+use super::{Cuda, foreign, size};
+use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
+use crate::ids::StreamId;
+
+/// `CUmemPool_attribute` numbers.
+mod attribute {
+    pub(super) const RELEASE_THRESHOLD: u32 = 4;
+    pub(super) const RESERVED: u32 = 5;
+    pub(super) const RESERVED_HIGH: u32 = 6;
+    pub(super) const USED: u32 = 7;
+    pub(super) const USED_HIGH: u32 = 8;
+}
+
+impl MemoryPools for Cuda {
+    fn default_pool(&self) -> DriverResult<DriverPoolId> {
+        let mut pool = 0;
+        self.api.pool_default(&mut pool, self.device).ok()?;
+        Ok(DriverPoolId(pool))
+    }
+
+    fn create_pool(&self) -> DriverResult<DriverPoolId> {
+        let _entered = self.enter()?;
+        let properties = PoolProperties {
+            kind: 1,
+            handles: 0,
+            location: Location::device(self.device),
+            windows: 0,
+            most_bytes: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let mut pool = 0;
+        self.api.pool_create(&mut pool, &properties).ok()?;
+        self.own_pools.lock().insert(pool);
+        Ok(DriverPoolId(pool))
+    }
+
+    fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
+        if !self.own_pools.lock().remove(&pool.0) {
+            return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
+        }
+        let _entered = self.enter()?;
+        self.api.pool_destroy(pool.0).ok()
+    }
+
+    fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
+        let mut bytes = bytes;
+        self.api.pool_set(pool.0, attribute::RELEASE_THRESHOLD, &mut bytes).ok()
+    }
+
+    fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
+        let _entered = self.enter()?;
+        let mut address = 0;
+        self.api.pool_allocate(&mut address, size(bytes)?, pool.0, on.0).ok()?;
+        Ok(address)
+    }
+
+    fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.pool_free(address, on.0).ok()
+    }
+
+    fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.pool_trim(pool.0, size(keep_bytes)?).ok()
+    }
+
+    fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
+        let get = |what| {
+            let mut value = 0;
+            self.api.pool_get(pool.0, what, &mut value).ok().map(|()| value)
+        };
+        Ok(DriverPoolUsage {
+            used_bytes: get(attribute::USED)?,
+            used_high_bytes: get(attribute::USED_HIGH)?,
+            reserved_bytes: get(attribute::RESERVED)?,
+            reserved_high_bytes: get(attribute::RESERVED_HIGH)?,
+        })
+    }
+
+    fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
+        for mark in [attribute::USED_HIGH, attribute::RESERVED_HIGH] {
+            self.api.pool_set(pool.0, mark, &mut 0).ok()?;
+        }
+        Ok(())
+    }
+}

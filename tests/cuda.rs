@@ -1,0 +1,432 @@
+//! The strategies on a real device: bytes, streams, graphs, processes. Without a CUDA device each test
+//! prints `skipped: no CUDA device` and ends.
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use stratalloc::allocator::{
+    Allocation, Caching, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
+};
+use stratalloc::cache::Engine;
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::{Capture, CaptureStatus, Cuda, Driver, Exportable, Peers};
+use stratalloc::error::AllocError;
+use stratalloc::ids::{DeviceId, PoolId, StreamId};
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::sharing::SharedHandle;
+use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::Strategy;
+
+/// The first device, or a word why there is none.
+fn device() -> Option<Arc<Cuda>> {
+    match Cuda::open(DeviceId(0)) {
+        Ok(cuda) => Some(Arc::new(cuda)),
+        Err(error) => {
+            println!("skipped: no CUDA device ({error})");
+            None
+        }
+    }
+}
+
+fn strategy(cuda: &Arc<Cuda>, conf: &str) -> Strategy {
+    let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+    let driver = Arc::clone(cuda) as Arc<dyn Driver>;
+    build(&config, driver, BuildOptions { raw_addresses: true }).expect("the device can")
+}
+
+fn engine(strategy: &Strategy) -> &Engine {
+    strategy.engine().expect("built on the engine")
+}
+
+fn take(strategy: &Strategy, bytes: u64, stream: StreamId) -> Allocation {
+    strategy.allocate(Request::new(bytes, stream)).expect("it fits")
+}
+
+fn give(strategy: &Strategy, block: Allocation) {
+    strategy.free(block).expect("it is live");
+}
+
+/// Whether all of a range has one value.
+fn holds(cuda: &Cuda, address: u64, bytes: u64, value: u8, stream: StreamId) -> bool {
+    let mut seen = vec![0; usize::try_from(bytes).expect("test sizes fit")];
+    cuda.copy_to_host(&mut seen, address, stream).expect("it is readable");
+    seen.iter().all(|byte| *byte == value)
+}
+
+const BOTH: [&str; 2] = ["", "expandable_segments:True"];
+
+#[test]
+fn memory_streams_and_events_work() {
+    let Some(cuda) = device() else { return };
+    println!("{:?}, driver {:?}", cuda.info(), Cuda::driver_version());
+    let stream = cuda.create_stream().unwrap();
+    let [a, b] = [0, 1].map(|_| cuda.allocate(4 * MIB).unwrap());
+    cuda.copy_from_host(a, &[7; 1000], stream).unwrap();
+    cuda.copy(b, a, 1000, stream).unwrap();
+    let event = cuda.create_event().unwrap();
+    assert_eq!(cuda.query_event(event), Ok(true), "never recorded");
+    cuda.record_event(event, stream).unwrap();
+    cuda.synchronize_event(event).unwrap();
+    assert_eq!(cuda.query_event(event), Ok(true));
+    assert!(holds(&cuda, b, 1000, 7, stream));
+    cuda.fill(b, 9, 4 * MIB, stream).unwrap();
+    assert!(holds(&cuda, b, 4 * MIB, 9, stream));
+    let before = cuda.memory_info().unwrap();
+    assert!(before.free_bytes < before.total_bytes);
+    assert!(cuda.allocate(1 << 50).unwrap_err().is_out_of_memory());
+    cuda.destroy_event(event).unwrap();
+    cuda.destroy_stream(stream).unwrap();
+    cuda.destroy_stream(stream).unwrap_err();
+    cuda.free(a, 4 * MIB).unwrap();
+    cuda.free(b, 4 * MIB).unwrap();
+    cuda.synchronize_device().unwrap();
+}
+
+#[test]
+fn pages_can_be_mapped_twice_and_leave_the_process() {
+    let Some(cuda) = device() else { return };
+    let Some(memory) = cuda.virtual_memory() else { return println!("skipped: no virtual memory") };
+    let stream = StreamId::DEFAULT;
+    let size = memory.granularity_bytes();
+    let base = memory.reserve(4 * size).unwrap();
+    let piece = memory.create(size, Exportable::Descriptor).unwrap();
+    for address in [base, base + 2 * size] {
+        memory.map(address, size, piece).unwrap();
+        memory.set_access(address, size, DeviceId(0)).unwrap();
+    }
+    cuda.fill(base, 5, size, stream).unwrap();
+    assert!(holds(&cuda, base + 2 * size, size, 5, stream), "two names of one piece");
+    let again = memory.import(memory.export(piece).unwrap(), size).unwrap();
+    memory.map(base + size, size, again).unwrap();
+    memory.set_access(base + size, size, DeviceId(0)).unwrap();
+    assert!(holds(&cuda, base + size, size, 5, stream), "imported from a descriptor");
+    memory.release(piece).unwrap();
+    memory.release(again).unwrap();
+    memory.unmap(base, 3 * size).unwrap();
+    memory.unreserve(base, 4 * size).unwrap();
+}
+
+#[test]
+fn driver_pools_serve_and_count() {
+    let Some(cuda) = device() else { return };
+    let Some(pools) = cuda.memory_pools() else { return println!("skipped: no memory pools") };
+    let stream = cuda.create_stream().unwrap();
+    let pool = pools.create_pool().unwrap();
+    pools.set_release_threshold(pool, u64::MAX).unwrap();
+    let block = pools.allocate_async(pool, 3 * MIB, stream).unwrap();
+    cuda.fill(block, 3, 3 * MIB, stream).unwrap();
+    assert!(holds(&cuda, block, 3 * MIB, 3, stream));
+    assert_eq!(pools.usage(pool).unwrap().used_bytes, 3 * MIB);
+    pools.free_async(block, stream).unwrap();
+    cuda.synchronize_stream(stream).unwrap();
+    let usage = pools.usage(pool).unwrap();
+    assert_eq!((usage.used_bytes, usage.used_high_bytes), (0, 3 * MIB));
+    assert!(usage.reserved_bytes > 0, "it caches");
+    pools.trim(pool, 0).unwrap();
+    assert_eq!(pools.usage(pool).unwrap().reserved_bytes, 0);
+    pools.reset_high_marks(pool).unwrap();
+    assert_eq!(pools.usage(pool).unwrap().used_high_bytes, 0);
+    pools.destroy_pool(pool).unwrap();
+    pools.destroy_pool(pool).unwrap_err();
+    pools.default_pool().unwrap();
+}
+
+/// Random histories: every block keeps its bytes as long as it lives.
+#[test]
+fn random_histories_keep_every_byte() {
+    let Some(cuda) = device() else { return };
+    for conf in BOTH {
+        let strategy = strategy(&cuda, conf);
+        let streams = [StreamId::DEFAULT, cuda.create_stream().unwrap()];
+        let mut held: Vec<(Allocation, u8, StreamId)> = Vec::new();
+        let mut dice = 12345_u64;
+        for step in 0..600_u64 {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let roll = dice >> 33;
+            if roll % 100 < 55 && held.len() < 60 {
+                let bytes = [512, 3 * KIB, 700 * KIB, 2 * MIB, 11 * MIB][(roll % 5) as usize];
+                let stream = streams[(roll % 2) as usize];
+                let value = u8::try_from(step % 251).unwrap();
+                let block = take(&strategy, bytes, stream);
+                cuda.fill(block.address(), value, bytes, stream).unwrap();
+                held.push((block, value, stream));
+            } else if !held.is_empty() {
+                let (block, value, stream) =
+                    held.swap_remove(usize::try_from(roll).unwrap() % held.len());
+                let (address, bytes) = (block.address(), block.size_bytes());
+                assert!(holds(&cuda, address, bytes, value, stream), "{conf}: step {step}");
+                give(&strategy, block);
+            }
+            if step % 150 == 149 {
+                engine(&strategy).empty_cache().unwrap();
+            }
+        }
+        engine(&strategy).check().unwrap();
+        held.into_iter().for_each(|(block, ..)| give(&strategy, block));
+        engine(&strategy).empty_cache().unwrap();
+        assert_eq!(engine(&strategy).statistics().memory_reserved(), 0);
+    }
+}
+
+/// A block freed while another stream still reads it is not reused before that is done.
+#[test]
+fn a_block_that_another_stream_reads_keeps_its_bytes() {
+    let Some(cuda) = device() else { return };
+    for conf in BOTH {
+        let strategy = strategy(&cuda, conf);
+        let (home, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
+        let bytes = 64 * MIB;
+        let target = take(&strategy, bytes, home);
+        let slow = take(&strategy, 1024 * MIB, side);
+        let source = take(&strategy, bytes, home);
+        let address = source.address();
+        cuda.fill(address, 1, bytes, home).unwrap();
+        let filled = cuda.create_event().unwrap();
+        cuda.record_event(filled, home).unwrap();
+        cuda.wait_event(side, filled).unwrap();
+        // Long work first, so that the copy is far from done when the block is freed.
+        for value in 0..40 {
+            cuda.fill(slow.address(), value, 1024 * MIB, side).unwrap();
+        }
+        cuda.copy(target.address(), address, bytes, side).unwrap();
+        strategy.cross_stream().unwrap().record_stream(&source, side).unwrap();
+        give(&strategy, source);
+        let other = take(&strategy, bytes, home);
+        assert_ne!(other.address(), address, "{conf}: its other stream works");
+        cuda.fill(other.address(), 2, bytes, home).unwrap();
+        cuda.synchronize_device().unwrap();
+        assert!(holds(&cuda, target.address(), bytes, 1, home), "{conf}");
+        let again = take(&strategy, bytes, home);
+        assert_eq!(again.address(), address, "{conf}: free by now");
+        [target, slow, other, again].into_iter().for_each(|block| give(&strategy, block));
+        cuda.destroy_event(filled).unwrap();
+    }
+}
+
+/// A graph's memory is its own: launched after other allocations, it writes where it was captured.
+#[test]
+fn a_graph_in_a_private_pool_survives_other_allocations() {
+    let Some(cuda) = device() else { return };
+    for conf in BOTH {
+        let strategy = strategy(&cuda, conf);
+        let pools: &dyn PrivatePools = engine(&strategy);
+        let stream = cuda.create_stream().unwrap();
+        let warm = take(&strategy, 4 * MIB, stream);
+        give(&strategy, warm);
+        let pool = PoolId::next_capture();
+        let capture = Capture::begin(&*cuda, stream).unwrap();
+        assert_eq!(cuda.capture_status(stream), Ok(CaptureStatus::Active { capture }));
+        let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
+        let between = take(&strategy, 4 * MIB, stream);
+        cuda.fill(between.address(), 6, 4 * MIB, stream).unwrap();
+        let result = take(&strategy, 4 * MIB, stream);
+        cuda.copy(result.address(), between.address(), 4 * MIB, stream).unwrap();
+        let frontier = Capture::frontier(&*cuda, stream).unwrap();
+        assert_eq!(frontier.len(), 1);
+        assert_eq!(Capture::dependencies(&*cuda, frontier[0]).unwrap().len(), 1);
+        give(&strategy, between);
+        let graph = cuda.end_capture(stream).unwrap();
+        let hold = scope.finish();
+        // What the graph uses between is free in its pool, and nobody else may have it.
+        let others: Vec<_> = (0..20).map(|_| take(&strategy, 4 * MIB, stream)).collect();
+        for other in &others {
+            cuda.fill(other.address(), 9, 4 * MIB, stream).unwrap();
+        }
+        for _ in 0..3 {
+            cuda.fill(result.address(), 0, 4 * MIB, stream).unwrap();
+            graph.launch(stream).unwrap();
+            assert!(holds(&cuda, result.address(), 4 * MIB, 6, stream), "{conf}");
+        }
+        for other in others {
+            assert!(holds(&cuda, other.address(), 4 * MIB, 9, stream), "{conf}");
+            give(&strategy, other);
+        }
+        give(&strategy, result);
+        drop((graph, hold));
+        engine(&strategy).empty_cache().unwrap();
+        assert_eq!(engine(&strategy).private_pool_count(), 0);
+        assert_eq!(engine(&strategy).statistics().memory_reserved(), 0);
+    }
+}
+
+/// Deferred frees inside a capture: no event is queried, and a join frees the block when asked to.
+#[test]
+fn a_join_inside_a_capture_frees_what_it_joins() {
+    let Some(cuda) = device() else { return };
+    for (conf, reuses) in [("", false), ("graph_capture_record_stream_reuse:True", true)] {
+        let strategy = strategy(&cuda, conf);
+        let pools: &dyn PrivatePools = engine(&strategy);
+        let (stream, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
+        let join = |first: StreamId, then: StreamId| {
+            let event = cuda.create_event().unwrap();
+            cuda.record_event(event, first).unwrap();
+            cuda.wait_event(then, event).unwrap();
+            cuda.destroy_event(event).unwrap();
+        };
+        let capture = Capture::begin(&*cuda, stream).unwrap();
+        let pool = PoolId::next_capture();
+        let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
+        join(stream, side);
+        let block = take(&strategy, 8 * MIB, stream);
+        let address = block.address();
+        cuda.fill(address, 1, 8 * MIB, side).unwrap();
+        strategy.cross_stream().unwrap().record_stream(&block, side).unwrap();
+        give(&strategy, block);
+        let early = take(&strategy, 8 * MIB, stream);
+        assert_ne!(early.address(), address);
+        join(side, stream);
+        let late = take(&strategy, 8 * MIB, stream);
+        assert_eq!(late.address() == address, reuses, "{conf}");
+        Capture::end(&*cuda, stream).unwrap();
+        drop(scope);
+        [early, late].into_iter().for_each(|block| give(&strategy, block));
+        give(&strategy, take(&strategy, 512, stream));
+        assert_eq!(engine(&strategy).statistics().active.all.current, 0, "{conf}");
+    }
+}
+
+#[test]
+fn a_limit_and_the_device_end_in_reports() {
+    let Some(cuda) = device() else { return };
+    for conf in BOTH {
+        let strategy = strategy(&cuda, conf);
+        let caching: &dyn Caching = engine(&strategy);
+        caching.set_limit_bytes(Some(256 * MIB));
+        let held: Vec<_> = (0..4).map(|_| take(&strategy, 60 * MIB, StreamId::DEFAULT)).collect();
+        match strategy.allocate(Request::new(60 * MIB, StreamId::DEFAULT)) {
+            Err(AllocError::OutOfMemory(report)) => {
+                assert_eq!(report.limit_bytes, Some(256 * MIB));
+                assert!(report.device_free_bytes.unwrap() > 256 * MIB);
+            }
+            other => panic!("{other:?}"),
+        }
+        held.into_iter().for_each(|block| give(&strategy, block));
+        give(&strategy, take(&strategy, 240 * MIB, StreamId::DEFAULT));
+        caching.set_limit_bytes(None);
+        let total = cuda.info().total_bytes;
+        match strategy.allocate(Request::new(total - total % 512, StreamId::DEFAULT)) {
+            Err(AllocError::OutOfMemory(report)) => println!("{report}"),
+            other => panic!("{other:?}"),
+        }
+        cuda.synchronize_device().expect("a refused request breaks nothing");
+    }
+}
+
+/// Threads with contexts of their own making, each on a stream.
+#[test]
+fn threads_need_no_context_of_their_own() {
+    let Some(cuda) = device() else { return };
+    for conf in BOTH {
+        let strategy = strategy(&cuda, conf);
+        std::thread::scope(|scope| {
+            for value in 1..=4_u8 {
+                let (cuda, strategy) = (&cuda, &strategy);
+                scope.spawn(move || {
+                    let stream = cuda.create_stream().unwrap();
+                    for round in 0..50_u64 {
+                        let bytes = (1 + round % 7) * 300 * KIB;
+                        let block = take(strategy, bytes, stream);
+                        cuda.fill(block.address(), value, bytes, stream).unwrap();
+                        assert!(holds(cuda, block.address(), bytes, value, stream));
+                        give(strategy, block);
+                    }
+                });
+            }
+        });
+        engine(&strategy).check().unwrap();
+    }
+}
+
+#[test]
+fn a_peer_reaches_what_it_was_let_into() {
+    let Some(cuda) = device() else { return };
+    let Ok(second) = Cuda::open(DeviceId(1)) else {
+        return println!("skipped: one CUDA device only");
+    };
+    if !Peers::can_access(&second, DeviceId(0)).unwrap() {
+        return println!("skipped: the second device cannot reach the first");
+    }
+    for conf in BOTH {
+        let strategy = strategy(&cuda, conf);
+        let stream = cuda.create_stream().unwrap();
+        let early = take(&strategy, 4 * MIB, stream);
+        strategy.peer_access().unwrap().enable_peer_access(DeviceId(1)).unwrap();
+        let late = take(&strategy, 40 * MIB, stream);
+        let there = second.create_stream().unwrap();
+        for block in [&early, &late] {
+            second.fill(block.address(), 4, block.size_bytes(), there).unwrap();
+            second.synchronize_stream(there).unwrap();
+            assert!(holds(&cuda, block.address(), block.size_bytes(), 4, stream), "{conf}");
+        }
+        [early, late].into_iter().for_each(|block| give(&strategy, block));
+    }
+}
+
+/// Says what the other process is to open.
+const SHARED: &str = "STRATALLOC_TEST_SHARED";
+
+/// Not a test of its own: what the other process runs.
+#[test]
+fn the_other_process_opens_and_answers() {
+    let Ok(text) = std::env::var(SHARED) else { return };
+    let cuda = device().expect("the first process has one");
+    let bytes: Vec<u8> = (0..text.len() / 2)
+        .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).expect("hexadecimal"))
+        .collect();
+    let handle = SharedHandle::from_bytes(&bytes).unwrap();
+    let strategy = strategy(&cuda, "");
+    let seen = strategy.sharing().unwrap().open(&handle).unwrap();
+    assert!(holds(&cuda, seen.address(), seen.size_bytes(), 77, StreamId::DEFAULT));
+    cuda.fill(seen.address(), 78, seen.size_bytes(), StreamId::DEFAULT).unwrap();
+    cuda.synchronize_device().unwrap();
+}
+
+#[test]
+fn a_block_is_shared_between_two_processes() {
+    let Some(cuda) = device() else { return };
+    for conf in ["", "expandable_segments:True,expandable_segments_ipc:True"] {
+        let strategy = strategy(&cuda, conf);
+        let pair = [0, 1].map(|_| take(&strategy, 3 * MIB, StreamId::DEFAULT));
+        let block = &pair[1];
+        cuda.fill(block.address(), 77, 3 * MIB, StreamId::DEFAULT).unwrap();
+        cuda.synchronize_device().unwrap();
+        let handle = match strategy.sharing().unwrap().share(block) {
+            Ok(handle) => handle,
+            Err(error) => {
+                println!("skipped: {conf:?} cannot be shared here: {error}");
+                continue;
+            }
+        };
+        let text: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let other = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_process_opens_and_answers", "--nocapture"])
+            .env(SHARED, text)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&other.stdout).into_owned()
+            + &String::from_utf8_lossy(&other.stderr);
+        assert!(other.status.success(), "{conf}: {told}");
+        assert!(holds(&cuda, block.address(), 3 * MIB, 78, StreamId::DEFAULT), "{conf}");
+        pair.into_iter().for_each(|block| give(&strategy, block));
+    }
+}
+
+/// Addresses of live blocks never overlap, seen from many sizes at once.
+#[test]
+fn many_live_blocks_do_not_overlap() {
+    let Some(cuda) = device() else { return };
+    for conf in BOTH {
+        let strategy = strategy(&cuda, conf);
+        let held: Vec<_> =
+            (1..400_u64).map(|n| take(&strategy, n * 1000, StreamId::DEFAULT)).collect();
+        let ranges: BTreeMap<u64, u64> =
+            held.iter().map(|block| (block.address(), block.size_bytes())).collect();
+        let ordered: Vec<_> = ranges.into_iter().collect();
+        assert_eq!(ordered.len(), 399);
+        assert!(ordered.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+        held.into_iter().for_each(|block| give(&strategy, block));
+    }
+}
