@@ -6,7 +6,8 @@
 use crate::size::{MIB, MIN_BLOCK_BYTES};
 
 const EXACT_MAX_BYTES: u64 = 2 * MIB;
-const EXACT_BINS: usize = 4096;
+/// How many bins, from the first on, hold blocks of one size only.
+pub(super) const EXACT_BINS: usize = 4096;
 const PARTS_LOG2: u32 = 4;
 const FIRST_DOUBLING: u32 = EXACT_MAX_BYTES.ilog2();
 

@@ -58,15 +58,15 @@ pub(super) struct Block {
     /// Neighbours in the segment by address.
     pub(super) previous: Slot,
     pub(super) next: Slot,
-    /// Free: children in the bin's tree. Live: `left` heads the list of other streams. Draining:
-    /// `left` holds the number of events. Vacant: `left` is the next vacant slot.
-    pub(super) left: Slot,
-    pub(super) right: Slot,
+    /// Free: children in the bin's tree. Live: the first heads the list of other streams. Draining:
+    /// the first holds the number of events. Vacant: the first is the next vacant slot.
+    pub(super) links: [Slot; 2],
+    /// Free: the block above it in the bin's tree. Live: the next live block in the same bucket of the
+    /// index of starts.
+    pub(super) over: Slot,
     pub(super) generation: u32,
     /// The slot's priority in trees: fixed, so it is computed once.
     pub(super) priority: u32,
-    /// Next live block in the same bucket of the index of starts.
-    pub(super) same_bucket: Slot,
     /// The reservation it is part of, or [`FIXED`].
     pub(super) reservation: u16,
     pub(super) kind: PoolKind,
@@ -86,11 +86,10 @@ impl Block {
         birth: 0,
         previous: Slot::NONE,
         next: Slot::NONE,
-        left: Slot::NONE,
-        right: Slot::NONE,
+        links: [Slot::NONE; 2],
+        over: Slot::NONE,
         generation: 0,
         priority: 0,
-        same_bucket: Slot::NONE,
         reservation: FIXED,
         kind: PoolKind::Small,
         state: BlockState::Vacant,

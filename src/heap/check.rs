@@ -94,7 +94,7 @@ impl Heap {
                     ensure(false, "I1", || format!("vacant {at:?} in a segment"))?
                 }
                 BlockState::Draining => {
-                    ensure(block.left.0 > 0, "I5", || format!("{at:?} waits for nothing"))?;
+                    ensure(block.links[0].0 > 0, "I5", || format!("{at:?} waits for nothing"))?;
                 }
                 BlockState::Live => {
                     ensure(block.requested_bytes <= block.size_bytes, "I7", || {
@@ -112,7 +112,7 @@ impl Heap {
 
     fn check_index(&self, kind: PoolKind, indexed: &mut HashSet<Slot>) -> Result<(), Broken> {
         let index = &self.free[kind.index()];
-        ensure(index.bitmap_is_right(), "I4", || format!("bitmap of the {} index", kind.name()))?;
+        ensure(index.is_sound(&self.slab), "I4", || format!("trees of the {} index", kind.name()))?;
         let mut last = None;
         for (slot, block) in self.free_blocks(kind) {
             let key = (block.size_bytes, block.address);

@@ -168,7 +168,7 @@ impl Heap {
         let block = self.slab.get_mut(front);
         block.state = BlockState::Live;
         block.requested_bytes = requested_bytes;
-        block.left = Slot::NONE;
+        block.links[0] = Slot::NONE;
         let out = HandOut {
             id: BlockId { slot: front, generation: block.generation },
             address: block.address,
@@ -209,7 +209,7 @@ impl Heap {
     pub fn record_use(&mut self, slot: Slot, by: StreamUse) {
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Live);
-        block.left = self.uses.add(block.left, by);
+        block.links[0] = self.uses.add(block.links[0], by);
     }
 
     /// The name of the block at `slot` in its present life.
@@ -220,20 +220,20 @@ impl Heap {
 
     /// Forgets which other streams use the live block at `slot`: their work is known to be done.
     pub fn forget_uses(&mut self, slot: Slot) {
-        let uses = std::mem::replace(&mut self.slab.get_mut(slot).left, Slot::NONE);
+        let uses = std::mem::replace(&mut self.slab.get_mut(slot).links[0], Slot::NONE);
         self.uses.clear(uses);
     }
 
     /// The other streams that use the live block at `slot`.
     pub fn uses(&self, slot: Slot) -> impl Iterator<Item = StreamUse> + '_ {
-        self.uses.of(self.slab.get(slot).left)
+        self.uses.of(self.slab.get(slot).links[0])
     }
 
     /// Whether other streams use the live block at `slot`.
     #[inline]
     #[must_use]
     pub fn is_used_elsewhere(&self, slot: Slot) -> bool {
-        !self.slab.get(slot).left.is_none()
+        !self.slab.get(slot).links[0].is_none()
     }
 
     /// Takes a live block back that other streams use: it is free when `events` (at least 1) have
@@ -242,7 +242,7 @@ impl Heap {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         self.retire(slot);
         let block = self.slab.get_mut(slot);
-        let uses = std::mem::replace(&mut block.left, Slot(events));
+        let uses = std::mem::replace(&mut block.links[0], Slot(events));
         block.state = BlockState::Draining;
         self.uses.clear(uses);
     }
@@ -252,16 +252,16 @@ impl Heap {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Draining);
-        block.left = Slot(events);
+        block.links[0] = Slot(events);
     }
 
     /// One event of a draining block has passed. True when it was the last: then the block is to
     /// be completed.
     pub fn event_passed(&mut self, slot: Slot) -> bool {
         let block = self.slab.get_mut(slot);
-        debug_assert!(block.state == BlockState::Draining && block.left.0 > 0, "I5");
-        block.left.0 -= 1;
-        block.left.0 == 0
+        debug_assert!(block.state == BlockState::Draining && block.links[0].0 > 0, "I5");
+        block.links[0].0 -= 1;
+        block.links[0].0 == 0
     }
 
     /// Takes back a live block that no other stream uses, and joins it with its free neighbours.

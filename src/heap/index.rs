@@ -1,100 +1,89 @@
 //! The free blocks of one kind in (size, address) order.
 //!
 //! One tree a bin, threaded through the blocks themselves: a treap whose priorities are hashes of
-//! the slots, so its shape needs no rebalancing and no memory. Most bins hold one block, and then
-//! the tree is that block. Nothing is allocated except the array of roots, once.
+//! the slots, so its shape needs no rebalancing and no memory. Blocks know who is above them, and each
+//! bin knows its first block, so taking the first and putting it back cost the same among one hole and
+//! among thousands. Most bins hold one block, and then the tree is that block. Nothing is allocated
+//! except the array of bins, once.
 
-use super::bins::{BINS, BinSet, bin_of};
+use super::bins::{BINS, BinSet, EXACT_BINS, bin_of};
 use super::block::{Block, Slot};
 use super::slab::Slab;
 
 #[derive(Debug, Default)]
 pub(super) struct FreeIndex {
-    /// Root of each bin's tree. Empty until the first block comes.
-    roots: Vec<Slot>,
+    /// Empty until the first block comes.
+    bins: Vec<Bin>,
     filled: BinSet,
 }
 
-/// Where a subtree hangs: below a block, or at the root of the bin.
-#[derive(Clone, Copy)]
-enum Link {
-    Root,
-    Left(Slot),
-    Right(Slot),
+/// The tree of one bin.
+#[derive(Clone, Copy, Debug)]
+struct Bin {
+    root: Slot,
+    /// The least of its blocks.
+    first: Slot,
+}
+
+impl Bin {
+    const EMPTY: Self = Self { root: Slot::NONE, first: Slot::NONE };
 }
 
 impl FreeIndex {
     #[inline(always)]
     pub(super) fn first_at_least(&self, slab: &Slab, size_bytes: u64) -> Option<Slot> {
         let bin = bin_of(size_bytes.max(crate::size::MIN_BLOCK_BYTES));
-        self.first_from(slab, bin, (size_bytes, 0))
-    }
-
-    pub(super) fn next_after(&self, slab: &Slab, size_bytes: u64, address: u64) -> Option<Slot> {
-        self.first_from(slab, bin_of(size_bytes), (size_bytes, address + 1))
-    }
-
-    #[inline(always)]
-    fn first_from(&self, slab: &Slab, bin: usize, key: (u64, u64)) -> Option<Slot> {
         let found = self.filled.first_from(bin)?;
-        if found != bin {
-            return Some(self.leftmost(slab, found));
+        // Blocks of an exact bin have one size, and a later bin's blocks are all larger.
+        if found < EXACT_BINS || found != bin {
+            return Some(self.bins[found].first);
         }
-        let at_least = self.lower_bound(slab, bin, key);
+        let at_least = lower_bound(slab, self.bins[bin].root, size_bytes);
         if at_least.is_some() {
             return at_least;
         }
         let found = self.filled.first_from(bin + 1)?;
-        Some(self.leftmost(slab, found))
+        Some(self.bins[found].first)
+    }
+
+    /// The block behind `slot`, which is in this index.
+    pub(super) fn next_after(&self, slab: &Slab, slot: Slot) -> Option<Slot> {
+        let block = slab.get(slot);
+        if !block.links[1].is_none() {
+            return Some(leftmost(slab, block.links[1]));
+        }
+        let (mut at, mut over) = (slot, block.over);
+        while !over.is_none() {
+            let above = slab.get(over);
+            if above.links[0] == at {
+                return Some(over);
+            }
+            (at, over) = (over, above.over);
+        }
+        let found = self.filled.first_from(bin_of(block.size_bytes) + 1)?;
+        Some(self.bins[found].first)
     }
 
     pub(super) fn last(&self, slab: &Slab) -> Option<Slot> {
-        let mut at = self.roots[self.filled.last()?];
-        while !slab.get(at).right.is_none() {
-            at = slab.get(at).right;
+        let mut at = self.bins[self.filled.last()?].root;
+        while !slab.get(at).links[1].is_none() {
+            at = slab.get(at).links[1];
         }
         Some(at)
-    }
-
-    #[inline]
-    fn leftmost(&self, slab: &Slab, bin: usize) -> Slot {
-        let mut at = self.roots[bin];
-        loop {
-            let left = slab.get(at).left;
-            if left.is_none() {
-                return at;
-            }
-            at = left;
-        }
-    }
-
-    #[inline]
-    fn lower_bound(&self, slab: &Slab, bin: usize, key: (u64, u64)) -> Option<Slot> {
-        let (mut at, mut best) = (self.roots[bin], Slot::NONE);
-        while !at.is_none() {
-            let block = slab.get(at);
-            if key_of(block) >= key {
-                best = at;
-                at = block.left;
-            } else {
-                at = block.right;
-            }
-        }
-        (!best.is_none()).then_some(best)
     }
 
     /// Adds a block that is in no index.
     #[inline(always)]
     pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot) {
-        if self.roots.is_empty() {
-            self.roots = vec![Slot::NONE; BINS];
+        if self.bins.is_empty() {
+            self.bins = vec![Bin::EMPTY; BINS];
         }
         let block = slab.get_mut(new);
-        block.left = Slot::NONE;
-        block.right = Slot::NONE;
+        block.links = [Slot::NONE; 2];
+        block.over = Slot::NONE;
         let bin = bin_of(block.size_bytes);
-        if self.roots[bin].is_none() {
-            self.roots[bin] = new;
+        if self.bins[bin].root.is_none() {
+            self.bins[bin] = Bin { root: new, first: new };
             self.filled.insert(bin);
         } else {
             self.insert_in_tree(slab, bin, new);
@@ -105,35 +94,55 @@ impl FreeIndex {
     fn insert_in_tree(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
         let block = slab.get(new);
         let (key, priority) = (key_of(block), block.priority);
-        let (mut link, mut at) = (Link::Root, self.roots[bin]);
-        while !at.is_none() {
-            let block = slab.get(at);
-            if block.priority < priority {
-                break;
-            }
-            (link, at) = if key < key_of(block) {
-                (Link::Left(at), block.left)
-            } else {
-                (Link::Right(at), block.right)
-            };
-        }
-        self.hang(slab, bin, link, new);
-        // The new block takes the place of the subtree at `at`, which is cut in two by its key.
-        let (mut below, mut above) = (Link::Left(new), Link::Right(new));
-        while !at.is_none() {
-            let block = slab.get(at);
-            if key_of(block) < key {
-                let rest = block.right;
-                self.hang(slab, bin, below, at);
-                (below, at) = (Link::Right(at), rest);
-            } else {
-                let rest = block.left;
-                self.hang(slab, bin, above, at);
-                (above, at) = (Link::Left(at), rest);
+        let Bin { root, first } = self.bins[bin];
+        let (mut at, mut side) = (first, 0);
+        if key < key_of(slab.get(first)) {
+            self.bins[bin].first = new;
+        } else {
+            let mut next = root;
+            while !next.is_none() {
+                at = next;
+                let block = slab.get(at);
+                side = usize::from(key > key_of(block));
+                next = block.links[side];
             }
         }
-        self.hang(slab, bin, below, Slot::NONE);
-        self.hang(slab, bin, above, Slot::NONE);
+        slab.get_mut(at).links[side] = new;
+        slab.get_mut(new).over = at;
+        // Up to where its priority belongs: two steps on average, in trees of any size.
+        while !at.is_none() && slab.get(at).priority < priority {
+            self.rotate(slab, bin, new, at);
+            at = slab.get(new).over;
+        }
+    }
+
+    /// Puts `low`, a child of `high`, above it.
+    fn rotate(&mut self, slab: &mut Slab, bin: usize, low: Slot, high: Slot) {
+        let block = slab.get(high);
+        let (side, above) = (usize::from(block.links[1] == low), block.over);
+        let middle = slab.get(low).links[1 - side];
+        slab.get_mut(high).links[side] = middle;
+        if !middle.is_none() {
+            slab.get_mut(middle).over = high;
+        }
+        slab.get_mut(low).links[1 - side] = high;
+        slab.get_mut(high).over = low;
+        self.replace(slab, bin, above, high, low);
+    }
+
+    /// Hangs `new`, if it is any, where `old` hangs below `above`, or makes it the root.
+    #[inline]
+    fn replace(&mut self, slab: &mut Slab, bin: usize, above: Slot, old: Slot, new: Slot) {
+        if above.is_none() {
+            self.bins[bin].root = new;
+        } else {
+            let links = &mut slab.get_mut(above).links;
+            let side = usize::from(links[1] == old);
+            links[side] = new;
+        }
+        if !new.is_none() {
+            slab.get_mut(new).over = above;
+        }
     }
 
     /// Takes a block out that is in this index.
@@ -141,8 +150,8 @@ impl FreeIndex {
     pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot) {
         let block = slab.get(old);
         let bin = bin_of(block.size_bytes);
-        if self.roots[bin] == old && block.left.is_none() && block.right.is_none() {
-            self.roots[bin] = Slot::NONE;
+        if self.bins[bin].root == old && block.links == [Slot::NONE; 2] {
+            self.bins[bin] = Bin::EMPTY;
             self.filled.remove(bin);
         } else {
             self.remove_from_tree(slab, bin, old);
@@ -151,52 +160,102 @@ impl FreeIndex {
 
     #[inline(never)]
     fn remove_from_tree(&mut self, slab: &mut Slab, bin: usize, old: Slot) {
-        let key = key_of(slab.get(old));
-        let (mut link, mut at) = (Link::Root, self.roots[bin]);
-        while at != old {
-            let block = slab.get(at);
-            (link, at) = if key < key_of(block) {
-                (Link::Left(at), block.left)
-            } else {
-                (Link::Right(at), block.right)
-            };
-        }
         let block = slab.get(old);
-        let (mut low, mut high) = (block.left, block.right);
-        loop {
-            if low.is_none() {
-                return self.hang(slab, bin, link, high);
-            }
-            if high.is_none() {
-                return self.hang(slab, bin, link, low);
-            }
-            if slab.get(low).priority > slab.get(high).priority {
-                self.hang(slab, bin, link, low);
-                (link, low) = (Link::Right(low), slab.get(low).right);
-            } else {
-                self.hang(slab, bin, link, high);
-                (link, high) = (Link::Left(high), slab.get(high).left);
-            }
+        let (mut links, above) = (block.links, block.over);
+        if self.bins[bin].first == old {
+            // The first has nothing before it: what follows is right below or right above.
+            let next = if links[1].is_none() { above } else { leftmost(slab, links[1]) };
+            self.bins[bin].first = next;
         }
+        // The two subtrees become one, from the top down: two steps on average.
+        let (mut over, mut side) = (Slot::NONE, 0);
+        let mut top = Slot::NONE;
+        while !links[0].is_none() && !links[1].is_none() {
+            let higher = slab.get(links[0]).priority < slab.get(links[1]).priority;
+            let pick = usize::from(higher);
+            let taken = links[pick];
+            hang(slab, &mut top, over, side, taken);
+            (over, side) = (taken, 1 - pick);
+            links[pick] = slab.get(taken).links[1 - pick];
+        }
+        let rest = if links[0].is_none() { links[1] } else { links[0] };
+        hang(slab, &mut top, over, side, rest);
+        self.replace(slab, bin, above, old, top);
     }
 
-    #[inline]
-    fn hang(&mut self, slab: &mut Slab, bin: usize, link: Link, subtree: Slot) {
-        match link {
-            Link::Root => self.roots[bin] = subtree,
-            Link::Left(slot) => slab.get_mut(slot).left = subtree,
-            Link::Right(slot) => slab.get_mut(slot).right = subtree,
-        }
-    }
-
-    /// Whether the bitmap and the roots agree, for checks.
-    pub(super) fn bitmap_is_right(&self) -> bool {
-        self.roots.iter().enumerate().all(|(bin, root)| self.filled.contains(bin) != root.is_none())
+    /// Whether the bitmap, the bins and their trees agree, for checks.
+    pub(super) fn is_sound(&self, slab: &Slab) -> bool {
+        let sound = |(at, bin): (usize, &Bin)| {
+            let filled = self.filled.contains(at);
+            let Bin { root, first } = *bin;
+            match (root.is_none(), first.is_none()) {
+                (true, true) => !filled,
+                (false, false) => {
+                    filled
+                        && leftmost(slab, root) == first
+                        && slab.get(root).over.is_none()
+                        && hangs_right(slab, root)
+                }
+                _ => false,
+            }
+        };
+        self.bins.iter().enumerate().all(sound)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.roots.capacity() * size_of::<Slot>() + size_of::<BinSet>()
+        self.bins.capacity() * size_of::<Bin>() + size_of::<BinSet>()
     }
+}
+
+/// Hangs `new`, if it is any, below `over`, or makes it the top.
+#[inline]
+fn hang(slab: &mut Slab, top: &mut Slot, over: Slot, side: usize, new: Slot) {
+    if over.is_none() {
+        *top = new;
+    } else {
+        slab.get_mut(over).links[side] = new;
+    }
+    if !new.is_none() {
+        slab.get_mut(new).over = over;
+    }
+}
+
+#[inline]
+fn leftmost(slab: &Slab, below: Slot) -> Slot {
+    let mut at = below;
+    while !slab.get(at).links[0].is_none() {
+        at = slab.get(at).links[0];
+    }
+    at
+}
+
+/// Whether every block below `root` knows who is above it, and has the lower priority.
+fn hangs_right(slab: &Slab, root: Slot) -> bool {
+    let mut todo = vec![root];
+    while let Some(at) = todo.pop() {
+        let block = slab.get(at);
+        for below in block.links.into_iter().filter(|below| !below.is_none()) {
+            let child = slab.get(below);
+            if child.over != at || child.priority > block.priority {
+                return false;
+            }
+            todo.push(below);
+        }
+    }
+    true
+}
+
+/// The first block below `root` with at least `size_bytes`.
+#[inline]
+fn lower_bound(slab: &Slab, root: Slot, size_bytes: u64) -> Option<Slot> {
+    let (mut at, mut best) = (root, Slot::NONE);
+    while !at.is_none() {
+        let block = slab.get(at);
+        let small = block.size_bytes < size_bytes;
+        best = if small { best } else { at };
+        at = block.links[usize::from(small)];
+    }
+    (!best.is_none()).then_some(best)
 }
 
 #[inline]

@@ -85,7 +85,7 @@ impl Heap {
     #[must_use]
     pub fn next_after(&self, slot: Slot) -> Option<Slot> {
         let block = self.slab.get(slot);
-        self.free[block.kind.index()].next_after(&self.slab, block.size_bytes, block.address)
+        self.free[block.kind.index()].next_after(&self.slab, slot)
     }
 
     /// All free blocks of a kind in (size, address) order.

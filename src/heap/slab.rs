@@ -48,7 +48,7 @@ impl Slab {
             self.grow();
         }
         let slot = self.vacant;
-        self.vacant = self.get(slot).left;
+        self.vacant = self.get(slot).links[0];
         self.occupied += 1;
         slot
     }
@@ -59,7 +59,7 @@ impl Slab {
         let block = self.get_mut(slot);
         debug_assert!(block.state != BlockState::Vacant, "a slot is vacated once");
         block.state = BlockState::Vacant;
-        block.left = vacant;
+        block.links[0] = vacant;
         self.vacant = slot;
         self.occupied -= 1;
     }
@@ -71,7 +71,7 @@ impl Slab {
         let mut chunk: Chunk = Box::new([const { Block::VACANT }; CHUNK_BLOCKS]);
         for (block, next) in chunk.iter_mut().zip(end - CHUNK_SLOTS + 1..) {
             block.priority = priority_of(next - 1);
-            block.left = if next == end { self.vacant } else { Slot(next) };
+            block.links[0] = if next == end { self.vacant } else { Slot(next) };
         }
         self.vacant = Slot(end - CHUNK_SLOTS);
         self.chunks.push(chunk);

@@ -31,7 +31,7 @@ impl Starts {
             if block.address == address {
                 return Some(at);
             }
-            at = block.same_bucket;
+            at = block.over;
         }
         None
     }
@@ -48,15 +48,15 @@ impl Starts {
     #[inline]
     pub(super) fn remove(&mut self, slab: &mut Slab, slot: Slot) {
         let bucket = self.bucket_of(slab.get(slot).address);
-        let rest = slab.get(slot).same_bucket;
+        let rest = slab.get(slot).over;
         let mut at = self.head(bucket);
         if at == slot {
             *self.head_mut(bucket) = rest;
         } else {
-            while slab.get(at).same_bucket != slot {
-                at = slab.get(at).same_bucket;
+            while slab.get(at).over != slot {
+                at = slab.get(at).over;
             }
-            slab.get_mut(at).same_bucket = rest;
+            slab.get_mut(at).over = rest;
         }
         self.entries -= 1;
     }
@@ -75,7 +75,7 @@ impl Starts {
         let from = new - (1 << new.ilog2());
         let mut at = std::mem::replace(self.head_mut(from), Slot::NONE);
         while !at.is_none() {
-            let next = slab.get(at).same_bucket;
+            let next = slab.get(at).over;
             self.push(slab, self.bucket_of(slab.get(at).address), at);
             at = next;
         }
@@ -83,7 +83,7 @@ impl Starts {
 
     #[inline]
     fn push(&mut self, slab: &mut Slab, bucket: usize, slot: Slot) {
-        slab.get_mut(slot).same_bucket = self.head(bucket);
+        slab.get_mut(slot).over = self.head(bucket);
         *self.head_mut(bucket) = slot;
     }
 
