@@ -1,6 +1,12 @@
-//! The C interface from Rust: wild handles and values, and many threads at once.
+//! The library for other languages: from Rust with wild handles and values and many threads, and from
+//! programs in C and C++.
 
 #![expect(unsafe_code, reason = "the interface takes pointers")]
+
+#[path = "ffi/programs.rs"]
+mod programs;
+#[path = "ffi/wild.rs"]
+mod wild;
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
