@@ -162,8 +162,11 @@ stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
 stratalloc_status stratalloc_pool_scope_close(uint64_t handle, stratalloc_pool pool);
 
 // Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
-// error set when there is no memory, no such device, or the environment cannot be used.
-void *stratalloc_torch_malloc(size_t size, int device, void *stream);
+// error set when there is no memory, no such device, or the environment cannot be used. The variable
+// `STRATALLOC_DEVICE` may say `sim` or `host` instead of `cuda`, for tests.
+void *stratalloc_torch_malloc(size_t size,
+                              int device,
+                              void *stream);
 
 // Takes a block of PyTorch's back; null is ignored. `size` and `stream` are not looked at: the
 // allocator knows them.

@@ -59,9 +59,12 @@ def install(library=None, conf=None):
         raise LibraryError(f"PyTorch cannot be imported: {error}") from error
     if torch.cuda.is_initialized():
         raise LibraryError("CUDA is in use already; install() has to come before its first use")
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(
-        loaded.path, "stratalloc_torch_malloc", "stratalloc_torch_free"
-    )
+    try:
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            loaded.path, "stratalloc_torch_malloc", "stratalloc_torch_free"
+        )
+    except AttributeError as error:
+        raise LibraryError(f"PyTorch {torch.__version__} takes no allocator: {error}") from error
     inner = allocator.allocator()
     for setter, name in _CALLBACKS.items():
         function = getattr(inner, setter, None)

@@ -120,6 +120,13 @@ MISSING.clear(); MISSING.add("set_base_alloc_fn")
 stratalloc.install()
 """)
 
+    def test_a_pytorch_without_cuda_is_refused(self):
+        self.good("""
+def nothing(*_): raise AttributeError("_cuda_customAllocator")
+memory.CUDAPluggableAllocator = nothing
+refused("takes no allocator", stratalloc.install)
+""")
+
     def test_a_bad_configuration_changes_nothing(self):
         self.good("""
 try: stratalloc.install(conf="max_split_size:1")
@@ -131,9 +138,9 @@ assert state.current is None and "ALLOC_CONF" not in os.environ
 
 class Real(unittest.TestCase):
     def setUp(self):
-        if run("import torch").returncode != 0:
+        if run("import torch; assert torch.version.cuda").returncode != 0:
             print("skipped: no torch", file=sys.stderr)
-            self.skipTest("no torch")
+            self.skipTest("no torch with CUDA")
 
     def test_pytorch_takes_the_library(self):
         done = run("import stratalloc; stratalloc.install(); print('good')")

@@ -51,7 +51,8 @@ fn complain() {
 }
 
 /// Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
-/// error set when there is no memory, no such device, or the environment cannot be used.
+/// error set when there is no memory, no such device, or the environment cannot be used. The variable
+/// `STRATALLOC_DEVICE` may say `sim` or `host` instead of `cuda`, for tests.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_malloc(
     size: usize,
