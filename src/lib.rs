@@ -8,6 +8,8 @@ pub mod cache;
 pub mod config;
 pub mod driver;
 pub mod error;
+#[cfg(feature = "ffi")]
+pub mod ffi;
 pub mod heap;
 pub mod history;
 pub mod ids;

@@ -27,7 +27,8 @@ pub(crate) fn folders() -> Vec<String> {
 
 /// Top-level folders that are part of the package's story, if they are there.
 pub(crate) fn top_folders() -> Vec<String> {
-    let known = ["src", "strategies", "tests", "benches", "examples", "include", "docs", "fuzz"];
+    let known =
+        ["src", "strategies", "tests", "benches", "examples", "include", "python", "docs", "fuzz"];
     let there = known.into_iter().filter(|name| root().join(name).is_dir());
     there.map(|name| format!("{name}/")).collect()
 }

@@ -1,0 +1,220 @@
+/* Device-memory allocators, chosen at run time by one string. Made by tests/header.rs; do not edit. */
+
+#ifndef STRATALLOC_H
+#define STRATALLOC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Requests to the default pool may take idle blocks from the pool before they fail.
+#define STRATALLOC_POOL_USE_ON_OOM 1
+
+// Blocks of the pool are always handed out whole.
+#define STRATALLOC_POOL_NO_SPLIT 2
+
+// How a call ended. After anything but `OK` nothing has changed, and `stratalloc_last_error` says
+// more to the calling thread.
+typedef enum {
+  // It did what it says.
+  STRATALLOC_STATUS_OK = 0,
+  // A null pointer, text that is not UTF-8, or a number that is out of range.
+  STRATALLOC_STATUS_INVALID_ARGUMENT = 1,
+  // No allocator has this handle, or it was destroyed.
+  STRATALLOC_STATUS_UNKNOWN_HANDLE = 2,
+  // The configuration string cannot be used.
+  STRATALLOC_STATUS_BAD_CONFIGURATION = 3,
+  // Neither the cache nor the device can serve the request.
+  STRATALLOC_STATUS_OUT_OF_MEMORY = 4,
+  // No live block starts at the address.
+  STRATALLOC_STATUS_UNKNOWN_ADDRESS = 5,
+  // The pool is unknown, has no user, or has (or lacks) an open scope.
+  STRATALLOC_STATUS_BAD_POOL = 6,
+  // The device, the strategy or this version cannot do it.
+  STRATALLOC_STATUS_NOT_SUPPORTED = 7,
+  // The driver failed.
+  STRATALLOC_STATUS_DRIVER_FAILED = 8,
+  // The text does not fit in the buffer.
+  STRATALLOC_STATUS_BUFFER_TOO_SMALL = 9,
+  // A defect of the library. The allocator may be unusable.
+  STRATALLOC_STATUS_INTERNAL = 10,
+} stratalloc_status;
+
+// Names a pool, as PyTorch's `MempoolId_t`: two numbers, both 0 for the default pool.
+typedef struct {
+  // Number of a graph capture's pool, or 0.
+  uint64_t capture;
+  // Number of a user's pool, or 0.
+  uint64_t user;
+} stratalloc_pool;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
+// null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
+// memory, any size), `host` (memory of this machine) or `cuda:N`.
+//
+// # Safety
+//
+// `conf` and `device` end with a zero byte if they are not null; `handle` may be written.
+stratalloc_status stratalloc_create(const char *conf,
+                                    const char *device,
+                                    uint64_t *handle);
+
+// Ends an allocator and gives all its memory back to the device, also blocks that are still live.
+// Calls of other threads that are inside finish first; later ones are refused.
+stratalloc_status stratalloc_destroy(uint64_t handle);
+
+// Hands out a block of at least `bytes`, valid for work on `stream` from now on, and stores its
+// address. Zero bytes store null and are no error. Does not wait when a cached block fits.
+//
+// # Safety
+//
+// `pointer` may be written.
+stratalloc_status stratalloc_allocate(uint64_t handle,
+                                      uint64_t bytes,
+                                      void *stream,
+                                      void **pointer);
+
+// Takes the block that starts at `pointer` back; null is ignored. Work on the block's own stream may
+// still be running; work on other streams must have been announced. Never waits.
+stratalloc_status stratalloc_free(uint64_t handle,
+                                  void *pointer);
+
+// Announces that work on `stream` uses the block: after its free it is reused only when that work
+// has finished. Never waits.
+stratalloc_status stratalloc_record_stream(uint64_t handle, void *pointer, void *stream);
+
+// Waits for all pending work on freed blocks and gives every segment that is wholly free back.
+stratalloc_status stratalloc_empty_cache(uint64_t handle);
+
+// Limits what the allocator may hold to a part of the device's memory, from 0 to 1; 1 removes the
+// limit. Releases nothing by itself.
+stratalloc_status stratalloc_set_memory_fraction(uint64_t handle, double fraction);
+
+// Puts a further configuration string in force; blocks stay.
+//
+// # Safety
+//
+// `conf` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_set_conf(uint64_t handle, const char *conf);
+
+// Writes the counters as one flat JSON object with the keys of `torch.cuda.memory_stats()`. `needed`,
+// if not null, is set to the bytes that all of it takes, with the zero at its end; a `size` of 0 only
+// asks for that.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_statistics_json(uint64_t handle,
+                                             char *buffer,
+                                             size_t size,
+                                             size_t *needed);
+
+// Writes the counters as a table for people, in the manner of `stratalloc_statistics_json`.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_summary(uint64_t handle, char *buffer, size_t size, size_t *needed);
+
+// Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its
+// end, and returns the bytes that all of it takes. Empty text if no call of the thread has failed; a
+// call that succeeds leaves it alone. Returns 0 for a null buffer that has a size.
+//
+// # Safety
+//
+// `size` bytes from `buffer` may be written, unless it is null.
+size_t stratalloc_last_error(char *buffer,
+                             size_t size);
+
+// The version of the library, as `"1.2.3"`. Lives as long as the process.
+const char *stratalloc_version(void);
+
+// Makes a pool with one user, the caller, and stores its name. `options` is a sum of
+// `STRATALLOC_POOL_USE_ON_OOM` and `STRATALLOC_POOL_NO_SPLIT`, or 0.
+//
+// # Safety
+//
+// `pool` may be written.
+stratalloc_status stratalloc_pool_create(uint64_t handle, uint32_t options, stratalloc_pool *pool);
+
+// Adds a user to a pool.
+stratalloc_status stratalloc_pool_retain(uint64_t handle, stratalloc_pool pool);
+
+// Removes a user from a pool. With the last one the pool serves nobody any more, and its idle memory
+// goes back to the device; blocks that are still live keep theirs until they are freed and memory is
+// released.
+stratalloc_status stratalloc_pool_release(uint64_t handle,
+                                          stratalloc_pool pool);
+
+// Routes the requests of the calling thread to a pool, before all scopes that are open already. A
+// pool has one open scope at a time, which counts as a user.
+stratalloc_status stratalloc_pool_scope_open_thread(uint64_t handle, stratalloc_pool pool);
+
+// Routes the requests on `stream` to a pool, from all threads.
+stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
+                                                    stratalloc_pool pool,
+                                                    void *stream);
+
+// Ends the routing to a pool, from any thread.
+stratalloc_status stratalloc_pool_scope_close(uint64_t handle, stratalloc_pool pool);
+
+// Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
+// error set when there is no memory, no such device, or the environment cannot be used. The variable
+// `STRATALLOC_DEVICE` may say `sim` or `host` instead of `cuda`, for tests.
+void *stratalloc_torch_malloc(size_t size,
+                              int device,
+                              void *stream);
+
+// Takes a block of PyTorch's back; null is ignored. `size` and `stream` are not looked at: the
+// allocator knows them.
+void stratalloc_torch_free(void *pointer, size_t size, int device, void *stream);
+
+// `set_init_fn`: reads the environment, so that a string that cannot be used is said at once.
+void stratalloc_torch_init(int device_count);
+
+// `set_reset_fn`: empties the caches of all devices.
+void stratalloc_torch_reset(void);
+
+// `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
+void stratalloc_torch_memory_fraction(double fraction, int device);
+
+// `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
+// size, if it is not ours. Walks over all segments.
+//
+// # Safety
+//
+// `size` may be written, unless it is null.
+void *stratalloc_torch_base_allocation(void *pointer, size_t *size);
+
+// `set_record_stream_fn`: announces that work on `stream` uses the block; null is ignored.
+void stratalloc_torch_record_stream(void *pointer, void *stream);
+
+// `set_begin_allocate_to_pool`: routes the requests of a graph's capture to a pool. The filter is a
+// C++ object and is not looked at: the calling thread's requests are routed until one comes on a
+// stream that is being captured; from then on those of that capture, from all threads.
+void stratalloc_torch_begin_allocate_to_pool(int device, stratalloc_pool pool, void *filter);
+
+// `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
+void stratalloc_torch_end_allocate_to_pool(int device, stratalloc_pool pool);
+
+// `set_release_pool`: removes a user from a pool. Without users its memory goes back whenever memory
+// is released.
+void stratalloc_torch_release_pool(int device,
+                                   stratalloc_pool pool);
+
+// Stores a handle of the allocator that PyTorch has on a device, for the other calls of this
+// interface; the allocator is made if there is none yet. It cannot be destroyed.
+//
+// # Safety
+//
+// `handle` may be written.
+stratalloc_status stratalloc_torch_handle(int device, uint64_t *handle);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* STRATALLOC_H */

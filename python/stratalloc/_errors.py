@@ -1,0 +1,31 @@
+"""What can go wrong, as exceptions."""
+
+STATUS = {
+    1: "invalid argument",
+    2: "unknown handle",
+    3: "bad configuration",
+    4: "out of memory",
+    5: "unknown address",
+    6: "bad pool",
+    7: "not supported",
+    8: "driver failed",
+    9: "buffer too small",
+    10: "internal error",
+}
+OUT_OF_MEMORY = 4
+
+
+class Error(RuntimeError):
+    """A call that the library refused. ``status`` is its number in ``stratalloc.h``."""
+
+    def __init__(self, status, text):
+        super().__init__(f"{STATUS.get(status, 'unknown status')}: {text}")
+        self.status = status
+
+
+class OutOfMemoryError(Error):
+    """Neither the cache nor the device can serve the request."""
+
+
+class LibraryError(RuntimeError):
+    """The library is missing, of another version, or cannot be put under PyTorch any more."""

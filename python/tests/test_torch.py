@@ -1,0 +1,176 @@
+"""Under PyTorch: with a stand-in that calls as PyTorch does, and with the real one where there is one.
+
+Each test runs in a process of its own, because PyTorch takes an allocator once.
+"""
+
+import os
+import subprocess
+import sys
+import unittest
+
+STAND_IN = """
+import ctypes, sys, types
+
+class Inner:
+    def __init__(self): self.set = {}
+    def __getattr__(self, name):
+        if not name.startswith("set_"): raise AttributeError(name)
+        if name in MISSING: raise AttributeError(name)
+        return lambda address: self.set.__setitem__(name, address)
+
+class Pluggable:
+    def __init__(self, path, alloc, free):
+        library = ctypes.CDLL(path)
+        self.alloc, self.free = getattr(library, alloc), getattr(library, free)
+        self.alloc.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        self.alloc.restype = ctypes.c_void_p
+        self.free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        self._allocator = Inner()
+    def allocator(self): return self._allocator
+
+class Device:
+    def __init__(self, index): self.index = index
+
+MISSING = set()
+state = types.SimpleNamespace(initialized=False, current=None)
+
+def change(allocator):
+    if state.current is not None: raise RuntimeError("Can't swap an already initialized allocator")
+    state.current = allocator
+
+torch = types.ModuleType("torch")
+torch.__version__ = "0.0"
+torch.device = Device
+memory = types.SimpleNamespace(CUDAPluggableAllocator=Pluggable, change_current_allocator=change)
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: state.initialized, memory=memory)
+sys.modules["torch"] = torch
+import os, stratalloc
+
+def refused(words, call):
+    try: call()
+    except stratalloc.LibraryError as error: assert words in str(error), error
+    else: raise AssertionError(f"expected {words}")
+"""
+
+
+def run(code, **environment):
+    environment = {**os.environ, "STRATALLOC_DEVICE": "sim", **environment}
+    environment.pop("ALLOC_CONF", None)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+
+class StandIn(unittest.TestCase):
+    def good(self, code):
+        done = run(STAND_IN + code)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def test_the_library_serves(self):
+        self.good("""
+refused("not installed", stratalloc.memory_stats)
+stratalloc.empty_cache()
+ours = stratalloc.install(conf="max_split_size_mb:64")
+assert state.current is ours and stratalloc.install() is ours
+assert len(ours.allocator().set) == 8 and all(ours.allocator().set.values())
+block = ours.alloc(1 << 20, 1, None)
+assert block
+stats = stratalloc.memory_stats(1)
+assert stats["allocation.all.current"] == 1 and stats["max_split_size"] == 64 << 20, stats
+assert stratalloc.memory_stats(Device(1)) == stats
+assert stratalloc.memory_stats()["allocation.all.current"] == 0
+assert "allocated_bytes" in stratalloc.memory_summary(1)
+ours.free(block, 1 << 20, 1, None)
+reset = ctypes.CFUNCTYPE(None)(ours.allocator().set["set_reset_fn"])
+assert stratalloc.memory_stats(1)["reserved_bytes.all.current"] > 0
+reset()
+assert stratalloc.memory_stats(1)["reserved_bytes.all.current"] == 0
+stratalloc.empty_cache()
+stratalloc.set_conf("roundup_power2_divisions:4", device=1)
+refused("installed already", lambda: stratalloc.install(conf=""))
+""")
+
+    def test_null_comes_with_a_reason(self):
+        done = self.good("""
+ours = stratalloc.install()
+assert ours.alloc(1 << 50, 0, None) is None
+assert "out of memory on device 0" in stratalloc.last_error()
+""")
+        self.assertIn("stratalloc: out of memory on device 0", done.stderr)
+
+    def test_too_late_is_said(self):
+        self.good("""
+state.initialized = True
+refused("CUDA is in use already", stratalloc.install)
+""")
+
+    def test_a_second_allocator_is_refused(self):
+        self.good("""
+state.current = object()
+refused("Can't swap", lambda: stratalloc.install(conf="max_split_size_mb:64"))
+assert "ALLOC_CONF" not in os.environ
+""")
+
+    def test_an_old_pytorch_is_refused(self):
+        self.good("""
+MISSING.add("set_begin_allocate_to_pool")
+refused("too old", stratalloc.install)
+MISSING.clear(); MISSING.add("set_base_alloc_fn")
+stratalloc.install()
+""")
+
+    def test_a_pytorch_without_cuda_is_refused(self):
+        self.good("""
+def nothing(*_): raise AttributeError("_cuda_customAllocator")
+memory.CUDAPluggableAllocator = nothing
+refused("takes no allocator", stratalloc.install)
+""")
+
+    def test_a_bad_configuration_changes_nothing(self):
+        self.good("""
+try: stratalloc.install(conf="max_split_size:1")
+except stratalloc.Error as error: assert "did you mean" in str(error), error
+else: raise AssertionError
+assert state.current is None and "ALLOC_CONF" not in os.environ
+""")
+
+
+class Real(unittest.TestCase):
+    def setUp(self):
+        if run("import torch; assert torch.version.cuda").returncode != 0:
+            print("skipped: no torch", file=sys.stderr)
+            self.skipTest("no torch with CUDA")
+
+    def test_pytorch_takes_the_library(self):
+        done = run("import stratalloc; stratalloc.install(); print('good')")
+        self.assertEqual((done.returncode, done.stdout), (0, "good\n"), done.stderr)
+
+    def test_tensors_live_in_it(self):
+        if run("import torch; assert torch.cuda.is_available()").returncode != 0:
+            print("skipped: no GPU", file=sys.stderr)
+            self.skipTest("no GPU")
+        done = run(
+            """
+import stratalloc, torch
+stratalloc.install()
+x = torch.ones(1 << 20, device="cuda")
+assert stratalloc.memory_stats()["allocation.all.current"] == 1
+assert float(x.sum()) == 1 << 20
+del x
+torch.cuda.empty_cache()
+assert stratalloc.memory_stats()["reserved_bytes.all.current"] == 0
+""",
+            STRATALLOC_DEVICE="cuda",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class NoPyTorch(unittest.TestCase):
+    def test_its_absence_is_said(self):
+        done = run("import sys; sys.modules['torch'] = None\nimport stratalloc; stratalloc.install()")
+        self.assertIn("LibraryError: PyTorch cannot be imported", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

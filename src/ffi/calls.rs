@@ -1,0 +1,202 @@
+//! The interface by handles: allocators of one device each, for programs in other languages.
+
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use super::guard::{self, Failure, Status, guard, status};
+use super::instance::{Instance, json};
+use super::table::{self, Keeper};
+use super::text::{Buffer, Place, read};
+use crate::ids::StreamId;
+
+/// A stream as callers have it: `cudaStream_t`, or any number.
+pub(super) fn stream_of(stream: *mut c_void) -> StreamId {
+    StreamId(stream.addr() as u64)
+}
+
+/// A device address as callers have it.
+pub(super) fn pointer_to(address: u64) -> Result<*mut c_void, Failure> {
+    let address = usize::try_from(address);
+    let wide = |_| Failure::new(Status::Internal, "a device address that no pointer holds");
+    Ok(std::ptr::without_provenance_mut(address.map_err(wide)?))
+}
+
+/// Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
+/// null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
+/// memory, any size), `host` (memory of this machine) or `cuda:N`.
+///
+/// # Safety
+///
+/// `conf` and `device` end with a zero byte if they are not null; `handle` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_create(
+    conf: *const c_char,
+    device: *const c_char,
+    handle: *mut u64,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(handle, "handle") }?;
+        // SAFETY: our caller's promise.
+        let device = unsafe { read(device, "device") }?;
+        let conf = if conf.is_null() {
+            None
+        } else {
+            // SAFETY: our caller's promise.
+            Some(unsafe { read(conf, "conf") }?)
+        };
+        place.put(table::add(Arc::new(Instance::open(conf, device)?), Keeper::Caller)?);
+        Ok(())
+    })
+}
+
+/// Ends an allocator and gives all its memory back to the device, also blocks that are still live.
+/// Calls of other threads that are inside finish first; later ones are refused.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_destroy(handle: u64) -> Status {
+    status(|| {
+        drop(table::remove(handle)?);
+        Ok(())
+    })
+}
+
+/// Hands out a block of at least `bytes`, valid for work on `stream` from now on, and stores its
+/// address. Zero bytes store null and are no error. Does not wait when a cached block fits.
+///
+/// # Safety
+///
+/// `pointer` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_allocate(
+    handle: u64,
+    bytes: u64,
+    stream: *mut c_void,
+    pointer: *mut *mut c_void,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(pointer, "pointer") }?;
+        let instance = table::find(handle)?;
+        let address = if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? };
+        place.put(pointer_to(address)?);
+        Ok(())
+    })
+}
+
+/// Takes the block that starts at `pointer` back; null is ignored. Work on the block's own stream may
+/// still be running; work on other streams must have been announced. Never waits.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
+    status(|| {
+        let instance = table::find(handle)?;
+        if pointer.is_null() { Ok(()) } else { instance.free(pointer.addr() as u64) }
+    })
+}
+
+/// Announces that work on `stream` uses the block: after its free it is reused only when that work
+/// has finished. Never waits.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_record_stream(
+    handle: u64,
+    pointer: *mut c_void,
+    stream: *mut c_void,
+) -> Status {
+    status(|| {
+        let instance = table::find(handle)?;
+        let address = pointer.addr() as u64;
+        Ok(instance.raw()?.record_stream_raw(address, stream_of(stream))?)
+    })
+}
+
+/// Waits for all pending work on freed blocks and gives every segment that is wholly free back.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
+    status(|| Ok(table::find(handle)?.caching()?.empty_cache()?))
+}
+
+/// Limits what the allocator may hold to a part of the device's memory, from 0 to 1; 1 removes the
+/// limit. Releases nothing by itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> Status {
+    status(|| Ok(table::find(handle)?.caching()?.set_memory_fraction(fraction)?))
+}
+
+/// Puts a further configuration string in force; blocks stay.
+///
+/// # Safety
+///
+/// `conf` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let text = unsafe { read(conf, "conf") }?;
+        table::find(handle)?.set_conf(text)
+    })
+}
+
+/// Writes the counters as one flat JSON object with the keys of `torch.cuda.memory_stats()`. `needed`,
+/// if not null, is set to the bytes that all of it takes, with the zero at its end; a `size` of 0 only
+/// asks for that.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_statistics_json(
+    handle: u64,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let buffer = unsafe { Buffer::new(buffer, size) }?;
+        buffer.put_all(&json(&table::find(handle)?.statistics()?), needed)
+    })
+}
+
+/// Writes the counters as a table for people, in the manner of `stratalloc_statistics_json`.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_summary(
+    handle: u64,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let buffer = unsafe { Buffer::new(buffer, size) }?;
+        buffer.put_all(&table::find(handle)?.statistics()?.summary(), needed)
+    })
+}
+
+/// Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its
+/// end, and returns the bytes that all of it takes. Empty text if no call of the thread has failed; a
+/// call that succeeds leaves it alone. Returns 0 for a null buffer that has a size.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` may be written, unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_last_error(buffer: *mut c_char, size: usize) -> usize {
+    let text = guard::last_error();
+    let written = guard(|| {
+        // SAFETY: our caller's promise.
+        Ok(unsafe { Buffer::new(buffer, size) }?.put(&text))
+    });
+    written.unwrap_or(0)
+}
+
+/// The version of the library, as `"1.2.3"`. Lives as long as the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}

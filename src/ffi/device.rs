@@ -1,0 +1,60 @@
+//! Devices by name, as other languages say them.
+
+use std::sync::Arc;
+
+use super::guard::{Failure, Status};
+#[cfg(target_os = "linux")]
+use crate::driver::host::{Host, HostOptions};
+use crate::driver::sim::SimOptions;
+use crate::driver::{Driver, Sim};
+use crate::ids::DeviceId;
+
+/// Opens `sim`, `host` (each with `:N` behind it for an ordinal) or `cuda:N`.
+pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
+    let (kind, ordinal) = match spec.split_once(':') {
+        Some((kind, ordinal)) => (kind, Some(ordinal)),
+        None => (spec, None),
+    };
+    let unknown = || {
+        let text = format!("{spec:?} is no device; expected sim, host or cuda:N");
+        Failure::new(Status::InvalidArgument, text)
+    };
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let device = match ordinal {
+        Some(text) if !digits(text) => return Err(unknown()),
+        Some(text) => DeviceId(text.parse().map_err(|_| unknown())?),
+        None => DeviceId::default(),
+    };
+    match kind {
+        "sim" => Ok(Arc::new(Sim::new(SimOptions { device, ..SimOptions::default() }))),
+        #[cfg(target_os = "linux")]
+        "host" => Ok(Arc::new(Host::new(HostOptions { device, ..HostOptions::default() }))),
+        "cuda" if ordinal.is_some() => open_cuda(device),
+        _ => Err(unknown()),
+    }
+}
+
+#[cfg(all(feature = "cuda", unix))]
+fn open_cuda(device: DeviceId) -> Result<Arc<dyn Driver>, Failure> {
+    Ok(Arc::new(crate::driver::Cuda::open(device)?))
+}
+
+#[cfg(not(all(feature = "cuda", unix)))]
+fn open_cuda(_: DeviceId) -> Result<Arc<dyn Driver>, Failure> {
+    Err(Failure::new(Status::NotSupported, "this library was built without the feature cuda"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_names_and_ordinals() {
+        for (spec, ordinal) in [("sim", 0), ("sim:3", 3), ("host", 0), ("host:1", 1)] {
+            assert_eq!(open_device(spec).unwrap().info().device, DeviceId(ordinal), "{spec}");
+        }
+        for spec in ["", "gpu", "sim:", "sim:-1", "sim:+1", "sim:x", "sim:99999999999", "cuda"] {
+            assert_eq!(open_device(spec).unwrap_err().status, Status::InvalidArgument, "{spec}");
+        }
+    }
+}

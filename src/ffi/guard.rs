@@ -1,0 +1,236 @@
+//! The one door through which every call comes in: failures become a status and a text, and a panic
+//! ends here.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::config::{ConfigError, EnvironmentError};
+use crate::error::{
+    AllocError, DriverError, DriverErrorKind, FractionError, HandleError, PoolError,
+};
+use crate::registry::BuildError;
+
+/// How a call ended. After anything but `OK` nothing has changed, and `stratalloc_last_error` says
+/// more to the calling thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It did what it says.
+    Ok = 0,
+    /// A null pointer, text that is not UTF-8, or a number that is out of range.
+    InvalidArgument = 1,
+    /// No allocator has this handle, or it was destroyed.
+    UnknownHandle = 2,
+    /// The configuration string cannot be used.
+    BadConfiguration = 3,
+    /// Neither the cache nor the device can serve the request.
+    OutOfMemory = 4,
+    /// No live block starts at the address.
+    UnknownAddress = 5,
+    /// The pool is unknown, has no user, or has (or lacks) an open scope.
+    BadPool = 6,
+    /// The device, the strategy or this version cannot do it.
+    NotSupported = 7,
+    /// The driver failed.
+    DriverFailed = 8,
+    /// The text does not fit in the buffer.
+    BufferTooSmall = 9,
+    /// A defect of the library. The allocator may be unusable.
+    Internal = 10,
+}
+
+/// A call that failed: what the caller gets and what it can read.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) status: Status,
+    pub(super) text: String,
+}
+
+impl Failure {
+    #[cold]
+    pub(super) fn new(status: Status, text: impl Display) -> Self {
+        Self { status, text: text.to_string() }
+    }
+
+    #[cold]
+    pub(super) fn null(what: &str) -> Self {
+        Self::new(Status::InvalidArgument, format_args!("{what} is null"))
+    }
+
+    #[cold]
+    pub(super) fn lacks(strategy: &str, what: &str) -> Self {
+        Self::new(Status::NotSupported, format_args!("backend:{strategy} has no {what}"))
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs one call. A failure or a panic becomes a status, and its text the thread's last error.
+#[inline]
+pub(super) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Status> {
+    // What a panic leaves half done is behind locks that every later call takes; the status says
+    // that the library is at fault.
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(failure)) => Err(remember(failure)),
+        Err(panic) => Err(remember(panicked(panic))),
+    }
+}
+
+/// [`guard`] for calls that return nothing but a status.
+#[inline]
+pub(super) fn status(work: impl FnOnce() -> Result<(), Failure>) -> Status {
+    match guard(work) {
+        Ok(()) => Status::Ok,
+        Err(status) => status,
+    }
+}
+
+#[cold]
+fn remember(failure: Failure) -> Status {
+    set_last_error(failure.text);
+    failure.status
+}
+
+#[cold]
+fn panicked(panic: Box<dyn Any + Send>) -> Failure {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
+    let failure = Failure::new(Status::Internal, format_args!("a defect of the library: {said}"));
+    // Dropping somebody's payload may panic again, and there is no second door.
+    std::mem::forget(panic);
+    failure
+}
+
+/// What the calling thread's last failed call said; empty if none has failed.
+pub(super) fn last_error() -> String {
+    LAST.try_with(|last| last.borrow().clone()).unwrap_or_default()
+}
+
+pub(super) fn set_last_error(text: String) {
+    // A thread that is ending has no place for it any more.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+}
+
+impl From<AllocError> for Failure {
+    #[cold]
+    fn from(error: AllocError) -> Self {
+        let status = match &error {
+            AllocError::Driver(driver) => of_driver(driver),
+            AllocError::Pool(_) => Status::BadPool,
+            AllocError::ZeroBytes | AllocError::NoBlockAt { .. } => Status::InvalidArgument,
+            AllocError::TooLarge { .. }
+            | AllocError::OutOfMemory(_)
+            | AllocError::TooManyStreams { .. } => Status::OutOfMemory,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl From<HandleError> for Failure {
+    #[cold]
+    fn from(error: HandleError) -> Self {
+        let status = match &error {
+            HandleError::Driver(driver) => of_driver(driver),
+            _ => Status::UnknownAddress,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl From<PoolError> for Failure {
+    #[cold]
+    fn from(error: PoolError) -> Self {
+        let status = match &error {
+            PoolError::Driver(driver) => of_driver(driver),
+            _ => Status::BadPool,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl From<DriverError> for Failure {
+    #[cold]
+    fn from(error: DriverError) -> Self {
+        Self::new(of_driver(&error), error)
+    }
+}
+
+impl From<FractionError> for Failure {
+    #[cold]
+    fn from(error: FractionError) -> Self {
+        Self::new(Status::InvalidArgument, error)
+    }
+}
+
+impl From<BuildError> for Failure {
+    #[cold]
+    fn from(error: BuildError) -> Self {
+        let status = match &error {
+            BuildError::Driver(driver) => of_driver(driver),
+            BuildError::NotAvailable { .. } => Status::NotSupported,
+            BuildError::UnknownBackend { .. } => Status::BadConfiguration,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl From<EnvironmentError> for Failure {
+    #[cold]
+    fn from(error: EnvironmentError) -> Self {
+        let caret = error.error.caret(&error.text);
+        Self::new(Status::BadConfiguration, format_args!("{error}\n{caret}"))
+    }
+}
+
+/// A configuration string that was refused, with a caret under what is wrong.
+#[cold]
+pub(super) fn bad_configuration(text: &str, error: &ConfigError) -> Failure {
+    let caret = error.caret(text);
+    Failure::new(Status::BadConfiguration, format_args!("configuration: {error}\n{caret}"))
+}
+
+fn of_driver(error: &DriverError) -> Status {
+    match error.kind {
+        DriverErrorKind::OutOfMemory => Status::OutOfMemory,
+        DriverErrorKind::NotSupported => Status::NotSupported,
+        _ => Status::DriverFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_status_and_a_text() {
+        for words in ["static", "owned"] {
+            let outcome = status(|| match words {
+                "static" => panic!("static"),
+                other => panic!("{other}"),
+            });
+            assert_eq!(outcome, Status::Internal);
+            assert_eq!(last_error(), format!("a defect of the library: {words}"));
+        }
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("a payload that panics when it is dropped");
+            }
+        }
+        assert_eq!(status(|| std::panic::panic_any(Bomb)), Status::Internal);
+        assert_eq!(last_error(), "a defect of the library: no words");
+    }
+
+    #[test]
+    fn each_thread_has_its_own_last_error() {
+        assert_eq!(status(|| Err(Failure::null("x"))), Status::InvalidArgument);
+        std::thread::spawn(|| assert_eq!(last_error(), "")).join().unwrap();
+        assert_eq!(status(|| Ok(())), Status::Ok);
+        assert_eq!(last_error(), "x is null", "a good call leaves it alone");
+    }
+}

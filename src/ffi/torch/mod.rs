@@ -1,0 +1,214 @@
+//! What PyTorch's pluggable allocator loads: two required functions and eight optional callbacks.
+//!
+//! One allocator per device, made at its first use from the environment and kept until the process
+//! ends (`seats`). A hit takes no lock here and makes no text. PyTorch hands a null pointer on as it
+//! is, without an error, and the callbacks return nothing; what fails is therefore said on the
+//! standard error stream too. `scopes` has the pools of graphs.
+//!
+//! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
+
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
+
+mod scopes;
+mod seats;
+
+use std::ffi::{c_int, c_void};
+use std::io::Write as _;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::calls::{pointer_to, stream_of};
+use super::guard::{self, Failure, Status, guard, status};
+use super::instance::environment;
+use super::pools::Pool;
+use super::text::Place;
+use seats::{opened, seat, seats};
+
+/// So many failures are said on the standard error stream; further ones only by
+/// `stratalloc_last_error`.
+const COMPLAINTS_MAX: u32 = 32;
+
+/// [`guard`], which also says what failed where somebody can see it.
+#[inline]
+fn aloud<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
+    match guard(work) {
+        Ok(done) => done,
+        Err(_) => {
+            complain();
+            otherwise
+        }
+    }
+}
+
+#[cold]
+fn complain() {
+    static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
+    let more = |n: u32| (n < COMPLAINTS_MAX).then_some(n + 1);
+    if COMPLAINTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+        // Nobody is left to be told when the stream is closed.
+        let _ = writeln!(std::io::stderr(), "stratalloc: {}", guard::last_error().trim_end());
+    }
+}
+
+/// Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
+/// error set when there is no memory, no such device, or the environment cannot be used. The variable
+/// `STRATALLOC_DEVICE` may say `sim` or `host` instead of `cuda`, for tests.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_malloc(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    if size == 0 {
+        return null_mut();
+    }
+    aloud(null_mut(), || {
+        let seat = seat(device)?;
+        let stream = stream_of(stream);
+        if seat.scopes.any_unsettled()
+            && let Some(pool) = seat.scopes.settle(&seat.instance, stream)?
+        {
+            return pointer_to(seat.instance.allocate_in(pool, size as u64, stream)?);
+        }
+        pointer_to(seat.instance.allocate(size as u64, stream)?)
+    })
+}
+
+/// Takes a block of PyTorch's back; null is ignored. `size` and `stream` are not looked at: the
+/// allocator knows them.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_free(
+    pointer: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) {
+    let _ = (size, stream);
+    if pointer.is_null() {
+        return;
+    }
+    aloud((), || opened(device)?.instance.free(pointer.addr() as u64));
+}
+
+/// `set_init_fn`: reads the environment, so that a string that cannot be used is said at once.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
+    // An allocator that is made before it is needed would take memory of a device that nobody uses.
+    let _ = device_count;
+    aloud((), || environment().map(|_| ()));
+}
+
+/// `set_reset_fn`: empties the caches of all devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_reset() {
+    for seat in seats() {
+        aloud((), || Ok(seat.instance.caching()?.empty_cache()?));
+    }
+}
+
+/// `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int) {
+    aloud((), || Ok(seat(device)?.instance.caching()?.set_memory_fraction(fraction)?));
+}
+
+/// `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
+/// size, if it is not ours. Walks over all segments.
+///
+/// # Safety
+///
+/// `size` may be written, unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_base_allocation(
+    pointer: *mut c_void,
+    size: *mut usize,
+) -> *mut c_void {
+    if pointer.is_null() {
+        return pointer;
+    }
+    aloud(pointer, || {
+        let address = pointer.addr() as u64;
+        let found = seats().find_map(|seat| seat.instance.base_of(address));
+        let Some((base, size_bytes)) = found else { return Err(not_ours(address)) };
+        if !size.is_null() {
+            // SAFETY: our caller's promise.
+            let place = unsafe { Place::new(size, "size") }?;
+            place.put(usize::try_from(size_bytes).unwrap_or(usize::MAX));
+        }
+        pointer_to(base)
+    })
+}
+
+/// `set_record_stream_fn`: announces that work on `stream` uses the block; null is ignored.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
+    if pointer.is_null() {
+        return;
+    }
+    aloud((), || {
+        let address = pointer.addr() as u64;
+        // The callback does not say which device; only one of them knows the address.
+        for seat in seats() {
+            let recorded = seat.instance.raw()?.record_stream_raw(address, stream_of(stream));
+            match recorded.map_err(Failure::from) {
+                Err(failure) if failure.status == Status::UnknownAddress => {}
+                other => return other,
+            }
+        }
+        Err(not_ours(address))
+    });
+}
+
+/// `set_begin_allocate_to_pool`: routes the requests of a graph's capture to a pool. The filter is a
+/// C++ object and is not looked at: the calling thread's requests are routed until one comes on a
+/// stream that is being captured; from then on those of that capture, from all threads.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_begin_allocate_to_pool(
+    device: c_int,
+    pool: Pool,
+    filter: *mut c_void,
+) {
+    let _ = filter;
+    aloud((), || {
+        let seat = seat(device)?;
+        seat.scopes.begin(&seat.instance, pool.into())
+    });
+}
+
+/// `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
+    aloud((), || {
+        let seat = opened(device)?;
+        seat.scopes.end(&seat.instance, pool.into())
+    });
+}
+
+/// `set_release_pool`: removes a user from a pool. Without users its memory goes back whenever memory
+/// is released.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
+    aloud((), || Ok(opened(device)?.instance.pools()?.release_pool(pool.into())?));
+}
+
+/// Stores a handle of the allocator that PyTorch has on a device, for the other calls of this
+/// interface; the allocator is made if there is none yet. It cannot be destroyed.
+///
+/// # Safety
+///
+/// `handle` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(handle, "handle") }?;
+        place.put(seat(device)?.handle);
+        Ok(())
+    })
+}
+
+#[cold]
+fn not_ours(address: u64) -> Failure {
+    let text = format_args!("no block of any device is at {address:#x}");
+    Failure::new(Status::UnknownAddress, text)
+}

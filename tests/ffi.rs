@@ -1,0 +1,88 @@
+//! The library for other languages: from Rust with wild handles and values and many threads, and from
+//! programs in C and C++.
+
+#![expect(unsafe_code, reason = "the interface takes pointers")]
+
+#[path = "ffi/programs.rs"]
+mod programs;
+#[path = "ffi/wild.rs"]
+mod wild;
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+
+use stratalloc::ffi::{
+    Status, stratalloc_allocate, stratalloc_create, stratalloc_destroy, stratalloc_free,
+    stratalloc_last_error,
+};
+
+fn create(conf: &str, device: &str) -> Result<u64, Status> {
+    let [conf, device] = [conf, device].map(|text| CString::new(text).expect("no zero inside"));
+    let mut handle = 0;
+    // SAFETY: both texts end with a zero, and the handle is ours.
+    match unsafe { stratalloc_create(conf.as_ptr(), device.as_ptr(), &raw mut handle) } {
+        Status::Ok => Ok(handle),
+        other => Err(other),
+    }
+}
+
+fn allocate(handle: u64, bytes: u64, stream: usize) -> Result<*mut c_void, Status> {
+    let mut pointer = null_mut();
+    let stream = std::ptr::without_provenance_mut(stream);
+    // SAFETY: the pointer is ours.
+    match unsafe { stratalloc_allocate(handle, bytes, stream, &raw mut pointer) } {
+        Status::Ok => Ok(pointer),
+        other => Err(other),
+    }
+}
+
+fn last_error() -> String {
+    let mut bytes = [0; 4096];
+    // SAFETY: the buffer is as large as it is said to be.
+    unsafe { stratalloc_last_error(bytes.as_mut_ptr(), bytes.len()) };
+    // SAFETY: the call has put a zero into it.
+    unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_str().expect("it writes UTF-8").to_owned()
+}
+
+#[test]
+fn a_block_comes_and_goes() {
+    for device in ["sim", "host"] {
+        let handle = create("backend:native", device).unwrap();
+        let block = allocate(handle, 1 << 20, 0).unwrap();
+        assert!(!block.is_null());
+        assert_eq!(stratalloc_free(handle, block), Status::Ok);
+        assert_eq!(stratalloc_free(handle, block), Status::UnknownAddress);
+        assert!(last_error().starts_with("no live block starts at"), "{}", last_error());
+        assert_eq!(allocate(handle, 0, 0), Ok(null_mut()));
+        assert_eq!(allocate(handle, 1 << 60, 0), Err(Status::OutOfMemory));
+        assert_eq!(stratalloc_destroy(handle), Status::Ok);
+        assert_eq!(stratalloc_destroy(handle), Status::UnknownHandle);
+        assert_eq!(stratalloc_free(handle, block), Status::UnknownHandle);
+    }
+}
+
+#[test]
+fn what_cannot_be_built_is_told() {
+    for (conf, device, expected, words) in [
+        ("max_split_size_mb:1", "sim", Status::BadConfiguration, "max_split_size_mb"),
+        ("backend:cpu", "sim", Status::NotSupported, "backend:cpu"),
+        ("backend:nobodys", "sim", Status::BadConfiguration, "nobodys"),
+        ("", "gpu", Status::InvalidArgument, "\"gpu\" is no device"),
+    ] {
+        assert_eq!(create(conf, device), Err(expected), "{conf} {device}");
+        assert!(last_error().contains(words), "{}", last_error());
+    }
+    // Absent in one way or another: no driver, or not as many devices.
+    assert!(create("", "cuda:4000000000").is_err());
+    assert!(!last_error().is_empty());
+    let mut handle = 0;
+    // SAFETY: null pointers are refused.
+    let status = unsafe { stratalloc_create(null(), null(), &raw mut handle) };
+    assert_eq!((status, handle), (Status::InvalidArgument, 0));
+    // SAFETY: as above.
+    let status = unsafe { stratalloc_create(null(), c"sim".as_ptr(), null_mut()) };
+    assert_eq!(status, Status::InvalidArgument);
+    // SAFETY: not UTF-8, but it ends.
+    let status = unsafe { stratalloc_create(c"\xff".as_ptr(), c"sim".as_ptr(), &raw mut handle) };
+    assert_eq!(status, Status::InvalidArgument);
+}

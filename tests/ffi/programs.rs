@@ -1,0 +1,91 @@
+//! C and C++ programs, compiled against the checked-in header and run with the built library.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The library that was built with these tests.
+pub(crate) fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("a test is a file");
+    let folder = program.parent().expect("files lie in folders");
+    let name =
+        format!("{}stratalloc{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let path = folder.join(name);
+    assert!(path.is_file(), "no {}", path.display());
+    path
+}
+
+/// Compiles a program; `None`, and a word, where there is no compiler.
+fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
+    if Command::new(compiler).arg("--version").output().is_err() {
+        eprintln!("skipped: no C compiler ({compiler})");
+        return None;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let library = library();
+    let folder = library.parent().expect("files lie in folders");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "-"));
+    let mut command = Command::new(compiler);
+    command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]).args(more);
+    command.arg("-I").arg(root.join("include")).arg(root.join("tests/ffi").join(source));
+    command.arg("-L").arg(folder).arg("-lstratalloc").arg("-ldl");
+    command.arg(format!("-Wl,-rpath,{}", folder.display())).arg("-o").arg(&program);
+    let output = command.output().expect("the compiler was there a moment ago");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
+fn run(program: &Path, argument: &str, device: &str) -> String {
+    let mut command = Command::new(program);
+    for variable in stratalloc::config::VARIABLES {
+        command.env_remove(variable);
+    }
+    let output = command.arg(argument).env("STRATALLOC_DEVICE", device).output();
+    let output = output.expect("what was compiled runs");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{argument} {device}: {}: {errors}", output.status);
+    assert_eq!(output.stdout, b"good\n");
+    errors
+}
+
+#[test]
+fn a_c_program_uses_every_call() {
+    let Some(program) = compile("cc", "use.c", &["-std=c11"]) else { return };
+    for device in ["sim", "host"] {
+        run(&program, device, device);
+    }
+}
+
+#[test]
+fn a_hostile_c_program_gets_a_status_for_everything() {
+    let Some(program) = compile("cc", "hostile.c", &["-std=c11"]) else { return };
+    for device in ["sim", "host"] {
+        run(&program, device, device);
+    }
+}
+
+#[test]
+fn a_cpp_program_calls_as_pytorch_does() {
+    let Some(program) = compile("c++", "torch.cpp", &["-std=c++17"]) else { return };
+    let library = library();
+    for device in ["sim", "host"] {
+        let errors = run(&program, library.to_str().expect("a plain path"), device);
+        assert!(errors.contains("stratalloc: out of memory on device 0"), "{errors}");
+        assert!(errors.lines().filter(|line| line.starts_with("stratalloc: ")).count() <= 32);
+    }
+}
+
+#[test]
+fn a_bad_environment_is_told_and_gives_null() {
+    let Some(program) = compile("cc", "broken.c", &["-std=c11"]) else { return };
+    for (variable, value, words) in [
+        ("ALLOC_CONF", "max_split_size:1", "did you mean max_split_size_mb"),
+        ("STRATALLOC_DEVICE", "gpu", "\"gpu:0\" is no device"),
+    ] {
+        let mut command = Command::new(&program);
+        command.env("STRATALLOC_DEVICE", "sim").env(variable, value);
+        let output = command.output().expect("what was compiled runs");
+        assert_eq!(output.stdout, b"good\n");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains(words), "{errors}");
+    }
+}

@@ -1,0 +1,63 @@
+//! `include/stratalloc.h` is what `src/ffi` says. With `STRATALLOC_WRITE_HEADER` set the test writes it
+//! anew instead.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The files that export something, in the header's order.
+const SOURCES: [&str; 4] = ["guard.rs", "calls.rs", "pools.rs", "torch/mod.rs"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn made() -> String {
+    let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("it is legal");
+    let sources = SOURCES.iter().map(|name| root().join("src/ffi").join(name));
+    let builder = cbindgen::Builder::new().with_config(config);
+    let bindings = sources.fold(builder, |builder, path| builder.with_src(path)).generate();
+    let mut text = Vec::new();
+    bindings.expect("the sources are legal").write(&mut text);
+    String::from_utf8(text).expect("cbindgen writes text")
+}
+
+#[test]
+fn the_header_is_up_to_date() {
+    let path = root().join("include/stratalloc.h");
+    let made = made();
+    if std::env::var_os("STRATALLOC_WRITE_HEADER").is_some() {
+        fs::create_dir_all(root().join("include")).unwrap();
+        fs::write(&path, made).unwrap();
+        return;
+    }
+    let checked_in = fs::read_to_string(&path).unwrap();
+    assert!(
+        made == checked_in,
+        "the header is old: STRATALLOC_WRITE_HEADER=1 cargo test --features ffi --test header"
+    );
+}
+
+#[test]
+fn every_exported_name_is_in_the_header() {
+    let header = made();
+    let mut names = 0;
+    let mut folders: Vec<PathBuf> = vec![root().join("src/ffi")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for (at, _) in text.match_indices("extern \"C\" fn ") {
+                let name: String = text[at..].split(['(', ' ']).nth(3).unwrap_or("").to_owned();
+                assert!(header.contains(&format!("{name}(")), "{name} of {}", path.display());
+                names += 1;
+            }
+            let exported = text.matches("#[unsafe(no_mangle)]").count();
+            assert_eq!(exported, text.matches("extern \"C\" fn ").count(), "{}", path.display());
+        }
+    }
+    assert!(names > 20, "{names}");
+}

@@ -1,0 +1,42 @@
+//! The Python package, tested by its own tests with the library that was built here.
+
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn the_python_package_passes_its_tests() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: no python3");
+        return;
+    }
+    let program = std::env::current_exe().expect("a test is a file");
+    let folder = program.parent().expect("files lie in folders");
+    let name =
+        format!("{}stratalloc{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
+    let mut command = Command::new("python3");
+    for variable in stratalloc::config::VARIABLES {
+        command.env_remove(variable);
+    }
+    command.args(["-B", "-m", "unittest", "discover", "-v", "-s"]).arg(python.join("tests"));
+    command.env("PYTHONPATH", &python).env("STRATALLOC_LIBRARY", folder.join(name));
+    // Processes that the tests start write no compiled files either.
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
+    let output = command.output().expect("python3 was there a moment ago");
+    let said = String::from_utf8_lossy(&output.stderr);
+    println!("{said}");
+    assert!(output.status.success(), "{said}");
+}
+
+#[test]
+fn package_and_library_have_one_version() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
+    let version = env!("CARGO_PKG_VERSION");
+    for (file, line) in [
+        ("pyproject.toml", format!("\nversion = \"{version}\"\n")),
+        ("stratalloc/_library.py", format!("\n__version__ = \"{version}\"\n")),
+    ] {
+        let text = std::fs::read_to_string(root.join(file)).unwrap();
+        assert!(text.contains(&line), "{file} has another version");
+    }
+}
