@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{MutexGuard, RwLock};
 
 use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
 use super::engine::Engine;
@@ -280,23 +280,30 @@ impl Engine {
     }
 
     /// Forgets pools without users of which nothing is left.
-    pub(super) fn forget_empty_pools(&self, growth: &mut Growth) {
+    pub(super) fn forget_empty_pools(&self, growth: &mut MutexGuard<'_, Growth>) {
+        let mut forgotten = Vec::new();
         for pool in growth.pools.freeable() {
-            let cells = self.heaps_of(growth, pool);
-            let empty = cells.iter().all(|cell| cell.lock().heap.block_count() == 0);
-            let numbers: Vec<u32> = cells.iter().map(|cell| cell.number).collect();
-            let gone = growth.pools.get(pool).is_ok_and(|p| p.busy == 0 && !p.open);
-            if empty && gone {
-                for number in &numbers {
-                    let cell = self.heaps.get(*number).expect("heaps are never removed");
-                    let nobody = Home { pool, stream: cell.stream() };
-                    // From here on nobody who still knows the number is served.
-                    let policy = cell.lock().policy;
-                    cell.move_to(Home { pool: PoolId::NOBODY, ..nobody }, policy);
-                }
-                growth.pools.by_id.remove(&pool);
-                growth.pools.spare.extend(numbers);
+            if !growth.pools.get(pool).is_ok_and(|found| found.busy == 0 && !found.open) {
+                continue;
             }
+            let cells = self.heaps_of(growth, pool);
+            for cell in &cells {
+                self.give_addresses_back(growth, cell);
+            }
+            if cells.iter().any(|cell| cell.lock().heap.block_count() > 0) {
+                continue;
+            }
+            for cell in cells {
+                // From here on nobody who still knows the number is served.
+                let policy = cell.lock().policy;
+                cell.move_to(Home { pool: PoolId::NOBODY, stream: cell.stream() }, policy);
+                growth.pools.spare.push(cell.number);
+            }
+            forgotten.extend(growth.pools.by_id.remove(&pool));
+        }
+        // A pool's own allocator may end here, and what its end does is user code.
+        if forgotten.iter().any(|pool| pool.options.allocator.is_some()) {
+            MutexGuard::unlocked(growth, || drop(forgotten));
         }
     }
 
