@@ -236,7 +236,7 @@ pub trait CrossStream: Send + Sync {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError>;
 
     /// Returns blocks whose other streams have finished to their pools. Each allocation does this
-    /// by itself. Waits for no work of the device.
+    /// by itself. Waits for no work of the device, and does nothing on a thread that captures.
     ///
     /// # Errors
     ///

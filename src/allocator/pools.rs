@@ -31,6 +31,7 @@ pub struct PoolOptions {
     /// Where segments come from instead of the driver. They are never expandable.
     pub allocator: Option<Arc<dyn SegmentAllocator>>,
     /// Whether requests to the default pool may take idle blocks from this one before they fail.
+    /// Not from a pool in which a graph was captured or a checkpoint taken: those blocks are in use.
     pub use_on_oom: bool,
     /// Whether blocks are always handed out whole.
     pub no_split: bool,

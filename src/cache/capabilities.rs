@@ -77,6 +77,9 @@ impl CrossStream for Engine {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
+        if self.captures.on_this_thread() {
+            return Ok(());
+        }
         self.settle_deferred()?;
         self.poll_events_surely()
     }

@@ -75,7 +75,7 @@ impl Captures {
     }
 
     /// Whether the calling thread has a capture under way: it may not wait or query then.
-    fn on_this_thread(&self) -> bool {
+    pub(super) fn on_this_thread(&self) -> bool {
         let thread = std::thread::current().id();
         self.any_open() && self.state.lock().open.iter().any(|open| open.thread == thread)
     }
@@ -109,6 +109,12 @@ impl Engine {
         self.captures.any_open()
             && (self.captures.on_this_thread()
                 || !matches!(self.driver.capture_status(stream), Ok(CaptureStatus::None)))
+    }
+
+    /// Whether work on a stream becomes part of a graph, also one that nobody told the engine of.
+    pub(super) fn is_capturing(&self, stream: StreamId) -> bool {
+        let status = self.driver.capture_status(stream);
+        matches!(status, Ok(CaptureStatus::Active { .. } | CaptureStatus::Invalidated))
     }
 
     /// Takes back, inside a capture, a block that other streams use.
@@ -237,8 +243,9 @@ impl Engine {
         for mut block in blocks {
             block.uses.retain(|by| !by.captured);
             let streams: SmallVec<[StreamId; 4]> = block.uses.iter().map(|by| by.stream).collect();
-            // The stream may be in another capture by now, where no event can be recorded for us.
-            if streams.iter().any(|stream| self.is_captured(*stream)) {
+            // The stream may be in another capture by now, or in one whose scope closed before it
+            // ended: an event that is recorded there never passes.
+            if streams.iter().any(|&by| self.is_captured(by) || self.is_capturing(by)) {
                 again.push(block);
                 continue;
             }

@@ -114,9 +114,10 @@ impl Engine {
     pub(super) fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
         self.settle_deferred()?;
         let mut growth = self.growth.lock();
-        self.pin_pool(&mut growth, pool)?;
+        growth.pools.in_use(pool)?;
         let segments = self.layout_of(&self.heaps_of(&growth, pool));
         check_nothing_drains(pool, &segments)?;
+        growth.pools.pin(pool);
         Ok(PoolCheckpoint { pool, segments })
     }
 
@@ -125,11 +126,12 @@ impl Engine {
         let pool = checkpoint.pool;
         self.settle_deferred()?;
         let mut growth = self.growth.lock();
-        self.pin_pool(&mut growth, pool)?;
+        growth.pools.in_use(pool)?;
         let cells = self.heaps_of(&growth, pool);
         let now = self.layout_of(&cells);
         check_nothing_drains(pool, &now)?;
         check_fits(checkpoint, &now)?;
+        growth.pools.pin(pool);
         let mut restored = Restored::default();
         let exact = !growth.miss_policy.searches_again();
         for cell in cells {
@@ -231,7 +233,8 @@ fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), 
                 && has.address <= address
                 && end(has) >= Some(at)
         };
-        let sound = Some(at) == end(segment) && address >= last_end && at > address;
+        let tiled = Some(at) == end(segment) && at > address;
+        let sound = tiled && address >= last_end && address.is_multiple_of(MIN_BLOCK_BYTES);
         if !sound || now.iter().find(holds).is_none() {
             return Err(refuse());
         }

@@ -302,10 +302,11 @@ impl Engine {
         stream: StreamId,
         find: impl Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
+        // Work on a stream outside of all captures runs now, whoever else captures meanwhile.
+        let captured = self.captures.any_open() && self.is_capturing(stream);
         let mut state = cell.lock();
         let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
         if stream != cell.stream() {
-            let captured = self.captures.any_open();
             state.heap.record_use(slot, StreamUse { stream, captured });
         }
         Ok(())

@@ -130,6 +130,10 @@ impl Engine {
             (state.heap.id(slot), state.heap.uses(slot).collect())
         };
         let streams: SmallVec<[StreamId; 4]> = uses.iter().map(|by| by.stream).collect();
+        // An event that is recorded in a capture never passes, also if nobody told of the capture.
+        if streams.iter().any(|stream| self.is_capturing(*stream)) {
+            return self.defer_free(cell, address, find);
+        }
         let waits = self.record_events(&streams)?;
         if waits.is_empty() {
             let mut state = cell.lock();

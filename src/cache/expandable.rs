@@ -167,6 +167,23 @@ impl Engine {
         Ok(None)
     }
 
+    /// Gives back the reservations of a heap in which nothing is mapped: a request that failed may
+    /// leave one.
+    pub(super) fn give_addresses_back(&self, growth: &mut Growth, cell: &HeapCell) {
+        let bare = cell.lock().heap.remove_bare_reservations();
+        if bare.is_empty() {
+            return;
+        }
+        for Reservation { address, size_bytes, .. } in bare {
+            if let Some(addresses) = &self.addresses {
+                addresses.remove(address, size_bytes);
+            }
+            growth.leftovers.ranges.push((address, size_bytes));
+        }
+        // What is refused now is offered again.
+        let _ = self.offer_leftovers(growth);
+    }
+
     /// Maps a run of pages, all or none.
     fn map_pages(
         &self,

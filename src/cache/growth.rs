@@ -1,5 +1,6 @@
 //! What the growth lock guards: bytes held from the driver, the limit, and growing.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -239,18 +240,24 @@ impl Engine {
             return take();
         }
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(plan.segment_bytes);
-        let came = MutexGuard::unlocked(growth, take);
+        let came = MutexGuard::unlocked(growth, || catch_unwind(AssertUnwindSafe(take)));
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(plan.segment_bytes);
-        came
+        came.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Gives segments back to pools' own allocators, with no lock held.
+    /// Gives segments back to pools' own allocators, with no lock held. One that panics does so after
+    /// all have theirs.
     pub(super) fn return_segments(growth: &mut MutexGuard<'_, Growth>) {
         let returns = std::mem::take(&mut growth.returns);
         if !returns.is_empty() {
             MutexGuard::unlocked(growth, || {
+                let mut panicked = None;
                 for Return { to, address, size_bytes, stream } in returns {
-                    to.free(address, size_bytes, stream);
+                    let free = || to.free(address, size_bytes, stream);
+                    panicked = panicked.or(catch_unwind(AssertUnwindSafe(free)).err());
+                }
+                if let Some(panic) = panicked {
+                    resume_unwind(panic);
                 }
             });
         }

@@ -9,9 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{MutexGuard, RwLock};
 
 use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
 use super::engine::Engine;
@@ -30,9 +30,20 @@ use crate::stats::HeapCounters;
 pub(super) struct PoolHeaps {
     pool: PoolId,
     numbers: RwLock<Vec<(StreamId, u32)>>,
+    /// Whether a graph was captured in it, or a checkpoint taken: then freed memory is still in use,
+    /// and stays while there are users.
+    pinned: AtomicBool,
 }
 
 impl PoolHeaps {
+    fn pin(&self) {
+        self.pinned.store(true, Ordering::Relaxed);
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
     fn find(&self, stream: StreamId) -> Option<u32> {
         let numbers = self.numbers.read();
         numbers.iter().find(|(of, _)| *of == stream).map(|(_, number)| *number)
@@ -41,13 +52,10 @@ impl PoolHeaps {
 
 /// One private pool.
 #[derive(Debug)]
-struct PrivatePool {
+pub(super) struct PrivatePool {
     heaps: Arc<PoolHeaps>,
     users: u32,
     options: PoolOptions,
-    /// Whether a graph was captured in it, or a checkpoint taken: then freed memory is still in use,
-    /// and stays while there are users.
-    pinned: bool,
     /// Requests that are being served off the fast path: the pool stays meanwhile.
     busy: u32,
     open: bool,
@@ -71,9 +79,21 @@ impl Pools {
     }
 
     /// The pool, if it has users.
-    fn in_use(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
+    pub(super) fn in_use(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
         let found = self.get_mut(pool)?;
         if found.users == 0 { Err(PoolError::Released { pool }) } else { Ok(found) }
+    }
+
+    /// Never to be shrunk again while it has users: its freed addresses are known to somebody.
+    pub(super) fn pin(&self, pool: PoolId) {
+        if let Some(found) = self.by_id.get(&pool) {
+            found.heaps.pin();
+        }
+    }
+
+    /// Whether somebody knows the addresses of freed memory of a pool that has users.
+    pub(super) fn is_pinned(&self, pool: PoolId) -> bool {
+        self.by_id.get(&pool).is_some_and(|found| found.users > 0 && found.heaps.is_pinned())
     }
 
     /// Pins or unpins a pool while a request climbs the ladder in it.
@@ -98,14 +118,16 @@ impl Pools {
 
     /// Pools that let the default pool use their idle blocks, in the order of their ids.
     pub(super) fn helpers(&self) -> impl Iterator<Item = &Arc<PoolHeaps>> {
-        let helping = |pool: &&PrivatePool| pool.options.use_on_oom && pool.users > 0;
+        let helping = |pool: &&PrivatePool| {
+            pool.options.use_on_oom && pool.users > 0 && !pool.heaps.is_pinned()
+        };
         self.by_id.values().filter(helping).map(|pool| &pool.heaps)
     }
 
     /// Whether a pool's idle segments may go back under pressure although it has users: nobody can
     /// know their addresses, and the driver made them.
     pub(super) fn may_shrink(&self, pool: PoolId) -> bool {
-        self.by_id.get(&pool).is_some_and(|p| !p.pinned && p.options.allocator.is_none())
+        self.by_id.get(&pool).is_some_and(|p| !p.heaps.is_pinned() && p.options.allocator.is_none())
     }
 
     /// Pools without users, in the order of their ids.
@@ -114,7 +136,11 @@ impl Pools {
         freeable.map(|(id, _)| *id).collect()
     }
 
-    /// Bytes of address space and the number of pools there are, for tests.
+    pub(super) fn is_freeable(&self, pool: PoolId) -> bool {
+        self.by_id.get(&pool).is_some_and(|found| found.users == 0)
+    }
+
+    /// How many pools there are.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
@@ -172,7 +198,12 @@ impl Engine {
             CaptureStatus::Active { capture } => Some(capture),
             CaptureStatus::None | CaptureStatus::Invalidated => None,
         };
-        Ok(self.scopes.route(stream, capture))
+        let found = self.scopes.route(stream, capture);
+        // The graph will use what is freed in it whenever it is launched.
+        if let (Some(heaps), Some(_)) = (&found, capture) {
+            heaps.pin();
+        }
+        Ok(found)
     }
 
     /// The pool that a request on a stream goes to.
@@ -193,6 +224,9 @@ impl Engine {
             return self.allocate_by_default(request);
         }
         let heaps = Arc::clone(&self.growth.lock().pools.in_use(pool)?.heaps);
+        if let CaptureStatus::Active { .. } = status {
+            heaps.pin();
+        }
         self.allocate_in_heaps(&heaps, request)
     }
 
@@ -280,23 +314,30 @@ impl Engine {
     }
 
     /// Forgets pools without users of which nothing is left.
-    pub(super) fn forget_empty_pools(&self, growth: &mut Growth) {
+    pub(super) fn forget_empty_pools(&self, growth: &mut MutexGuard<'_, Growth>) {
+        let mut forgotten = Vec::new();
         for pool in growth.pools.freeable() {
-            let cells = self.heaps_of(growth, pool);
-            let empty = cells.iter().all(|cell| cell.lock().heap.block_count() == 0);
-            let numbers: Vec<u32> = cells.iter().map(|cell| cell.number).collect();
-            let gone = growth.pools.get(pool).is_ok_and(|p| p.busy == 0 && !p.open);
-            if empty && gone {
-                for number in &numbers {
-                    let cell = self.heaps.get(*number).expect("heaps are never removed");
-                    let nobody = Home { pool, stream: cell.stream() };
-                    // From here on nobody who still knows the number is served.
-                    let policy = cell.lock().policy;
-                    cell.move_to(Home { pool: PoolId::NOBODY, ..nobody }, policy);
-                }
-                growth.pools.by_id.remove(&pool);
-                growth.pools.spare.extend(numbers);
+            if !growth.pools.get(pool).is_ok_and(|found| found.busy == 0 && !found.open) {
+                continue;
             }
+            let cells = self.heaps_of(growth, pool);
+            for cell in &cells {
+                self.give_addresses_back(growth, cell);
+            }
+            if cells.iter().any(|cell| cell.lock().heap.block_count() > 0) {
+                continue;
+            }
+            for cell in cells {
+                // From here on nobody who still knows the number is served.
+                let policy = cell.lock().policy;
+                cell.move_to(Home { pool: PoolId::NOBODY, stream: cell.stream() }, policy);
+                growth.pools.spare.push(cell.number);
+            }
+            forgotten.extend(growth.pools.by_id.remove(&pool));
+        }
+        // A pool's own allocator may end here, and what its end does is user code.
+        if forgotten.iter().any(|pool| pool.options.allocator.is_some()) {
+            MutexGuard::unlocked(growth, || drop(forgotten));
         }
     }
 
@@ -348,7 +389,7 @@ impl Engine {
         found.open = true;
         let scope = Scope { heaps: Arc::clone(&found.heaps), filter };
         if let ScopeFilter::Capture(_) = filter {
-            found.pinned = true;
+            found.heaps.pin();
             self.captures.begin(pool);
         }
         self.scopes.open.write().push(scope);
@@ -393,12 +434,6 @@ impl Engine {
         drained.map_err(PoolError::Driver)
     }
 
-    /// Never to be shrunk again while it has users: its freed addresses are known to somebody.
-    pub(super) fn pin_pool(&self, growth: &mut Growth, pool: PoolId) -> Result<(), PoolError> {
-        growth.pools.in_use(pool)?.pinned = true;
-        Ok(())
-    }
-
     pub(super) fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         let growth = self.growth.lock();
         if pool != PoolId::DEFAULT {
@@ -424,10 +459,13 @@ impl Engine {
 
 fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
     PrivatePool {
-        heaps: Arc::new(PoolHeaps { pool, numbers: RwLock::default() }),
+        heaps: Arc::new(PoolHeaps {
+            pool,
+            numbers: RwLock::default(),
+            pinned: AtomicBool::new(false),
+        }),
         users: 1,
         options,
-        pinned: false,
         busy: 0,
         open: false,
     }

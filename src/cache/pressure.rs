@@ -6,6 +6,8 @@
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use parking_lot::MutexGuard;
 
 use super::cell::{HeapCell, HeapState, Home};
@@ -51,9 +53,10 @@ impl Engine {
         };
         let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.miss_policy) };
         growth.pools.set_busy(home.pool, true);
-        let step = self.climb(&mut growth, cell, &plan);
+        // A pool's own allocator may panic: then the pool is not busy any more either.
+        let step = catch_unwind(AssertUnwindSafe(|| self.climb(&mut growth, cell, &plan)));
         growth.pools.set_busy(home.pool, false);
-        match step? {
+        match step.unwrap_or_else(|panic| resume_unwind(panic))? {
             Ok(found) => Ok(found),
             Err(refusal) => {
                 let counted = !matches!(refusal, Refusal::Forbidden);

@@ -78,7 +78,10 @@ impl Engine {
         self.offer_leftovers(growth)?;
         self.release_from(growth, PoolId::DEFAULT, PoolKind::RELEASE_ORDER)?;
         for pool in growth.pools.freeable() {
-            self.release_pool_memory(growth, pool)?;
+            // The lock was let go of for pools' own allocators: the id may be another pool's now.
+            if growth.pools.is_freeable(pool) {
+                self.release_pool_memory(growth, pool)?;
+            }
         }
         if growth.miss_policy.searches_again() && growth.pools.may_shrink(also) {
             self.release_pool_memory(growth, also)?;
@@ -105,7 +108,9 @@ impl Engine {
         pool: PoolId,
         kinds: [PoolKind; 2],
     ) -> Result<(), DriverError> {
-        let cells = self.heaps_of(growth, pool);
+        let mut cells = self.heaps_of(growth, pool);
+        // Nothing may be waited for on a stream that somebody captures.
+        cells.retain(|cell| !self.is_captured(cell.stream()));
         let mut idle = Vec::new();
         for kind in kinds {
             idle.extend(Self::idle_segments(&cells, kind).into_iter().map(Idle::Segment));
@@ -181,6 +186,9 @@ impl Engine {
         let Some(max_split_bytes) = growth.max_split_bytes() else {
             return Ok(false);
         };
+        if growth.pools.is_pinned(cell.pool()) {
+            return Ok(false);
+        }
         let wanted = plan.rounded_bytes.max(max_split_bytes);
         let oversize: Vec<_> = {
             let state = cell.lock();

@@ -317,6 +317,13 @@ impl Heap {
         heads.map(range).collect()
     }
 
+    /// Takes out all reservations in which nothing is mapped.
+    pub fn remove_bare_reservations(&mut self) -> Vec<Reservation> {
+        let gaps = self.expandable.gaps.iter().flat_map(|gaps| gaps.values().copied());
+        let gaps: Vec<Slot> = gaps.collect();
+        gaps.into_iter().filter_map(|gap| self.remove_reservation(gap)).collect()
+    }
+
     /// Every reservation there is, with its number.
     pub fn reservations(&self) -> impl Iterator<Item = (u16, Reservation)> + '_ {
         let numbered = (0..).zip(&self.expandable.reservations);

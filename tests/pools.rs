@@ -1,0 +1,294 @@
+//! Private pools where others interfere: captures of other threads, captures nobody told of,
+//! checkpoints that were tampered with, allocators that call back.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use stratalloc::allocator::{
+    Allocation, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope,
+    PrivatePools, Request, ScopeFilter, SegmentAllocator,
+};
+use stratalloc::cache::{Engine, EngineOptions};
+use stratalloc::config::Settings;
+use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
+use stratalloc::driver::{Capture, Driver, Sim};
+use stratalloc::error::PoolError;
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::MIB;
+
+const HOME: StreamId = StreamId(0);
+const SIDE: StreamId = StreamId(0x40);
+const FAR: StreamId = StreamId(0x80);
+
+fn bed(total_bytes: u64, settings: Settings) -> (Arc<Sim>, Arc<Engine>) {
+    let sim = Arc::new(Sim::new(SimOptions {
+        total_bytes,
+        event_mode: EventMode::Manual,
+        costs: CallCosts::NONE,
+        ..SimOptions::default()
+    }));
+    let options = EngineOptions { settings, raw_addresses: true };
+    let engine = Engine::new(Arc::<Sim>::clone(&sim), &options).expect("the device can");
+    (sim, Arc::new(engine))
+}
+
+fn take(engine: &Engine, bytes: u64, stream: StreamId) -> Allocation {
+    engine.allocate(Request::new(bytes, stream)).expect("there is memory")
+}
+
+fn take_in(engine: &Engine, pool: PoolId, bytes: u64, stream: StreamId) -> Allocation {
+    engine.allocate_in(pool, Request::new(bytes, stream)).expect("there is memory")
+}
+
+/// Starts a capture of `stream` in a pool on a thread of its own.
+fn capture_elsewhere(sim: &Arc<Sim>, engine: &Arc<Engine>, stream: StreamId) -> PoolId {
+    let (sim, engine) = (Arc::clone(sim), Arc::clone(engine));
+    let begin = move || {
+        let pool = PoolId::next_capture();
+        let capture = Capture::begin(&*sim, stream).expect("it is not captured");
+        engine.open_scope(pool, ScopeFilter::Capture(capture)).expect("the pool is new");
+        pool
+    };
+    thread::spawn(begin).join().expect("it begins")
+}
+
+#[test]
+fn a_checkpoint_between_two_blocks_is_refused() {
+    let (_sim, engine) = bed(1 << 30, Settings::default());
+    let pools: &dyn PrivatePools = &*engine;
+    let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
+    let block = take_in(&engine, pool.id(), 4096, HOME);
+    let mut hostile = pools.checkpoint(pool.id()).unwrap();
+    engine.free(block).unwrap();
+    let segment = &mut hostile.segments[0];
+    segment.blocks.truncate(1);
+    segment.address += 1;
+    segment.blocks[0].address += 1;
+    segment.size_bytes = segment.blocks[0].size_bytes;
+    let answer = pools.restore(&hostile);
+    assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{answer:?}");
+    engine.check().unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_is_refused_changes_nothing_about_what_pressure_may_take() {
+    let (_sim, engine) = bed(64 * MIB, Settings::default());
+    let pools: &dyn PrivatePools = &*engine;
+    let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
+    let block = take_in(&engine, pool.id(), 30 * MIB, HOME);
+    let segments = pools.pool_layout(pool.id()).unwrap();
+    let mut hostile = PoolCheckpoint { pool: pool.id(), segments };
+    hostile.segments[0].address += 1 << 40;
+    pools.restore(&hostile).unwrap_err();
+    engine.free(block).unwrap();
+    let large = take_in(&engine, pool.id(), 50 * MIB, HOME);
+    engine.free(large).unwrap();
+}
+
+#[test]
+fn oversize_blocks_of_a_checkpoint_stay() {
+    let settings = Settings { max_split_bytes: Some(20 * MIB), ..Settings::default() };
+    let (_sim, engine) = bed(100 * MIB, settings);
+    let pools: &dyn PrivatePools = &*engine;
+    let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
+    let block = take_in(&engine, pool.id(), 60 * MIB, HOME);
+    let checkpoint = pools.checkpoint(pool.id()).unwrap();
+    engine.free(block).unwrap();
+    let large = engine.allocate_in(pool.id(), Request::new(90 * MIB, HOME));
+    assert!(large.is_err(), "what the checkpoint needs was released");
+    assert_eq!(pools.restore(&checkpoint).unwrap().live.len(), 1);
+}
+
+#[test]
+fn a_pool_that_a_captured_stream_used_keeps_its_memory() {
+    let (sim, engine) = bed(100 * MIB, Settings::default());
+    let pools: &dyn PrivatePools = &*engine;
+    let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
+    let capture = Capture::begin(&*sim, SIDE).unwrap();
+    let graph =
+        PoolScope::open(pools, PoolId::next_capture(), ScopeFilter::Capture(capture)).unwrap();
+    let inner = pool.enter().unwrap();
+    let block = take(&engine, 60 * MIB, SIDE);
+    let address = block.address();
+    engine.free(block).unwrap();
+    drop(inner);
+    Capture::end(&*sim, SIDE).unwrap();
+    let _hold: PoolHold<'_> = graph.finish();
+    // The graph writes here whenever it is launched.
+    engine.allocate_in(pool.id(), Request::new(90 * MIB, HOME)).unwrap_err();
+    let layout = pools.pool_layout(pool.id()).unwrap();
+    assert!(layout.iter().any(|segment| segment.address == address), "{layout:?}");
+}
+
+#[test]
+fn a_use_announced_while_somebody_else_captures_is_waited_for() {
+    let (sim, engine) = bed(1 << 30, Settings::default());
+    let pool = capture_elsewhere(&sim, &engine, FAR);
+    let block = take(&engine, 4096, HOME);
+    let address = block.address();
+    engine.record_stream(&block, SIDE).unwrap();
+    engine.free(block).unwrap();
+    Capture::end(&*sim, FAR).unwrap();
+    engine.close_scope(pool).unwrap();
+    let next = take(&engine, 4096, HOME);
+    assert_ne!(next.address(), address, "the work on SIDE has not finished");
+}
+
+#[test]
+fn pressure_elsewhere_leaves_a_captured_stream_alone() {
+    let settings = Settings { expandable_segments: true, ..Settings::default() };
+    let (sim, engine) = bed(100 * MIB, settings);
+    for stream in [SIDE, FAR] {
+        let block = take(&engine, 40 * MIB, stream);
+        engine.free(block).unwrap();
+    }
+    let _pool = capture_elsewhere(&sim, &engine, SIDE);
+    let block = take(&engine, 50 * MIB, HOME);
+    engine.free(block).unwrap();
+}
+
+#[test]
+fn a_scope_may_close_before_the_capture_of_its_stream_ends() {
+    for reuse in [false, true] {
+        let settings = Settings { graph_capture_record_stream_reuse: reuse, ..Settings::default() };
+        let (sim, engine) = bed(1 << 30, settings);
+        let block = take(&engine, 4096, HOME);
+        let address = block.address();
+        engine.record_stream(&block, SIDE).unwrap();
+        let pool = capture_elsewhere(&sim, &engine, SIDE);
+        engine.free(block).unwrap();
+        engine.close_scope(pool).unwrap();
+        for _ in 0..2 {
+            let other = take(&engine, 4096, HOME);
+            assert_ne!(other.address(), address);
+            engine.free(other).unwrap();
+        }
+        Capture::end(&*sim, SIDE).unwrap();
+        for _ in 0..2 {
+            let other = take(&engine, 4096, HOME);
+            engine.free(other).unwrap();
+        }
+        engine.empty_cache().unwrap();
+        assert!(engine.layout().is_empty(), "{:?}", engine.layout());
+    }
+}
+
+#[test]
+fn a_capture_that_nobody_told_of_spoils_nothing() {
+    let (sim, engine) = bed(1 << 30, Settings::default());
+    let block = take(&engine, 4096, HOME);
+    engine.record_stream(&block, SIDE).unwrap();
+    let begin = {
+        let sim = Arc::clone(&sim);
+        move || Capture::begin(&*sim, SIDE)
+    };
+    thread::spawn(begin).join().unwrap().unwrap();
+    engine.free(block).unwrap();
+    for _ in 0..2 {
+        let other = take(&engine, 4096, HOME);
+        engine.free(other).unwrap();
+    }
+    Capture::end(&*sim, SIDE).unwrap();
+    for _ in 0..2 {
+        let other = take(&engine, 4096, HOME);
+        engine.free(other).unwrap();
+    }
+    engine.empty_cache().unwrap();
+    assert!(engine.layout().is_empty(), "{:?}", engine.layout());
+}
+
+/// Asks the engine for its statistics when it goes.
+#[derive(Debug)]
+struct Curious {
+    engine: OnceLock<Arc<Engine>>,
+    sim: Arc<Sim>,
+}
+
+impl SegmentAllocator for Curious {
+    fn allocate(&self, size_bytes: u64, _: StreamId) -> Option<u64> {
+        self.sim.allocate(size_bytes).ok()
+    }
+
+    fn free(&self, address: u64, size_bytes: u64, _: StreamId) {
+        self.sim.free(address, size_bytes).expect("it is the sim's");
+    }
+}
+
+impl Drop for Curious {
+    fn drop(&mut self) {
+        let _now = self.engine.get().expect("it was set").statistics();
+    }
+}
+
+#[test]
+fn a_pools_own_allocator_goes_with_no_lock_held() {
+    let (done, waits) = channel();
+    thread::spawn(move || {
+        let (sim, engine) = bed(1 << 30, Settings::default());
+        let own = Arc::new(Curious { engine: OnceLock::new(), sim });
+        own.engine.set(Arc::clone(&engine)).unwrap();
+        let options = PoolOptions { allocator: Some(own), ..PoolOptions::default() };
+        let pool = MemoryPool::new(&*engine, options).unwrap();
+        let block = take_in(&engine, pool.id(), 4096, HOME);
+        engine.free(block).unwrap();
+        drop(pool);
+        done.send(engine.private_pool_count()).unwrap();
+    });
+    assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(0), "it hangs");
+}
+
+#[test]
+fn a_pool_that_only_reserved_addresses_goes_too() {
+    let settings = Settings { expandable_segments: true, ..Settings::default() };
+    let (_sim, engine) = bed(64 * MIB, settings);
+    let kept = take(&engine, 60 * MIB, HOME);
+    let pool = MemoryPool::new(&*engine, PoolOptions::default()).unwrap();
+    engine.allocate_in(pool.id(), Request::new(20 * MIB, SIDE)).unwrap_err();
+    drop(pool);
+    engine.empty_cache().unwrap();
+    assert_eq!(engine.private_pool_count(), 0);
+    engine.free(kept).unwrap();
+}
+
+/// Panics instead of allocating.
+#[derive(Debug)]
+struct Rude;
+
+impl SegmentAllocator for Rude {
+    fn allocate(&self, _: u64, _: StreamId) -> Option<u64> {
+        panic!("rude")
+    }
+
+    fn free(&self, _: u64, _: u64, _: StreamId) {}
+}
+
+#[test]
+fn an_allocator_that_panics_leaves_nothing_behind() {
+    let (_sim, engine) = bed(64 * MIB, Settings::default());
+    engine.set_memory_fraction(0.5).unwrap();
+    let options = PoolOptions { allocator: Some(Arc::new(Rude)), ..PoolOptions::default() };
+    let pool = MemoryPool::new(&*engine, options).unwrap();
+    let request = Request::new(20 * MIB, HOME);
+    catch_unwind(AssertUnwindSafe(|| engine.allocate_in(pool.id(), request))).unwrap_err();
+    let block = take(&engine, 30 * MIB, HOME);
+    engine.free(block).unwrap();
+    drop(pool);
+    assert_eq!(engine.private_pool_count(), 0);
+}
+
+#[test]
+fn nothing_is_asked_of_the_device_while_this_thread_captures() {
+    let (sim, engine) = bed(1 << 30, Settings::default());
+    let block = take(&engine, 4096, HOME);
+    engine.record_stream(&block, FAR).unwrap();
+    engine.free(block).unwrap();
+    let capture = Capture::begin(&*sim, SIDE).unwrap();
+    let scope =
+        PoolScope::open(&*engine, PoolId::next_capture(), ScopeFilter::Capture(capture)).unwrap();
+    engine.cross_stream().unwrap().process_events().unwrap();
+    assert_eq!(sim.calls("query_event"), 0);
+    drop(scope);
+}
