@@ -152,6 +152,14 @@ pub enum PoolError {
         /// The block.
         address: u64,
     },
+    /// A live block is used by other streams outside of captures: it cannot be taken back now.
+    #[error("other streams use the block at {address:#x} in pool {pool}")]
+    UsedElsewhere {
+        /// The pool.
+        pool: PoolId,
+        /// The block.
+        address: u64,
+    },
     /// What the checkpoint lists is not in the pool any more, or was never listed by it.
     #[error("pool {pool} has no memory for the checkpoint's {size_bytes} bytes at {address:#x}")]
     NotInPool {

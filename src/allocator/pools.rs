@@ -16,7 +16,8 @@ use crate::error::{AllocError, PoolError};
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 
-/// Where a pool takes segments from instead of the driver. Called with no lock held.
+/// Where a pool takes segments from instead of the driver. Called with no lock held, so it may use the
+/// allocator, but not from the pool that it serves.
 pub trait SegmentAllocator: fmt::Debug + Send + Sync {
     /// The address of `size_bytes` (a multiple of 512) for `stream`, aligned to 512; `None` when
     /// there is not as much.
@@ -110,7 +111,8 @@ pub trait PrivatePools: Send + Sync {
     /// [`PoolError`] when the pool has an open scope already, or its last user has gone.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError>;
 
-    /// Ends the routing. The user that the scope added stays until it is released.
+    /// Ends the routing. The user that the scope added stays until it is released. For scopes that were
+    /// opened by hand: a guard closes its own. A capture should end before its scope is closed.
     ///
     /// # Errors
     ///
@@ -160,7 +162,8 @@ pub trait PrivatePools: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool cannot go back; nothing has changed then.
+    /// [`PoolError`] when the pool cannot go back, or other streams use a live block of it; nothing has
+    /// changed then.
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError>;
 }
 

@@ -12,6 +12,7 @@ use parking_lot::MutexGuard;
 use super::cell::{HeapCell, HeapState};
 use super::engine::{Engine, check_size};
 use super::growth::Growth;
+use super::inspect::add_segments;
 use crate::allocator::{Allocation, PoolCheckpoint, Request, Restored};
 use crate::error::{AllocError, PoolError};
 use crate::heap::{FitRules, Slot};
@@ -127,19 +128,25 @@ impl Engine {
         self.settle_deferred()?;
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
-        let cells = self.heaps_of(&growth, pool);
-        let now = self.layout_of(&cells);
+        let mut cells = self.heaps_of(&growth, pool);
+        cells.sort_by_key(|cell| cell.number);
+        // All heaps of the pool at once, so that what was checked is what is changed.
+        let mut states: Vec<_> = cells.iter().map(|cell| cell.lock()).collect();
+        let held = || cells.iter().zip(&states);
+        let mut now = Vec::new();
+        held().for_each(|(cell, state)| add_segments(cell, state, &mut now));
+        now.sort_by_key(|segment: &SegmentLayout| segment.address);
         check_nothing_drains(pool, &now)?;
+        held().try_for_each(|(_, state)| check_nobody_works(pool, state))?;
         check_fits(checkpoint, &now)?;
         growth.pools.pin(pool);
         let mut restored = Restored::default();
         let exact = !growth.miss_policy.searches_again();
-        for cell in cells {
-            let mut state = cell.lock();
-            self.free_all(cell, &mut state, &mut restored.freed);
+        for (cell, state) in cells.iter().zip(&mut states) {
+            self.free_all(cell, state, &mut restored.freed);
             let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());
             for segment in own {
-                self.restore_segment(cell, &mut state, segment, exact, &mut restored.live);
+                self.restore_segment(cell, state, segment, exact, &mut restored.live);
             }
         }
         Ok(restored)
@@ -206,6 +213,17 @@ fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), 
     let mut blocks = segments.iter().flat_map(|segment| &segment.blocks);
     match blocks.find(|block| block.state == BlockStateName::ActivePendingFree) {
         Some(block) => Err(PoolError::Draining { pool, address: block.address }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a heap with a live block that other streams' work outside of captures uses: freeing it now
+/// would hand it out under that work.
+fn check_nobody_works(pool: PoolId, state: &HeapState) -> Result<(), PoolError> {
+    let heap = &state.heap;
+    let used = |slot: &Slot| heap.uses(*slot).any(|by| !by.captured);
+    match heap.live_blocks().into_iter().find(used) {
+        Some(slot) => Err(PoolError::UsedElsewhere { pool, address: heap.view(slot).address }),
         None => Ok(()),
     }
 }

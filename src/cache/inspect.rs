@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cell::HeapCell;
+use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::policy::Plan;
 use crate::allocator::{CacheInfo, Request};
@@ -68,38 +68,8 @@ impl Engine {
     /// The segments of these heaps, in address order. The caller holds the growth lock.
     pub(super) fn layout_of(&self, cells: &[&Arc<HeapCell>]) -> Vec<SegmentLayout> {
         let mut segments = Vec::new();
-        for cell in cells {
-            let state = cell.lock();
-            for head in state.heap.segment_heads() {
-                let first = state.heap.view(head);
-                let blocks: Vec<_> = state
-                    .heap
-                    .segment_blocks(head)
-                    .map(|block| BlockLayout {
-                        address: block.address,
-                        size_bytes: block.size_bytes,
-                        requested_bytes: block.requested_bytes,
-                        state: match block.state {
-                            BlockState::Live => BlockStateName::ActiveAllocated,
-                            BlockState::Draining => BlockStateName::ActivePendingFree,
-                            BlockState::Free | BlockState::Vacant | BlockState::Unmapped => {
-                                BlockStateName::Inactive
-                            }
-                        },
-                    })
-                    .collect();
-                segments.push(SegmentLayout {
-                    address: first.address,
-                    size_bytes: blocks.iter().map(|block| block.size_bytes).sum(),
-                    stream: cell.stream(),
-                    kind: first.kind,
-                    pool: cell.pool(),
-                    expandable: first.is_expandable,
-                    blocks,
-                });
-            }
-        }
-        segments.sort_by_key(|segment| segment.address);
+        cells.iter().for_each(|cell| add_segments(cell, &cell.lock(), &mut segments));
+        segments.sort_by_key(|segment: &SegmentLayout| segment.address);
         segments
     }
 
@@ -140,6 +110,38 @@ impl Engine {
             largest_cached_bytes,
             free_blocks,
         })
+    }
+}
+
+/// Adds the segments of a heap whose state the caller holds.
+pub(super) fn add_segments(cell: &HeapCell, state: &HeapState, into: &mut Vec<SegmentLayout>) {
+    for head in state.heap.segment_heads() {
+        let first = state.heap.view(head);
+        let blocks: Vec<_> = state
+            .heap
+            .segment_blocks(head)
+            .map(|block| BlockLayout {
+                address: block.address,
+                size_bytes: block.size_bytes,
+                requested_bytes: block.requested_bytes,
+                state: match block.state {
+                    BlockState::Live => BlockStateName::ActiveAllocated,
+                    BlockState::Draining => BlockStateName::ActivePendingFree,
+                    BlockState::Free | BlockState::Vacant | BlockState::Unmapped => {
+                        BlockStateName::Inactive
+                    }
+                },
+            })
+            .collect();
+        into.push(SegmentLayout {
+            address: first.address,
+            size_bytes: blocks.iter().map(|block| block.size_bytes).sum(),
+            stream: cell.stream(),
+            kind: first.kind,
+            pool: cell.pool(),
+            expandable: first.is_expandable,
+            blocks,
+        });
     }
 }
 

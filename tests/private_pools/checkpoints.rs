@@ -249,8 +249,9 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     let [waiting, ..] = blocks;
     let address = waiting.address();
     tree.bed.record(&waiting, side);
-    tree.give(waiting);
     let pool = tree.pool;
+    assert_eq!(refused(&good), PoolError::UsedElsewhere { pool, address });
+    tree.give(waiting);
     assert_eq!(refused(&good), PoolError::Draining { pool, address });
     assert_eq!(tree.bed.pools().checkpoint(pool), Err(PoolError::Draining { pool, address }));
     tree.bed.pools().release_pool(pool).unwrap();

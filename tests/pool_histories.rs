@@ -1,0 +1,558 @@
+//! Random histories of private pools: scopes, captures, checkpoints, own allocators, deferred frees,
+//! switching of segments, limits, and driver calls that fail.
+//!
+//! After every step each law of `common/law.rs` holds and exactly the blocks that were handed out are
+//! live. A block that was freed while another stream's work on it was unfinished is not handed out again
+//! before somebody waited for that work. At the end nothing is left: no pool, no memory, no mapping, no
+//! address space, and pools' own allocators have back what they gave. Captures run on `sim` only.
+
+mod common;
+#[path = "pool_histories/ops.rs"]
+mod ops;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quickcheck::Gen;
+use stratalloc::allocator::{
+    Allocation, Caching, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Request,
+    ScopeFilter, SegmentAllocator,
+};
+use stratalloc::cache::Engine;
+use stratalloc::config::{Config, Settings};
+use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
+use stratalloc::driver::{Driver, FaultPlan, Faulty, Held, Sim};
+#[cfg(target_os = "linux")]
+use stratalloc::driver::{Host, host::HostOptions};
+use stratalloc::error::{AllocError, DriverErrorKind, PoolError};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::size::MIB;
+use stratalloc::strategies::Strategy;
+
+use common::{Checked, Segments, ensure, ensure_eq, law};
+use ops::Op;
+
+/// A device that can say what it has given out.
+trait Base: Driver + Sized + 'static {
+    fn with_bytes(total_bytes: u64) -> Self;
+    fn finish_all(&self);
+    fn held(&self) -> Held;
+    /// How often somebody waited for work so far; `None` when the device does not count.
+    fn waits(&self) -> Option<u64>;
+}
+
+impl Base for Sim {
+    fn with_bytes(total_bytes: u64) -> Self {
+        let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
+        Self::new(SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() })
+    }
+
+    fn finish_all(&self) {
+        self.complete_all();
+    }
+
+    fn held(&self) -> Held {
+        self.held()
+    }
+
+    fn waits(&self) -> Option<u64> {
+        let calls = ["synchronize_event", "synchronize_stream", "synchronize_device"];
+        Some(calls.iter().map(|call| self.calls(call)).sum())
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Base for Host {
+    fn with_bytes(total_bytes: u64) -> Self {
+        Self::new(HostOptions { total_bytes, ..HostOptions::default() })
+    }
+
+    fn finish_all(&self) {
+        self.synchronize_device().expect("the device works");
+    }
+
+    fn held(&self) -> Held {
+        self.held()
+    }
+
+    fn waits(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A pool's own allocator: addresses far from the device's, never given twice.
+#[derive(Debug, Default)]
+struct Own {
+    next: AtomicU64,
+    out_bytes: AtomicU64,
+}
+
+impl SegmentAllocator for Own {
+    fn allocate(&self, size_bytes: u64, _: StreamId) -> Option<u64> {
+        let out = self.out_bytes.fetch_add(size_bytes, Ordering::Relaxed);
+        if out > 128 * MIB {
+            self.out_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
+            return None;
+        }
+        Some((1 << 55) + self.next.fetch_add(1 << 32, Ordering::Relaxed))
+    }
+
+    fn free(&self, _: u64, size_bytes: u64, _: StreamId) {
+        self.out_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
+    }
+}
+
+/// A block in our hands, and whether other streams' unfinished work was announced for it.
+struct Mine {
+    block: Allocation,
+    used_elsewhere: bool,
+}
+
+struct History<D> {
+    base: Arc<D>,
+    device: Arc<Faulty<Arc<D>>>,
+    strategy: Strategy,
+    own: Arc<Own>,
+    segments: Segments,
+    streams: [StreamId; 4],
+    pools: Vec<PoolId>,
+    held: Vec<Mine>,
+    checkpoints: Vec<PoolCheckpoint>,
+    /// The pool of the capture under way, which is on the second stream.
+    capture: Option<PoolId>,
+    forked: bool,
+    /// Ranges that were freed under other streams' work, and how often anybody had waited by then.
+    waiting: Vec<(u64, u64, Option<u64>)>,
+}
+
+fn told<T>(result: Result<T, PoolError>) -> Result<Option<T>, String> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        // What is not legal at this moment, or a planned failure, is an error that changes nothing.
+        Err(_) => Ok(None),
+    }
+}
+
+impl<D: Base> History<D> {
+    fn new(segments: Segments) -> Self {
+        let base = Arc::new(D::with_bytes(512 * MIB));
+        let device = Arc::new(Faulty::new(Arc::clone(&base)));
+        let expandable_segments = segments.expandable(true);
+        let config = Config::from_settings(Settings { expandable_segments, ..Settings::default() });
+        let driver = Arc::clone(&device) as Arc<dyn Driver>;
+        let options = BuildOptions { raw_addresses: true };
+        let strategy = registry::build(&config, driver, options).expect("it has virtual memory");
+        let [a, b, c] = [0; 3].map(|_| base.create_stream().expect("streams are free"));
+        let streams = [StreamId::DEFAULT, a, b, c];
+        Self {
+            base,
+            device,
+            strategy,
+            own: Arc::default(),
+            segments,
+            streams,
+            pools: Vec::new(),
+            held: Vec::new(),
+            checkpoints: Vec::new(),
+            capture: None,
+            forked: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    fn engine(&self) -> &Engine {
+        self.strategy.engine().expect("built on the engine")
+    }
+
+    fn private(&self) -> &dyn PrivatePools {
+        self.engine()
+    }
+
+    fn pool(&self, pick: u8) -> Option<PoolId> {
+        let at = usize::from(pick).checked_rem(self.pools.len())?;
+        Some(self.pools[at])
+    }
+
+    fn pick(&self, pick: u8) -> Option<usize> {
+        usize::from(pick).checked_rem(self.held.len())
+    }
+
+    fn took(&mut self, made: Result<Allocation, AllocError>) -> Checked {
+        let block = match made {
+            Ok(block) => block,
+            Err(AllocError::OutOfMemory(_) | AllocError::Driver(_) | AllocError::Pool(_)) => {
+                return Ok(());
+            }
+            Err(other) => return Err(other.to_string()),
+        };
+        let (start, end) = (block.address(), block.address() + block.size_bytes());
+        let waits = self.base.waits();
+        for (from, to, then) in &self.waiting {
+            let early = waits.is_some() && waits == *then && start < *to && *from < end;
+            ensure!(!early, "{start:#x} was handed out while work on it was unfinished");
+        }
+        self.held.push(Mine { block, used_elsewhere: false });
+        Ok(())
+    }
+
+    fn give(&mut self, at: usize) -> Checked {
+        let Mine { block, used_elsewhere } = self.held.swap_remove(at);
+        let range = (block.address(), block.address() + block.size_bytes(), self.base.waits());
+        match self.strategy.free(block) {
+            Ok(()) if used_elsewhere => self.waiting.push(range),
+            Ok(()) => {}
+            Err(refused) => self.held.push(Mine { block: refused.allocation, used_elsewhere }),
+        }
+        Ok(())
+    }
+
+    fn use_elsewhere(&mut self, at: usize, stream: StreamId) -> Checked {
+        let others = self.strategy.cross_stream().expect("it knows streams");
+        // Uses inside a capture end with it or by a join; only those outside are followed here.
+        let captured = |stream: StreamId| {
+            let [_, first, second, _] = self.streams;
+            self.capture.is_some() && (stream == first || self.forked && stream == second)
+        };
+        let mine = &mut self.held[at];
+        let record = |by| others.record_stream(&mine.block, by).map_err(|error| error.to_string());
+        record(stream)?;
+        if !captured(stream) {
+            // The block's own stream is not known here: used by two others, it is used elsewhere.
+            record(self.streams[0])?;
+            record(self.streams[3])?;
+            mine.used_elsewhere = true;
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, pick: u8) -> Checked {
+        let Some(at) = usize::from(pick).checked_rem(self.checkpoints.len()) else {
+            return Ok(());
+        };
+        let Some(restored) = told(self.private().restore(&self.checkpoints[at]))? else {
+            return Ok(());
+        };
+        let freed = |mine: &Mine| restored.freed.contains(&mine.block.address());
+        let (stale, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.held).into_iter().partition(freed);
+        self.held = rest;
+        for mine in stale {
+            ensure!(self.strategy.free(mine.block).is_err(), "an old handle was taken");
+        }
+        for block in restored.live {
+            self.held.push(Mine { block, used_elsewhere: false });
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, pool: u8) -> Checked {
+        let (None, Some(pool)) = (self.capture, self.pool(pool)) else {
+            return Ok(());
+        };
+        let Some(graphs) = self.base.capture() else {
+            return Ok(());
+        };
+        let capture = graphs.begin(self.streams[1]).map_err(|error| error.to_string())?;
+        match self.private().open_scope(pool, ScopeFilter::Capture(capture)) {
+            Ok(()) => self.capture = Some(pool),
+            Err(_) => graphs.end(self.streams[1]).map_err(|error| error.to_string())?,
+        }
+        Ok(())
+    }
+
+    /// Makes later work of one stream wait for another's.
+    fn after(&self, first: StreamId, then: StreamId) -> Checked {
+        let event = self.base.create_event().map_err(|error| error.to_string())?;
+        // A broken capture takes no more work.
+        let recorded = self.base.record_event(event, first);
+        let _ = recorded.and_then(|()| self.base.wait_event(then, event));
+        self.base.destroy_event(event).map_err(|error| error.to_string())
+    }
+
+    fn end_capture(&mut self) -> Checked {
+        let Some(pool) = self.capture.take() else {
+            return Ok(());
+        };
+        if std::mem::take(&mut self.forked) {
+            self.after(self.streams[2], self.streams[1])?;
+        }
+        let graphs = self.base.capture().expect("a capture was begun");
+        // It may have been broken on purpose; it has ended all the same.
+        let _ = graphs.end(self.streams[1]);
+        told(self.private().close_scope(pool))?;
+        told(self.private().release_pool(pool)).map(drop)
+    }
+
+    fn step(&mut self, op: Op) -> Checked {
+        let stream = |n: u8| self.streams[usize::from(n) % 4];
+        match op {
+            Op::Take { bytes, stream: n } => {
+                let made = self.strategy.allocate(Request::new(bytes, stream(n)));
+                self.took(made)?;
+            }
+            Op::TakeIn { pool, bytes, stream: n } => {
+                if let Some(pool) = self.pool(pool) {
+                    let made = self.private().allocate_in(pool, Request::new(bytes, stream(n)));
+                    self.took(made)?;
+                }
+            }
+            Op::Give { pick } => {
+                if let Some(at) = self.pick(pick) {
+                    self.give(at)?;
+                }
+            }
+            Op::Use { pick, stream: n } => {
+                if let Some(at) = self.pick(pick) {
+                    let other = stream(n);
+                    self.use_elsewhere(at, other)?;
+                }
+            }
+            Op::Create { no_split, helps: use_on_oom, own } if self.pools.len() < 6 => {
+                let allocator = own.then(|| Arc::clone(&self.own) as Arc<dyn SegmentAllocator>);
+                let pool = PoolId::next_user();
+                let options = PoolOptions { allocator, use_on_oom, no_split };
+                self.private().create_pool(pool, options).map_err(|error| error.to_string())?;
+                self.pools.push(pool);
+            }
+            Op::Create { .. } => {}
+            Op::Release { pool } => {
+                if let Some(at) = usize::from(pool).checked_rem(self.pools.len()) {
+                    let pool = self.pools.swap_remove(at);
+                    self.close(pool)?;
+                    told(self.private().release_pool(pool)).map(drop)?;
+                    self.checkpoints.retain(|checkpoint| checkpoint.pool != pool);
+                }
+            }
+            Op::Empty { pool } => {
+                if let Some(pool) = self.pool(pool) {
+                    told(self.private().empty_pool(pool)).map(drop)?;
+                }
+            }
+            Op::OpenThread { pool } => self.open(pool, ScopeFilter::this_thread())?,
+            Op::OpenStream { pool, stream: n } => {
+                self.open(pool, ScopeFilter::Stream(stream(n)))?
+            }
+            Op::Close { pool } => {
+                if let Some(pool) = self.pool(pool) {
+                    self.close(pool)?;
+                }
+            }
+            Op::Checkpoint { pool } => {
+                if let Some(pool) = self.pool(pool)
+                    && let Some(taken) = told(self.private().checkpoint(pool))?
+                {
+                    self.checkpoints.truncate(3);
+                    self.checkpoints.insert(0, taken);
+                }
+            }
+            Op::Restore { pick } => self.restore(pick)?,
+            Op::Begin { pool } => self.begin(pool)?,
+            Op::Fork if self.capture.is_some() => {
+                self.after(self.streams[1], self.streams[2])?;
+                self.forked = true;
+            }
+            Op::Join if self.forked => self.after(self.streams[2], self.streams[1])?,
+            Op::Break if self.capture.is_some() => {
+                let event = self.base.create_event().map_err(|error| error.to_string())?;
+                // A captured stream that waits for an event from outside breaks its capture.
+                let recorded = self.base.record_event(event, self.streams[3]);
+                let _ = recorded.and_then(|()| self.base.wait_event(self.streams[1], event));
+                self.base.destroy_event(event).map_err(|error| error.to_string())?;
+                self.end_capture()?;
+            }
+            Op::Fork | Op::Join | Op::Break => {}
+            Op::End => self.end_capture()?,
+            Op::Finish => {
+                self.base.finish_all();
+                self.waiting.clear();
+            }
+            // A planned failure may strike; what was not released stays.
+            Op::EmptyCache => drop(self.engine().empty_cache()),
+            Op::Switch { expandable, max_split, reuse, compat } => {
+                let settings = Settings {
+                    expandable_segments: self.segments.expandable(expandable),
+                    max_split_bytes: max_split.then_some(32 * MIB),
+                    graph_capture_record_stream_reuse: reuse,
+                    ..Settings::default()
+                };
+                let compat = if compat {
+                    stratalloc::config::Compat::PyTorch
+                } else {
+                    stratalloc::config::Compat::Default
+                };
+                let config = Config::from_settings(settings).with_compat(compat);
+                self.engine().apply(&config).map_err(|error| error.to_string())?;
+            }
+            Op::Limit { mib } => {
+                let caching: &dyn Caching = self.engine();
+                caching.set_limit_bytes(mib.map(|mib| u64::from(mib) * 2 * MIB));
+            }
+            Op::Fault { after, lost } => self.device.arm(FaultPlan {
+                at: after.into(),
+                kind: if lost { DriverErrorKind::Other } else { DriverErrorKind::OutOfMemory },
+                repeat: false,
+                only: None,
+            }),
+        }
+        self.check()
+    }
+
+    /// Closes a pool's scope, unless it is that of the capture under way, and removes its user.
+    fn close(&self, pool: PoolId) -> Checked {
+        if self.capture != Some(pool) && told(self.private().close_scope(pool))?.is_some() {
+            told(self.private().release_pool(pool)).map(drop)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, pool: u8, filter: ScopeFilter) -> Checked {
+        match self.pool(pool) {
+            Some(pool) => told(self.private().open_scope(pool, filter)).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn check(&self) -> Checked {
+        let info = self.base.memory_info().expect("it answers");
+        let own = self.own.out_bytes.load(Ordering::Relaxed);
+        let used = info.total_bytes - info.free_bytes - self.engine().unreleased_bytes() + own;
+        let segments = law::check_all(self.engine(), used)?;
+        let mut ours: Vec<_> = self.held.iter().map(|m| m.block.address()).collect();
+        ours.sort_unstable();
+        let theirs: Vec<_> = law::live_blocks(&segments).iter().map(|(at, _)| *at).collect();
+        ensure_eq!(ours, theirs, "live blocks, ours and in segments");
+        Ok(())
+    }
+
+    fn end(mut self) -> Checked {
+        self.device.disarm();
+        self.end_capture()?;
+        for pool in std::mem::take(&mut self.pools) {
+            told(self.private().close_scope(pool))?;
+            while told(self.private().release_pool(pool))?.is_some() {}
+        }
+        while !self.held.is_empty() {
+            let before = self.held.len();
+            self.give(before - 1)?;
+            ensure!(self.held.len() < before, "a block was refused without a fault");
+        }
+        self.base.finish_all();
+        self.engine().empty_cache().map_err(|error| error.to_string())?;
+        self.check()?;
+        let engine = self.engine();
+        let left = (
+            engine.private_pool_count(),
+            engine.statistics().memory_reserved(),
+            engine.unreleased_bytes(),
+            self.own.out_bytes.load(Ordering::Relaxed),
+        );
+        ensure_eq!(left, (0, 0, 0, 0), "pools, reserved, unreleased and own bytes at the end");
+        let Self { base, strategy, .. } = self;
+        drop(strategy);
+        ensure_eq!(base.held(), Held::default(), "what the device still has out");
+        Ok(())
+    }
+}
+
+fn run<D: Base>(segments: Segments, ops: &[Op]) -> Checked {
+    let mut history = History::<D>::new(segments);
+    for (at, op) in ops.iter().enumerate() {
+        history.step(*op).map_err(|error| format!("step {at}, {op:?}: {error}"))?;
+    }
+    history.end()
+}
+
+fn check_histories(property: fn(Vec<Op>) -> Checked, tests: u64) {
+    let times = std::env::var("SHADOW_RUNS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
+    quickcheck::QuickCheck::new().tests(tests * times).rng(Gen::new(150)).quickcheck(property);
+}
+
+/// Every driver call of one long history fails once, with either kind of failure.
+fn each_failing_call<D: Base>() {
+    let script = [
+        Op::Create { no_split: false, helps: true, own: false },
+        Op::Create { no_split: true, helps: false, own: true },
+        Op::OpenThread { pool: 0 },
+        Op::Take { bytes: 3 * MIB, stream: 1 },
+        Op::Take { bytes: 512, stream: 0 },
+        Op::Use { pick: 0, stream: 2 },
+        Op::Give { pick: 0 },
+        Op::Close { pool: 0 },
+        Op::Checkpoint { pool: 0 },
+        Op::TakeIn { pool: 1, bytes: 10 * MIB, stream: 0 },
+        Op::TakeIn { pool: 0, bytes: 21 * MIB, stream: 1 },
+        Op::Begin { pool: 0 },
+        Op::Take { bytes: MIB, stream: 1 },
+        Op::Fork,
+        Op::Use { pick: 3, stream: 2 },
+        Op::Give { pick: 3 },
+        Op::Join,
+        Op::Take { bytes: 64 * MIB, stream: 1 },
+        Op::End,
+        Op::Take { bytes: 512, stream: 1 },
+        Op::Restore { pick: 0 },
+        Op::Finish,
+        Op::Give { pick: 0 },
+        Op::Limit { mib: Some(30) },
+        Op::Take { bytes: 64 * MIB, stream: 0 },
+        Op::Release { pool: 0 },
+        Op::EmptyCache,
+        Op::Empty { pool: 0 },
+    ];
+    for segments in [Segments::Fixed, Segments::Expandable] {
+        let mut calls = 0;
+        let plan = |at, kind| FaultPlan { at, kind, repeat: false, only: None };
+        let mut at = 0;
+        loop {
+            for kind in [DriverErrorKind::OutOfMemory, DriverErrorKind::Other] {
+                let mut history = History::<D>::new(segments);
+                history.device.arm(plan(at, kind));
+                for (step, op) in script.iter().enumerate() {
+                    let done = history.step(*op);
+                    done.unwrap_or_else(|error| panic!("call {at}, step {step}: {error}"));
+                }
+                calls = history.device.counted_calls();
+                history.end().unwrap_or_else(|error| panic!("call {at}: {error}"));
+            }
+            at += 1;
+            if at >= calls {
+                break;
+            }
+        }
+        assert!(calls > 20, "{calls}");
+    }
+}
+
+/// Runs each property on every device.
+macro_rules! on_every_device {
+    ($($device:ident $base:ident)*) => { $(
+        mod $device {
+            use super::*;
+
+            #[test]
+            fn pools_of_fixed_segments() {
+                check_histories(|ops| run::<$base>(Segments::Fixed, &ops), 100);
+            }
+
+            #[test]
+            fn pools_of_expandable_segments() {
+                check_histories(|ops| run::<$base>(Segments::Expandable, &ops), 100);
+            }
+
+            #[test]
+            fn pools_while_segments_switch() {
+                check_histories(|ops| run::<$base>(Segments::Switching, &ops), 200);
+            }
+
+            #[test]
+            fn each_failing_call_leaves_pools_that_work() {
+                each_failing_call::<$base>();
+            }
+        }
+    )* };
+}
+
+on_every_device! { sim Sim }
+#[cfg(target_os = "linux")]
+on_every_device! { host Host }
