@@ -345,7 +345,7 @@ fn a_peer_reaches_what_it_was_let_into() {
     let Ok(second) = Cuda::open(DeviceId(1)) else {
         return println!("skipped: one CUDA device only");
     };
-    if !Peers::can_access(&second, DeviceId(0)).unwrap() {
+    if !Peers::can_access(&*cuda, DeviceId(1)).unwrap() {
         return println!("skipped: the second device cannot reach the first");
     }
     for conf in BOTH {

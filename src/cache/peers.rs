@@ -19,14 +19,14 @@ impl Engine {
         if device == own {
             return Err(not_supported(format!("device {device} is no peer of itself")));
         }
-        let none = || not_supported(format!("device {own} reaches no other device"));
+        let none = || not_supported(format!("no other device reaches device {own}"));
         let peers: &dyn Peers = self.driver.peers().ok_or_else(none)?;
         let mut growth = self.growth.lock();
         if growth.peers.contains(&device) {
             return Ok(());
         }
         if !peers.can_access(device)? {
-            return Err(not_supported(format!("device {own} cannot reach device {device}")));
+            return Err(not_supported(format!("device {device} cannot reach device {own}")));
         }
         peers.enable_access(device)?;
         self.open_pages_to(device)?;

@@ -268,9 +268,9 @@ pub trait Ipc: Send + Sync {
 
 /// Access between devices.
 pub trait Peers: Send + Sync {
-    /// Whether this device can reach `other`'s memory.
+    /// Whether `other` can reach this device's memory.
     fn can_access(&self, other: DeviceId) -> DriverResult<bool>;
-    /// Allows it. Enabling twice is no error.
+    /// Lets `other` reach this device's plain allocations, and those to come. Enabling twice is no error.
     fn enable_access(&self, other: DeviceId) -> DriverResult<()>;
     /// Submits a copy between two devices.
     fn copy_peer(

@@ -190,12 +190,17 @@ impl Cuda {
     /// Makes the context current while the guard lives.
     #[inline]
     fn enter(&self) -> DriverResult<Entered> {
+        self.enter_context(self.context)
+    }
+
+    #[inline]
+    fn enter_context(&self, context: u64) -> DriverResult<Entered> {
         let mut current = 0;
         self.api.context_current(&mut current).ok()?;
-        if current == self.context {
+        if current == context {
             return Ok(Entered(None));
         }
-        self.api.context_push(self.context).ok()?;
+        self.api.context_push(context).ok()?;
         Ok(Entered(Some(self.api)))
     }
 

@@ -59,14 +59,15 @@ impl Peers for Cuda {
     fn can_access(&self, other: DeviceId) -> DriverResult<bool> {
         let held = self.hold(other)?;
         let mut can = 0;
-        self.api.peer_possible(&mut can, self.device, held.device).ok()?;
+        self.api.peer_possible(&mut can, held.device, self.device).ok()?;
         Ok(can != 0)
     }
 
     fn enable_access(&self, other: DeviceId) -> DriverResult<()> {
         let held = self.hold(other)?;
-        let _entered = self.enter()?;
-        let enabled = self.api.peer_enable(held.context, 0);
+        // The one who reaches out enables it, in its own context.
+        let _entered = self.enter_context(held.context)?;
+        let enabled = self.api.peer_enable(self.context, 0);
         if enabled.code() == Some(ENABLED_ALREADY) {
             return Ok(());
         }
