@@ -34,7 +34,7 @@ pub struct PoolOptions {
     /// Whether requests to the default pool may take idle blocks from this one before they fail.
     /// Not from a pool in which a graph was captured or a checkpoint taken: those blocks are in use.
     pub use_on_oom: bool,
-    /// Whether blocks are always handed out whole.
+    /// Whether blocks are always handed out whole, except at exact addresses.
     pub no_split: bool,
 }
 
@@ -194,7 +194,7 @@ impl<'a> MemoryPool<'a> {
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when there are too many.
+    /// [`PoolError`] when somebody made a pool with this very id by hand.
     pub fn new(pools: &'a dyn PrivatePools, options: PoolOptions) -> Result<Self, PoolError> {
         let id = PoolId::next_user();
         pools.create_pool(id, options)?;
