@@ -15,54 +15,17 @@ use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Request};
 use stratalloc::cache::Engine;
 use stratalloc::config::{Compat, Config, KeyTable, Reserve, Settings};
 #[cfg(target_os = "linux")]
-use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::driver::{Driver, FaultPlan, Faulty, Held, Sim};
+use stratalloc::driver::Host;
+use stratalloc::driver::{Driver, FaultPlan, Faulty, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
 
+use common::base::Base;
 use common::plain::Plain;
 use common::{Checked, Segments, law};
-
-/// A device that can say what it has given out.
-trait Base: Driver + Sized + 'static {
-    fn with_bytes(total_bytes: u64) -> Self;
-    fn finish_all(&self);
-    fn held(&self) -> Held;
-}
-
-impl Base for Sim {
-    fn with_bytes(total_bytes: u64) -> Self {
-        let event_mode = EventMode::Manual;
-        Self::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() })
-    }
-
-    fn finish_all(&self) {
-        self.complete_all();
-    }
-
-    fn held(&self) -> Held {
-        self.held()
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Base for Host {
-    fn with_bytes(total_bytes: u64) -> Self {
-        Self::new(HostOptions { total_bytes, ..HostOptions::default() })
-    }
-
-    fn finish_all(&self) {
-        self.synchronize_device().expect("the device works");
-    }
-
-    fn held(&self) -> Held {
-        self.held()
-    }
-}
 
 /// Runs each function on every device.
 macro_rules! on_every_device {

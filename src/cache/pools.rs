@@ -192,18 +192,27 @@ impl Engine {
 
     /// Settles what waits, and says which private pool a request on a stream goes to.
     fn route(&self, stream: StreamId) -> Result<Option<Arc<PoolHeaps>>, DriverError> {
-        let status = self.capture_status_of(stream)?;
-        self.settle_waiting(stream, status)?;
-        let capture = match status {
-            CaptureStatus::Active { capture } => Some(capture),
-            CaptureStatus::None | CaptureStatus::Invalidated => None,
-        };
+        let capture = self.settle_before(stream)?;
         let found = self.scopes.route(stream, capture);
         // The graph will use what is freed in it whenever it is launched.
         if let (Some(heaps), Some(_)) = (&found, capture) {
             heaps.pin();
         }
         Ok(found)
+    }
+
+    /// Settles what waits before a request on a stream; the capture that the stream belongs to.
+    fn settle_before(&self, stream: StreamId) -> Result<Option<u64>, DriverError> {
+        let status = if self.captures.any_open() {
+            self.driver.capture_status(stream)?
+        } else {
+            CaptureStatus::None
+        };
+        self.settle_waiting(stream, status)?;
+        match status {
+            CaptureStatus::Active { capture } => Ok(Some(capture)),
+            CaptureStatus::None | CaptureStatus::Invalidated => Ok(None),
+        }
     }
 
     /// The pool that a request on a stream goes to.
@@ -218,13 +227,12 @@ impl Engine {
         request: Request,
     ) -> Result<Allocation, AllocError> {
         super::engine::check_size(request.bytes)?;
-        let status = self.capture_status_of(request.stream)?;
-        self.settle_waiting(request.stream, status)?;
+        let capture = self.settle_before(request.stream)?;
         if pool == PoolId::DEFAULT {
             return self.allocate_by_default(request);
         }
         let heaps = Arc::clone(&self.growth.lock().pools.in_use(pool)?.heaps);
-        if let CaptureStatus::Active { .. } = status {
+        if capture.is_some() {
             heaps.pin();
         }
         self.allocate_in_heaps(&heaps, request)
@@ -446,14 +454,6 @@ impl Engine {
     #[must_use]
     pub fn private_pool_count(&self) -> usize {
         self.growth.lock().pools.len()
-    }
-
-    fn capture_status_of(&self, stream: StreamId) -> Result<CaptureStatus, DriverError> {
-        if self.captures.any_open() {
-            self.driver.capture_status(stream)
-        } else {
-            Ok(CaptureStatus::None)
-        }
     }
 }
 

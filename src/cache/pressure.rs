@@ -132,7 +132,8 @@ impl Engine {
         })
     }
 
-    /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted.
+    /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted: apart
+    /// from `serve`, which counted through this function cost a hit 1 to 3 % (2026-11-21).
     fn search(
         &self,
         cell: &HeapCell,

@@ -26,4 +26,16 @@ impl Held {
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Bytes of all mapped pieces. A piece that is mapped twice counts twice.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes of address space that are reserved.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.reservations.iter().map(|(_, bytes)| bytes).sum()
+    }
 }

@@ -3,10 +3,11 @@
 //! Each test program compiles this folder for itself and uses a part of it. Laws return what is
 //! wrong as text instead of panicking, so that a property test can shrink without noise.
 //! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
-//! (who holds what, for many threads), `plain` (a device without optional parts).
+//! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
+pub(crate) mod base;
 pub(crate) mod claims;
 pub(crate) mod law;
 pub(crate) mod machine;

@@ -39,6 +39,9 @@ fn run(program: &Path, argument: &str, device: &str) -> String {
     for variable in stratalloc::config::VARIABLES {
         command.env_remove(variable);
     }
+    // The test runner points this at its own output folder, where an older library may lie, and it
+    // goes before the path that the program was linked with.
+    command.env_remove("LD_LIBRARY_PATH");
     let output = command.arg(argument).env("STRATALLOC_DEVICE", device).output();
     let output = output.expect("what was compiled runs");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -82,6 +85,7 @@ fn a_bad_environment_is_told_and_gives_null() {
         ("STRATALLOC_DEVICE", "gpu", "\"gpu:0\" is no device"),
     ] {
         let mut command = Command::new(&program);
+        command.env_remove("LD_LIBRARY_PATH");
         command.env("STRATALLOC_DEVICE", "sim").env(variable, value);
         let output = command.output().expect("what was compiled runs");
         assert_eq!(output.stdout, b"good\n");

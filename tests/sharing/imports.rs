@@ -14,7 +14,8 @@ use super::tools::{MIB, SHARED, allocate, engine, forged, sim};
 fn held(sim: &Sim) -> (u64, u64, u64, u64) {
     let info = stratalloc::driver::Driver::memory_info(sim).expect("sim answers");
     let used = info.total_bytes - info.free_bytes;
-    (sim.address_space_bytes(), sim.mapped_bytes(), sim.piece_holds(), used)
+    let held = sim.held();
+    (held.reserved_bytes(), held.mapped_bytes(), sim.piece_holds(), used)
 }
 
 #[test]
@@ -106,7 +107,7 @@ fn many_pages_come_in_several_answers() {
     let handle = ours.share(&block).unwrap();
     let before = held(&sim);
     let imported = theirs.open(&handle).unwrap();
-    assert_eq!(sim.mapped_bytes(), before.1 + pages * 20 * MIB);
+    assert_eq!(sim.held().mapped_bytes(), before.1 + pages * 20 * MIB);
     assert_eq!(sim.calls("import"), pages);
     drop(imported);
     assert_eq!(held(&sim), before);
@@ -142,7 +143,7 @@ fn what_was_opened_stays_and_what_has_gone_is_said() {
     let imported = theirs.open(&handle).unwrap();
     ours.free(block).unwrap();
     ours.empty_cache().unwrap();
-    assert_eq!(sim.mapped_bytes(), 40 * MIB, "the importer's");
+    assert_eq!(sim.held().mapped_bytes(), 40 * MIB, "the importer's");
     // Still open, so no question is asked.
     drop(theirs.open(&handle).unwrap());
     drop(imported);
@@ -302,7 +303,7 @@ fn threads_that_open_the_same_get_the_same() {
                 scope.spawn(|| {
                     let imported = theirs.open(&handle).expect("it can be opened");
                     together.wait();
-                    assert_eq!(sim.mapped_bytes(), before.1 + 40 * MIB);
+                    assert_eq!(sim.held().mapped_bytes(), before.1 + 40 * MIB);
                     together.wait();
                     drop(imported);
                 });

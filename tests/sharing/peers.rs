@@ -24,7 +24,7 @@ fn a_peer_gets_the_pages_there_are_and_those_to_come() {
     // 40 MiB in large pages, 2 in a small one, 2 imported; not the other engine's own page.
     assert_eq!(sim.mapped_bytes_open_to(peer), 44 * MIB);
     let more = allocate(&ours, 100 * MIB);
-    let own = sim.mapped_bytes() - 2 * MIB;
+    let own = sim.held().mapped_bytes() - 2 * MIB;
     assert_eq!(sim.mapped_bytes_open_to(peer), own);
     let next = allocate(&theirs, 3 * MIB);
     let also = ours.open(&theirs.share(&next).unwrap()).unwrap();
@@ -60,7 +60,7 @@ fn a_device_that_fails_is_not_remembered() {
             engine.enable_peer_access(DeviceId(1)).unwrap();
         }
         assert_eq!(engine.peers(), [DeviceId(1)]);
-        assert_eq!(sim.mapped_bytes_open_to(DeviceId(1)), sim.mapped_bytes());
+        assert_eq!(sim.mapped_bytes_open_to(DeviceId(1)), sim.held().mapped_bytes());
     }
 }
 
@@ -79,7 +79,7 @@ fn growth_with_peers_is_all_or_nothing() {
         faulty.disarm();
         assert_eq!(done.is_err(), at < 2, "itself and the peer");
         if done.is_err() {
-            assert_eq!((sim.mapped_bytes(), sim.piece_holds()), (0, 0));
+            assert_eq!((sim.held().mapped_bytes(), sim.piece_holds()), (0, 0));
         }
     }
 }

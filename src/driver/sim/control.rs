@@ -43,22 +43,10 @@ impl Sim {
         named.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Bytes of all mapped pieces of virtual memory. A piece that is mapped twice counts twice.
-    #[must_use]
-    pub fn mapped_bytes(&self) -> u64 {
-        self.state.lock().mappings.mapped_bytes()
-    }
-
-    /// Of [`mapped_bytes`](Self::mapped_bytes), those that another device may access.
+    /// Of [`Held::mapped_bytes`], those that another device may access.
     #[must_use]
     pub fn mapped_bytes_open_to(&self, device: DeviceId) -> u64 {
         self.state.lock().mappings.peer_bytes(device)
-    }
-
-    /// Bytes of address space that are reserved.
-    #[must_use]
-    pub fn address_space_bytes(&self) -> u64 {
-        self.state.lock().mappings.space_bytes()
     }
 
     /// How often pieces of virtual memory are held: one for each `create` and `import` that no

@@ -98,20 +98,10 @@ impl Mappings {
         }
     }
 
-    /// Bytes of all mapped pieces.
-    pub(super) fn mapped_bytes(&self) -> u64 {
-        self.mapped.values().map(|mapping| mapping.size_bytes).sum()
-    }
-
     /// Bytes of all mapped pieces that another device may access.
     pub(super) fn peer_bytes(&self, device: DeviceId) -> u64 {
         let open = self.mapped.values().filter(|mapping| mapping.peers.contains(&device));
         open.map(|mapping| mapping.size_bytes).sum()
-    }
-
-    /// Bytes of address space that are reserved.
-    pub(super) fn space_bytes(&self) -> u64 {
-        self.space.live_bytes()
     }
 
     /// How often pieces are held, over all pieces.

@@ -145,11 +145,6 @@ impl AddressSpace {
         })
     }
 
-    /// Bytes that are given out, as asked.
-    pub(super) fn live_bytes(&self) -> u64 {
-        self.live.values().sum()
-    }
-
     /// Start and size of all that is given out, by address.
     pub(super) fn live(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.live.iter().map(|(start, len)| (*start, *len))

@@ -1,0 +1,54 @@
+//! Devices that tests build bare, wrap as they like, and ask at the end what is still out.
+
+#[cfg(target_os = "linux")]
+use stratalloc::driver::host::{Host, HostOptions};
+use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
+use stratalloc::driver::{Driver, Held, Sim};
+
+/// A device that can say what it has given out.
+pub(crate) trait Base: Driver + Sized + 'static {
+    fn with_bytes(total_bytes: u64) -> Self;
+    fn finish_all(&self);
+    fn held(&self) -> Held;
+    /// How often somebody waited for work so far; `None` when the device does not count.
+    fn waits(&self) -> Option<u64>;
+}
+
+impl Base for Sim {
+    fn with_bytes(total_bytes: u64) -> Self {
+        let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
+        Self::new(SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() })
+    }
+
+    fn finish_all(&self) {
+        self.complete_all();
+    }
+
+    fn held(&self) -> Held {
+        self.held()
+    }
+
+    fn waits(&self) -> Option<u64> {
+        let calls = ["synchronize_event", "synchronize_stream", "synchronize_device"];
+        Some(calls.iter().map(|call| self.calls(call)).sum())
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Base for Host {
+    fn with_bytes(total_bytes: u64) -> Self {
+        Self::new(HostOptions { total_bytes, ..HostOptions::default() })
+    }
+
+    fn finish_all(&self) {
+        self.synchronize_device().expect("the device works");
+    }
+
+    fn held(&self) -> Held {
+        self.held()
+    }
+
+    fn waits(&self) -> Option<u64> {
+        None
+    }
+}
