@@ -42,7 +42,7 @@ const BOOL: &str = "True or False";
 const MIB: &str = "a whole number of MiB";
 
 /// The built-in keys, in the order in which `explain` lists them.
-pub const BUILT_IN: [Key; 22] = [
+pub const BUILT_IN: &[Key] = &[
     key("backend", "a strategy's name", Acts::Always, "which strategy allocates"),
     key(
         "large_segment_size_mb",
