@@ -64,11 +64,17 @@ macro_rules! forward {
             create_pool() -> DriverPoolId;
             destroy_pool(pool: DriverPoolId) -> ();
             set_release_threshold(pool: DriverPoolId, bytes: u64) -> ();
+            release_threshold(pool: DriverPoolId) -> u64;
+            allow_reuse(pool: DriverPoolId) -> ();
+            open_pool(pool: DriverPoolId, other: DeviceId) -> ();
             allocate_async(pool: DriverPoolId, bytes: u64, on: StreamId) -> u64;
             free_async(address: u64, on: StreamId) -> ();
             trim(pool: DriverPoolId, keep_bytes: u64) -> ();
             usage(pool: DriverPoolId) -> DriverPoolUsage;
             reset_high_marks(pool: DriverPoolId) -> ();
+            graph_usage() -> DriverPoolUsage;
+            reset_graph_high_marks() -> ();
+            trim_graphs() -> ();
         }
     };
     (@ipc $via:ident) => {
@@ -97,6 +103,7 @@ macro_rules! forward {
             end(stream: StreamId) -> ();
             frontier(stream: StreamId) -> Vec<NodeId>;
             dependencies(node: NodeId) -> Vec<NodeId>;
+            set_frontier(stream: StreamId, nodes: &[NodeId]) -> ();
         }
     };
     (@processes $via:ident) => {

@@ -244,6 +244,13 @@ pub trait MemoryPools: Send + Sync {
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()>;
     /// How many bytes the pool keeps when it synchronises.
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;
+    /// What [`set_release_threshold`](Self::set_release_threshold) set last, or 0.
+    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64>;
+    /// Allows every kind of reuse that the driver knows: after events, after work that happens to
+    /// have finished, and by waits that the driver adds itself.
+    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()>;
+    /// Lets `other` reach what the pool gives out, now and later. Twice is no error.
+    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()>;
     /// Allocates in stream order.
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64>;
     /// Frees in stream order.
@@ -254,6 +261,12 @@ pub trait MemoryPools: Send + Sync {
     fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage>;
     /// Sets the high marks to the current values.
     fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()>;
+    /// What the device holds for allocations of captured graphs, which come from no pool.
+    fn graph_usage(&self) -> DriverResult<DriverPoolUsage>;
+    /// Sets the high marks of [`graph_usage`](Self::graph_usage) to the current values.
+    fn reset_graph_high_marks(&self) -> DriverResult<()>;
+    /// Gives idle memory of graphs back. May wait.
+    fn trim_graphs(&self) -> DriverResult<()>;
 }
 
 /// Sharing of plain allocations between processes.
@@ -297,6 +310,8 @@ pub trait Capture: Send + Sync {
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;
     /// The nodes that `node` depends on directly.
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>>;
+    /// Makes the next node on `stream` depend on exactly these nodes of its capture.
+    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
 }
 
 /// A process that holds memory of the device.

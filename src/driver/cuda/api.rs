@@ -157,6 +157,12 @@ functions! {
         stream: u64, status: &mut u32, id: &mut u64, graph: &mut u64, nodes: &mut *const u64,
         edges: &mut *const c_void, count: &mut usize
     );
+    capture_set_1 = "cuStreamUpdateCaptureDependencies"(
+        stream: u64, nodes: *const u64, count: usize, flags: u32
+    );
+    capture_set_2 = "cuStreamUpdateCaptureDependencies_v2"(
+        stream: u64, nodes: *const u64, edges: *const c_void, count: usize, flags: u32
+    );
     capture_begin = "cuStreamBeginCapture_v2"(stream: u64, mode: u32);
     capture_end = "cuStreamEndCapture"(stream: u64, graph: &mut u64);
     node_dependencies_1 = "cuGraphNodeGetDependencies"(
@@ -199,6 +205,14 @@ functions! {
     pool_trim = "cuMemPoolTrimTo"(pool: u64, keep: usize);
     pool_get = "cuMemPoolGetAttribute"(pool: u64, attribute: u32, value: &mut u64);
     pool_set = "cuMemPoolSetAttribute"(pool: u64, attribute: u32, value: &mut u64);
+    pool_open = "cuMemPoolSetAccess"(pool: u64, who: &AccessDescription, count: usize);
+    graph_memory_get = "cuDeviceGetGraphMemAttribute"(
+        device: i32, attribute: u32, value: &mut u64
+    );
+    graph_memory_set = "cuDeviceSetGraphMemAttribute"(
+        device: i32, attribute: u32, value: &mut u64
+    );
+    graph_memory_trim = "cuDeviceGraphMemTrim"(device: i32);
 
     ipc_share = "cuIpcGetMemHandle"(handle: &mut IpcHandle, address: u64);
     ipc_open = "cuIpcOpenMemHandle_v2"(address: &mut u64, handle: IpcHandle, flags: u32);

@@ -142,4 +142,16 @@ impl Capture for Cuda {
         nodes.truncate(count);
         Ok(nodes.into_iter().map(NodeId).collect())
     }
+
+    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
+        const REPLACE: u32 = 1;
+        let _entered = self.enter()?;
+        let nodes: Vec<u64> = nodes.iter().map(|node| node.0).collect();
+        let (first, count) = (nodes.as_ptr(), nodes.len());
+        let newer = self.api.capture_set_2(stream.0, first, ptr::null(), count, REPLACE);
+        match newer.code() {
+            Some(_) => newer.ok(),
+            None => self.api.capture_set_1(stream.0, first, count, REPLACE).ok(),
+        }
+    }
 }

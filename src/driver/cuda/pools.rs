@@ -1,17 +1,27 @@
 //! Stream-ordered pools of a CUDA device.
 
-use super::api::{Location, PoolProperties};
+use super::api::{AccessDescription, Location, PoolProperties};
 use super::{Cuda, foreign, size};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
-use crate::ids::StreamId;
+use crate::ids::{DeviceId, StreamId};
 
 /// `CUmemPool_attribute` numbers.
 mod attribute {
+    /// Reuse after events, of finished work, and by waits of the driver's own.
+    pub(super) const REUSE: [u32; 3] = [1, 2, 3];
     pub(super) const RELEASE_THRESHOLD: u32 = 4;
     pub(super) const RESERVED: u32 = 5;
     pub(super) const RESERVED_HIGH: u32 = 6;
     pub(super) const USED: u32 = 7;
     pub(super) const USED_HIGH: u32 = 8;
+}
+
+/// `CUgraphMem_attribute` numbers.
+mod graph {
+    pub(super) const USED: u32 = 0;
+    pub(super) const USED_HIGH: u32 = 1;
+    pub(super) const RESERVED: u32 = 2;
+    pub(super) const RESERVED_HIGH: u32 = 3;
 }
 
 impl MemoryPools for Cuda {
@@ -51,6 +61,25 @@ impl MemoryPools for Cuda {
         self.api.pool_set(pool.0, attribute::RELEASE_THRESHOLD, &mut bytes).ok()
     }
 
+    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
+        let mut bytes = 0;
+        self.api.pool_get(pool.0, attribute::RELEASE_THRESHOLD, &mut bytes).ok()?;
+        Ok(bytes)
+    }
+
+    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
+        // The driver reads 32 bits of these: the lower half where it runs.
+        let allow = |flag| self.api.pool_set(pool.0, flag, &mut 1).ok();
+        attribute::REUSE.into_iter().try_for_each(allow)
+    }
+
+    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
+        let mut device = 0;
+        self.api.device_get(&mut device, i32::try_from(other.0).unwrap_or(i32::MAX)).ok()?;
+        let who = AccessDescription { location: Location::device(device), flags: 3 };
+        self.api.pool_open(pool.0, &who, 1).ok()
+    }
+
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
         let _entered = self.enter()?;
         let mut address = 0;
@@ -86,5 +115,30 @@ impl MemoryPools for Cuda {
             self.api.pool_set(pool.0, mark, &mut 0).ok()?;
         }
         Ok(())
+    }
+
+    fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
+        let get = |what| {
+            let mut value = 0;
+            self.api.graph_memory_get(self.device, what, &mut value).ok().map(|()| value)
+        };
+        Ok(DriverPoolUsage {
+            used_bytes: get(graph::USED)?,
+            used_high_bytes: get(graph::USED_HIGH)?,
+            reserved_bytes: get(graph::RESERVED)?,
+            reserved_high_bytes: get(graph::RESERVED_HIGH)?,
+        })
+    }
+
+    fn reset_graph_high_marks(&self) -> DriverResult<()> {
+        for mark in [graph::USED_HIGH, graph::RESERVED_HIGH] {
+            self.api.graph_memory_set(self.device, mark, &mut 0).ok()?;
+        }
+        Ok(())
+    }
+
+    fn trim_graphs(&self) -> DriverResult<()> {
+        let _entered = self.enter()?;
+        self.api.graph_memory_trim(self.device).ok()
     }
 }

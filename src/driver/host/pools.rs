@@ -16,7 +16,7 @@ use super::span::{Part, Span};
 use super::work::{Mark, Queues};
 use super::{Host, Memory};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
-use crate::ids::StreamId;
+use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
 
 const SEGMENT_MIN_BYTES: u64 = 32 * MIB;
@@ -305,6 +305,22 @@ impl MemoryPools for Host {
         })
     }
 
+    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
+        self.with_pools("release_threshold", |pools, _| Ok(pools.pool(pool)?.threshold_bytes))
+    }
+
+    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
+        // Nothing else is done here.
+        self.with_pools("allow_reuse", |pools, _| pools.pool(pool).map(drop))
+    }
+
+    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
+        self.with_pools("open_pool", |pools, _| {
+            pools.pool(pool)?;
+            Err(Refusal::Illegal(format!("device {other} cannot reach this one")))
+        })
+    }
+
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
         let call = "allocate_async";
         self.check_stream(call, on)?;
@@ -337,5 +353,18 @@ impl MemoryPools for Host {
             usage.reserved_high_bytes = usage.reserved_bytes;
             Ok(())
         })
+    }
+
+    /// Nothing: the host captures no graphs.
+    fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
+        Ok(DriverPoolUsage::default())
+    }
+
+    fn reset_graph_high_marks(&self) -> DriverResult<()> {
+        Ok(())
+    }
+
+    fn trim_graphs(&self) -> DriverResult<()> {
+        Ok(())
     }
 }

@@ -231,8 +231,8 @@ impl Graphs {
         }
     }
 
-    /// A stream of the capture with work that nothing in `frontier` depends on.
-    fn unjoined(&self, capture: u64, frontier: &[NodeId]) -> Option<StreamId> {
+    /// These nodes and all that they depend on.
+    fn history(&self, frontier: &[NodeId]) -> HashSet<NodeId> {
         let mut seen = HashSet::new();
         let mut todo = frontier.to_vec();
         while let Some(node) = todo.pop() {
@@ -240,6 +240,27 @@ impl Graphs {
                 todo.extend(&self.nodes[&node].dependencies);
             }
         }
+        seen
+    }
+
+    /// The nodes that the next node on a captured stream comes after; nothing for other streams.
+    pub(super) fn before(&self, stream: StreamId) -> HashSet<NodeId> {
+        self.branches.get(&stream).map_or_else(HashSet::new, |b| self.history(&b.frontier))
+    }
+
+    /// Whether the capture of this node is still under way.
+    pub(super) fn knows(&self, node: NodeId) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
+    /// Whether this capture has not ended.
+    pub(super) fn is_open(&self, capture: u64) -> bool {
+        self.captures.contains_key(&capture)
+    }
+
+    /// A stream of the capture with work that nothing in `frontier` depends on.
+    fn unjoined(&self, capture: u64, frontier: &[NodeId]) -> Option<StreamId> {
+        let seen = self.history(frontier);
         let mut branches = self.branches.iter();
         let unjoined = branches.find(|(_, branch)| {
             branch.capture == capture && branch.frontier.iter().any(|node| !seen.contains(node))
@@ -287,5 +308,22 @@ impl Capture for Sim {
             Some(node) => Ok(node.dependencies.clone()),
             None => Err(invalid(call, format!("no capture has node {}", node.0))),
         }
+    }
+
+    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
+        let call = Call::SetFrontier;
+        let state = &mut *self.enter_other(call);
+        let capture = state.graphs.branch(call, stream)?.capture;
+        check_sound(call, capture, &state.graphs.captures)?;
+        let own =
+            |node: &NodeId| state.graphs.nodes.get(node).is_some_and(|n| n.capture == capture);
+        if let Some(other) = nodes.iter().find(|node| !own(node)) {
+            let message = format!("node {} does not belong to capture {capture}", other.0);
+            return Err(invalid(call, message));
+        }
+        if let Some(branch) = state.graphs.branches.get_mut(&stream) {
+            branch.frontier = nodes.to_vec();
+        }
+        Ok(())
     }
 }

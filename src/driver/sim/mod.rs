@@ -155,8 +155,8 @@ impl State {
     /// After a wait that took until `ready_ns`; driver pools give memory back then.
     fn synchronized_at(&mut self, ready_ns: u64) {
         self.now_ns = self.now_ns.max(ready_ns);
-        let State { pools, work, budget, now_ns, .. } = self;
-        pools.synchronized(work, *now_ns, budget);
+        let State { pools, work, graphs, budget, now_ns, .. } = self;
+        pools.synchronized(work, graphs, *now_ns, budget);
     }
 
     /// Checks the stream of a submission; on a captured stream it becomes a node.

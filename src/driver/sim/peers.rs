@@ -10,7 +10,7 @@ use crate::ids::{DeviceId, StreamId};
 
 impl Sim {
     /// Whether `other` is one of the lowest ordinals that are not this device's own.
-    fn reaches(&self, other: DeviceId) -> bool {
+    pub(super) fn reaches(&self, other: DeviceId) -> bool {
         let own = self.options.device;
         let before = other.0 - u32::from(own < other);
         other != own && before < self.options.reachable_devices

@@ -4,15 +4,23 @@
 //! freed range may be used again on the stream that freed it at once, and on others when the free
 //! has been reached there. Idle segments go back when somebody synchronises, down to the release
 //! threshold, and when the pool is trimmed. Nothing moves inside a segment.
+//!
+//! What a captured stream asks for comes from memory of graphs, which is no pool: a range that was
+//! freed inside the capture may be used again where the graph puts the new use after the free.
 
 use std::collections::BTreeMap;
 
+use hashbrown::HashSet;
+
+use super::graph::Graphs;
 use super::ranges::{AddressSpace, Budget};
 use super::work::{Mark, Work};
-use super::{Sim, State, invalid};
+use super::{Sim, State, invalid, not_supported};
 use crate::driver::call::Call;
-use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
-use crate::ids::StreamId;
+use crate::driver::{
+    CaptureStatus, DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools, NodeId,
+};
+use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
 
 const SEGMENT_MIN_BYTES: u64 = 32 * MIB;
@@ -23,13 +31,23 @@ pub(super) struct Pools {
     space: AddressSpace,
     /// The first is the default pool.
     pools: Vec<Pool>,
+    /// Memory of captured graphs.
+    graphs: Pool,
     live: BTreeMap<u64, Live>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Live {
     size_bytes: u64,
-    pool: usize,
+    home: Home,
+}
+
+/// Where a range comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Home {
+    Pool(usize),
+    /// Memory of graphs, asked for in this capture.
+    Graph(u64),
 }
 
 #[derive(Debug, Default)]
@@ -46,23 +64,33 @@ struct Pool {
 #[derive(Clone, Copy, Debug)]
 struct Idle {
     size_bytes: u64,
-    /// The free that only this stream has seen. `None`: everybody may use the range.
+    /// The free that not everybody has seen. `None`: everybody may use the range.
     freed: Option<Freed>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Freed {
-    on: StreamId,
-    mark: Mark,
+enum Freed {
+    /// In the order of a stream.
+    On(StreamId, Mark),
+    /// In a capture that has not ended.
+    At(NodeId),
 }
 
 impl Pool {
+    fn reset_high_marks(&mut self) {
+        self.usage.used_high_bytes = self.usage.used_bytes;
+        self.usage.reserved_high_bytes = self.usage.reserved_bytes;
+    }
+
     /// Opens ranges to everybody whose free has been reached, and joins neighbours.
-    fn settle(&mut self, work: &Work, now_ns: u64) {
+    fn settle(&mut self, work: &Work, graphs: &Graphs, now_ns: u64) {
         let idle = std::mem::take(&mut self.idle);
         let mut last: Option<(u64, Idle)> = None;
         for (start, mut range) in idle {
-            range.freed = range.freed.filter(|f| !work.is_finished(f.mark, now_ns));
+            range.freed = range.freed.filter(|freed| match *freed {
+                Freed::On(_, mark) => !work.is_finished(mark, now_ns),
+                Freed::At(node) => graphs.knows(node),
+            });
             if let Some((last_start, last_range)) = &mut last
                 && *last_start + last_range.size_bytes == start
                 && !self.segments.contains_key(&start)
@@ -77,10 +105,14 @@ impl Pool {
         self.idle.extend(last);
     }
 
-    /// Takes the lowest idle range that fits and that `on` may use.
-    fn take(&mut self, size_bytes: u64, on: StreamId) -> Option<u64> {
+    /// Takes the lowest idle range that fits and that `on`, behind these nodes, may use.
+    fn take(&mut self, size_bytes: u64, on: StreamId, behind: &HashSet<NodeId>) -> Option<u64> {
         let found = self.idle.iter().find(|(_, range)| {
-            range.size_bytes >= size_bytes && range.freed.is_none_or(|freed| freed.on == on)
+            range.size_bytes >= size_bytes
+                && range.freed.is_none_or(|freed| match freed {
+                    Freed::On(stream, _) => stream == on,
+                    Freed::At(node) => behind.contains(&node),
+                })
         });
         let (start, range) = found.map(|(start, range)| (*start, *range))?;
         self.idle.remove(&start);
@@ -150,6 +182,7 @@ impl Pools {
         Self {
             space: AddressSpace::new(0x7000_0000_0000, 0x7f00_0000_0000),
             pools: vec![default],
+            graphs: Pool::default(),
             live: BTreeMap::new(),
         }
     }
@@ -164,10 +197,16 @@ impl Pools {
     }
 
     /// After somebody waited: every pool goes back to its threshold.
-    pub(super) fn synchronized(&mut self, work: &Work, now_ns: u64, budget: &mut Budget) {
+    pub(super) fn synchronized(
+        &mut self,
+        work: &Work,
+        graphs: &Graphs,
+        now_ns: u64,
+        budget: &mut Budget,
+    ) {
         for pool in &mut self.pools {
             if pool.usage.reserved_bytes > pool.threshold_bytes {
-                pool.settle(work, now_ns);
+                pool.settle(work, graphs, now_ns);
                 pool.release(pool.threshold_bytes, &mut self.space, budget);
             }
         }
@@ -204,41 +243,71 @@ impl State {
         self.graphs.check_takes_work(call, on)?;
         let size_bytes = align_up(bytes, MIN_BLOCK_BYTES);
         let (pools, now_ns) = (&mut self.pools, self.now_ns);
-        let pool = &mut pools.pools[index];
-        pool.settle(&self.work, now_ns);
-        let address = match pool.take(size_bytes, on) {
+        let (pool, home) = match self.graphs.status(on) {
+            CaptureStatus::Active { capture } => (&mut pools.graphs, Home::Graph(capture)),
+            _ => (&mut pools.pools[index], Home::Pool(index)),
+        };
+        let behind = self.graphs.before(on);
+        pool.settle(&self.work, &self.graphs, now_ns);
+        let address = match pool.take(size_bytes, on, &behind) {
             Some(address) => address,
             None => {
                 if self.budget.check(call, align_up(size_bytes, 2 * MIB)).is_err() {
                     pool.release(0, &mut pools.space, &mut self.budget);
                 }
                 pool.grow(call, size_bytes, &mut pools.space, &mut self.budget)?;
-                pool.take(size_bytes, on).expect("just grown for it")
+                pool.take(size_bytes, on, &behind).expect("just grown for it")
             }
         };
         pool.usage.used_bytes += size_bytes;
         pool.usage.used_high_bytes = pool.usage.used_high_bytes.max(pool.usage.used_bytes);
-        let live = Live { size_bytes, pool: index };
-        pools.live.insert(address, live);
+        pools.live.insert(address, Live { size_bytes, home });
         self.submit(call, on)?;
         Ok(address)
     }
 
     fn free_async(&mut self, address: u64, on: StreamId) -> DriverResult<()> {
         let call = Call::FreeAsync;
-        if !self.pools.live.contains_key(&address) {
+        let Some(live) = self.pools.live.get(&address).copied() else {
             return Err(invalid(call, format!("nothing starts at {address:#x}")));
-        }
+        };
         let stream = self.work.stream(call, on)?;
-        self.submit(call, on)?;
-        let mark = self.work.mark(stream, self.now_ns);
-        let live = self.pools.live.remove(&address).expect("just seen");
-        let pool = &mut self.pools.pools[live.pool];
+        self.check_may_free(call, address, live.home, on)?;
+        let freed = match self.graphs.add_node(call, on)? {
+            Some((_, node)) => Freed::At(node),
+            None => Freed::On(on, self.work.mark(stream, self.now_ns)),
+        };
+        self.pools.live.remove(&address);
+        let pool = match live.home {
+            Home::Pool(index) => &mut self.pools.pools[index],
+            Home::Graph(_) => &mut self.pools.graphs,
+        };
         pool.usage.used_bytes -= live.size_bytes;
-        let range = Idle { size_bytes: live.size_bytes, freed: Some(Freed { on, mark }) };
-        pool.idle.insert(address, range);
-        self.release_destroyed(live.pool);
+        pool.idle.insert(address, Idle { size_bytes: live.size_bytes, freed: Some(freed) });
+        if let Home::Pool(index) = live.home {
+            self.release_destroyed(index);
+        }
         Ok(())
+    }
+
+    /// A captured stream frees what its own capture asked for; other streams free everything else,
+    /// and what a capture asked for once it has ended.
+    fn check_may_free(
+        &self,
+        call: Call,
+        address: u64,
+        home: Home,
+        on: StreamId,
+    ) -> DriverResult<()> {
+        match (self.graphs.status(on), home) {
+            (CaptureStatus::None, Home::Pool(_)) => Ok(()),
+            (CaptureStatus::None, Home::Graph(capture)) if !self.graphs.is_open(capture) => Ok(()),
+            (CaptureStatus::Active { capture }, Home::Graph(own)) if own == capture => Ok(()),
+            _ => {
+                let message = format!("{address:#x} and stream {on} are not in the same capture");
+                Err(invalid(call, message))
+            }
+        }
     }
 
     /// Gives back the memory of a destroyed pool as far as its frees have been reached; what is
@@ -246,7 +315,7 @@ impl State {
     fn release_destroyed(&mut self, index: usize) {
         let pool = &mut self.pools.pools[index];
         if pool.destroyed && pool.usage.used_bytes == 0 {
-            pool.settle(&self.work, self.now_ns);
+            pool.settle(&self.work, &self.graphs, self.now_ns);
             pool.release(0, &mut self.pools.space, &mut self.budget);
         }
     }
@@ -285,6 +354,27 @@ impl MemoryPools for Sim {
         Ok(())
     }
 
+    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
+        let call = Call::ReleaseThreshold;
+        Ok(self.enter_other(call).pools.pool(call, pool)?.threshold_bytes)
+    }
+
+    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
+        // Nothing else is done here.
+        let call = Call::AllowReuse;
+        self.enter_other(call).pools.pool(call, pool).map(drop)
+    }
+
+    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
+        let call = Call::OpenPool;
+        let state = &mut *self.enter_other(call);
+        state.pools.pool(call, pool)?;
+        if self.reaches(other) {
+            return Ok(());
+        }
+        Err(not_supported(call, format!("device {other} cannot reach this one")))
+    }
+
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
         let mut state = self.enter_other(Call::AllocateAsync);
         state.allocate_async(pool, bytes, on)
@@ -299,7 +389,7 @@ impl MemoryPools for Sim {
         let state = &mut *self.enter_other(call);
         let index = state.pools.index(call, pool)?;
         let pool = &mut state.pools.pools[index];
-        pool.settle(&state.work, state.now_ns);
+        pool.settle(&state.work, &state.graphs, state.now_ns);
         pool.release(keep_bytes, &mut state.pools.space, &mut state.budget);
         Ok(())
     }
@@ -312,9 +402,24 @@ impl MemoryPools for Sim {
     fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
         let call = Call::ResetHighMarks;
         let state = &mut *self.enter_other(call);
-        let usage = &mut state.pools.pool(call, pool)?.usage;
-        usage.used_high_bytes = usage.used_bytes;
-        usage.reserved_high_bytes = usage.reserved_bytes;
+        state.pools.pool(call, pool)?.reset_high_marks();
+        Ok(())
+    }
+
+    fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
+        Ok(self.enter_other(Call::GraphUsage).pools.graphs.usage)
+    }
+
+    fn reset_graph_high_marks(&self) -> DriverResult<()> {
+        self.enter_other(Call::ResetGraphHighMarks).pools.graphs.reset_high_marks();
+        Ok(())
+    }
+
+    fn trim_graphs(&self) -> DriverResult<()> {
+        let state = &mut *self.enter_other(Call::TrimGraphs);
+        let graphs = &mut state.pools.graphs;
+        graphs.settle(&state.work, &state.graphs, state.now_ns);
+        graphs.release(0, &mut state.pools.space, &mut state.budget);
         Ok(())
     }
 }
