@@ -170,6 +170,14 @@ pub enum PoolError {
         /// How many bytes they have together.
         size_bytes: u64,
     },
+    /// This allocator's pools cannot do what was asked.
+    #[error("pool {pool}: {what} are not possible with this backend")]
+    NotSupported {
+        /// The pool.
+        pool: PoolId,
+        /// What was asked for, in the plural.
+        what: &'static str,
+    },
     /// The driver failed; what was done before stays done.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -274,6 +282,9 @@ impl fmt::Display for OutOfMemory {
                     write!(f, " of pool {}", largest.pool)?;
                 }
                 writeln!(f, ".")?;
+            }
+            None if self.cached_large_bytes + self.cached_small_bytes > 0 => {
+                writeln!(f, "Where the cached memory lies is known to the driver only.")?;
             }
             None => writeln!(f, "No block is free.")?,
         }

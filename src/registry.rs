@@ -13,7 +13,7 @@ use crate::cache::EngineOptions;
 use crate::config::{Config, Settings};
 use crate::driver::Driver;
 use crate::error::DriverError;
-use crate::strategies::{ExpandableAllocator, NativeAllocator, Strategy};
+use crate::strategies::{ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, Strategy};
 
 /// What a registered constructor makes.
 pub type Constructed = Result<Box<dyn DeviceAllocator>, DriverError>;
@@ -21,11 +21,13 @@ pub type Constructed = Result<Box<dyn DeviceAllocator>, DriverError>;
 pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync>;
 
 /// The built-in names, with what to say about each.
-pub const BUILT_IN: [(&str, &str); 1] =
-    [("native", "fixed segments cached per stream; PyTorch's decisions")];
+pub const BUILT_IN: &[(&str, &str)] = &[
+    ("native", "fixed segments cached per stream; PyTorch's decisions"),
+    ("cudaMallocAsync", "the driver's stream-ordered pools"),
+];
 
 /// Names that are known and come with a later version.
-const PLANNED: [&str; 3] = ["cudaMallocAsync", "cpu", "pluggable"];
+const PLANNED: [&str; 2] = ["cpu", "pluggable"];
 
 static REGISTERED: RwLock<Vec<(String, Constructor)>> = RwLock::new(Vec::new());
 
@@ -122,6 +124,9 @@ pub fn build(
             return Ok(ExpandableAllocator::new(driver, &options)?.into());
         }
         return Ok(NativeAllocator::new(driver, &options)?.into());
+    }
+    if name == "cudaMallocAsync" {
+        return Ok(Box::new(MallocAsyncAllocator::new(driver, settings)?).into());
     }
     if PLANNED.contains(&name) {
         return Err(BuildError::NotAvailable { what: format!("backend:{name}") });

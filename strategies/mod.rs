@@ -4,11 +4,13 @@
 //! |---|---|---|---|
 //! | `native` | `native.rs` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
 //! | `native` with `expandable_segments:True` | `expandable.rs` | one growing range per stream and kind | sizes vary, or memory is short |
+//! | `cudaMallocAsync` | `malloc_async/` | the driver's stream-ordered pools | memory is shared with other libraries that use those pools |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
 //! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box.
 
 mod expandable;
+mod malloc_async;
 mod native;
 
 use enum_dispatch::enum_dispatch;
@@ -20,6 +22,7 @@ use crate::allocator::{
 use crate::error::{AllocError, FreeError};
 
 pub use expandable::ExpandableAllocator;
+pub use malloc_async::{MallocAsyncAllocator, MallocAsyncNotes};
 pub use native::NativeAllocator;
 
 /// An allocator chosen at run time.
@@ -30,6 +33,8 @@ pub enum Strategy {
     Native(NativeAllocator),
     /// `backend:native,expandable_segments:True`.
     Expandable(ExpandableAllocator),
+    /// `backend:cudaMallocAsync`.
+    MallocAsync(Box<MallocAsyncAllocator>),
     /// Registered by a user.
     User(Box<dyn DeviceAllocator>),
 }
@@ -58,7 +63,7 @@ impl Strategy {
         match self {
             Self::Native(native) => Some(native.engine()),
             Self::Expandable(expandable) => Some(expandable.engine()),
-            Self::User(_) => None,
+            Self::MallocAsync(_) | Self::User(_) => None,
         }
     }
 }

@@ -68,6 +68,7 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         "expandable_segments_reserve_by_class" => {
             settings.expandable_reserve_by_class = read.reserves()?;
         }
+        "malloc_async_own_pool" => settings.malloc_async_own_pool = read.flag()?,
         "compat" => settings.compat = read.compat()?,
         _ => apply_pinned(settings, &read)?,
     }

@@ -96,6 +96,7 @@ fn value_of(settings: &Settings, key: &str) -> String {
                 .collect();
             format!("[{}]", parts.join(","))
         }
+        "malloc_async_own_pool" => flag(settings.malloc_async_own_pool),
         "pinned_use_background_threads" => flag(pinned.use_background_threads),
         "pinned_max_round_threshold_mb" => or(pinned.max_round_threshold_bytes, "unlimited"),
         "pinned_max_cached_size_mb" => or(pinned.max_cached_bytes, "unlimited"),
@@ -137,6 +138,16 @@ fn note(settings: &Settings, key: &Key) -> String {
     let is_default = value_of(settings, key.name) == value_of(&Settings::default(), key.name);
     let idle = match key.acts {
         Acts::NotYet => Some("parsed and checked; not yet acted on"),
+        // Two of the native backend's keys are about limits and compat, which others have too.
+        Acts::Native
+            if settings.backend == "cudaMallocAsync"
+                && matches!(key.name, "per_process_memory_fraction" | "compat") =>
+        {
+            None
+        }
+        Acts::MallocAsync if settings.backend != "cudaMallocAsync" => {
+            Some("backend:cudaMallocAsync only")
+        }
         Acts::Native if settings.backend != "native" => Some("the native backend only"),
         Acts::Expandable if settings.backend != "native" => Some("the native backend only"),
         Acts::Expandable if !settings.expandable_segments => {

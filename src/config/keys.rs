@@ -13,6 +13,8 @@ pub enum Acts {
     Native,
     /// Expandable segments only.
     Expandable,
+    /// `backend:cudaMallocAsync`.
+    MallocAsync,
     /// Nobody yet: parsed and checked.
     NotYet,
     /// A user-defined strategy.
@@ -117,6 +119,12 @@ pub const BUILT_IN: &[Key] = &[
         "[class:reserve,...]",
         Acts::Expandable,
         "the same for classes of streams",
+    ),
+    key(
+        "malloc_async_own_pool",
+        BOOL,
+        Acts::MallocAsync,
+        "a driver pool of one's own instead of the device's default pool",
     ),
     key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory"),
     key(

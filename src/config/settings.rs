@@ -43,6 +43,9 @@ pub struct Settings {
     pub expandable_reserve: Option<Reserve>,
     /// `expandable_segments_reserve_by_class`, in the order given.
     pub expandable_reserve_by_class: Vec<(String, Reserve)>,
+    /// `malloc_async_own_pool`: `backend:cudaMallocAsync` takes a driver pool of its own. Looked at
+    /// once, when an allocator is built.
+    pub malloc_async_own_pool: bool,
     /// The `pinned_*` keys.
     pub pinned: PinnedSettings,
     /// `compat`: whose decisions are made where PyTorch's are defects.
@@ -91,6 +94,7 @@ impl Default for Settings {
             throw_on_device_oom: false,
             expandable_reserve: None,
             expandable_reserve_by_class: Vec::new(),
+            malloc_async_own_pool: false,
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
             extra: Vec::new(),

@@ -1,0 +1,394 @@
+//! The strategy as the trait's capabilities.
+//!
+//! The driver does not tell where its free memory lies: layouts list live blocks, each as a segment
+//! of its own, and no block can be asked for by address.
+
+use std::sync::atomic::Ordering;
+
+use super::blocks::Use;
+use super::{MallocAsyncAllocator, UNLIMITED, fraction_of, serial_of};
+use crate::allocator::{
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
+    ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint, PoolOptions,
+    Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter,
+};
+use crate::config::Config;
+use crate::driver::DriverPoolUsage;
+use crate::error::{
+    AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, PoolError,
+};
+use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
+use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::size::PoolKind;
+use crate::stats::{Counter, PerPool, Statistics};
+
+impl DeviceAllocator for MallocAsyncAllocator {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.serve(None, request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let done = self.own(&allocation).and_then(|()| {
+            self.give_back(allocation.address(), Some(serial_of(allocation.token())))
+        });
+        done.map_err(|reason| FreeError { reason, allocation })
+    }
+
+    fn name(&self) -> &str {
+        "cudaMallocAsync"
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        Some(self)
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        Some(self)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        Some(self)
+    }
+
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        Some(self)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        self.driver.peers().is_some().then_some(self as &dyn PeerAccess)
+    }
+}
+
+impl MallocAsyncAllocator {
+    fn own(&self, allocation: &Allocation) -> Result<(), HandleError> {
+        if allocation.owner() == self.owner {
+            return Ok(());
+        }
+        Err(HandleError::Foreign { owner: allocation.owner(), asked: self.owner })
+    }
+
+    fn announce(
+        &self,
+        address: u64,
+        serial: Option<u64>,
+        stream: StreamId,
+    ) -> Result<(), HandleError> {
+        self.blocks.lock().find(address, serial)?;
+        let capture = if self.captures.any_scope() { self.capture_of(stream)? } else { None };
+        let mut blocks = self.blocks.lock();
+        let block = blocks.find(address, serial)?;
+        if block.stream == stream {
+            self.notes.own_stream_recorded.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        let by = Use { stream, capture };
+        if !block.uses.contains(&by) {
+            block.uses.push(by);
+        }
+        Ok(())
+    }
+
+    /// What the main pool and graphs hold, as the driver says; what it said last when it fails.
+    pub(super) fn usage_of_main(&self) -> DriverPoolUsage {
+        let pools = self.memory_pools();
+        let mut last = self.usage.lock();
+        if let (Ok(main), Ok(graphs)) = (pools.usage(self.main.id), pools.graph_usage()) {
+            *last = sum(main, graphs);
+        }
+        *last
+    }
+
+    fn settings_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(FractionError { fraction });
+        }
+        self.set_limit(fraction_of(self.device.total_bytes, fraction));
+        Ok(())
+    }
+
+    /// The largest request that succeeds now, found by trying: half as much after each refusal. What
+    /// the pool grew by goes back.
+    fn largest_that_fits(&self, free_bytes: u64) -> Result<u64, DriverError> {
+        const LEAST: u64 = 512;
+        let pools = self.memory_pools();
+        let held = pools.usage(self.main.id)?.reserved_bytes;
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        let within = limit.saturating_sub(self.charged_bytes.load(Ordering::Relaxed));
+        let mut bytes = free_bytes.min(within);
+        let stream = self.driver.create_stream()?;
+        let mut found = Ok(0);
+        while bytes >= LEAST {
+            match pools.allocate_async(self.main.id, bytes, stream) {
+                Ok(address) => {
+                    found = pools.free_async(address, stream).map(|()| bytes);
+                    break;
+                }
+                Err(error) if error.is_out_of_memory() => bytes /= 2,
+                Err(error) => {
+                    found = Err(error);
+                    break;
+                }
+            }
+        }
+        let waited = self.driver.synchronize_stream(stream);
+        let destroyed = self.driver.destroy_stream(stream);
+        let trimmed = pools.trim(self.main.id, held);
+        let bytes = found?;
+        waited.and(destroyed).and(trimmed).map(|()| bytes)
+    }
+
+    fn layout_of(&self, pool: Option<PoolId>) -> Vec<SegmentLayout> {
+        let blocks = self.blocks.lock();
+        let segment = |(address, block): (u64, &super::Block)| SegmentLayout {
+            address,
+            size_bytes: block.bytes,
+            stream: block.stream,
+            kind: PoolKind::Large,
+            pool: block.pool,
+            expandable: false,
+            blocks: vec![BlockLayout {
+                address,
+                size_bytes: block.bytes,
+                requested_bytes: block.bytes,
+                state: BlockStateName::ActiveAllocated,
+            }],
+        };
+        let mut segments: Vec<_> = blocks.of(pool).map(segment).collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        segments
+    }
+}
+
+fn sum(a: DriverPoolUsage, b: DriverPoolUsage) -> DriverPoolUsage {
+    DriverPoolUsage {
+        used_bytes: a.used_bytes + b.used_bytes,
+        used_high_bytes: a.used_high_bytes + b.used_high_bytes,
+        reserved_bytes: a.reserved_bytes + b.reserved_bytes,
+        reserved_high_bytes: a.reserved_high_bytes + b.reserved_high_bytes,
+    }
+}
+
+impl CrossStream for MallocAsyncAllocator {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        self.own(allocation)?;
+        self.announce(allocation.address(), Some(serial_of(allocation.token())), stream)
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        self.settle_deferred()
+    }
+}
+
+impl RawAddresses for MallocAsyncAllocator {
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        self.serve(None, request).map(|allocation| allocation.address())
+    }
+
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        self.give_back(address, None)
+    }
+
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        self.announce(address, None, stream)
+    }
+}
+
+impl Caching for MallocAsyncAllocator {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        self.settle_deferred()?;
+        match self.driver.synchronize_device() {
+            // Somebody captures, and nobody may wait: what is idle already goes back.
+            Err(error) if error.kind != DriverErrorKind::CaptureActive => return Err(error),
+            _ => {}
+        }
+        let pools = self.memory_pools();
+        self.all_driver_pools().into_iter().try_for_each(|pool| pools.trim(pool, 0))?;
+        pools.trim_graphs()
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        self.set_limit(limit_bytes);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        self.settings_fraction(fraction)
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        Some(self.limit_bytes.load(Ordering::Relaxed)).filter(|limit| *limit != UNLIMITED)
+    }
+
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        // The pool was chosen when the allocator was built; the rest is looked at when it is needed.
+        *self.settings.write() = config.settings().clone();
+        Ok(())
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        let info = self.driver.memory_info()?;
+        Ok(CacheInfo {
+            device_free_bytes: info.free_bytes,
+            device_total_bytes: info.total_bytes,
+            largest_cached_bytes: self.largest_that_fits(info.free_bytes)?,
+            free_blocks: 0,
+        })
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        self.layout_of(None)
+    }
+
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        let (rounded_bytes, stream) = (request.bytes, request.stream);
+        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        Vec::new()
+    }
+
+    /// Nothing: no address space is reserved here.
+    fn set_reserve_class(&self, _stream: StreamId, _class: Option<&str>) {}
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        self.own(allocation)?;
+        let (address, serial) = (allocation.address(), serial_of(allocation.token()));
+        let size_bytes = self.blocks.lock().find(address, Some(serial))?.bytes;
+        Ok(BaseAllocation { address, size_bytes, expandable: false })
+    }
+}
+
+impl Counters for MallocAsyncAllocator {
+    /// Blocks and bytes in callers' hands are counted here, so they are exact, also where others use
+    /// the same driver pool. Reserved bytes are the driver's, with memory of graphs; their peak is the
+    /// sum of the peaks, which is never too low. The kinds of pools are not told apart.
+    fn statistics(&self) -> Statistics {
+        let main = self.usage_of_main();
+        let reserved = self.usage_of_private_pools().into_iter().fold(main, sum);
+        let sums = self.blocks.lock().sums;
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let of = |all: Counter| PerPool { all, ..PerPool::default() };
+        Statistics {
+            allocation: of(sums.allocation),
+            active: of(sums.active),
+            allocated_bytes: of(sums.allocated_bytes),
+            active_bytes: of(sums.active_bytes),
+            requested_bytes: of(sums.active_bytes),
+            reserved_bytes: of(Counter {
+                current: signed(reserved.reserved_bytes),
+                peak: signed(reserved.reserved_high_bytes),
+                ..Counter::default()
+            }),
+            num_alloc_retries: sums.num_retries,
+            num_ooms: sums.num_ooms,
+            ..Statistics::default()
+        }
+    }
+
+    fn reset_peaks(&self) {
+        self.blocks.lock().sums.reset_peaks();
+        let pools = self.memory_pools();
+        // A driver that fails keeps its high marks: peaks stay too high, never too low.
+        let reset = |pool| pools.reset_high_marks(pool);
+        let _ = self.all_driver_pools().into_iter().try_for_each(reset);
+        let _ = pools.reset_graph_high_marks();
+    }
+
+    fn reset_accumulated(&self) {
+        self.blocks.lock().sums.reset_accumulated();
+    }
+}
+
+impl Pressure for MallocAsyncAllocator {
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.hooks.add_callback(callback);
+    }
+
+    fn add_oom_observer(&self, observer: OomObserver) {
+        self.hooks.add_observer(observer);
+    }
+}
+
+impl PeerAccess for MallocAsyncAllocator {
+    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
+        let own = self.device.device;
+        let refuse = |message| {
+            let kind = DriverErrorKind::NotSupported;
+            Err(DriverError::new(kind, "enable_access", 0, message))
+        };
+        let Some(reach) = self.driver.peers().filter(|_| device != own) else {
+            return refuse(format!("device {device} is no peer of device {own}"));
+        };
+        if !reach.can_access(device)? {
+            return refuse(format!("device {device} cannot reach device {own}"));
+        }
+        reach.enable_access(device)?;
+        self.let_in(device)
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        self.let_in_so_far()
+    }
+}
+
+impl PrivatePools for MallocAsyncAllocator {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        self.make_pool(pool, &options)
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.add_user(pool)
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.remove_user(pool)
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        self.users_of(pool)
+    }
+
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        self.begin_scope(pool, filter)
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.end_scope(pool)
+    }
+
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        self.serve(Some(pool), request)
+    }
+
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.empty_private_pool(pool)
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        self.addresses_in(pool)
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        self.addresses_in(pool)?;
+        Ok(self.layout_of(Some(pool)))
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        self.addresses_in(pool)?;
+        Err(PoolError::NotSupported { pool, what: "checkpoints" })
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let pool = checkpoint.pool;
+        self.addresses_in(pool)?;
+        Err(PoolError::NotSupported { pool, what: "checkpoints" })
+    }
+}

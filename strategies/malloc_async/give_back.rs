@@ -1,0 +1,194 @@
+//! The ways of a free: on the block's own stream, after other streams, inside a capture, or later.
+//!
+//! A block that other streams used is freed on a stream of our own that first waits for all of
+//! them, so that none of the users' streams waits. The driver then reuses its memory only when it
+//! sees that the work has finished.
+
+use std::sync::atomic::Ordering;
+
+use super::blocks::{Block, Use};
+use super::{Joins, MallocAsyncAllocator};
+use crate::error::{DriverError, DriverErrorKind, HandleError};
+use crate::history::Action;
+use crate::ids::{EventId, StreamId};
+
+impl MallocAsyncAllocator {
+    /// Takes a live block back. On an error the block is as it was.
+    pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
+        let block = self.blocks.lock().leave(address, serial)?;
+        let simple = block.uses.is_empty() && block.capture.is_none();
+        let given = if simple && !self.captures.any_scope() {
+            match self.memory_pools().free_async(address, block.stream) {
+                Ok(()) => Ok(Given::Freed),
+                Err(error) => self.after_refusal(address, &block, error),
+            }
+        } else {
+            self.free_with_care(address, &block)
+        };
+        match given {
+            Err(error) => {
+                self.blocks.lock().come_back(address, block);
+                return Err(error.into());
+            }
+            Ok(Given::Freed) => {
+                self.record_block(Action::FreeRequested, address, &block);
+                self.is_free(address, &block);
+            }
+            Ok(Given::Deferred) => {
+                self.record_block(Action::FreeRequested, address, &block);
+                self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
+                self.blocks.lock().defer(address, block);
+                self.captures.add_deferred();
+            }
+        }
+        Ok(())
+    }
+
+    /// The driver has the block.
+    fn is_free(&self, address: u64, block: &Block) {
+        self.charged_bytes.fetch_sub(block.bytes, Ordering::Relaxed);
+        self.record_block(Action::FreeCompleted, address, block);
+    }
+
+    fn record_block(&self, action: Action, address: u64, block: &Block) {
+        self.record(action, address, block.bytes, block.stream, block.pool);
+    }
+
+    /// The plain free failed. If the stream belongs to a capture that nobody told of, the free waits
+    /// for its end; if the stream is gone, it has no work left once the device was waited for.
+    #[cold]
+    fn after_refusal(
+        &self,
+        address: u64,
+        block: &Block,
+        error: DriverError,
+    ) -> Result<Given, DriverError> {
+        if self.capture_of(block.stream)?.is_some() {
+            return Ok(Given::Deferred);
+        }
+        if error.kind != DriverErrorKind::InvalidValue {
+            return Err(error);
+        }
+        self.free_after_all(address, block).map(|()| Given::Freed)
+    }
+
+    /// Where captures or other streams are involved.
+    #[cold]
+    fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+        let now = self.capture_of(block.stream)?;
+        if block.capture.is_some() && block.capture == now {
+            return self.free_inside(address, block);
+        }
+        for by in &block.uses {
+            if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
+                return Ok(Given::Deferred);
+            }
+        }
+        // A use from inside a capture that goes on is over when the capture is.
+        if now.is_some() || self.any_use_goes_on(&block.uses)? {
+            return Ok(Given::Deferred);
+        }
+        self.give_to_driver(address, block)?;
+        if block.capture.is_some() {
+            self.notes.frees_after_capture.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Given::Freed)
+    }
+
+    fn any_use_goes_on(&self, uses: &[Use]) -> Result<bool, DriverError> {
+        for by in uses.iter().filter(|by| by.capture.is_some()) {
+            if self.capture_of(by.stream)? == by.capture {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Tells the driver of a free outside captures, after all streams that use the block. Uses from
+    /// inside captures have ended with those.
+    pub(super) fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
+        if block.uses.iter().any(|by| by.capture.is_none()) {
+            return self.free_after_all(address, block);
+        }
+        match self.memory_pools().free_async(address, block.stream) {
+            Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                self.free_after_all(address, block)
+            }
+            done => done,
+        }
+    }
+
+    /// Frees on the joining stream, behind every stream that uses the block.
+    fn free_after_all(&self, address: u64, block: &Block) -> Result<(), DriverError> {
+        let (join, event) = self.joining_stream()?;
+        let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
+        let freed = joined.and_then(|()| self.memory_pools().free_async(address, join));
+        self.joins.lock().spare.push(event);
+        freed
+    }
+
+    /// Makes `join` wait for what was submitted to `stream` so far.
+    fn join(&self, join: StreamId, event: EventId, stream: StreamId) -> Result<(), DriverError> {
+        match self.driver.record_event(event, stream) {
+            Ok(()) => self.driver.wait_event(join, event),
+            // The stream is gone, and nothing can be recorded on it: wait for its work.
+            Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                self.driver.synchronize_device()
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The joining stream and an event for it.
+    fn joining_stream(&self) -> Result<(StreamId, EventId), DriverError> {
+        let Joins { stream, spare } = &mut *self.joins.lock();
+        let join = match *stream {
+            Some(join) => join,
+            None => *stream.insert(self.driver.create_stream()?),
+        };
+        let event = match spare.pop() {
+            Some(event) => event,
+            None => self.driver.create_event()?,
+        };
+        Ok((join, event))
+    }
+
+    /// Tells the driver of the frees that waited for captures which have ended. Others go on
+    /// waiting, and so does what the driver refuses.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]: the first refusal.
+    pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
+        if self.captures.deferred() == 0 {
+            return Ok(());
+        }
+        let blocks = self.blocks.lock().take_deferred();
+        let (mut failed, mut waiting) = (None, Vec::new());
+        for (address, block) in blocks {
+            match self.free_with_care(address, &block) {
+                Ok(Given::Freed) => {
+                    self.captures.remove_deferred();
+                    self.blocks.lock().deferred_is_free(block.bytes);
+                    self.is_free(address, &block);
+                }
+                Ok(Given::Deferred) => waiting.push((address, block)),
+                Err(error) => {
+                    failed = failed.or(Some(error));
+                    waiting.push((address, block));
+                }
+            }
+        }
+        self.blocks.lock().put_back_deferred(waiting);
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// What became of a free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Given {
+    /// The driver has the block.
+    Freed,
+    /// It waits for the end of a capture.
+    Deferred,
+}

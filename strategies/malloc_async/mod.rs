@@ -1,0 +1,273 @@
+//! `backend:cudaMallocAsync`: the driver's own stream-ordered pools.
+//!
+//! The driver caches, splits and reuses; this strategy keeps what the driver does not: who holds
+//! what, a limit of its own, uses by other streams, scopes and the rules of graph captures. A
+//! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
+//!
+//! `blocks` is the account of live blocks, `give_back` the ways of a free, `capture` what is special
+//! inside a graph, `pools` private pools (one driver pool each), `pressure` what is tried before a
+//! request fails, `capabilities` the trait's optional parts.
+//!
+//! Source of the rules: PyTorch's `cudaMallocAsync` backend; CUDA programming guide, "Stream Ordered
+//! Memory Allocator".
+
+mod blocks;
+mod capabilities;
+mod capture;
+mod give_back;
+mod pools;
+mod pressure;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::allocator::{Allocation, Request, Token};
+use crate::cache::Hooks;
+use crate::config::Settings;
+use crate::driver::{DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPools};
+use crate::error::{AllocError, DriverError, DriverErrorKind};
+use crate::history::{Action, Event, Recorder};
+use crate::ids::{EventId, OwnerId, PoolId, StreamId};
+use crate::size::REQUEST_MAX_BYTES;
+
+use blocks::{Block, Blocks};
+use capture::Captures;
+use pools::Pools;
+
+/// No limit.
+const UNLIMITED: u64 = u64::MAX;
+
+/// The stream-ordered allocator of one device.
+#[derive(Debug)]
+pub struct MallocAsyncAllocator {
+    driver: Arc<dyn Driver>,
+    device: DeviceInfo,
+    owner: OwnerId,
+    settings: RwLock<Settings>,
+    /// Serves every request that no scope routes elsewhere.
+    main: MainPool,
+    blocks: Mutex<Blocks>,
+    /// Bytes of blocks that the driver counts as ours.
+    charged_bytes: AtomicU64,
+    limit_bytes: AtomicU64,
+    pools: Mutex<Pools>,
+    captures: Captures,
+    joins: Mutex<Joins>,
+    /// What the driver said about its pools the last time it answered.
+    usage: Mutex<DriverPoolUsage>,
+    notes: Notes,
+    hooks: Hooks,
+    history: Recorder,
+}
+
+/// The driver pool of the default pool.
+#[derive(Clone, Copy, Debug)]
+struct MainPool {
+    id: DriverPoolId,
+    /// Whether nobody else allocates from it.
+    own: bool,
+    /// What its release threshold was before.
+    threshold_bytes: u64,
+}
+
+/// What frees of blocks with several streams need.
+#[derive(Debug, Default)]
+struct Joins {
+    /// The stream that waits for all the others; made at the first such free.
+    stream: Option<StreamId>,
+    /// Events between two uses.
+    spare: Vec<EventId>,
+}
+
+/// How often something happened that is legal and worth a look. PyTorch prints a warning for each.
+#[derive(Debug, Default)]
+struct Notes {
+    trims_that_helped: AtomicU64,
+    frees_after_capture: AtomicU64,
+    deferred_frees: AtomicU64,
+    own_stream_recorded: AtomicU64,
+}
+
+/// How often something happened that is legal and worth a look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MallocAsyncNotes {
+    /// Requests that succeeded only after the device was waited for and its pool trimmed.
+    pub trims_that_helped: u64,
+    /// Blocks of a captured graph that were freed after the capture had ended: the graph can be
+    /// launched again only when their memory was freed before.
+    pub frees_after_capture: u64,
+    /// Frees that wait for the end of a capture, because the capture did not allocate the block.
+    pub deferred_frees: u64,
+    /// Announcements of a block's own stream, which do nothing.
+    pub own_stream_recorded: u64,
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    pool: PoolId,
+    driver_pool: DriverPoolId,
+    /// The capture that the request's stream belongs to, as far as anybody looked.
+    capture: Option<u64>,
+}
+
+impl MallocAsyncAllocator {
+    /// An allocator over the device's default pool, or over a pool of its own when the settings say
+    /// so. The pool keeps all memory it has got until somebody trims it.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device has no stream-ordered pools, or the driver fails.
+    pub fn new(driver: Arc<dyn Driver>, settings: &Settings) -> Result<Self, DriverError> {
+        let device = driver.info();
+        let pools = driver.memory_pools().ok_or_else(|| {
+            let message = format!("device {} has no stream-ordered memory pools", device.device);
+            DriverError::new(DriverErrorKind::NotSupported, "memory_pools", 0, message)
+        })?;
+        let own = settings.malloc_async_own_pool;
+        let id = if own { pools.create_pool()? } else { pools.default_pool()? };
+        let prepared = pools.release_threshold(id).and_then(|threshold_bytes| {
+            keep_everything(pools, id)?;
+            Ok(MainPool { id, own, threshold_bytes })
+        });
+        let main = prepared.inspect_err(|_| {
+            if own {
+                // The first error is the one to tell.
+                let _ = pools.destroy_pool(id);
+            }
+        })?;
+        let owner = OwnerId::next();
+        let allocator = Self {
+            owner,
+            settings: RwLock::new(settings.clone()),
+            main,
+            blocks: Mutex::default(),
+            charged_bytes: AtomicU64::new(0),
+            limit_bytes: AtomicU64::new(UNLIMITED),
+            pools: Mutex::default(),
+            captures: Captures::default(),
+            joins: Mutex::default(),
+            usage: Mutex::default(),
+            notes: Notes::default(),
+            hooks: Hooks::new(owner),
+            history: Recorder::default(),
+            device,
+            driver,
+        };
+        allocator.set_limit(fraction_of(
+            allocator.device.total_bytes,
+            settings.per_process_memory_fraction,
+        ));
+        Ok(allocator)
+    }
+
+    /// What happened, while somebody records it.
+    #[must_use]
+    pub fn history(&self) -> &Recorder {
+        &self.history
+    }
+
+    /// How often something happened that is worth a look.
+    #[must_use]
+    pub fn notes(&self) -> MallocAsyncNotes {
+        let of = |note: &AtomicU64| note.load(Ordering::Relaxed);
+        MallocAsyncNotes {
+            trims_that_helped: of(&self.notes.trims_that_helped),
+            frees_after_capture: of(&self.notes.frees_after_capture),
+            deferred_frees: of(&self.notes.deferred_frees),
+            own_stream_recorded: of(&self.notes.own_stream_recorded),
+        }
+    }
+
+    fn memory_pools(&self) -> &dyn MemoryPools {
+        self.driver.memory_pools().expect("asked for when the allocator was built")
+    }
+
+    fn set_limit(&self, limit_bytes: Option<u64>) {
+        self.limit_bytes.store(limit_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
+    }
+
+    fn serve(&self, pool: Option<PoolId>, request: Request) -> Result<Allocation, AllocError> {
+        let bytes = request.bytes;
+        if bytes == 0 {
+            return Err(AllocError::ZeroBytes);
+        }
+        if bytes > REQUEST_MAX_BYTES {
+            return Err(AllocError::TooLarge { requested_bytes: bytes });
+        }
+        let route = if pool.is_none() && !self.captures.ask_for_care() {
+            Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
+        } else {
+            self.route_with_care(pool, request.stream)?
+        };
+        let address = match self.obtain(&route, request) {
+            Ok(address) => address,
+            Err(refusal) => self.climb(&route, request, refusal)?,
+        };
+        let block = Block::new(bytes, request.stream, &route);
+        let serial = self.blocks.lock().enter(address, block);
+        self.record(Action::Alloc, address, bytes, request.stream, route.pool);
+        Ok(Allocation::new(address, bytes, self.owner, token(serial)))
+    }
+
+    fn record(&self, action: Action, address: u64, bytes: u64, stream: StreamId, pool: PoolId) {
+        self.history.record(|| Event { action, address, size_bytes: bytes, stream, pool });
+    }
+}
+
+/// Memory stays in the pool until it is trimmed, and every reuse is welcome.
+fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), DriverError> {
+    pools.set_release_threshold(pool, u64::MAX)?;
+    pools.allow_reuse(pool)
+}
+
+/// A part of the device's memory; all of it is no limit.
+fn fraction_of(total_bytes: u64, fraction: f64) -> Option<u64> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a part of a device's memory; the cast saturates"
+    )]
+    (fraction < 1.0).then_some((total_bytes as f64 * fraction) as u64)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of a number")]
+fn token(serial: u64) -> Token {
+    Token([serial as u32, (serial >> 32) as u32, 0])
+}
+
+fn serial_of(token: Token) -> u64 {
+    u64::from(token.0[0]) | u64::from(token.0[1]) << 32
+}
+
+impl Drop for MallocAsyncAllocator {
+    /// Frees every block, also live ones, in the order of its stream, and trims the pools and the
+    /// idle memory of graphs. The
+    /// release threshold of the device's default pool becomes what it was.
+    fn drop(&mut self) {
+        // A driver that fails now keeps the memory; there is nobody to tell.
+        let _ = self.settle_deferred();
+        let all = self.blocks.lock().take_all();
+        for (address, block) in &all {
+            let _ = self.give_to_driver(*address, block);
+        }
+        let _ = self.driver.synchronize_device();
+        let joins = std::mem::take(&mut *self.joins.lock());
+        joins.spare.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
+        if let Some(stream) = joins.stream {
+            let _ = self.driver.destroy_stream(stream);
+        }
+        let pools = self.memory_pools();
+        self.pools.lock().destroy_all(pools);
+        let _ = pools.trim_graphs();
+        let _ = if self.main.own {
+            pools.destroy_pool(self.main.id)
+        } else {
+            let _ = pools.set_release_threshold(self.main.id, self.main.threshold_bytes);
+            pools.trim(self.main.id, self.main.threshold_bytes)
+        };
+    }
+}

@@ -1,0 +1,241 @@
+//! Private pools: one driver pool each, and the scopes that route requests to them.
+//!
+//! Memory of captured graphs comes from no pool: a capture's pool keeps its blocks apart in the
+//! account only. Checkpoints, pools over a user's allocator and pools that never split need to know
+//! the driver's segments; they are refused.
+
+use super::{MallocAsyncAllocator, Route, keep_everything};
+use crate::allocator::{PoolOptions, ScopeFilter};
+use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools};
+use crate::error::{AllocError, DriverError, PoolError};
+use crate::ids::{DeviceId, PoolId, StreamId};
+
+/// All private pools, and the open scopes, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    entries: Vec<Entry>,
+    scopes: Vec<(PoolId, ScopeFilter)>,
+    /// Devices that were let in: new pools are opened to them.
+    peers: Vec<DeviceId>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: PoolId,
+    driver_pool: DriverPoolId,
+    /// None left: the driver's pool is destroyed, and lives on for live blocks only.
+    users: u32,
+    use_on_oom: bool,
+}
+
+impl Pools {
+    fn entry(&mut self, id: PoolId) -> Result<&mut Entry, PoolError> {
+        if id == PoolId::DEFAULT {
+            return Err(PoolError::IsDefault);
+        }
+        let found = self.entries.iter_mut().find(|entry| entry.id == id);
+        found.ok_or(PoolError::Unknown { pool: id })
+    }
+
+    fn in_use(&mut self, id: PoolId) -> Result<&mut Entry, PoolError> {
+        let entry = self.entry(id)?;
+        if entry.users == 0 { Err(PoolError::Released { pool: id }) } else { Ok(entry) }
+    }
+
+    /// The pool of the newest scope that routes this request.
+    fn routed(&self, stream: StreamId, capture: Option<u64>) -> Option<PoolId> {
+        let matches = |filter: &ScopeFilter| match *filter {
+            ScopeFilter::Thread(thread) => thread == std::thread::current().id(),
+            ScopeFilter::Stream(own) => own == stream,
+            ScopeFilter::Capture(id) => capture == Some(id),
+        };
+        self.scopes.iter().rev().find(|(_, filter)| matches(filter)).map(|(pool, _)| *pool)
+    }
+
+    /// Driver pools whose idle memory other requests may have.
+    pub(super) fn opted_in(&self) -> Vec<DriverPoolId> {
+        let opted = |entry: &&Entry| entry.users > 0 && entry.use_on_oom;
+        self.entries.iter().filter(opted).map(|entry| entry.driver_pool).collect()
+    }
+
+    fn driver_pools(&self) -> Vec<DriverPoolId> {
+        self.entries.iter().filter(|e| e.users > 0).map(|e| e.driver_pool).collect()
+    }
+
+    pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) {
+        for entry in self.entries.drain(..).filter(|entry| entry.users > 0) {
+            // A driver that fails now keeps the memory; there is nobody to tell.
+            let _ = driver.destroy_pool(entry.driver_pool);
+        }
+    }
+}
+
+impl MallocAsyncAllocator {
+    /// Where a request goes when scopes are open, frees are deferred, or a pool is named.
+    #[cold]
+    pub(super) fn route_with_care(
+        &self,
+        pool: Option<PoolId>,
+        stream: StreamId,
+    ) -> Result<Route, AllocError> {
+        // What the driver refuses goes on waiting; `process_events` tells of it.
+        let _ = self.settle_deferred();
+        let capture = if self.captures.any_scope() { self.capture_of(stream)? } else { None };
+        let mut pools = self.pools.lock();
+        let pool = match pool {
+            Some(pool) => pool,
+            None => pools.routed(stream, capture).unwrap_or(PoolId::DEFAULT),
+        };
+        let driver_pool = match pool {
+            PoolId::DEFAULT => self.main.id,
+            private => pools.in_use(private)?.driver_pool,
+        };
+        Ok(Route { pool, driver_pool, capture })
+    }
+
+    pub(super) fn make_pool(&self, id: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
+        if id == PoolId::DEFAULT {
+            return Err(PoolError::IsDefault);
+        }
+        for (asked, what) in [
+            (options.allocator.is_some(), "segments of a user's allocator"),
+            (options.no_split, "blocks that are never split"),
+        ] {
+            if asked {
+                return Err(PoolError::NotSupported { pool: id, what });
+            }
+        }
+        self.forget_empty_pools();
+        let mut pools = self.pools.lock();
+        if pools.entries.iter().any(|entry| entry.id == id) {
+            return Err(PoolError::Taken { pool: id });
+        }
+        let entry = self.new_entry(id, options.use_on_oom, &pools.peers)?;
+        pools.entries.push(entry);
+        Ok(())
+    }
+
+    fn new_entry(
+        &self,
+        id: PoolId,
+        use_on_oom: bool,
+        peers: &[DeviceId],
+    ) -> Result<Entry, DriverError> {
+        let driver = self.memory_pools();
+        let driver_pool = driver.create_pool()?;
+        let open = || peers.iter().try_for_each(|peer| driver.open_pool(driver_pool, *peer));
+        if let Err(error) = keep_everything(driver, driver_pool).and_then(|()| open()) {
+            // The first error is the one to tell.
+            let _ = driver.destroy_pool(driver_pool);
+            return Err(error);
+        }
+        Ok(Entry { id, driver_pool, users: 1, use_on_oom })
+    }
+
+    /// Pools without users are known as long as blocks of them live.
+    fn forget_empty_pools(&self) {
+        let mut pools = self.pools.lock();
+        let blocks = self.blocks.lock();
+        pools.entries.retain(|entry| entry.users > 0 || blocks.any_of(entry.id));
+    }
+
+    pub(super) fn add_user(&self, id: PoolId) -> Result<(), PoolError> {
+        self.pools.lock().in_use(id)?.users += 1;
+        Ok(())
+    }
+
+    pub(super) fn remove_user(&self, id: PoolId) -> Result<(), PoolError> {
+        let mut pools = self.pools.lock();
+        let entry = pools.in_use(id)?;
+        if entry.users == 1 {
+            self.memory_pools().destroy_pool(entry.driver_pool)?;
+            let open = pools.scopes.len();
+            pools.scopes.retain(|(pool, _)| *pool != id);
+            (pools.scopes.len()..open).for_each(|_| self.captures.scope_closed());
+        }
+        pools.entry(id)?.users -= 1;
+        drop(pools);
+        self.forget_empty_pools();
+        Ok(())
+    }
+
+    pub(super) fn users_of(&self, id: PoolId) -> Option<u32> {
+        self.forget_empty_pools();
+        self.pools.lock().entry(id).ok().map(|entry| entry.users)
+    }
+
+    pub(super) fn begin_scope(&self, id: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        if id == PoolId::DEFAULT {
+            return Err(PoolError::IsDefault);
+        }
+        self.forget_empty_pools();
+        let mut pools = self.pools.lock();
+        if pools.scopes.iter().any(|(pool, _)| *pool == id) {
+            return Err(PoolError::ScopeOpen { pool: id });
+        }
+        match pools.in_use(id) {
+            Ok(entry) => entry.users += 1,
+            Err(PoolError::Unknown { .. }) => {
+                let entry = self.new_entry(id, false, &pools.peers)?;
+                pools.entries.push(entry);
+            }
+            Err(error) => return Err(error),
+        }
+        pools.scopes.push((id, filter));
+        self.captures.scope_opened();
+        Ok(())
+    }
+
+    pub(super) fn end_scope(&self, id: PoolId) -> Result<(), PoolError> {
+        {
+            let mut pools = self.pools.lock();
+            pools.entry(id)?;
+            let open = pools.scopes.iter().position(|(pool, _)| *pool == id);
+            pools.scopes.remove(open.ok_or(PoolError::ScopeClosed { pool: id })?);
+            self.captures.scope_closed();
+        }
+        Ok(self.settle_deferred()?)
+    }
+
+    pub(super) fn empty_private_pool(&self, id: PoolId) -> Result<(), PoolError> {
+        // A pool without users was destroyed: the driver gives its memory back by itself.
+        self.pools.lock().entry(id).map(drop)
+    }
+
+    pub(super) fn addresses_in(&self, id: PoolId) -> Result<Vec<u64>, PoolError> {
+        self.pools.lock().entry(id)?;
+        let mut addresses: Vec<u64> =
+            self.blocks.lock().of(Some(id)).map(|(address, _)| address).collect();
+        addresses.sort_unstable();
+        Ok(addresses)
+    }
+
+    /// Opens every pool to a device that can be reached, and those to come.
+    pub(super) fn let_in(&self, device: DeviceId) -> Result<(), DriverError> {
+        let mut pools = self.pools.lock();
+        let driver = self.memory_pools();
+        driver.open_pool(self.main.id, device)?;
+        pools.driver_pools().into_iter().try_for_each(|pool| driver.open_pool(pool, device))?;
+        if !pools.peers.contains(&device) {
+            pools.peers.push(device);
+        }
+        Ok(())
+    }
+
+    pub(super) fn let_in_so_far(&self) -> Vec<DeviceId> {
+        self.pools.lock().peers.clone()
+    }
+
+    /// Every driver pool that this allocator made, and the main one.
+    pub(super) fn all_driver_pools(&self) -> Vec<DriverPoolId> {
+        let mut all = self.pools.lock().driver_pools();
+        all.push(self.main.id);
+        all
+    }
+
+    /// What private pools hold, as far as the driver answers.
+    pub(super) fn usage_of_private_pools(&self) -> Vec<DriverPoolUsage> {
+        let pools = self.pools.lock().driver_pools();
+        pools.into_iter().filter_map(|pool| self.memory_pools().usage(pool).ok()).collect()
+    }
+}

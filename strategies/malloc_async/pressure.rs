@@ -1,0 +1,206 @@
+//! What is tried before a request fails, and the report when nothing helped.
+
+use std::sync::atomic::Ordering;
+
+use super::{MallocAsyncAllocator, Route, UNLIMITED};
+use crate::allocator::Request;
+use crate::config::Compat;
+use crate::driver::DriverPoolUsage;
+use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory};
+use crate::history::Action;
+use crate::ids::PoolId;
+use crate::size::human_bytes;
+
+/// Why there was no memory.
+#[derive(Clone, Debug)]
+pub(super) enum Refusal {
+    /// The limit; the driver was not asked.
+    Limit,
+    /// The driver.
+    Driver(DriverError),
+}
+
+impl MallocAsyncAllocator {
+    /// One attempt: the limit, then the driver.
+    pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<u64, Refusal> {
+        if !self.charge(request.bytes) {
+            return Err(Refusal::Limit);
+        }
+        let stream = request.stream;
+        let refused = |error| {
+            self.charged_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
+            Refusal::Driver(error)
+        };
+        let before = match route.capture {
+            Some(capture) => self.attach_leaves(stream, capture).map_err(refused)?,
+            None => None,
+        };
+        let asked = self.memory_pools().allocate_async(route.driver_pool, request.bytes, stream);
+        asked.map_err(|error| {
+            self.detach_leaves(stream, before);
+            refused(error)
+        })
+    }
+
+    /// Counts the bytes of a request as ours, unless they pass the limit.
+    fn charge(&self, bytes: u64) -> bool {
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        let within = |charged: u64| charged.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.charged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
+    }
+
+    /// After the first refusal: callbacks; then wait, trim and try once more.
+    #[cold]
+    pub(super) fn climb(
+        &self,
+        route: &Route,
+        request: Request,
+        refusal: Refusal,
+    ) -> Result<u64, AllocError> {
+        let mut refusal = about_memory(refusal)?;
+        if self.hooks.free_some_memory() {
+            match self.obtain(route, request) {
+                Ok(address) => return Ok(address),
+                Err(again) => refusal = about_memory(again)?,
+            }
+        }
+        // In a capture nobody may wait, and memory of graphs is not the pool's.
+        let captured = route.capture.is_some() || self.capture_of(request.stream)?.is_some();
+        if matches!(refusal, Refusal::Driver(_)) && !captured {
+            self.blocks.lock().sums.num_retries += 1;
+            self.wait_and_trim(route, request)?;
+            match self.obtain(route, request) {
+                Ok(address) => {
+                    self.notes.trims_that_helped.fetch_add(1, Ordering::Relaxed);
+                    return Ok(address);
+                }
+                Err(again) => refusal = about_memory(again)?,
+            }
+        }
+        let report = Box::new(self.report(route, request, &refusal));
+        self.hooks.tell_out_of_memory(&report);
+        Err(AllocError::OutOfMemory(report))
+    }
+
+    /// Waits for running work and gives back what is idle: of the request's own pool, of the main
+    /// pool, of pools that were opted in, and of graphs. PyTorch waits for the request's stream only;
+    /// what other streams freed comes back only when they were waited for, too.
+    fn wait_and_trim(&self, route: &Route, request: Request) -> Result<(), DriverError> {
+        let waited = if self.settings.read().compat == Compat::PyTorch {
+            self.driver.synchronize_stream(request.stream)
+        } else {
+            self.driver.synchronize_device()
+        };
+        match waited {
+            // Another thread captures, and nobody may wait: trim what is idle already.
+            Err(error) if error.kind != DriverErrorKind::CaptureActive => return Err(error),
+            _ => {}
+        }
+        let pools = self.memory_pools();
+        pools.trim(self.main.id, 0)?;
+        let mut others = self.pools.lock().opted_in();
+        if route.driver_pool != self.main.id {
+            others.push(route.driver_pool);
+        }
+        others.into_iter().try_for_each(|pool| pools.trim(pool, 0))?;
+        pools.trim_graphs()
+    }
+
+    fn report(&self, route: &Route, request: Request, refusal: &Refusal) -> OutOfMemory {
+        let (allocated_bytes, draining_bytes) = {
+            let mut blocks = self.blocks.lock();
+            blocks.sums.num_ooms += 1;
+            (blocks.sums.allocated_bytes.current.unsigned_abs(), blocks.deferred_bytes())
+        };
+        let info = self.driver.memory_info().ok();
+        let free = info.map_or(0, |info| info.free_bytes);
+        self.record(Action::OutOfMemory, free, request.bytes, request.stream, route.pool);
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        let main = self.usage_of_main();
+        let mut reserved_bytes = main.reserved_bytes;
+        let mut cached_private_bytes = 0;
+        for usage in self.usage_of_private_pools() {
+            reserved_bytes += usage.reserved_bytes;
+            cached_private_bytes += idle(usage);
+        }
+        let mut report = OutOfMemory {
+            device: self.device.device,
+            stream: request.stream,
+            pool: route.pool,
+            requested_bytes: request.bytes,
+            rounded_bytes: request.bytes,
+            segment_bytes: request.bytes,
+            device_free_bytes: info.map(|info| info.free_bytes),
+            device_total_bytes: info.map(|info| info.total_bytes),
+            limit_bytes: (limit != UNLIMITED).then_some(limit),
+            allocated_bytes,
+            reserved_bytes,
+            cached_large_bytes: idle(main) + cached_private_bytes,
+            cached_private_bytes,
+            draining_bytes,
+            driver: match refusal {
+                Refusal::Driver(error) => Some(error.clone()),
+                Refusal::Limit => None,
+            },
+            ..OutOfMemory::default()
+        };
+        report.hints = self.hints(&report, refusal);
+        report
+    }
+
+    fn hints(&self, report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
+        let mut hints = Vec::new();
+        let needed = report.requested_bytes;
+        if let (Refusal::Limit, Some(limit)) = (refusal, report.limit_bytes) {
+            let free = report.device_free_bytes.map_or(String::new(), |free| {
+                format!(", the device still has {} free", human_bytes(free))
+            });
+            hints.push(format!(
+                "the limit of {} refused it{free}: raise the memory fraction.",
+                human_bytes(limit)
+            ));
+        }
+        if report.cached_large_bytes >= needed && matches!(refusal, Refusal::Driver(_)) {
+            hints.push(format!(
+                "the driver holds {} that nobody uses, in pieces that are too small or between \
+                 blocks in use: backend:native,expandable_segments:True joins such pieces.",
+                human_bytes(report.cached_large_bytes)
+            ));
+        }
+        if report.draining_bytes >= needed {
+            hints.push(format!(
+                "{} were freed while a graph was captured and wait for its end.",
+                human_bytes(report.draining_bytes)
+            ));
+        }
+        if report.pool == PoolId::DEFAULT && report.cached_private_bytes >= needed {
+            hints.push(
+                "private pools hold enough idle memory: make them with use_on_oom, or release them."
+                    .to_owned(),
+            );
+        }
+        let taken = report.device_total_bytes.zip(report.device_free_bytes);
+        let others = taken.map_or(0, |(total, free)| {
+            total.saturating_sub(free).saturating_sub(report.reserved_bytes)
+        });
+        if others >= needed && matches!(refusal, Refusal::Driver(_)) {
+            hints.push(format!(
+                "{} of the device are held by others: look for other processes on it.",
+                human_bytes(others)
+            ));
+        }
+        hints
+    }
+}
+
+fn idle(usage: DriverPoolUsage) -> u64 {
+    usage.reserved_bytes.saturating_sub(usage.used_bytes)
+}
+
+/// A refusal for want of memory; anything else is the caller's error.
+fn about_memory(refusal: Refusal) -> Result<Refusal, DriverError> {
+    match refusal {
+        Refusal::Driver(error) if !error.is_out_of_memory() => Err(error),
+        other => Ok(other),
+    }
+}

@@ -1,0 +1,408 @@
+//! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
+//!
+//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools.
+
+#[path = "malloc_async/captures.rs"]
+mod captures;
+mod common;
+#[path = "malloc_async/pools.rs"]
+mod pools;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use stratalloc::allocator::{
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, RawAddresses, Request,
+};
+use stratalloc::config::{Compat, Config, Settings};
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, FaultPlan, Faulty, MemoryPools, Sim};
+use stratalloc::error::{AllocError, DriverErrorKind, HandleError, OutOfMemory};
+use stratalloc::history::Action;
+use stratalloc::ids::{DeviceId, PoolId, StreamId};
+use stratalloc::size::MIB;
+use stratalloc::strategies::MallocAsyncAllocator;
+
+#[cfg(target_os = "linux")]
+use common::machine::HostMachine;
+use common::machine::{Machine, SimMachine};
+
+/// An allocator on a machine.
+struct Bed<M> {
+    // Dropped before the machine.
+    allocator: MallocAsyncAllocator,
+    machine: M,
+}
+
+impl<M: Machine> Bed<M> {
+    fn new(machine: M) -> Self {
+        Self::with(machine, Settings::default())
+    }
+
+    fn with(machine: M, settings: Settings) -> Self {
+        let allocator =
+            MallocAsyncAllocator::new(machine.driver(), &settings).expect("the machine has pools");
+        Self { allocator, machine }
+    }
+
+    fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
+        self.allocator.allocate(Request::new(bytes, stream)).expect("there is room")
+    }
+
+    fn give(&self, allocation: Allocation) {
+        self.allocator.free(allocation).expect("the block is live");
+    }
+
+    fn refused(&self, bytes: u64) -> Box<OutOfMemory> {
+        match self.allocator.allocate(Request::new(bytes, StreamId::DEFAULT)) {
+            Err(AllocError::OutOfMemory(report)) => report,
+            other => panic!("expected out of memory, got {other:?}"),
+        }
+    }
+
+    fn allocated(&self) -> (i64, i64, i64) {
+        let s = self.allocator.statistics();
+        (s.allocation.all.current, s.allocated_bytes.all.current, s.active_bytes.all.current)
+    }
+}
+
+fn sim(mib: u64) -> Bed<SimMachine> {
+    Bed::new(SimMachine::new(mib * MIB))
+}
+
+#[test]
+fn requests_are_passed_on_as_they_are_and_the_driver_reuses_them_in_order() {
+    let bed = sim(256);
+    let first = bed.take(MIB + 1, StreamId::DEFAULT);
+    assert_eq!(first.size_bytes(), MIB + 1);
+    let address = first.address();
+    assert_eq!(bed.allocated(), (1, 1_048_577, 1_048_577));
+    bed.give(first);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+    let second = bed.take(MIB + 1, StreamId::DEFAULT);
+    assert_eq!(second.address(), address);
+    let s = bed.allocator.statistics();
+    assert_eq!(s.reserved_bytes.all.current, 32 << 20);
+    assert_eq!(
+        (s.allocation.all.allocated, s.allocation.all.freed, s.allocation.all.peak),
+        (2, 1, 1)
+    );
+    bed.give(second);
+}
+
+#[test]
+fn memory_stays_in_the_pool_over_a_wait_and_goes_when_the_cache_is_emptied() {
+    let bed = sim(256);
+    let block = bed.take(64 * MIB, StreamId::DEFAULT);
+    bed.give(block);
+    bed.machine.driver().synchronize_device().unwrap();
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 64 << 20);
+    bed.allocator.empty_cache().unwrap();
+    let s = bed.allocator.statistics();
+    assert_eq!((s.reserved_bytes.all.current, s.reserved_bytes.all.peak), (0, 64 << 20));
+    bed.allocator.reset_peaks();
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.peak, 0);
+}
+
+#[test]
+fn the_default_pool_is_left_as_it_was_found() {
+    let machine = SimMachine::new(256 * MIB);
+    let pool = machine.0.default_pool().unwrap();
+    machine.0.set_release_threshold(pool, 7 * MIB).unwrap();
+    let bed = Bed::new(machine);
+    assert_eq!(bed.machine.0.release_threshold(pool).unwrap(), u64::MAX);
+    let kept = bed.take(MIB, StreamId::DEFAULT);
+    let Bed { allocator, machine } = bed;
+    drop(allocator);
+    assert_eq!(machine.0.release_threshold(pool).unwrap(), 7 * MIB);
+    assert!(machine.held().is_nothing(), "{:?}", machine.held());
+    assert_eq!(machine.used_bytes(), 0);
+    assert_eq!(kept.size_bytes(), MIB);
+}
+
+#[test]
+fn a_pool_of_its_own_shares_nothing_with_the_default_pool() {
+    let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };
+    let bed = Bed::with(SimMachine::new(256 * MIB), settings);
+    let block = bed.take(MIB, StreamId::DEFAULT);
+    let driver = &bed.machine.0;
+    assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().reserved_bytes, 0);
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
+    bed.give(block);
+    let Bed { allocator, machine } = bed;
+    drop(allocator);
+    assert_eq!(machine.used_bytes(), 0);
+}
+
+#[test]
+fn the_limit_refuses_without_asking_the_driver() {
+    let bed = sim(256);
+    bed.allocator.set_limit_bytes(Some(10 * MIB));
+    let block = bed.take(6 * MIB, StreamId::DEFAULT);
+    let asked = bed.machine.0.calls("allocate_async");
+    let report = bed.refused(5 * MIB);
+    assert_eq!(bed.machine.0.calls("allocate_async"), asked);
+    assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(10 * MIB), 6 * MIB));
+    assert_eq!(report.driver, None);
+    assert!(report.to_string().contains("raise the memory fraction"), "{report}");
+    bed.give(block);
+    let block = bed.take(10 * MIB, StreamId::DEFAULT);
+    bed.give(block);
+    assert_eq!(bed.allocator.statistics().num_ooms, 1);
+    assert!(bed.allocator.set_memory_fraction(1.5).is_err());
+    bed.allocator.set_memory_fraction(0.5).unwrap();
+    assert_eq!(bed.allocator.limit_bytes(), Some(128 * MIB));
+    bed.allocator.set_memory_fraction(1.0).unwrap();
+    assert_eq!(bed.allocator.limit_bytes(), None);
+}
+
+#[test]
+fn a_configured_fraction_is_a_limit_from_the_start() {
+    let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
+    let bed = Bed::with(SimMachine::new(256 * MIB), settings);
+    assert_eq!(bed.allocator.limit_bytes(), Some(64 * MIB));
+}
+
+#[test]
+fn a_refusal_is_tried_again_after_waiting_and_trimming() {
+    let bed = sim(128);
+    let (a, b) = (bed.machine.driver().create_stream().unwrap(), StreamId::DEFAULT);
+    let held = bed.take(64 * MIB, a);
+    bed.give(held);
+    // The free on stream a has not been reached, so its memory is of no use to b until waited for.
+    let block = bed.take(96 * MIB, b);
+    assert_eq!(bed.allocator.notes().trims_that_helped, 1);
+    assert_eq!(bed.allocator.statistics().num_alloc_retries, 1);
+    bed.give(block);
+}
+
+#[test]
+fn pytorchs_letter_waits_for_the_streams_own_work_only() {
+    let settings = Settings { compat: Compat::PyTorch, ..Settings::default() };
+    let bed = Bed::with(SimMachine::new(128 * MIB), settings);
+    let other = bed.machine.driver().create_stream().unwrap();
+    let held = bed.take(64 * MIB, other);
+    bed.give(held);
+    bed.refused(96 * MIB);
+    bed.machine.finish_stream(other);
+    let block = bed.take(96 * MIB, StreamId::DEFAULT);
+    bed.give(block);
+}
+
+#[test]
+fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
+    let bed = sim(128);
+    let seen = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&seen);
+    bed.allocator.add_oom_observer(Arc::new(move |report| {
+        assert_eq!(report.requested_bytes, 100 * MIB);
+        count.fetch_add(1, Ordering::Relaxed);
+    }));
+    let kept = bed.take(64 * MIB, StreamId::DEFAULT);
+    bed.allocator.history().start(16);
+    let report = bed.refused(100 * MIB);
+    assert_eq!(seen.load(Ordering::Relaxed), 1);
+    assert_eq!((report.allocated_bytes, report.reserved_bytes), (64 * MIB, 64 * MIB));
+    assert_eq!(report.device_total_bytes, Some(128 * MIB));
+    assert_eq!(report.driver.as_ref().unwrap().kind, DriverErrorKind::OutOfMemory);
+    let mut events = Vec::new();
+    bed.allocator.history().drain_into(&mut events);
+    assert!(events.iter().any(|event| event.action == Action::OutOfMemory));
+    bed.give(kept);
+}
+
+#[test]
+fn free_memory_callbacks_are_asked_before_anything_is_waited_for() {
+    let machine = SimMachine::new(128 * MIB);
+    let allocator =
+        Arc::new(MallocAsyncAllocator::new(machine.driver(), &Settings::default()).unwrap());
+    let kept = allocator.allocate(Request::new(96 * MIB, StreamId::DEFAULT)).unwrap();
+    let cell = Arc::new(parking_lot::Mutex::new(Some(kept)));
+    let weak = Arc::downgrade(&allocator);
+    allocator.add_free_memory_callback(Arc::new(move || {
+        let allocator = weak.upgrade().expect("it calls");
+        cell.lock().take().is_some_and(|block| allocator.free(block).is_ok())
+    }));
+    let waits = machine.0.calls("synchronize_device");
+    let block = allocator.allocate(Request::new(96 * MIB, StreamId::DEFAULT)).unwrap();
+    assert_eq!(machine.0.calls("synchronize_device"), waits);
+    allocator.free(block).unwrap();
+}
+
+#[test]
+fn a_block_that_other_streams_use_waits_for_all_of_them() {
+    let bed = sim(256);
+    let driver = bed.machine.driver();
+    let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
+    let block = bed.take(32 * MIB, a);
+    let address = block.address();
+    bed.allocator.record_stream(&block, b).unwrap();
+    bed.allocator.record_stream(&block, a).unwrap();
+    assert_eq!(bed.allocator.notes().own_stream_recorded, 1);
+    bed.give(block);
+    // Neither stream's order says that b has finished.
+    for stream in [a, b] {
+        let other = bed.take(32 * MIB, stream);
+        assert_ne!(other.address(), address);
+        bed.give(other);
+    }
+    bed.machine.finish_stream(b);
+    bed.machine.finish_stream(a);
+    driver.synchronize_device().unwrap();
+    let again = bed.take(32 * MIB, b);
+    assert_eq!(again.address(), address, "the lowest range is free for everybody now");
+    bed.give(again);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn bytes_that_another_stream_still_reads_stay_intact() {
+    let bed = Bed::new(HostMachine::new(256 * MIB));
+    let driver = bed.machine.driver();
+    let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
+    let target = bed.take(MIB, b);
+    for round in 0..50 {
+        let source = bed.take(MIB, a);
+        bed.machine.write(source.address(), MIB, round, a).unwrap();
+        // b is held back, then copies; meanwhile the source is freed and others want memory.
+        bed.machine.spoil_later(target.address(), 64, b).unwrap();
+        driver.copy(target.address(), source.address(), MIB, b).unwrap();
+        bed.allocator.record_stream(&source, b).unwrap();
+        bed.give(source);
+        let other = bed.take(MIB, a);
+        driver.fill(other.address(), 0xAA, MIB, a).unwrap();
+        bed.give(other);
+        bed.machine.verify(target.address(), MIB, round, b).unwrap();
+    }
+    bed.give(target);
+}
+
+#[test]
+fn stale_foreign_and_wild_handles_are_refused() {
+    let (bed, other) = (sim(256), sim(256));
+    let block = bed.take(MIB, StreamId::DEFAULT);
+    let address = block.address();
+    let error = other.allocator.free(block).unwrap_err();
+    assert!(matches!(error.reason, HandleError::Foreign { .. }));
+    let block = error.allocation;
+    let stale = Allocation::new(address, MIB, block.owner(), block.token());
+    bed.give(block);
+    let error = bed.allocator.free(stale).unwrap_err();
+    assert_eq!(error.reason, HandleError::Stale { address });
+    let fresh = bed.take(MIB, StreamId::DEFAULT);
+    assert_eq!(fresh.address(), address);
+    let error = bed.allocator.record_stream(&error.allocation, StreamId(1)).unwrap_err();
+    assert_eq!(error, HandleError::Stale { address });
+    for wild in [0, 1, address + 512, u64::MAX] {
+        let unknown = HandleError::UnknownAddress { address: wild };
+        assert_eq!(bed.allocator.free_raw(wild), Err(unknown));
+    }
+    bed.allocator.free_raw(address).unwrap();
+    assert_eq!(bed.allocated(), (0, 0, 0));
+    assert!(matches!(
+        bed.allocator.allocate(Request::new(0, StreamId::DEFAULT)),
+        Err(AllocError::ZeroBytes)
+    ));
+    assert!(matches!(
+        bed.allocator.allocate(Request::new(u64::MAX, StreamId::DEFAULT)),
+        Err(AllocError::TooLarge { .. })
+    ));
+}
+
+#[test]
+fn every_call_of_the_driver_may_fail_and_nothing_is_lost() {
+    for at in 0..60 {
+        let sim = SimMachine::new(128 * MIB);
+        let faulty = Arc::new(Faulty::new(Arc::clone(&sim.0)));
+        let plan = FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only: None };
+        let Ok(allocator) = MallocAsyncAllocator::new(
+            Arc::clone(&faulty) as Arc<dyn Driver>,
+            &Settings { malloc_async_own_pool: at % 2 == 0, ..Settings::default() },
+        ) else {
+            panic!("nothing is armed yet");
+        };
+        let streams = [StreamId::DEFAULT, sim.0.create_stream().unwrap()];
+        faulty.arm(plan);
+        let mut held = Vec::new();
+        for step in 0..12u64 {
+            let stream = streams[step as usize % 2];
+            if let Ok(block) = allocator.allocate(Request::new((step + 1) * MIB, stream)) {
+                let _ = allocator.record_stream(&block, streams[0]);
+                held.push(block);
+            }
+            if step % 3 == 2 {
+                let block = held.remove(0);
+                if let Err(refused) = allocator.free(block) {
+                    held.push(refused.allocation);
+                }
+            }
+            let _ = allocator.empty_cache();
+        }
+        faulty.disarm();
+        let bytes: u64 = held.iter().map(Allocation::size_bytes).sum();
+        let s = allocator.statistics();
+        assert_eq!(s.allocated_bytes.all.current.unsigned_abs(), bytes, "call {at}");
+        assert_eq!(s.allocation.all.current.unsigned_abs(), held.len() as u64);
+        held.into_iter().for_each(|block| allocator.free(block).unwrap());
+        drop(allocator);
+        sim.0.destroy_stream(streams[1]).unwrap();
+        assert!(sim.held().is_nothing(), "call {at}: {:?}", sim.held());
+        assert_eq!(sim.used_bytes(), 0, "call {at}");
+    }
+}
+
+#[test]
+fn the_largest_request_that_fits_is_found_and_costs_nothing_afterwards() {
+    let bed = sim(256);
+    let kept = bed.take(32 * MIB, StreamId::DEFAULT);
+    let info = bed.allocator.cache_info().unwrap();
+    assert_eq!(info.device_free_bytes, 224 * MIB);
+    assert_eq!(info.largest_cached_bytes, 224 * MIB);
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
+    bed.allocator.set_limit_bytes(Some(48 * MIB));
+    assert_eq!(bed.allocator.cache_info().unwrap().largest_cached_bytes, 16 * MIB);
+    bed.give(kept);
+}
+
+#[test]
+fn peers_reach_pools_of_before_and_after() {
+    let options = SimOptions { reachable_devices: 1, ..SimOptions::default() };
+    let sim = Arc::new(Sim::new(options));
+    let driver = Arc::clone(&sim) as Arc<dyn Driver>;
+    let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+    let peers = allocator.peer_access().expect("the device has peers");
+    assert!(peers.enable_peer_access(DeviceId(0)).is_err());
+    assert!(peers.enable_peer_access(DeviceId(5)).is_err());
+    peers.enable_peer_access(DeviceId(1)).unwrap();
+    peers.enable_peer_access(DeviceId(1)).unwrap();
+    assert_eq!(peers.peers(), [DeviceId(1)]);
+    let opened = sim.calls("open_pool");
+    allocator
+        .private_pools()
+        .unwrap()
+        .create_pool(PoolId::next_user(), Default::default())
+        .unwrap();
+    assert_eq!(sim.calls("open_pool"), opened + 1);
+}
+
+#[test]
+fn a_device_without_pools_is_refused_with_a_reason() {
+    let driver =
+        Arc::new(common::plain::Plain { inner: SimMachine::new(64 * MIB).0 }) as Arc<dyn Driver>;
+    let error = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap_err();
+    assert_eq!(error.kind, DriverErrorKind::NotSupported);
+    assert!(error.to_string().contains("no stream-ordered memory pools"), "{error}");
+}
+
+#[test]
+fn the_configuration_names_it() {
+    let table = stratalloc::config::KeyTable::default();
+    for text in ["backend:cudaMallocAsync", "backend:hipMallocAsync,malloc_async_own_pool:True"] {
+        let config = Config::parse(text, &table).unwrap();
+        let machine = SimMachine::new(64 * MIB);
+        let strategy =
+            stratalloc::registry::build(&config, machine.driver(), Default::default()).unwrap();
+        assert_eq!(strategy.name(), "cudaMallocAsync");
+        assert!(strategy.engine().is_none());
+    }
+}

@@ -1,0 +1,189 @@
+//! Graphs: memory of their own, frees that must not keep a capture from ending, frees that wait.
+
+use stratalloc::allocator::{
+    Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
+};
+use stratalloc::driver::{Capture, Driver, MemoryPools};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::MIB;
+
+use crate::common::machine::{Machine, SimMachine};
+use crate::{Bed, sim};
+
+impl Bed<SimMachine> {
+    fn stream(&self) -> StreamId {
+        self.machine.0.create_stream().expect("streams are free")
+    }
+
+    fn capture(&self, stream: StreamId, pool: PoolId) -> PoolScope<'_> {
+        let id = Capture::begin(&*self.machine.0, stream).expect("no capture yet");
+        PoolScope::open(&self.allocator, pool, ScopeFilter::Capture(id)).expect("no scope yet")
+    }
+
+    fn end(&self, stream: StreamId) {
+        Capture::end(&*self.machine.0, stream).expect("sound and joined");
+    }
+
+    /// Draws `other` into the capture of `stream`, or joins it.
+    fn order(&self, before: StreamId, after: StreamId) {
+        let driver = &self.machine.0;
+        let event = driver.create_event().expect("events are free");
+        driver.record_event(event, before).expect("both live");
+        driver.wait_event(after, event).expect("both live");
+        driver.destroy_event(event).expect("it lives");
+    }
+}
+
+#[test]
+fn a_graph_reuses_what_was_freed_before_on_the_same_stream() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let addresses: Vec<u64> = (0..4)
+        .map(|_| {
+            let block = bed.take(8 * MIB, stream);
+            let address = block.address();
+            bed.give(block);
+            address
+        })
+        .collect();
+    assert!(addresses.iter().all(|address| *address == addresses[0]), "{addresses:x?}");
+    let driver = &bed.machine.0;
+    assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().reserved_bytes, 0);
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
+    bed.end(stream);
+    drop(scope);
+    bed.allocator.caching().unwrap().empty_cache().unwrap();
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 0);
+}
+
+#[test]
+fn a_block_may_be_freed_after_its_stream_was_joined() {
+    let bed = sim(256);
+    let (main, side) = (bed.stream(), bed.stream());
+    let scope = bed.capture(main, PoolId::next_capture());
+    bed.order(main, side);
+    let block = bed.take(8 * MIB, side);
+    bed.order(side, main);
+    // The side stream does nothing any more that anybody could join.
+    bed.give(block);
+    let next = bed.take(8 * MIB, main);
+    bed.give(next);
+    bed.end(main);
+    drop(scope);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+}
+
+#[test]
+fn a_free_inside_comes_after_every_stream_that_uses_the_block() {
+    let bed = sim(256);
+    let (main, side) = (bed.stream(), bed.stream());
+    let scope = bed.capture(main, PoolId::next_capture());
+    let block = bed.take(8 * MIB, main);
+    let address = block.address();
+    bed.order(main, side);
+    bed.machine.0.fill(address, 1, 8 * MIB, side).unwrap();
+    let used_in = bed.machine.0.frontier(side).unwrap();
+    bed.allocator.record_stream(&block, side).unwrap();
+    bed.give(block);
+    // The stream is where it was, and its next block may have the memory only behind the use.
+    assert!(!bed.machine.0.frontier(main).unwrap().contains(&used_in[0]));
+    let again = bed.take(8 * MIB, main);
+    assert_eq!(again.address(), address);
+    let node = bed.machine.0.frontier(main).unwrap()[0];
+    let mut behind = bed.machine.0.dependencies(node).unwrap();
+    let mut all = Vec::new();
+    while let Some(node) = behind.pop() {
+        behind.extend(bed.machine.0.dependencies(node).unwrap());
+        all.push(node);
+    }
+    assert!(all.contains(&used_in[0]));
+    bed.give(again);
+    bed.order(side, main);
+    bed.end(main);
+    drop(scope);
+}
+
+#[test]
+fn a_block_from_outside_is_freed_when_the_capture_has_ended() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let outside = bed.take(8 * MIB, stream);
+    let scope = bed.capture(stream, PoolId::next_capture());
+    bed.give(outside);
+    assert_eq!(bed.allocated(), (0, 0, 8 << 20));
+    assert_eq!(bed.allocator.notes().deferred_frees, 1);
+    let inside = bed.take(MIB, stream);
+    bed.give(inside);
+    bed.end(stream);
+    drop(scope);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+    let driver = &bed.machine.0;
+    assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().used_bytes, 0);
+}
+
+#[test]
+fn a_free_in_a_capture_that_nobody_told_of_waits_too() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let outside = bed.take(8 * MIB, stream);
+    Capture::begin(&*bed.machine.0, stream).unwrap();
+    bed.give(outside);
+    assert_eq!(bed.allocated(), (0, 0, 8 << 20));
+    bed.end(stream);
+    let next = bed.take(MIB, stream);
+    assert_eq!(bed.allocated(), (1, 1 << 20, 1 << 20));
+    bed.give(next);
+}
+
+#[test]
+fn a_use_from_outside_captures_is_waited_for_after_the_capture() {
+    let bed = sim(256);
+    let (stream, side) = (bed.stream(), bed.stream());
+    let block = bed.take(32 * MIB, stream);
+    let address = block.address();
+    bed.allocator.record_stream(&block, side).unwrap();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    bed.give(block);
+    assert_eq!(bed.allocated(), (0, 0, 32 << 20));
+    bed.end(stream);
+    drop(scope);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+    let other = bed.take(32 * MIB, stream);
+    assert_ne!(other.address(), address, "side has not finished");
+    bed.give(other);
+}
+
+#[test]
+fn a_graphs_block_that_is_freed_later_is_noted() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let result = bed.take(8 * MIB, stream);
+    bed.end(stream);
+    let graph = scope.finish();
+    assert_eq!(
+        bed.allocator.private_pools().unwrap().live_addresses(graph.pool()).unwrap(),
+        [result.address()]
+    );
+    bed.give(result);
+    assert_eq!(bed.allocator.notes().frees_after_capture, 1);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+}
+
+#[test]
+fn a_failed_request_inside_a_capture_leaves_the_capture_sound() {
+    let bed = sim(64);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let block = bed.take(8 * MIB, stream);
+    bed.give(block);
+    assert!(bed.allocator.allocate(Request::new(100 * MIB, stream)).is_err());
+    let block = bed.take(8 * MIB, stream);
+    bed.give(block);
+    bed.end(stream);
+    drop(scope);
+    let Bed { allocator, machine } = bed;
+    drop(allocator);
+    assert_eq!(machine.used_bytes(), 0);
+}

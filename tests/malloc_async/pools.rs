@@ -1,0 +1,145 @@
+//! Private pools, each a driver pool.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{
+    Caching, Counters, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolOptions, PrivatePools,
+    Request, ScopeFilter, SegmentAllocator,
+};
+use stratalloc::error::{AllocError, PoolError};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::MIB;
+
+use crate::common::machine::Machine;
+use crate::{Bed, sim};
+
+const ON: StreamId = StreamId::DEFAULT;
+
+#[test]
+fn a_scope_routes_a_threads_requests_and_blocks_stay_apart() {
+    let bed = sim(256);
+    let before = bed.take(MIB, ON);
+    let pool = MemoryPool::new(&bed.allocator, PoolOptions::default()).unwrap();
+    let scope = pool.enter().unwrap();
+    let inside = bed.take(MIB, ON);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let elsewhere = bed.take(MIB, ON);
+            bed.give(elsewhere);
+        });
+    });
+    drop(scope);
+    let after = bed.take(MIB, ON);
+    assert_eq!(bed.allocator.live_addresses(pool.id()).unwrap(), [inside.address()]);
+    assert!(
+        <dyn PrivatePools>::holds_exactly(&bed.allocator, pool.id(), &[inside.address()]).unwrap()
+    );
+    assert_eq!(bed.allocator.pool_layout(pool.id()).unwrap().len(), 1);
+    assert_eq!(bed.allocator.layout().len(), 3);
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 64 << 20);
+    for block in [before, inside, after] {
+        bed.give(block);
+    }
+    let id = pool.id();
+    drop(pool);
+    assert_eq!(bed.allocator.pool_users(id), None);
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
+}
+
+#[test]
+fn a_released_pool_lives_as_long_as_its_blocks() {
+    let bed = sim(256);
+    let id = PoolId::next_user();
+    bed.allocator.create_pool(id, PoolOptions::default()).unwrap();
+    assert_eq!(
+        bed.allocator.create_pool(id, PoolOptions::default()),
+        Err(PoolError::Taken { pool: id })
+    );
+    let block = bed.allocator.allocate_in(id, Request::new(MIB, ON)).unwrap();
+    bed.allocator.release_pool(id).unwrap();
+    assert_eq!(bed.allocator.pool_users(id), Some(0));
+    assert_eq!(bed.allocator.retain_pool(id), Err(PoolError::Released { pool: id }));
+    let refused = bed.allocator.allocate_in(id, Request::new(MIB, ON));
+    assert!(matches!(refused, Err(AllocError::Pool(PoolError::Released { .. }))));
+    bed.give(block);
+    assert_eq!(bed.allocator.pool_users(id), None);
+    assert_eq!(bed.allocator.release_pool(id), Err(PoolError::Unknown { pool: id }));
+    bed.machine.driver().synchronize_device().unwrap();
+    assert_eq!(bed.machine.used_bytes(), 0);
+}
+
+#[test]
+fn idle_memory_of_a_pool_that_was_opted_in_saves_others() {
+    for opted in [false, true] {
+        let bed = sim(128);
+        let id = PoolId::next_user();
+        let options = PoolOptions { use_on_oom: opted, ..PoolOptions::default() };
+        bed.allocator.create_pool(id, options).unwrap();
+        let block = bed.allocator.allocate_in(id, Request::new(64 * MIB, ON)).unwrap();
+        bed.give(block);
+        let wanted = bed.allocator.allocate(Request::new(96 * MIB, ON));
+        match (opted, wanted) {
+            (true, Ok(block)) => bed.give(block),
+            (false, Err(AllocError::OutOfMemory(report))) => {
+                assert_eq!(report.cached_private_bytes, 64 * MIB);
+            }
+            (_, other) => panic!("use_on_oom {opted}: {other:?}"),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Nothing;
+
+impl SegmentAllocator for Nothing {
+    fn allocate(&self, _size_bytes: u64, _stream: StreamId) -> Option<u64> {
+        None
+    }
+
+    fn free(&self, _address: u64, _size_bytes: u64, _stream: StreamId) {}
+}
+
+#[test]
+fn what_driver_pools_cannot_do_is_refused_by_name() {
+    let bed = sim(64);
+    let pool = PoolId::next_user();
+    let not = |what| Err(PoolError::NotSupported { pool, what });
+    let own = PoolOptions { allocator: Some(Arc::new(Nothing)), ..PoolOptions::default() };
+    assert_eq!(bed.allocator.create_pool(pool, own), not("segments of a user's allocator"));
+    let whole = PoolOptions { no_split: true, ..PoolOptions::default() };
+    assert_eq!(bed.allocator.create_pool(pool, whole), not("blocks that are never split"));
+    bed.allocator.create_pool(pool, PoolOptions::default()).unwrap();
+    assert_eq!(bed.allocator.checkpoint(pool).map(drop), not("checkpoints"));
+    let checkpoint = PoolCheckpoint { pool, segments: Vec::new() };
+    assert_eq!(bed.allocator.restore(&checkpoint).map(drop), not("checkpoints"));
+    assert_eq!(
+        bed.allocator.open_scope(PoolId::DEFAULT, ScopeFilter::Stream(ON)),
+        Err(PoolError::IsDefault)
+    );
+}
+
+#[test]
+fn scopes_nest_newest_first_and_close_once() {
+    let bed = sim(256);
+    let (outer, inner) = (PoolId::next_user(), PoolId::next_user());
+    bed.allocator.open_scope(outer, ScopeFilter::Stream(ON)).unwrap();
+    bed.allocator.open_scope(inner, ScopeFilter::this_thread()).unwrap();
+    assert_eq!(
+        bed.allocator.open_scope(inner, ScopeFilter::Stream(ON)),
+        Err(PoolError::ScopeOpen { pool: inner })
+    );
+    let a = bed.take(MIB, ON);
+    bed.allocator.close_scope(inner).unwrap();
+    let b = bed.take(MIB, ON);
+    bed.allocator.close_scope(outer).unwrap();
+    assert_eq!(bed.allocator.close_scope(outer), Err(PoolError::ScopeClosed { pool: outer }));
+    assert_eq!(bed.allocator.live_addresses(inner).unwrap(), [a.address()]);
+    assert_eq!(bed.allocator.live_addresses(outer).unwrap(), [b.address()]);
+    for (pool, block) in [(inner, a), (outer, b)] {
+        bed.give(block);
+        bed.allocator.release_pool(pool).unwrap();
+    }
+    let Bed { allocator, machine } = bed;
+    drop(allocator);
+    assert_eq!(machine.used_bytes(), 0);
+}
