@@ -325,7 +325,7 @@ fn every_call_of_the_driver_may_fail_and_nothing_is_lost() {
         faulty.arm(plan);
         let mut held = Vec::new();
         for step in 0..12u64 {
-            let stream = streams[step as usize % 2];
+            let stream = streams[usize::from(step % 2 == 1)];
             if let Ok(block) = allocator.allocate(Request::new((step + 1) * MIB, stream)) {
                 let _ = allocator.record_stream(&block, streams[0]);
                 held.push(block);

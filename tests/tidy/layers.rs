@@ -124,7 +124,10 @@ pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     if file.path == "strategies/mod.rs" {
         return Vec::new();
     }
-    words(file, &["super", "crate::strategies", "crate::registry"])
+    // Inside a strategy's own folder `super` is the strategy itself.
+    let own_file = file.path.matches('/').count() > 1 && !file.path.ends_with("/mod.rs");
+    let up = if own_file { "super::super" } else { "super" };
+    words(file, &[up, "crate::strategies", "crate::registry"])
 }
 
 /// `unsafe` needs a home where somebody expects it.
@@ -199,6 +202,9 @@ fn a_strategy_that_leans_on_another_is_seen() {
     assert_eq!(sees("strategies/a.rs", "use crate::strategies::NativeAllocator;"), 1);
     assert_eq!(sees("strategies/a.rs", "use crate::cache::Engine;"), 0);
     assert_eq!(sees("strategies/mod.rs", "use super::x;"), 0);
+    assert_eq!(sees("strategies/a/mod.rs", "use super::native::NativeAllocator;"), 1);
+    assert_eq!(sees("strategies/a/b.rs", "use super::super::native::NativeAllocator;"), 1);
+    assert_eq!(sees("strategies/a/b.rs", "pub(super) fn b(a: super::A) {}"), 0);
 }
 
 #[test]
