@@ -2,6 +2,9 @@
 //! prints `skipped: no CUDA device` and ends.
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
+#[path = "cuda/malloc_async.rs"]
+mod malloc_async;
+
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::Arc;

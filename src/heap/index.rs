@@ -258,7 +258,9 @@ fn lower_bound(slab: &Slab, root: Slot, size_bytes: u64) -> Option<Slot> {
     (!best.is_none()).then_some(best)
 }
 
+/// Size, then address, as one number: which side of a block another goes is a coin's toss, and
+/// comparing pairs would branch on it.
 #[inline]
-fn key_of(block: &Block) -> (u64, u64) {
-    (block.size_bytes, block.address)
+fn key_of(block: &Block) -> u128 {
+    u128::from(block.size_bytes) << 64 | u128::from(block.address)
 }

@@ -16,6 +16,8 @@ pub(super) struct Starts {
     /// Heads of the chains, in chunks that never move.
     chunks: Vec<Box<[Slot; CHUNK_BUCKETS]>>,
     buckets: usize,
+    /// One less than the least power of two that is not below `buckets`.
+    mask: usize,
     entries: usize,
 }
 
@@ -38,7 +40,8 @@ impl Starts {
 
     #[inline]
     pub(super) fn insert(&mut self, slab: &mut Slab, slot: Slot) {
-        if self.entries == self.buckets {
+        // Twice as many buckets as blocks: most chains end with the first.
+        while self.buckets <= 2 * self.entries {
             self.split_one(slab);
         }
         self.entries += 1;
@@ -69,6 +72,7 @@ impl Starts {
             self.chunks.push(Box::new([Slot::NONE; CHUNK_BUCKETS]));
         }
         self.buckets += 1;
+        self.mask = self.buckets.next_power_of_two() - 1;
         if new == 0 {
             return;
         }
@@ -91,9 +95,8 @@ impl Starts {
     fn bucket_of(&self, address: u64) -> usize {
         let hash = (address >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let hash = hash as usize;
-        let round = self.buckets.next_power_of_two();
-        let bucket = hash & (round - 1);
-        if bucket < self.buckets { bucket } else { bucket - round / 2 }
+        let bucket = hash & self.mask;
+        if bucket < self.buckets { bucket } else { bucket & self.mask >> 1 }
     }
 
     #[inline]

@@ -4,7 +4,7 @@
 //! Typed cases carry the allocation's handle; raw cases keep nothing but the address.
 
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use rand::rngs::SmallRng;
@@ -12,6 +12,8 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, LogNormal};
 use stratalloc::allocator::{Allocation, DeviceAllocator, RawAddresses, Request};
+use stratalloc::driver::{Driver, DriverPoolId, MemoryPools};
+use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::StreamId;
 use stratalloc::size::{KIB, MIB};
 
@@ -56,6 +58,45 @@ impl Client for Raw<'_> {
     #[inline]
     fn give(&self, block: u64) {
         self.0.free_raw(block).expect("cases free what they took");
+    }
+}
+
+/// The default stream-ordered pool of a device, without an allocator. It keeps its memory, as the
+/// strategy over it does.
+pub(crate) struct Pool {
+    driver: Arc<dyn Driver>,
+    pool: DriverPoolId,
+}
+
+impl Pool {
+    /// The pool of this device.
+    pub(crate) fn of(driver: Arc<dyn Driver>) -> Result<Self, DriverError> {
+        let pools = driver.memory_pools().ok_or_else(|| {
+            let message = "the device has no stream-ordered memory pools";
+            DriverError::new(DriverErrorKind::NotSupported, "memory_pools", 0, message)
+        })?;
+        let pool = pools.default_pool()?;
+        pools.set_release_threshold(pool, u64::MAX)?;
+        Ok(Self { driver, pool })
+    }
+
+    fn pools(&self) -> &dyn MemoryPools {
+        self.driver.memory_pools().expect("asked for at the start")
+    }
+}
+
+impl Client for Pool {
+    type Block = (u64, StreamId);
+
+    #[inline]
+    fn take(&self, bytes: u64, stream: StreamId) -> Self::Block {
+        let taken = self.pools().allocate_async(self.pool, bytes, stream);
+        (taken.expect("cases fit the device"), stream)
+    }
+
+    #[inline]
+    fn give(&self, (address, stream): Self::Block) {
+        self.pools().free_async(address, stream).expect("cases free what they took");
     }
 }
 

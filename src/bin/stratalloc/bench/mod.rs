@@ -17,7 +17,7 @@ use stratalloc::strategies::Strategy;
 use crate::device::Device;
 use crate::outcome::{Outcome, out};
 use crate::settings;
-use cases::{Raw, Tail, Typed};
+use cases::{Pool, Raw, Tail, Typed};
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -53,6 +53,14 @@ struct Row<'a> {
     mops: f64,
 }
 
+/// Sizes that are taken and given back at once.
+const PAIRS: [(&str, u64); 4] = [
+    ("pair:512B", 512),
+    ("pair:64KiB", 64 * KIB),
+    ("pair:2MiB", 2 * MIB),
+    ("pair:64MiB", 64 * MIB),
+];
+
 /// How often tails are timed; the least of each is reported.
 const TAIL_REPETITIONS: usize = 5;
 
@@ -74,6 +82,10 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
         };
         printer.typed(&build)?;
         printer.raw(&build)?;
+    }
+    if confs.iter().any(|(_, config)| config.settings().backend == "cudaMallocAsync") {
+        printer.conf = "driver";
+        printer.driver_alone()?;
     }
     if printer.done == 0 {
         return Err(format!("no case begins with {:?}", args.case).into());
@@ -171,12 +183,7 @@ impl Printer<'_> {
     }
 
     fn typed(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
-        for (case, bytes) in [
-            ("pair:512B", 512),
-            ("pair:64KiB", 64 * KIB),
-            ("pair:2MiB", 2 * MIB),
-            ("pair:64MiB", 64 * MIB),
-        ] {
+        for (case, bytes) in PAIRS {
             let Built { strategy, .. } = build(false)?;
             self.single(case, || cases::pair(&Typed(&strategy), bytes))?;
         }
@@ -203,6 +210,30 @@ impl Printer<'_> {
             && let Some(ns) = cases::record_stream(&strategy, streams[0])
         {
             self.row("record_stream:64KiB", 1, ns, 1000.0 / ns)?;
+        }
+        Ok(())
+    }
+
+    /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
+    fn driver_alone(&mut self) -> Result<(), Box<dyn Error>> {
+        let (device, most) = (self.args.device, self.args.threads.max(1));
+        let open = || -> Result<_, Box<dyn Error>> {
+            let opened = device.open(None)?;
+            let streams = opened.streams(most)?;
+            Ok((Pool::of(opened.driver)?, streams))
+        };
+        let (pool, _) = open()?;
+        for (case, bytes) in PAIRS {
+            self.single(case, || cases::pair(&pool, bytes))?;
+        }
+        let (pool, _) = open()?;
+        self.single("mix:4096live", || cases::mix(&pool))?;
+        if self.wants("threads:own_stream") {
+            for threads in self.thread_counts() {
+                let (pool, streams) = open()?;
+                let done = cases::threads(&pool, threads, &streams);
+                self.row("threads:own_stream", threads, done.ns, done.mops)?;
+            }
         }
         Ok(())
     }

@@ -1,0 +1,143 @@
+//! `backend:cudaMallocAsync` on a real device.
+
+use std::sync::Arc;
+use stratalloc::allocator::{
+    Caching, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
+};
+use stratalloc::config::Settings;
+use stratalloc::driver::{Capture, Cuda, Driver};
+use stratalloc::error::AllocError;
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::MIB;
+use stratalloc::strategies::MallocAsyncAllocator;
+
+use crate::{device, holds};
+
+/// An allocator over a pool of its own, so that tests that run beside each other do not meet.
+fn allocator(cuda: &Arc<Cuda>) -> MallocAsyncAllocator {
+    let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };
+    let driver = Arc::clone(cuda) as Arc<dyn Driver>;
+    MallocAsyncAllocator::new(driver, &settings).expect("the device has pools")
+}
+
+#[test]
+fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
+    let Some(cuda) = device() else { return };
+    let allocator = allocator(&cuda);
+    let stream = cuda.create_stream().unwrap();
+    let blocks: Vec<_> = (1..=32u8)
+        .map(|value| {
+            let bytes = u64::from(value) * MIB + 17;
+            let block = allocator.allocate(Request::new(bytes, stream)).unwrap();
+            cuda.fill(block.address(), value, bytes, stream).unwrap();
+            (block, value)
+        })
+        .collect();
+    for (block, value) in blocks {
+        assert!(holds(&cuda, block.address(), block.size_bytes(), value, stream));
+        allocator.free(block).unwrap();
+    }
+    let counters = allocator.counters().unwrap();
+    assert!(counters.statistics().reserved_bytes.all.current > 0);
+    allocator.empty_cache().unwrap();
+    let s = counters.statistics();
+    assert_eq!((s.allocated_bytes.all.current, s.reserved_bytes.all.current), (0, 0));
+    let info = allocator.cache_info().unwrap();
+    println!("{info:?}");
+    assert!(info.largest_cached_bytes > 0);
+    assert_eq!(counters.statistics().reserved_bytes.all.current, 0, "the search gives back");
+}
+
+#[test]
+fn a_block_that_another_stream_reads_keeps_its_bytes() {
+    let Some(cuda) = device() else { return };
+    let allocator = allocator(&cuda);
+    let (home, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
+    let take = |bytes, stream| allocator.allocate(Request::new(bytes, stream)).unwrap();
+    let (target, slow) = (take(64 * MIB, home), take(1024 * MIB, side));
+    for round in 1..=8u8 {
+        let source = take(64 * MIB, home);
+        cuda.fill(source.address(), round, 64 * MIB, home).unwrap();
+        let filled = cuda.create_event().unwrap();
+        cuda.record_event(filled, home).unwrap();
+        cuda.wait_event(side, filled).unwrap();
+        for value in 0..20 {
+            cuda.fill(slow.address(), value, 1024 * MIB, side).unwrap();
+        }
+        cuda.copy(target.address(), source.address(), 64 * MIB, side).unwrap();
+        allocator.record_stream(&source, side).unwrap();
+        allocator.free(source).unwrap();
+        let other = take(64 * MIB, home);
+        cuda.fill(other.address(), 99, 64 * MIB, home).unwrap();
+        assert!(holds(&cuda, target.address(), 64 * MIB, round, side), "round {round}");
+        allocator.free(other).unwrap();
+        cuda.destroy_event(filled).unwrap();
+    }
+    [target, slow].into_iter().for_each(|block| allocator.free(block).unwrap());
+}
+
+/// A stream that was joined before its block is freed; a block from outside; a use on a side stream.
+#[test]
+fn a_graph_is_captured_launched_and_freed() {
+    let Some(cuda) = device() else { return };
+    let allocator = allocator(&cuda);
+    let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
+    let take = |bytes, stream| allocator.allocate(Request::new(bytes, stream)).unwrap();
+    let order = |before: StreamId, after: StreamId| {
+        let event = cuda.create_event().unwrap();
+        cuda.record_event(event, before).unwrap();
+        cuda.wait_event(after, event).unwrap();
+        cuda.destroy_event(event).unwrap();
+    };
+    let (outside, result) = (take(MIB, main), take(4 * MIB, main));
+    let capture = Capture::begin(&*cuda, main).unwrap();
+    let pool = PoolId::next_capture();
+    let scope = PoolScope::open(&allocator, pool, ScopeFilter::Capture(capture)).unwrap();
+    order(main, side);
+    let on_side = take(4 * MIB, side);
+    cuda.fill(on_side.address(), 6, 4 * MIB, side).unwrap();
+    order(side, main);
+    cuda.copy(result.address(), on_side.address(), 4 * MIB, main).unwrap();
+    allocator.record_stream(&on_side, main).unwrap();
+    allocator.free(on_side).unwrap();
+    // More than the graph ever needs at once, so freed memory must come back inside it.
+    for value in 0..50 {
+        let block = take(256 * MIB, main);
+        cuda.fill(block.address(), value, 256 * MIB, main).unwrap();
+        allocator.free(block).unwrap();
+    }
+    allocator.free(outside).unwrap();
+    assert_eq!(allocator.notes().deferred_frees, 1);
+    let graph = cuda.end_capture(main).expect("every free is joined");
+    let hold = scope.finish();
+    assert_eq!(allocator.counters().unwrap().statistics().active.all.current, 1);
+    for _ in 0..3 {
+        cuda.fill(result.address(), 0, 4 * MIB, main).unwrap();
+        graph.launch(main).unwrap();
+        assert!(holds(&cuda, result.address(), 4 * MIB, 6, main));
+    }
+    let reserved = allocator.counters().unwrap().statistics().reserved_bytes.all.peak;
+    println!("graph and pool together: {reserved} bytes");
+    assert!(reserved < 2 << 30, "50 blocks of 256 MiB shared their memory");
+    allocator.free(result).unwrap();
+    cuda.synchronize_device().unwrap();
+    drop((graph, hold));
+    allocator.empty_cache().unwrap();
+}
+
+#[test]
+fn the_limit_and_the_device_end_in_reports() {
+    let Some(cuda) = device() else { return };
+    let allocator = allocator(&cuda);
+    allocator.set_limit_bytes(Some(64 * MIB));
+    let refused = allocator.allocate(Request::new(65 * MIB, StreamId::DEFAULT));
+    assert!(matches!(refused, Err(AllocError::OutOfMemory(_))));
+    allocator.set_limit_bytes(None);
+    let total = cuda.info().total_bytes;
+    match allocator.allocate(Request::new(total, StreamId::DEFAULT)) {
+        Err(AllocError::OutOfMemory(report)) => println!("{report}"),
+        other => panic!("{other:?}"),
+    }
+    let block = allocator.allocate(Request::new(MIB, StreamId::DEFAULT)).unwrap();
+    allocator.free(block).unwrap();
+}
