@@ -133,6 +133,33 @@ fn driver_pools_serve_and_count() {
     pools.default_pool().unwrap();
 }
 
+/// The list knows this device: memory taken now shows in it, whatever numbers processes have there.
+#[test]
+fn the_process_list_grows_with_what_is_taken() {
+    let Some(cuda) = device() else { return };
+    let Some(processes) = cuda.processes() else {
+        return println!("skipped: no management library, or it does not know the device");
+    };
+    let total = || processes.list().unwrap().iter().map(|usage| usage.used_bytes).sum::<u64>();
+    let before = processes.list().unwrap();
+    println!("this process is {}, the list {before:?}", std::process::id());
+    if before.is_empty() {
+        return println!("skipped: the list shows no process, as in some containers");
+    }
+    // Tests beside this one give memory back meanwhile: what is taken is far more than they have.
+    let address = cuda.allocate(24 << 30).unwrap();
+    assert!(total() >= 24 << 30, "{:?}", processes.list());
+    cuda.free(address, 24 << 30).unwrap();
+    let strategy = strategy(&cuda, "");
+    match strategy.allocate(Request::new(cuda.info().total_bytes, StreamId::DEFAULT)) {
+        Err(AllocError::OutOfMemory(report)) => {
+            assert!(!report.holders.is_empty(), "{report}");
+            println!("{report}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Random histories: every block keeps its bytes as long as it lives.
 #[test]
 fn random_histories_keep_every_byte() {

@@ -117,6 +117,7 @@ functions! {
     device_count = "cuDeviceGetCount"(count: &mut i32);
     device_get = "cuDeviceGet"(device: &mut i32, ordinal: i32);
     device_name = "cuDeviceGetName"(name: &mut [u8; 256], size: i32, device: i32);
+    device_bus = "cuDeviceGetPCIBusId"(bus: &mut [u8; 32], size: i32, device: i32);
     device_attribute = "cuDeviceGetAttribute"(value: &mut i32, attribute: i32, device: i32);
     device_total = "cuDeviceTotalMem_v2"(bytes: &mut usize, device: i32);
 

@@ -9,13 +9,15 @@
 //! An error of a kernel stays with the context: it is reported by whichever call meets it, with the
 //! kind `DeviceLost`, and every later call fails alike.
 //!
-//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`.
+//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`,
+//! `processes`.
 
 mod api;
 mod graph;
 mod mapping;
 mod others;
 mod pools;
+mod processes;
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +27,7 @@ use parking_lot::Mutex;
 
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
-    VirtualMemory,
+    Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -59,6 +61,8 @@ pub struct Cuda {
     context: u64,
     can: Abilities,
     granularity_bytes: u64,
+    /// Where the device sits on the bus, if the driver said: the one name that other libraries share.
+    bus: Option<String>,
     /// Streams made here.
     streams: Mutex<HashSet<u64>>,
     /// Pools made here.
@@ -155,13 +159,10 @@ impl Cuda {
         };
         let mut context = 0;
         api.context_retain(&mut context, handle).ok()?;
-        let text = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        let info = DeviceInfo {
-            device,
-            name: String::from_utf8_lossy(text).into_owned(),
-            driver: "cuda",
-            total_bytes: total as u64,
-        };
+        let mut bus = [0; 32];
+        let has_bus = api.device_bus(&mut bus, 32, handle).ok().is_ok();
+        let info =
+            DeviceInfo { device, name: text_of(&name), driver: "cuda", total_bytes: total as u64 };
         let mut cuda = Self {
             api,
             info,
@@ -169,6 +170,7 @@ impl Cuda {
             context,
             can,
             granularity_bytes: 0,
+            bus: has_bus.then(|| text_of(&bus)),
             streams: Mutex::default(),
             own_pools: Mutex::default(),
         };
@@ -211,6 +213,12 @@ impl Cuda {
         let exchanged = self.api.exchange_capture_mode(&mut mode).ok().is_ok();
         exchanged.then_some(Relaxed { api: self.api, before: mode })
     }
+}
+
+/// The text before the first zero.
+fn text_of(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 fn size(bytes: u64) -> DriverResult<usize> {
@@ -348,6 +356,11 @@ impl Driver for Cuda {
 
     fn capture(&self) -> Option<&dyn Capture> {
         Some(self)
+    }
+
+    /// Loads the management library at the first call, which takes tens of milliseconds.
+    fn processes(&self) -> Option<&dyn Processes> {
+        self.has_process_list().then_some(self as &dyn Processes)
     }
 }
 
