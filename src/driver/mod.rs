@@ -20,6 +20,7 @@ mod call;
 pub mod cuda;
 mod faulty;
 mod forward;
+mod gated;
 mod held;
 #[cfg(target_os = "linux")]
 pub mod host;
@@ -29,6 +30,7 @@ pub mod sim;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
 pub use faulty::{FaultPlan, Faulty};
+pub use gated::{Brake, Gated, HoldsWork};
 pub use held::Held;
 #[cfg(target_os = "linux")]
 pub use host::Host;

@@ -132,6 +132,9 @@ functions! {
     memory_info = "cuMemGetInfo_v2"(free: &mut usize, total: &mut usize);
     memory_allocate = "cuMemAlloc_v2"(address: &mut u64, bytes: usize);
     memory_free = "cuMemFree_v2"(address: u64);
+    host_allocate = "cuMemHostAlloc"(pointer: &mut u64, bytes: usize, flags: u32);
+    host_pointer = "cuMemHostGetDevicePointer_v2"(address: &mut u64, pointer: u64, flags: u32);
+    host_free = "cuMemFreeHost"(pointer: u64);
     copy_within = "cuMemcpyDtoDAsync_v2"(to: u64, from: u64, bytes: usize, stream: u64);
     copy_in = "cuMemcpyHtoDAsync_v2"(to: u64, from: *const c_void, bytes: usize, stream: u64);
     copy_out = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: u64, bytes: usize, stream: u64);
@@ -143,6 +146,9 @@ functions! {
     stream_create = "cuStreamCreate"(stream: &mut u64, flags: u32);
     stream_destroy = "cuStreamDestroy_v2"(stream: u64);
     stream_synchronize = "cuStreamSynchronize"(stream: u64);
+    stream_wait_value = "cuStreamWaitValue32_v2"(
+        stream: u64, address: u64, value: u32, flags: u32
+    );
     stream_wait = "cuStreamWaitEvent"(stream: u64, event: u64, flags: u32);
     event_create = "cuEventCreate"(event: &mut u64, flags: u32);
     event_destroy = "cuEventDestroy_v2"(event: u64);

@@ -10,9 +10,10 @@
 //! kind `DeviceLost`, and every later call fails alike.
 //!
 //! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`,
-//! `processes`.
+//! `processes`, `gates`.
 
 mod api;
+mod gates;
 mod graph;
 mod mapping;
 mod others;
@@ -32,6 +33,8 @@ use super::{
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 use api::{Api, api};
+pub use gates::Gate;
+use gates::Gates;
 pub use graph::Graph;
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -67,6 +70,8 @@ pub struct Cuda {
     streams: Mutex<HashSet<u64>>,
     /// Pools made here.
     own_pools: Mutex<HashSet<u64>>,
+    /// Streams whose work was ever held back.
+    gates: Mutex<Gates>,
 }
 
 /// What the device and its driver can do.
@@ -173,6 +178,7 @@ impl Cuda {
             bus: has_bus.then(|| text_of(&bus)),
             streams: Mutex::default(),
             own_pools: Mutex::default(),
+            gates: Mutex::default(),
         };
         if can.virtual_memory {
             match cuda.ask_granularity() {
@@ -271,6 +277,7 @@ impl Driver for Cuda {
             return Err(foreign("cuStreamDestroy_v2", "stream", stream.0));
         }
         let _entered = self.enter()?;
+        self.gates.lock().forget(stream.0);
         self.api.stream_destroy(stream.0).ok()
     }
 
