@@ -250,7 +250,7 @@ impl<D: HoldsWork> Gated<D> {
 fn forced(times: u64, patience: Duration) -> DriverError {
     let message = format!(
         "held work was let go before its time {times} times: the device did not go on within \
-         {patience:?}"
+         {patience:?} (CUDA_DEVICE_MAX_CONNECTIONS=32 lets more streams of a GPU run apart)"
     );
     DriverError::new(DriverErrorKind::Other, "finish_all", 0, message)
 }

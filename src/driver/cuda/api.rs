@@ -80,8 +80,8 @@ macro_rules! functions {
     ($( $(#[$doc:meta])* $name:ident = $symbol:literal ( $($arg:ident : $kind:ty),* ); )*) => {
         /// The library's functions.
         pub(super) struct Api {
-            $( $name: Option<unsafe extern "C" fn($($kind),*) -> u32>, )*
-            _library: Library,
+            $( pub(super) $name: Option<unsafe extern "C" fn($($kind),*) -> u32>, )*
+            _library: Option<Library>,
         }
 
         impl Api {
@@ -91,7 +91,13 @@ macro_rules! functions {
                 $( let $name = unsafe { library.get($symbol.as_bytes()) }
                     .ok()
                     .map(|found| *found); )*
-                Self { $($name,)* _library: library }
+                Self { $($name,)* _library: Some(library) }
+            }
+
+            /// A library without any function: tests put in their own.
+            #[cfg(test)]
+            pub(super) const fn none() -> Self {
+                Self { $($name: None,)* _library: None }
             }
 
             $(
@@ -194,6 +200,12 @@ functions! {
     piece_export = "cuMemExportToShareableHandle"(
         descriptor: &mut i32, piece: u64, kind: u32, flags: u64
     );
+    piece_export_fabric = "cuMemExportToShareableHandle"(
+        handle: &mut [u8; 64], piece: u64, kind: u32, flags: u64
+    );
+    piece_import_fabric = "cuMemImportFromShareableHandle"(
+        piece: &mut u64, handle: &[u8; 64], kind: u32
+    );
     piece_import = "cuMemImportFromShareableHandle"(piece: &mut u64, descriptor: u64, kind: u32);
 
     pool_default = "cuDeviceGetDefaultMemPool"(pool: &mut u64, device: i32);
@@ -236,7 +248,7 @@ impl Location {
 pub(super) struct AllocationProperties {
     /// 1: pinned.
     pub(super) kind: u32,
-    /// 0: none, 1: file descriptor.
+    /// 0: none, 1: file descriptor, 8: fabric, 9: both.
     pub(super) handles: u32,
     pub(super) location: Location,
     pub(super) windows: u64,

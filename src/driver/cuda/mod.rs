@@ -10,9 +10,10 @@
 //! kind `DeviceLost`, and every later call fails alike.
 //!
 //! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`,
-//! `processes`, `gates`.
+//! `processes`, `gates`, `fabric`.
 
 mod api;
+mod fabric;
 mod gates;
 mod graph;
 mod mapping;
@@ -50,6 +51,7 @@ mod attribute {
     pub(super) const DESCRIPTORS: i32 = 103;
     pub(super) const DIRECT: i32 = 110;
     pub(super) const MEMORY_POOLS: i32 = 115;
+    pub(super) const FABRIC: i32 = 128;
 }
 
 /// One CUDA device.
@@ -70,6 +72,8 @@ pub struct Cuda {
     streams: Mutex<HashSet<u64>>,
     /// Pools made here.
     own_pools: Mutex<HashSet<u64>>,
+    /// Whether fabric handles were allowed when they were tried, if they were.
+    fabric: Mutex<Option<bool>>,
     /// Streams whose work was ever held back.
     gates: Mutex<Gates>,
 }
@@ -81,6 +85,8 @@ struct Abilities {
     descriptors: bool,
     direct: bool,
     memory_pools: bool,
+    /// The device can; whether the system lets it is found out when it is first asked for.
+    fabric: bool,
 }
 
 impl std::fmt::Debug for Api {
@@ -161,6 +167,7 @@ impl Cuda {
             descriptors: has(attribute::DESCRIPTORS),
             direct: has(attribute::DIRECT),
             memory_pools: has(attribute::MEMORY_POOLS),
+            fabric: has(attribute::FABRIC),
         };
         let mut context = 0;
         api.context_retain(&mut context, handle).ok()?;
@@ -178,6 +185,7 @@ impl Cuda {
             bus: has_bus.then(|| text_of(&bus)),
             streams: Mutex::default(),
             own_pools: Mutex::default(),
+            fabric: Mutex::default(),
             gates: Mutex::default(),
         };
         if can.virtual_memory {
