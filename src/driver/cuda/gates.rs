@@ -160,3 +160,6 @@ impl HoldsWork for Cuda {
         Ok(Gate { numbers, at, value })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,10 +3,10 @@
 use std::cell::{Cell, RefCell};
 
 use super::*;
+use crate::driver::cuda::Abilities;
 use crate::driver::cuda::api::{AllocationProperties, Api};
-use crate::driver::cuda::{Abilities, DeviceInfo};
+use crate::driver::cuda::tests::device_over;
 use crate::driver::{Driver, Exportable};
-use crate::ids::DeviceId;
 use crate::size::MIB;
 
 const OUT_OF_MEMORY: u32 = 2;
@@ -60,27 +60,13 @@ fn cuda(can_fabric: bool) -> Cuda {
     api.piece_release = Some(release);
     api.piece_export_fabric = Some(export);
     api.piece_import_fabric = Some(import);
-    let info =
-        DeviceInfo { device: DeviceId(0), name: String::new(), driver: "cuda", total_bytes: MIB };
     let can = Abilities {
         virtual_memory: true,
         descriptors: true,
         fabric: can_fabric,
         ..Abilities::default()
     };
-    Cuda {
-        api: Box::leak(Box::new(api)),
-        info,
-        device: 0,
-        context: 0,
-        can,
-        granularity_bytes: 2 * MIB,
-        bus: None,
-        streams: Default::default(),
-        own_pools: Default::default(),
-        fabric: Default::default(),
-        gates: Default::default(),
-    }
+    device_over(api, can)
 }
 
 fn asked() -> Vec<u32> {
