@@ -21,7 +21,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::forward::{forward, part};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
-    Exportable, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId, Processes, VirtualMemory,
+    Exportable, Fabric, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId, Processes,
+    VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -388,6 +389,11 @@ impl<D: HoldsWork> VirtualMemory for Gated<D> {
     fn granularity_bytes(&self) -> u64 {
         let part = self.inner.virtual_memory();
         part.expect("announced only when the inner driver has it").granularity_bytes()
+    }
+
+    /// No call of it waits for work.
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        self.inner.virtual_memory()?.fabric()
     }
 
     forward! { @virtual_without_addresses enter_virtual_memory }
