@@ -85,3 +85,25 @@ fn row(device: Device, driver: &dyn Driver) -> Vec<String> {
     let can: Vec<&str> = parts.into_iter().filter(|(_, can)| *can).map(|(part, _)| part).collect();
     vec![device.to_string(), info.name, human_bytes(info.total_bytes), can.join(", ")]
 }
+
+#[cfg(test)]
+mod tests {
+    use stratalloc::driver::sim::SimOptions;
+    use stratalloc::driver::{FaultPlan, Faulty, Sim};
+    use stratalloc::error::DriverErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_device_lists_who_holds_it_and_says_why_it_cannot() {
+        let faulty = Faulty::new(Sim::new(SimOptions::default()));
+        assert!(holders_of(Device::Sim, &faulty).is_empty(), "nobody holds anything");
+        faulty.allocate(3 << 20).unwrap();
+        let own = std::process::id().to_string();
+        assert_eq!(holders_of(Device::Sim, &faulty), [["sim", &own, "3.00 MiB"]]);
+        let kind = DriverErrorKind::Other;
+        faulty.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("list") });
+        let rows = holders_of(Device::Sim, &faulty);
+        assert!(rows[0][2].contains("made to fail"), "{rows:?}");
+    }
+}
