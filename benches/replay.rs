@@ -40,7 +40,7 @@ fn replay(criterion: &mut Criterion) {
                 .expect("the strategy is built");
             group.bench_function(&conf, |bencher| {
                 bencher.iter(|| {
-                    run(&workload, &strategy, Some(Arc::clone(&sim)), 1, &|_| {})
+                    run(&workload, &strategy, Some(Arc::<Sim>::clone(&sim)), 1, &|_| {})
                         .expect("the recording fits the device")
                 });
             });

@@ -220,6 +220,10 @@ pub struct OutOfMemory {
     pub draining_bytes: u64,
     /// What the driver said, if it was asked and refused.
     pub driver: Option<DriverError>,
+    /// Processes that hold most of the device, the largest first; at most
+    /// [`HOLDERS_MAX`](Self::HOLDERS_MAX). Empty when the driver was not asked for memory, or cannot
+    /// tell who holds it.
+    pub holders: Vec<Holder>,
     /// What would most likely have helped, as sentences.
     pub hints: Vec<String>,
 }
@@ -233,6 +237,28 @@ pub struct LargestFree {
     pub stream: StreamId,
     /// The pool it belongs to.
     pub pool: PoolId,
+}
+
+/// A process that holds memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number, as the driver sees it: inside a container it may be the host's.
+    pub process: u32,
+    /// What it holds.
+    pub used_bytes: u64,
+}
+
+impl Holder {
+    /// Whether it has this process's number.
+    #[must_use]
+    pub fn is_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
+impl OutOfMemory {
+    /// The most processes that a report names.
+    pub const HOLDERS_MAX: usize = 5;
 }
 
 impl fmt::Display for OutOfMemory {
@@ -290,6 +316,11 @@ impl fmt::Display for OutOfMemory {
         }
         if let Some(driver) = &self.driver {
             writeln!(f, "The driver said: {driver}.")?;
+        }
+        for holder in &self.holders {
+            let this = if holder.is_this_process() { " (this one)" } else { "" };
+            let held = h(holder.used_bytes);
+            writeln!(f, "Process {}{this} holds {held} of the device.", holder.process)?;
         }
         for hint in &self.hints {
             writeln!(f, "Hint: {hint}")?;

@@ -41,6 +41,21 @@ fn verify_prints_every_field_and_succeeds() {
     assert!(row["ns_per_op"].as_f64().unwrap() > 0.0);
 }
 
+/// Work of other streams is held back there as it is on the simulated device.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_recording_of_several_streams_reserves_the_same_on_the_host() {
+    let path = trace("multistream.default");
+    for device in ["sim", "host"] {
+        let args =
+            ["replay", path.to_str().unwrap(), "--device", device, "--repeat", "2", "--json"];
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(row["peak_reserved_bytes"], 2_187_329_536u64, "{device}");
+    }
+}
+
 #[test]
 fn a_mismatch_ends_with_one() {
     let path = trace("unet.frac045");

@@ -111,6 +111,25 @@ fn pages_can_be_mapped_twice_and_leave_the_process() {
     memory.unreserve(base, 4 * size).unwrap();
 }
 
+/// Where fabric handles are not allowed, pieces that ask for them have descriptors.
+#[test]
+fn a_piece_for_the_fabric_can_leave_in_any_case() {
+    let Some(cuda) = device() else { return };
+    let Some(memory) = cuda.virtual_memory() else { return println!("skipped: no virtual memory") };
+    let size = memory.granularity_bytes();
+    let piece = memory.create(size, Exportable::Fabric).unwrap();
+    let again = memory.import(memory.export(piece).unwrap(), size).unwrap();
+    memory.release(again).unwrap();
+    match memory.fabric() {
+        Some(fabric) => {
+            let handle = fabric.export_handle(piece).unwrap();
+            memory.release(fabric.import_handle(&handle).unwrap()).unwrap();
+        }
+        None => println!("no fabric handles here"),
+    }
+    memory.release(piece).unwrap();
+}
+
 #[test]
 fn driver_pools_serve_and_count() {
     let Some(cuda) = device() else { return };
@@ -134,6 +153,33 @@ fn driver_pools_serve_and_count() {
     pools.destroy_pool(pool).unwrap();
     pools.destroy_pool(pool).unwrap_err();
     pools.default_pool().unwrap();
+}
+
+/// The list knows this device: memory taken now shows in it, whatever numbers processes have there.
+#[test]
+fn the_process_list_grows_with_what_is_taken() {
+    let Some(cuda) = device() else { return };
+    let Some(processes) = cuda.processes() else {
+        return println!("skipped: no management library, or it does not know the device");
+    };
+    let total = || processes.list().unwrap().iter().map(|usage| usage.used_bytes).sum::<u64>();
+    let before = processes.list().unwrap();
+    println!("this process is {}, the list {before:?}", std::process::id());
+    if before.is_empty() {
+        return println!("skipped: the list shows no process, as in some containers");
+    }
+    // Tests beside this one give memory back meanwhile: what is taken is far more than they have.
+    let address = cuda.allocate(24 << 30).unwrap();
+    assert!(total() >= 24 << 30, "{:?}", processes.list());
+    cuda.free(address, 24 << 30).unwrap();
+    let strategy = strategy(&cuda, "");
+    match strategy.allocate(Request::new(cuda.info().total_bytes, StreamId::DEFAULT)) {
+        Err(AllocError::OutOfMemory(report)) => {
+            assert!(!report.holders.is_empty(), "{report}");
+            println!("{report}");
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Random histories: every block keeps its bytes as long as it lives.

@@ -37,6 +37,11 @@ macro_rules! on_every_device {
         mod host {
             $(#[test] fn $name() { super::$name::<super::Host>(); })*
         }
+        #[cfg(all(feature = "cuda", target_os = "linux"))]
+        mod cuda {
+            use crate::common::part::{Gpu, gpu};
+            $(#[test] fn $name() { if gpu().is_some() { super::$name::<Gpu>(); } })*
+        }
     };
 }
 

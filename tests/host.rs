@@ -7,9 +7,11 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{CrossStream, DeviceAllocator, Request};
-use stratalloc::config::Config;
+use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::driver::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo};
+use stratalloc::driver::{
+    Brake, CaptureStatus, DeviceInfo, Driver, DriverResult, Gated, MemoryInfo,
+};
 use stratalloc::ids::{EventId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
@@ -140,15 +142,38 @@ fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
     assert_eq!(statistics.active.all.current, 0);
 }
 
+/// A shipped recording's requests, on real memory whose work finishes when the recording says so, or
+/// at once.
+fn replayed(name: &str, held_back: bool) -> stratalloc::replay::Run {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join(format!("tests/traces/{name}.pickle.xz"));
+    let trace = stratalloc::replay::reader::read(&path, &Default::default()).expect("it ships");
+    let workload = stratalloc::replay::Workload::of(&trace, 150_109_880_320);
+    let conf = Config::parse(&trace.conf, &KeyTable::default()).expect("it was used");
+    let host = Host::new(HostOptions { total_bytes: 4096 * MIB, ..HostOptions::default() });
+    let gated = Arc::new(Gated::new(host));
+    let brake = held_back.then(|| Arc::clone(&gated) as Arc<dyn Brake>);
+    let allocator = registry::build(&conf, gated, BuildOptions::default()).expect("it can");
+    let run = stratalloc::replay::run(&workload, &allocator, brake, 2, &|_| {});
+    run.expect("nothing fails")
+}
+
 #[test]
 fn a_recording_replays_in_real_memory() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/traces/multistream.default.pickle.xz");
-    let trace = stratalloc::replay::reader::read(&path, &Default::default()).unwrap();
-    let workload = stratalloc::replay::Workload::of(&trace, 150_109_880_320);
-    let driver = Host::new(HostOptions { total_bytes: 4096 * MIB, ..HostOptions::default() });
-    let allocator =
-        registry::build(&Config::default(), Arc::new(driver), BuildOptions::default()).unwrap();
-    let run = stratalloc::replay::run(&workload, &allocator, None, 2, &|_| {}).unwrap();
+    let run = replayed("multistream.default", false);
     assert_eq!((run.allocations, run.ooms), (3230, 0));
+}
+
+/// A recording of several streams reserves what it reserved, because blocks that other streams used
+/// stay away as long as they did there.
+#[test]
+fn held_back_work_keeps_blocks_away_as_long_as_the_recording_says() {
+    for (name, reserved) in
+        [("multistream.default", 2_187_329_536), ("multistream.expandable", 1_558_183_936)]
+    {
+        let held = replayed(name, true).statistics.reserved_bytes.all;
+        assert_eq!((held.current, held.peak), (reserved, reserved), "{name}");
+        let free_running = replayed(name, false).statistics.reserved_bytes.all;
+        assert!(free_running.peak < reserved, "{name}: {}", free_running.peak);
+    }
 }

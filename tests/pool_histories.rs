@@ -30,6 +30,8 @@ use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 
 use common::base::Base;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use common::part::{Gpu, gpu};
 use common::{Checked, Segments, ensure, ensure_eq, law};
 use ops::Op;
 
@@ -478,33 +480,43 @@ fn each_failing_call<D: Base>() {
 
 /// Runs each property on every device.
 macro_rules! on_every_device {
-    ($($device:ident $base:ident)*) => { $(
+    ($($device:ident $base:ident if $there:expr;)*) => { $(
         mod $device {
             use super::*;
 
             #[test]
             fn pools_of_fixed_segments() {
-                check_histories(|ops| run::<$base>(Segments::Fixed, &ops), 100);
+                if $there {
+                    check_histories(|ops| run::<$base>(Segments::Fixed, &ops), 100);
+                }
             }
 
             #[test]
             fn pools_of_expandable_segments() {
-                check_histories(|ops| run::<$base>(Segments::Expandable, &ops), 100);
+                if $there {
+                    check_histories(|ops| run::<$base>(Segments::Expandable, &ops), 100);
+                }
             }
 
             #[test]
             fn pools_while_segments_switch() {
-                check_histories(|ops| run::<$base>(Segments::Switching, &ops), 200);
+                if $there {
+                    check_histories(|ops| run::<$base>(Segments::Switching, &ops), 200);
+                }
             }
 
             #[test]
             fn each_failing_call_leaves_pools_that_work() {
-                each_failing_call::<$base>();
+                if $there {
+                    each_failing_call::<$base>();
+                }
             }
         }
     )* };
 }
 
-on_every_device! { sim Sim }
+on_every_device! { sim Sim if true; }
 #[cfg(target_os = "linux")]
-on_every_device! { host Host }
+on_every_device! { host Host if true; }
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+on_every_device! { cuda Gpu if gpu().is_some(); }

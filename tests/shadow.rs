@@ -19,11 +19,15 @@ mod pages;
 mod runner;
 
 use quickcheck::{Gen, QuickCheck};
+#[cfg(target_os = "linux")]
+use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::size::MIB;
 
-#[cfg(target_os = "linux")]
-use common::machine::HostMachine;
 use common::machine::SimMachine;
+#[cfg(target_os = "linux")]
+use common::machine::{HostMachine, RealMachine};
+#[cfg(target_os = "linux")]
+use common::part::Part;
 use common::{Checked, Segments};
 use ops::Script;
 
@@ -57,6 +61,20 @@ fn in_real_memory(script: &Script, segments: Segments) -> Checked {
     runner::run(&HostMachine::new(96 * MIB), script, segments)
 }
 
+/// A small device cut out of real memory: what `on_a_gpu` does, where there is none.
+#[cfg(target_os = "linux")]
+fn on_a_part_of_a_device(script: &Script, segments: Segments) -> Checked {
+    let host = Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() });
+    runner::run(&RealMachine::of(Part::new(host, 96 * MIB)), script, segments)
+}
+
+/// A part of a GPU, in which bytes must stay intact.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+fn on_a_gpu(script: &Script, segments: Segments) -> Checked {
+    let cuda = common::part::gpu().ok_or("it was there before")?;
+    runner::run(&RealMachine::of(Part::new(cuda, 96 * MIB)), script, segments)
+}
+
 /// Writes the tests of one sort of segments.
 macro_rules! shadow_tests {
     ($room:ident, $segments:ident) => {
@@ -84,6 +102,20 @@ macro_rules! shadow_tests {
             #[test]
             fn scripts_in_real_memory_keep_every_law_and_every_byte() {
                 check(60, 100, |script| in_real_memory(&script, SEGMENTS));
+            }
+
+            #[cfg(target_os = "linux")]
+            #[test]
+            fn scripts_on_a_part_of_a_device_keep_every_law_and_every_byte() {
+                check(20, 100, |script| on_a_part_of_a_device(&script, SEGMENTS));
+            }
+
+            #[cfg(all(feature = "cuda", target_os = "linux"))]
+            #[test]
+            fn scripts_on_a_gpu_keep_every_law_and_every_byte() {
+                if common::part::gpu().is_some() {
+                    check(40, 100, |script| on_a_gpu(&script, SEGMENTS));
+                }
             }
         }
     };

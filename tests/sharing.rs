@@ -5,6 +5,8 @@
 
 #[path = "sharing/bytes.rs"]
 mod bytes;
+#[path = "sharing/fabric.rs"]
+mod fabric;
 #[path = "sharing/imports.rs"]
 mod imports;
 #[path = "sharing/peers.rs"]

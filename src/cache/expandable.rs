@@ -14,7 +14,7 @@ use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, ExpandableSegment};
-use crate::driver::{Exportable, PhysicalId, VirtualMemory};
+use crate::driver::{Exportable, FabricHandle, PhysicalId, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{Growing, PageRun, Reservation};
 use crate::history::Action;
@@ -32,6 +32,8 @@ pub(super) struct Page {
     pub(super) exportable: Exportable,
     /// How other processes know it, once it was shared.
     pub(super) shared: Option<PageEntry>,
+    /// How the fabric knows it, once it was shared there.
+    pub(super) handle: Option<FabricHandle>,
 }
 
 /// What the driver refused to take back. It is offered again whenever memory is released or grows.
@@ -197,8 +199,11 @@ impl Engine {
         let page_bytes = reservation.map_or(run.size_bytes, |r| r.page_bytes);
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
-        let exportable =
-            if growth.miss_policy.exportable { Exportable::Descriptor } else { Exportable::No };
+        let exportable = match (growth.miss_policy.exportable, memory.fabric()) {
+            (false, _) => Exportable::No,
+            (true, None) => Exportable::Descriptor,
+            (true, Some(_)) => Exportable::Fabric,
+        };
         let mut pieces = Vec::new();
         let mut mapped = Vec::new();
         let mut map = || -> Result<(), DriverError> {
@@ -223,7 +228,8 @@ impl Engine {
                 Err(error)
             };
         }
-        let pages = pieces.into_iter().map(|piece| Page { piece, exportable, shared: None });
+        let pages =
+            pieces.into_iter().map(|piece| Page { piece, exportable, shared: None, handle: None });
         growth.pages.extend(addresses.zip(pages));
         growth.pages_came(kind, run.size_bytes);
         self.record(Action::SegmentMap, run.address, run.size_bytes, cell);

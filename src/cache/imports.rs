@@ -11,19 +11,24 @@ use parking_lot::Mutex;
 
 use crate::driver::{Driver, PhysicalId};
 use crate::error::DriverError;
-use crate::sharing::{FixedShare, PagesShare, ProcessMark};
+use crate::sharing::{FabricShare, FixedShare, PagesShare, ProcessMark};
 
 /// What a mapping shows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Shown {
     Fixed { owner: ProcessMark, segment_bytes: u64, handle: [u8; 64] },
     Pages { owner: ProcessMark, secret: [u8; 16], page_bytes: u64, identities: Box<[u64]> },
+    Fabric { page_bytes: u64, handles: Box<[[u8; 64]]> },
 }
 
 impl Shown {
     pub(super) fn fixed(share: &FixedShare) -> Self {
         let FixedShare { owner, segment_bytes, handle, .. } = *share;
         Self::Fixed { owner, segment_bytes, handle }
+    }
+
+    pub(super) fn fabric(share: &FabricShare) -> Self {
+        Self::Fabric { page_bytes: share.page_bytes, handles: share.pages.clone() }
     }
 
     pub(super) fn pages(share: &PagesShare) -> Self {

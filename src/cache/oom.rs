@@ -1,10 +1,13 @@
 //! Why nothing helped: the report of a failed request, and what would have.
 
+use std::cmp::Reverse;
+
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
-use crate::error::{LargestFree, OutOfMemory};
+use crate::driver::ProcessUsage;
+use crate::error::{Holder, LargestFree, OutOfMemory};
 use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
@@ -60,11 +63,27 @@ impl Engine {
         for other in self.all_heaps(growth) {
             self.add_heap_to_report(&mut report, &mut held, other, cell, plan);
         }
+        if matches!(refusal, Refusal::Driver(_)) {
+            report.holders = self.largest_holders();
+        }
         report.hints = hints(&report, &refusal, held, growth);
         if let Refusal::Driver(error) = refusal {
             report.driver = Some(error);
         }
         report
+    }
+
+    /// Who holds most of the device. Nobody when the driver cannot tell: that is no reason to lose the
+    /// report.
+    fn largest_holders(&self) -> Vec<Holder> {
+        let list = self.driver.processes().and_then(|processes| processes.list().ok());
+        let holder =
+            |usage: ProcessUsage| Holder { process: usage.process, used_bytes: usage.used_bytes };
+        let mut holders: Vec<_> = list.unwrap_or_default().into_iter().map(holder).collect();
+        holders.retain(|holder| holder.used_bytes > 0);
+        holders.sort_unstable_by_key(|holder| (Reverse(holder.used_bytes), holder.process));
+        holders.truncate(OutOfMemory::HOLDERS_MAX);
+        holders
     }
 
     fn add_heap_to_report(
@@ -185,10 +204,18 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
             total.saturating_sub(free).saturating_sub(report.reserved_bytes)
         });
     if others >= report.rounded_bytes && matches!(refusal, Refusal::Driver(_)) {
-        hints.push(format!(
-            "{} of the device are held by others: look for other processes on it.",
-            human_bytes(others)
-        ));
+        // Where this process is not on the list it may be there under a number that the host gave it.
+        let numbers_are_ours = report.holders.iter().any(Holder::is_this_process);
+        let other = report.holders.iter().find(|holder| !holder.is_this_process());
+        let other = other.filter(|_| numbers_are_ours);
+        let which = other.map_or_else(
+            || "look for other processes on it".to_owned(),
+            |other| {
+                let bytes = human_bytes(other.used_bytes);
+                format!("process {} has {bytes}, the most of them", other.process)
+            },
+        );
+        hints.push(format!("{} of the device are held by others: {which}.", human_bytes(others)));
     }
     hints
 }

@@ -1,8 +1,8 @@
 //! Sharing of the engine's blocks with other processes, and opening of theirs.
 //!
 //! A block of a fixed segment is shared by the driver's handle of the segment; a block of an
-//! expandable one by descriptors of the pages that cover it, which [`sharing`](crate::sharing)
-//! carries. Both need the growth lock, under which no segment and no page of a live block goes.
+//! expandable one by the pages that cover it: their descriptors, which [`sharing`](crate::sharing)
+//! carries, or the driver's handles of them where there is a fabric. Both need the growth lock, under which no segment and no page of a live block goes.
 //! The other process is waited for with no lock held.
 
 use std::sync::{Arc, OnceLock};
@@ -11,12 +11,12 @@ use super::engine::Engine;
 use super::growth::Growth;
 use super::imports::{Held, Imports, Mapping, Range, Shown};
 use crate::allocator::{Allocation, BaseAllocation, Imported, Sharing};
-use crate::driver::{Driver, Exportable, VirtualMemory};
+use crate::driver::{Driver, Exportable, Fabric, FabricHandle, VirtualMemory};
 use crate::error::HandleError;
 use crate::heap::{Place, Reservation};
 use crate::sharing::{
-    Contents, Exporter, Extent, Fetch, FixedShare, PAGES_MAX, PageEntry, PagesShare, ProcessMark,
-    SharedHandle, SharingError,
+    Contents, Exporter, Extent, FabricShare, Fetch, FixedShare, PAGES_MAX, PageEntry, PagesShare,
+    ProcessMark, SharedHandle, SharingError,
 };
 use crate::size::{align_down, align_up};
 
@@ -82,6 +82,7 @@ impl Sharing for Engine {
         let (mapping, Extent { offset_bytes, size_bytes }) = match handle.contents() {
             Contents::Fixed(share) => (self.open_segment(share)?, share.extent),
             Contents::Pages(share) => (self.open_pages(share)?, share.extent),
+            Contents::Fabric(share) => (self.open_fabric(share)?, share.extent),
         };
         Ok(Imported::new(mapping.address() + offset_bytes, size_bytes, mapping))
     }
@@ -147,6 +148,23 @@ impl Engine {
         if let Some(address) = addresses.clone().find(stays) {
             return Err(SharingError::NotExportable { address });
         }
+        let extent = Extent { offset_bytes: address - first, size_bytes };
+        let for_fabric = |page: u64| growth.pages[&page].exportable == Exportable::Fabric;
+        if let Some(fabric) = memory.fabric().filter(|_| addresses.clone().all(for_fabric)) {
+            let mut pages = Vec::new();
+            for address in addresses {
+                let page = growth.pages.get_mut(&address).expect("it was found above");
+                let handle = match page.handle {
+                    Some(handle) => handle,
+                    None => fabric.export_handle(page.piece)?,
+                };
+                page.handle = Some(handle);
+                pages.push(handle.0);
+            }
+            let owner = ProcessMark::own();
+            let share = FabricShare { owner, extent, page_bytes, pages: pages.into() };
+            return Ok(SharedHandle::of(Contents::Fabric(share))?);
+        }
         let exporter = self.shared.exporter()?;
         let mut pages = Vec::new();
         for address in addresses {
@@ -160,7 +178,7 @@ impl Engine {
         }
         let share = PagesShare {
             owner: exporter.owner,
-            extent: Extent { offset_bytes: address - first, size_bytes },
+            extent,
             secret: exporter.secret,
             socket: exporter.socket,
             page_bytes,
@@ -185,19 +203,42 @@ impl Engine {
     }
 
     fn open_pages(&self, share: &PagesShare) -> Result<Arc<Mapping>, SharingError> {
-        let shown = Shown::pages(share);
+        self.open_range(Shown::pages(share), share.page_bytes, |memory, held| {
+            import(memory, share, held)
+        })
+    }
+
+    fn open_fabric(&self, share: &FabricShare) -> Result<Arc<Mapping>, SharingError> {
+        self.open_range(Shown::fabric(share), share.page_bytes, |memory, held| {
+            let none = SharingError::NotSupported { what: "pages of a fabric" };
+            let fabric: &dyn Fabric = memory.fabric().ok_or(none)?;
+            for handle in &share.pages {
+                held.pieces.push(fabric.import_handle(&FabricHandle(*handle))?);
+            }
+            Ok(())
+        })
+    }
+
+    /// Maps pieces of equal size side by side, unless somebody has them open. `import` gets them, with
+    /// no lock held; what it got before it failed goes back.
+    fn open_range(
+        &self,
+        shown: Shown,
+        page_bytes: u64,
+        import: impl FnOnce(&dyn VirtualMemory, &mut Held) -> Result<(), SharingError>,
+    ) -> Result<Arc<Mapping>, SharingError> {
         let imports = &self.shared.imports;
         if let Some(mapping) = imports.find(&shown) {
             return Ok(mapping);
         }
         let none = SharingError::NotSupported { what: "pages: it has no virtual memory" };
         let memory = self.driver.virtual_memory().ok_or(none)?;
-        let (page_bytes, granularity_bytes) = (share.page_bytes, memory.granularity_bytes());
+        let granularity_bytes = memory.granularity_bytes();
         if !page_bytes.is_multiple_of(granularity_bytes) {
             return Err(SharingError::PageSize { page_bytes, granularity_bytes });
         }
         let mut held = Held::default();
-        if let Err(error) = import(memory, share, &mut held) {
+        if let Err(error) = import(memory, &mut held) {
             imports.discard(held);
             return Err(error);
         }
@@ -207,7 +248,7 @@ impl Engine {
             imports.discard(held);
             return Ok(mapping);
         }
-        if let Err(error) = self.map_imported(&growth, memory, share, &mut held) {
+        if let Err(error) = self.map_imported(&growth, memory, page_bytes, &mut held) {
             imports.discard(held);
             return Err(error.into());
         }
@@ -220,15 +261,15 @@ impl Engine {
         &self,
         growth: &Growth,
         memory: &dyn VirtualMemory,
-        share: &PagesShare,
+        page_bytes: u64,
         held: &mut Held,
     ) -> Result<(), crate::error::DriverError> {
-        let size_bytes = share.shared_bytes();
+        let size_bytes = page_bytes * held.pieces.len() as u64;
         let address = memory.reserve(size_bytes)?;
         let range = held.range.insert(Range { address, size_bytes, mapped_bytes: 0 });
         for piece in &held.pieces {
-            memory.map(address + range.mapped_bytes, share.page_bytes, *piece)?;
-            range.mapped_bytes += share.page_bytes;
+            memory.map(address + range.mapped_bytes, page_bytes, *piece)?;
+            range.mapped_bytes += page_bytes;
         }
         let mut devices = [self.device.device].into_iter().chain(growth.peers.iter().copied());
         devices.try_for_each(|device| memory.set_access(address, size_bytes, device))

@@ -53,6 +53,8 @@ calls! {
     Unmap unmap,
     Export export,
     Import import,
+    ExportHandle export_handle,
+    ImportHandle import_handle,
     DefaultPool default_pool,
     CreatePool create_pool,
     DestroyPool destroy_pool,

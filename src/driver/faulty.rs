@@ -12,8 +12,8 @@ use super::call::Call;
 use super::forward::{forward, part};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
-    Exportable, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId, ProcessUsage, Processes,
-    VirtualMemory,
+    Exportable, Fabric, FabricHandle, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId,
+    ProcessUsage, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -121,6 +121,13 @@ macro_rules! enter_part {
 }
 
 enter_part!(enter_virtual_memory: virtual_memory -> VirtualMemory);
+fn enter_fabric<'a, D: Driver>(
+    faulty: &'a Faulty<D>,
+    call: &'static str,
+) -> DriverResult<&'a dyn Fabric> {
+    part(call, faulty.enter(call)?.virtual_memory().and_then(VirtualMemory::fabric))
+}
+
 enter_part!(enter_memory_pools: memory_pools -> MemoryPools);
 enter_part!(enter_ipc: ipc -> Ipc);
 enter_part!(enter_peers: peers -> Peers);
@@ -170,8 +177,16 @@ impl<D: Driver> VirtualMemory for Faulty<D> {
         part.expect("announced only when the inner driver has it").granularity_bytes()
     }
 
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        self.inner.virtual_memory()?.fabric().map(|_| self as _)
+    }
+
     forward! { @virtual_without_addresses enter_virtual_memory }
     forward! { @virtual_with_addresses enter_virtual_memory }
+}
+
+impl<D: Driver> Fabric for Faulty<D> {
+    forward! { @fabric enter_fabric }
 }
 
 impl<D: Driver> MemoryPools for Faulty<D> {
@@ -276,6 +291,7 @@ mod tests {
         let results = call_all(&driver);
         assert_eq!(driver.counted_calls(), results.len() as u64);
         let absent = ["share", "open", "close", "can_access", "enable_access", "copy_peer"];
+        let absent = [&absent[..], &["export_handle", "import_handle"]].concat();
         let names = Call::ALL.into_iter().map(Call::name);
         let expected = names.filter(|name| !absent.contains(name));
         let counts = driver.inner().call_counts();

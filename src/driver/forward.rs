@@ -58,6 +58,12 @@ macro_rules! forward {
             unmap(address: u64, size_bytes: u64) -> ();
         }
     };
+    (@fabric $via:ident) => {
+        $crate::driver::forward::forward! { $via:
+            export_handle(piece: PhysicalId) -> FabricHandle;
+            import_handle(handle: &FabricHandle) -> PhysicalId;
+        }
+    };
     (@memory_pools $via:ident) => {
         $crate::driver::forward::forward! { $via:
             default_pool() -> DriverPoolId;

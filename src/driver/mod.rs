@@ -20,6 +20,7 @@ mod call;
 pub mod cuda;
 mod faulty;
 mod forward;
+mod gated;
 mod held;
 #[cfg(target_os = "linux")]
 pub mod host;
@@ -29,6 +30,7 @@ pub mod sim;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
 pub use faulty::{FaultPlan, Faulty};
+pub use gated::{Brake, Gated, HoldsWork};
 pub use held::Held;
 #[cfg(target_os = "linux")]
 pub use host::Host;
@@ -183,6 +185,9 @@ pub enum Exportable {
     No,
     /// As a file descriptor.
     Descriptor,
+    /// As a fabric handle too, where [`VirtualMemory::fabric`] is announced; elsewhere this is
+    /// [`Descriptor`](Self::Descriptor).
+    Fabric,
 }
 
 /// Address space apart from memory.
@@ -209,10 +214,28 @@ pub trait VirtualMemory: Send + Sync {
     /// Removes the mappings of a range of whole pieces. The caller makes sure that no work uses
     /// them any more.
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
+    /// Handles of pieces that mean something on other machines, if the device and the system allow
+    /// them. The first call may ask the device.
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        None
+    }
     /// A descriptor for a piece that was created exportable.
     fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd>;
     /// A piece from another process's descriptor; the size is checked.
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId>;
+}
+
+/// What a physical piece is called on all machines of one fabric: CUDA's `CUmemFabricHandle`. Its bytes
+/// mean nothing to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FabricHandle(pub [u8; 64]);
+
+/// Pieces that machines of one fabric share (several that are joined by NVLink, say).
+pub trait Fabric: Send + Sync {
+    /// The handle of a piece that was created with [`Exportable::Fabric`].
+    fn export_handle(&self, piece: PhysicalId) -> DriverResult<FabricHandle>;
+    /// The piece of a handle, wherever it lies.
+    fn import_handle(&self, handle: &FabricHandle) -> DriverResult<PhysicalId>;
 }
 
 /// A stream-ordered pool of the driver: CUDA's `CUmemoryPool`.

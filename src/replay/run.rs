@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::workload::{Op, Workload};
 use crate::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
-use crate::driver::Sim;
+use crate::driver::{Brake, DriverResult};
 use crate::error::{AllocError, DriverError, FractionError, HandleError, PoolError};
 use crate::ids::{PoolId, StreamId};
 use crate::registry::BuildError;
@@ -53,34 +53,41 @@ impl From<DriverError> for ReplayError {
     }
 }
 
-/// The lanes of a simulated device: streams whose work finishes when the recording says so.
+/// Streams whose work finishes when the recording says so.
 #[derive(Debug)]
 pub(super) struct Lanes {
-    sim: Arc<Sim>,
-    /// The lane that each block waits for, and the moment of its free.
+    brake: Arc<dyn Brake>,
+    /// The lane that each block waits for, and the mark behind its last use.
     waiting: HashMap<u64, (StreamId, u64)>,
 }
 
 impl Lanes {
-    pub(super) fn new(sim: Arc<Sim>) -> Self {
-        Self { sim, waiting: HashMap::new() }
+    pub(super) fn new(brake: Arc<dyn Brake>) -> Self {
+        Self { brake, waiting: HashMap::new() }
+    }
+
+    /// A block that the lane uses is about to be freed.
+    fn hold(&self, lane: StreamId) -> DriverResult<()> {
+        self.brake.hold(lane)
     }
 
     /// The block known as `key` was just freed and waits for the lane.
-    pub(super) fn freed(&mut self, lane: StreamId, key: u64) {
-        self.waiting.insert(key, (lane, self.sim.submitted()));
+    pub(super) fn freed(&mut self, lane: StreamId, key: u64) -> DriverResult<()> {
+        self.waiting.insert(key, (lane, self.brake.mark(lane)?));
+        Ok(())
     }
 
     /// The lane's work on the block has finished, and all the lane's work before it.
-    pub(super) fn finish(&mut self, key: u64) {
-        if let Some((lane, moment)) = self.waiting.remove(&key) {
-            self.sim.complete_until(lane, moment);
+    pub(super) fn finish(&mut self, key: u64) -> DriverResult<()> {
+        match self.waiting.remove(&key) {
+            Some((lane, mark)) => self.brake.finish_until(lane, mark),
+            None => Ok(()),
         }
     }
 
-    fn finish_all(&mut self) {
+    fn finish_all(&mut self) -> DriverResult<()> {
         self.waiting.clear();
-        self.sim.complete_all();
+        self.brake.finish_all()
     }
 }
 
@@ -104,8 +111,7 @@ pub struct Run {
 
 /// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
 ///
-/// With a simulated device the recording says when other streams' work finishes; elsewhere the
-/// device does. `progress` is called after each pass with the number of passes done.
+/// With a brake the recording says when other streams' work finishes, without one the device does. `progress` is called after each pass with the number of passes done.
 ///
 /// # Errors
 ///
@@ -113,13 +119,13 @@ pub struct Run {
 pub fn run<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
-    sim: Option<Arc<Sim>>,
+    brake: Option<Arc<dyn Brake>>,
     passes: u32,
     progress: &dyn Fn(u32),
 ) -> Result<Run, ReplayError> {
     let mut runner = Runner {
         allocator,
-        lanes: sim.map(Lanes::new),
+        lanes: brake.map(Lanes::new),
         blocks: (0..workload.blocks).map(|_| None).collect(),
     };
     create_pools(workload, allocator)?;
@@ -221,7 +227,7 @@ impl<A: DeviceAllocator> Runner<'_, A> {
                 }
                 Op::Finished { id } => {
                     if let Some(lanes) = &mut self.lanes {
-                        lanes.finish(u64::from(id));
+                        lanes.finish(u64::from(id))?;
                     }
                 }
                 Op::EmptyCache => {
@@ -252,12 +258,15 @@ impl<A: DeviceAllocator> Runner<'_, A> {
         lane: StreamId,
         allocation: Allocation,
     ) -> Result<(), ReplayError> {
+        if let Some(lanes) = &self.lanes {
+            lanes.hold(lane)?;
+        }
         if let Some(cross) = self.allocator.cross_stream() {
             cross.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
         }
         self.free(allocation)?;
         if let Some(lanes) = &mut self.lanes {
-            lanes.freed(lane, u64::from(id));
+            lanes.freed(lane, u64::from(id))?;
         }
         Ok(())
     }
@@ -274,7 +283,7 @@ impl<A: DeviceAllocator> Runner<'_, A> {
             }
         }
         if let Some(lanes) = &mut self.lanes {
-            lanes.finish_all();
+            lanes.finish_all()?;
         }
         if let Some(cross) = self.allocator.cross_stream() {
             cross.process_events()?;

@@ -178,7 +178,7 @@ impl Verifier<'_> {
         }
         self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
         if let Some(lane) = lane {
-            self.lanes.freed(lane, event.address);
+            self.lanes.freed(lane, event.address)?;
         }
         self.result.frees += 1;
         self.take_seen();
@@ -189,7 +189,7 @@ impl Verifier<'_> {
     fn complete(&mut self, at: usize, completions: &[TraceEvent]) -> Result<(), ReplayError> {
         for event in completions {
             self.builder.finished(event);
-            self.lanes.finish(event.address);
+            self.lanes.finish(event.address)?;
             self.engine.poll_events()?;
         }
         let seen = self.take_seen();

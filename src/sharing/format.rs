@@ -4,7 +4,7 @@
 //! at   bytes
 //! 0    8      "stratshr"
 //! 8    2      version
-//! 10   1      kind: 1 a plain allocation, 2 pages
+//! 10   1      kind: 1 a plain allocation, 2 pages, 3 pages of a fabric
 //! 11   1      zero
 //! 12   4      process number
 //! 16   8      when the process started, in clock ticks since boot; 0 unknown
@@ -20,11 +20,17 @@
 //! 80   4      number of pages
 //! 84   4      zero
 //! 88   32 n   for each page: identity 8, file's device 8, file's inode 8, descriptor 4, zero 4
+//!      pages of a fabric:
+//! 40   8      size of a page
+//! 48   4      number of pages
+//! 52   4      zero
+//! 56   64 n   the driver's handle of each page
 //! end  8      checksum (FNV-1a) of everything before it
 //! ```
 //!
 //! The checksum finds accidents. Against forgers there is the secret: a handle is as good as access
-//! to its pages, and is to be given to nobody else.
+//! to its pages, and is to be given to nobody else. Of pages of a fabric nobody else is asked: who may
+//! open them is the fabric's own rule.
 
 use std::fmt;
 
@@ -36,10 +42,13 @@ const MAGIC: [u8; 8] = *b"stratshr";
 const VERSION: u16 = 1;
 const KIND_FIXED: u8 = 1;
 const KIND_PAGES: u8 = 2;
+const KIND_FABRIC: u8 = 3;
 const HEAD_BYTES: usize = 40;
 const FIXED_BYTES: usize = HEAD_BYTES + 8 + 64;
 const PAGES_HEAD_BYTES: usize = HEAD_BYTES + 48;
 const ENTRY_BYTES: usize = 32;
+const FABRIC_HEAD_BYTES: usize = HEAD_BYTES + 16;
+const FABRIC_HANDLE_BYTES: usize = 64;
 const CHECKSUM_BYTES: usize = 8;
 
 /// A block of memory as another process sees it: bytes for any channel.
@@ -57,6 +66,7 @@ pub struct SharedHandle {
 pub(crate) enum Contents {
     Fixed(FixedShare),
     Pages(PagesShare),
+    Fabric(FabricShare),
 }
 
 /// Where the block lies in what is shared. At least one byte, no overflow.
@@ -86,6 +96,15 @@ pub(crate) struct PagesShare {
     pub(crate) pages: Box<[PageEntry]>,
 }
 
+/// A block of pages whose handles mean something on all machines of a fabric.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FabricShare {
+    pub(crate) owner: ProcessMark,
+    pub(crate) extent: Extent,
+    pub(crate) page_bytes: u64,
+    pub(crate) pages: Box<[[u8; FABRIC_HANDLE_BYTES]]>,
+}
+
 /// One page: its random identity, and the file and descriptor that it is in the exporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PageEntry {
@@ -95,20 +114,14 @@ pub(crate) struct PageEntry {
     pub(crate) descriptor: u32,
 }
 
-impl PagesShare {
-    /// Bytes of all pages. Checked when it was made.
-    pub(crate) fn shared_bytes(&self) -> u64 {
-        self.page_bytes * self.pages.len() as u64
-    }
-
-    fn check(&self) -> Result<(), FormatError> {
-        let pages = self.pages.len() as u64;
-        let Extent { offset_bytes, size_bytes } = self.extent;
-        let shared_bytes = self.page_bytes.checked_mul(pages).unwrap_or(0);
-        // The block begins in the first page and ends in the last one.
+impl Extent {
+    /// Whether the block begins in the first and ends in the last of so many pages.
+    fn check_pages(self, page_bytes: u64, pages: usize) -> Result<(), FormatError> {
+        let Self { offset_bytes, size_bytes } = self;
+        let shared_bytes = page_bytes.checked_mul(pages as u64).unwrap_or(0);
         let end = offset_bytes.checked_add(size_bytes).filter(|end| *end <= shared_bytes);
-        let last = shared_bytes.saturating_sub(self.page_bytes);
-        let fits = offset_bytes < self.page_bytes && end.is_some_and(|end| end > last);
+        let last = shared_bytes.saturating_sub(page_bytes);
+        let fits = offset_bytes < page_bytes && end.is_some_and(|end| end > last);
         if fits && size_bytes > 0 {
             return Ok(());
         }
@@ -150,6 +163,7 @@ impl SharedHandle {
         match &self.contents {
             Contents::Fixed(share) => share.extent.size_bytes,
             Contents::Pages(share) => share.extent.size_bytes,
+            Contents::Fabric(share) => share.extent.size_bytes,
         }
     }
 
@@ -159,6 +173,7 @@ impl SharedHandle {
         match &self.contents {
             Contents::Fixed(share) => share.owner.process,
             Contents::Pages(share) => share.owner.process,
+            Contents::Fabric(share) => share.owner.process,
         }
     }
 
@@ -178,7 +193,7 @@ impl SharedHandle {
             }
             Contents::Pages(share) => {
                 let count = check_count(share.pages.len() as u64)?;
-                share.check()?;
+                share.extent.check_pages(share.page_bytes, share.pages.len())?;
                 write_head(&mut bytes, KIND_PAGES, share.owner, share.extent);
                 bytes.extend(share.secret);
                 bytes.extend(share.socket);
@@ -192,6 +207,15 @@ impl SharedHandle {
                     bytes.extend(page.descriptor.to_le_bytes());
                     bytes.extend([0; 4]);
                 }
+            }
+            Contents::Fabric(share) => {
+                let count = check_count(share.pages.len() as u64)?;
+                share.extent.check_pages(share.page_bytes, share.pages.len())?;
+                write_head(&mut bytes, KIND_FABRIC, share.owner, share.extent);
+                bytes.extend(share.page_bytes.to_le_bytes());
+                bytes.extend(count.to_le_bytes());
+                bytes.extend([0; 4]);
+                bytes.extend(share.pages.as_flattened());
             }
         }
         bytes.extend(checksum(&bytes).to_le_bytes());
@@ -252,8 +276,20 @@ fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
             let pages = (0..count).map(|_| parts.entry()).collect::<Result<_, _>>()?;
             parts.check_sum()?;
             let share = PagesShare { owner, extent, secret, socket, page_bytes, pages };
-            share.check()?;
+            extent.check_pages(page_bytes, share.pages.len())?;
             Ok(Contents::Pages(share))
+        }
+        KIND_FABRIC => {
+            let page_bytes = parts.u64()?;
+            let count = check_count(u64::from(parts.u32()?))?;
+            parts.zero::<4>()?;
+            let handles_bytes = count as usize * FABRIC_HANDLE_BYTES;
+            parts.check_len(FABRIC_HEAD_BYTES + handles_bytes + CHECKSUM_BYTES)?;
+            let pages = (0..count).map(|_| parts.array()).collect::<Result<_, _>>()?;
+            parts.check_sum()?;
+            let share = FabricShare { owner, extent, page_bytes, pages };
+            extent.check_pages(page_bytes, share.pages.len())?;
+            Ok(Contents::Fabric(share))
         }
         kind => Err(FormatError::Kind { kind }),
     }

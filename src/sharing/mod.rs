@@ -2,7 +2,8 @@
 //!
 //! A [`SharedHandle`] is a few bytes that any channel may carry. For a block of a plain allocation
 //! they hold the driver's own handle. For a block of pages they name the pages and the socket of
-//! the process that has them; `exporter` answers there, `fetch` asks. Whatever comes from another
+//! the process that has them; `exporter` answers there, `fetch` asks. Pages of a fabric need nobody to
+//! ask: the driver's handles are the whole. Whatever comes from another
 //! process is hostile until `format` or `packet` has read it. Nothing here knows a driver, a block
 //! or an address of this process.
 
@@ -27,7 +28,7 @@ pub(crate) use exporter::Exporter;
 #[cfg(target_os = "linux")]
 pub(crate) use fetch::Fetch;
 pub use format::SharedHandle;
-pub(crate) use format::{Contents, Extent, FixedShare, PageEntry, PagesShare};
+pub(crate) use format::{Contents, Extent, FabricShare, FixedShare, PageEntry, PagesShare};
 pub(crate) use process::ProcessMark;
 
 /// 128 random bits: the name of a socket, or what a request must know.

@@ -52,3 +52,22 @@ impl Base for Host {
         None
     }
 }
+
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+impl Base for super::part::Gpu {
+    fn with_bytes(total_bytes: u64) -> Self {
+        Self::new(super::part::gpu().expect("looked for before"), total_bytes)
+    }
+
+    fn finish_all(&self) {
+        self.synchronize_device().expect("the device works");
+    }
+
+    fn held(&self) -> Held {
+        self.held()
+    }
+
+    fn waits(&self) -> Option<u64> {
+        None
+    }
+}

@@ -11,12 +11,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{JoinHandle, spawn, yield_now};
 
 #[cfg(target_os = "linux")]
-use stratalloc::driver::host::{Gate, Host, HostOptions};
+use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, Held, Sim};
+use stratalloc::driver::{Driver, Held, HoldsWork, Sim};
 use stratalloc::ids::{EventId, StreamId};
 
 use super::Checked;
+#[cfg(target_os = "linux")]
+use super::part::Part;
 
 /// A driver and what a test may do to the work that runs on it.
 pub(crate) trait Machine: Debug {
@@ -118,34 +120,73 @@ impl Machine for SimMachine {
     }
 }
 
+/// A device with real memory, as a machine needs it.
+#[cfg(target_os = "linux")]
+pub(crate) trait Real: HoldsWork + 'static {
+    /// How often others run before work that is held back goes on.
+    const TURNS: usize;
+
+    /// What it has given out.
+    fn out(&self) -> Held;
+}
+
+#[cfg(target_os = "linux")]
+impl Real for Host {
+    const TURNS: usize = 20;
+
+    fn out(&self) -> Held {
+        self.held()
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl<D: HoldsWork + 'static> Real for Part<D> {
+    // Calls of a GPU's driver take microseconds.
+    const TURNS: usize = 200;
+
+    fn out(&self) -> Held {
+        self.held()
+    }
+}
+
 /// Real memory: work runs when it likes, and bytes can be looked at.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
-pub(crate) struct HostMachine {
-    host: Arc<Host>,
+pub(crate) struct RealMachine<D: Real> {
+    device: Arc<D>,
     /// Opens gates some time after they were sent.
-    opener: Option<(Sender<Gate>, JoinHandle<()>)>,
+    opener: Option<(Sender<D::Gate>, JoinHandle<()>)>,
 }
+
+/// The machine's own memory.
+#[cfg(target_os = "linux")]
+pub(crate) type HostMachine = RealMachine<Host>;
 
 #[cfg(target_os = "linux")]
 impl HostMachine {
     /// A device of `total_bytes`.
     pub(crate) fn new(total_bytes: u64) -> Self {
-        let (gates, closed) = channel::<Gate>();
-        let opener = spawn(move || {
-            // Others run first, often enough for a block to be reused meanwhile.
-            for gate in closed {
-                (0..20).for_each(|_| yield_now());
-                gate.open();
-            }
-        });
-        let host = Arc::new(Host::new(HostOptions { total_bytes, ..HostOptions::default() }));
-        Self { host, opener: Some((gates, opener)) }
+        Self::of(Host::new(HostOptions { total_bytes, ..HostOptions::default() }))
     }
 }
 
 #[cfg(target_os = "linux")]
-impl Drop for HostMachine {
+impl<D: Real> RealMachine<D> {
+    pub(crate) fn of(device: D) -> Self {
+        let (gates, closed) = channel::<D::Gate>();
+        let opener = spawn(move || {
+            // Others run first, often enough for a block to be reused meanwhile.
+            for gate in closed {
+                (0..D::TURNS).for_each(|_| yield_now());
+                drop(gate);
+            }
+        });
+        Self { device: Arc::new(device), opener: Some((gates, opener)) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl<D: Real> Drop for RealMachine<D> {
     fn drop(&mut self) {
         if let Some((gates, opener)) = self.opener.take() {
             drop(gates);
@@ -164,13 +205,13 @@ fn pattern(seed: u64, count: u64) -> Vec<u8> {
 }
 
 #[cfg(target_os = "linux")]
-impl Machine for HostMachine {
+impl<D: Real> Machine for RealMachine<D> {
     fn driver(&self) -> Arc<dyn Driver> {
-        Arc::clone(&self.host) as Arc<dyn Driver>
+        Arc::clone(&self.device) as Arc<dyn Driver>
     }
 
     fn streams(&self, count: usize) -> Vec<StreamId> {
-        let created = (1..count).map(|_| self.host.create_stream().expect("streams are free"));
+        let created = (1..count).map(|_| self.device.create_stream().expect("streams are free"));
         std::iter::once(StreamId::DEFAULT).chain(created).collect()
     }
 
@@ -183,17 +224,17 @@ impl Machine for HostMachine {
     }
 
     fn finish_stream(&self, stream: StreamId) {
-        self.host.synchronize_stream(stream).expect("the stream lives");
+        self.device.synchronize_stream(stream).expect("the stream lives");
     }
 
     fn held(&self) -> Held {
-        self.host.held()
+        self.device.out()
     }
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
         let (gates, _) = self.opener.as_ref().ok_or("the machine is going")?;
-        let gate = self.host.hold(stream);
-        let submitted = self.host.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
+        let gate = self.device.hold_back(stream).map_err(|error| error.to_string())?;
+        let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
         gates.send(gate).map_err(|_| "nobody opens gates")?;
         submitted.map_err(|error| error.to_string())
     }
@@ -202,7 +243,7 @@ impl Machine for HostMachine {
         let count = bytes.min(PATTERN_BYTES);
         let pattern = pattern(seed, count);
         for at in [address, address + bytes - count] {
-            self.host.copy_from_host(at, &pattern, stream).map_err(|error| error.to_string())?;
+            self.device.copy_from_host(at, &pattern, stream).map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -217,7 +258,7 @@ impl Machine for HostMachine {
             vec![address + bytes - count]
         };
         for at in ends {
-            self.host.copy_to_host(&mut found, at, stream).map_err(|error| error.to_string())?;
+            self.device.copy_to_host(&mut found, at, stream).map_err(|error| error.to_string())?;
             if found != pattern(seed, count) {
                 return Err(format!("bytes at {at:#x} are not intact"));
             }

@@ -3,7 +3,8 @@
 //! Each test program compiles this folder for itself and uses a part of it. Laws return what is
 //! wrong as text instead of panicking, so that a property test can shrink without noise.
 //! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
-//! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts).
+//! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts),
+//! `part` (a small one cut out of a large one: a GPU, say).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
@@ -12,6 +13,8 @@ pub(crate) mod claims;
 pub(crate) mod law;
 pub(crate) mod machine;
 pub(crate) mod meeting;
+#[cfg(target_os = "linux")]
+pub(crate) mod part;
 pub(crate) mod plain;
 
 /// What is wrong, or nothing.

@@ -7,9 +7,12 @@
 
 mod bed;
 mod collector;
+#[path = "../common/mod.rs"]
+mod common;
 mod config;
 mod counters;
 mod handles;
+mod holders;
 mod limits;
 mod oom_report;
 mod pressure;

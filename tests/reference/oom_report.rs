@@ -3,7 +3,7 @@
 use stratalloc::allocator::Allocation;
 use stratalloc::config::Settings;
 use stratalloc::driver::Driver;
-use stratalloc::error::{LargestFree, OutOfMemory};
+use stratalloc::error::{Holder, LargestFree, OutOfMemory};
 use stratalloc::ids::{DeviceId, PoolId};
 use stratalloc::size::{MIB, RoundupDivisions};
 
@@ -60,6 +60,7 @@ fn a_report_holds_every_number_of_the_moment() {
             }),
             draining_bytes: 0,
             driver: report.driver.clone(),
+            holders: vec![Holder { process: std::process::id(), used_bytes: 92 * MIB }],
             hints: report.hints.clone(),
         }
     );
@@ -73,6 +74,7 @@ fn a_report_holds_every_number_of_the_moment() {
         "It holds 92.00 MiB: 64.00 MiB allocated, 26.00 MiB cached in large and 2.00 MiB in small",
         "The largest free block is 15.00 MiB, on stream 64.",
         "The driver said: allocate failed",
+        "(this one) holds 92.00 MiB of the device.",
     ] {
         assert!(text.contains(words), "no {words:?} in:\n{text}");
     }

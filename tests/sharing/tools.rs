@@ -13,7 +13,13 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const SHARED: &str = "expandable_segments:True,expandable_segments_ipc:True";
 
 pub(crate) fn sim() -> Arc<Sim> {
+    sim_with(false)
+}
+
+/// A device with fabric handles or without.
+pub(crate) fn sim_with(fabric: bool) -> Arc<Sim> {
     let options = SimOptions {
+        fabric,
         total_bytes: 1024 * MIB,
         costs: CallCosts::NONE,
         reachable_devices: 2,

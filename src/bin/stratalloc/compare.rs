@@ -148,14 +148,14 @@ fn measure(
         if let Some(fraction) = args.memory_fraction {
             strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;
         }
-        Ok((strategy, opened.sim))
+        Ok((strategy, opened.sim, opened.brake))
     };
     // One pass for what the device had to do, on a clock of its own; then passes for time.
-    let (strategy, sim) = build()?;
-    let first = replay::run(workload, &strategy, sim.clone(), 1, &|_| {})?;
+    let (strategy, sim, brake) = build()?;
+    let first = replay::run(workload, &strategy, brake, 1, &|_| {})?;
     let device_ns = sim.map_or(0, |sim| sim.elapsed_ns());
-    let (strategy, sim) = build()?;
-    let timed = replay::run(workload, &strategy, sim, PASSES, &|_| {})?;
+    let (strategy, _, brake) = build()?;
+    let timed = replay::run(workload, &strategy, brake, PASSES, &|_| {})?;
     let s = &first.statistics;
     let (reserved, allocated) = (s.reserved_bytes.all.peak, s.allocated_bytes.all.peak);
     Ok(Row {

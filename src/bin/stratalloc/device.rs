@@ -4,11 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use stratalloc::driver::Driver;
-use stratalloc::driver::Sim;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::driver::sim::{EventMode, SimOptions};
+use stratalloc::driver::{Brake, Driver, Sim};
+#[cfg(unix)]
+use stratalloc::driver::{Gated, HoldsWork};
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::StreamId;
 
@@ -28,6 +29,8 @@ pub(crate) struct Opened {
     pub(crate) driver: Arc<dyn Driver>,
     /// The simulation, if it is one.
     pub(crate) sim: Option<Arc<Sim>>,
+    /// What says when work finishes, if it can be said.
+    pub(crate) brake: Option<Arc<dyn Brake>>,
 }
 
 impl Device {
@@ -49,7 +52,7 @@ impl Device {
                 let defaults = HostOptions::default();
                 let total_bytes = total_bytes.unwrap_or(defaults.total_bytes);
                 let host = Host::new(HostOptions { total_bytes, ..defaults });
-                Ok(Opened { driver: Arc::new(host), sim: None })
+                Ok(gated(host))
             }
             #[cfg(not(target_os = "linux"))]
             Self::Host => Err(DriverError::new(
@@ -71,7 +74,7 @@ impl Device {
 #[cfg(all(feature = "cuda", unix))]
 fn open_cuda(number: u32) -> Result<Opened, DriverError> {
     let cuda = stratalloc::driver::Cuda::open(stratalloc::ids::DeviceId(number))?;
-    Ok(Opened { driver: Arc::new(cuda), sim: None })
+    Ok(gated(cuda))
 }
 
 #[cfg(not(all(feature = "cuda", unix)))]
@@ -91,6 +94,14 @@ impl Opened {
     }
 }
 
+/// A device that runs its work, which can be held back.
+#[cfg(unix)]
+fn gated(driver: impl HoldsWork + 'static) -> Opened {
+    let gated = Arc::new(Gated::new(driver));
+    let brake = Some(Arc::clone(&gated) as Arc<dyn Brake>);
+    Opened { driver: gated, sim: None, brake }
+}
+
 /// A simulated device whose other streams finish as `event_mode` says.
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Opened {
     let defaults = SimOptions::default();
@@ -99,7 +110,8 @@ pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Opene
         event_mode,
         ..defaults
     }));
-    Opened { driver: Arc::clone(&sim) as Arc<dyn Driver>, sim: Some(sim) }
+    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+    Opened { driver: Arc::clone(&sim) as Arc<dyn Driver>, sim: Some(sim), brake }
 }
 
 impl FromStr for Device {

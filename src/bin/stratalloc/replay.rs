@@ -186,7 +186,7 @@ fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Bo
     }
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
-    let run = replay::run(workload, &strategy, opened.sim, args.repeat, &done)?;
+    let run = replay::run(workload, &strategy, opened.brake, args.repeat, &done)?;
     bar.finish_and_clear();
     Ok(run)
 }

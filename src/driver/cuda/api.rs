@@ -80,8 +80,8 @@ macro_rules! functions {
     ($( $(#[$doc:meta])* $name:ident = $symbol:literal ( $($arg:ident : $kind:ty),* ); )*) => {
         /// The library's functions.
         pub(super) struct Api {
-            $( $name: Option<unsafe extern "C" fn($($kind),*) -> u32>, )*
-            _library: Library,
+            $( pub(super) $name: Option<unsafe extern "C" fn($($kind),*) -> u32>, )*
+            _library: Option<Library>,
         }
 
         impl Api {
@@ -91,7 +91,13 @@ macro_rules! functions {
                 $( let $name = unsafe { library.get($symbol.as_bytes()) }
                     .ok()
                     .map(|found| *found); )*
-                Self { $($name,)* _library: library }
+                Self { $($name,)* _library: Some(library) }
+            }
+
+            /// A library without any function: tests put in their own.
+            #[cfg(test)]
+            pub(super) const fn none() -> Self {
+                Self { $($name: None,)* _library: None }
             }
 
             $(
@@ -117,6 +123,7 @@ functions! {
     device_count = "cuDeviceGetCount"(count: &mut i32);
     device_get = "cuDeviceGet"(device: &mut i32, ordinal: i32);
     device_name = "cuDeviceGetName"(name: &mut [u8; 256], size: i32, device: i32);
+    device_bus = "cuDeviceGetPCIBusId"(bus: &mut [u8; 32], size: i32, device: i32);
     device_attribute = "cuDeviceGetAttribute"(value: &mut i32, attribute: i32, device: i32);
     device_total = "cuDeviceTotalMem_v2"(bytes: &mut usize, device: i32);
 
@@ -131,6 +138,9 @@ functions! {
     memory_info = "cuMemGetInfo_v2"(free: &mut usize, total: &mut usize);
     memory_allocate = "cuMemAlloc_v2"(address: &mut u64, bytes: usize);
     memory_free = "cuMemFree_v2"(address: u64);
+    host_allocate = "cuMemHostAlloc"(pointer: &mut u64, bytes: usize, flags: u32);
+    host_pointer = "cuMemHostGetDevicePointer_v2"(address: &mut u64, pointer: u64, flags: u32);
+    host_free = "cuMemFreeHost"(pointer: u64);
     copy_within = "cuMemcpyDtoDAsync_v2"(to: u64, from: u64, bytes: usize, stream: u64);
     copy_in = "cuMemcpyHtoDAsync_v2"(to: u64, from: *const c_void, bytes: usize, stream: u64);
     copy_out = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: u64, bytes: usize, stream: u64);
@@ -142,6 +152,9 @@ functions! {
     stream_create = "cuStreamCreate"(stream: &mut u64, flags: u32);
     stream_destroy = "cuStreamDestroy_v2"(stream: u64);
     stream_synchronize = "cuStreamSynchronize"(stream: u64);
+    stream_wait_value = "cuStreamWaitValue32_v2"(
+        stream: u64, address: u64, value: u32, flags: u32
+    );
     stream_wait = "cuStreamWaitEvent"(stream: u64, event: u64, flags: u32);
     event_create = "cuEventCreate"(event: &mut u64, flags: u32);
     event_destroy = "cuEventDestroy_v2"(event: u64);
@@ -193,6 +206,12 @@ functions! {
     piece_export = "cuMemExportToShareableHandle"(
         descriptor: &mut i32, piece: u64, kind: u32, flags: u64
     );
+    piece_export_fabric = "cuMemExportToShareableHandle"(
+        handle: &mut [u8; 64], piece: u64, kind: u32, flags: u64
+    );
+    piece_import_fabric = "cuMemImportFromShareableHandle"(
+        piece: &mut u64, handle: &[u8; 64], kind: u32
+    );
     piece_import = "cuMemImportFromShareableHandle"(piece: &mut u64, descriptor: u64, kind: u32);
 
     pool_default = "cuDeviceGetDefaultMemPool"(pool: &mut u64, device: i32);
@@ -243,7 +262,7 @@ impl Location {
 pub(super) struct AllocationProperties {
     /// 1: pinned.
     pub(super) kind: u32,
-    /// 0: none, 1: file descriptor.
+    /// 0: none, 1: file descriptor, 8: fabric, 9: both.
     pub(super) handles: u32,
     pub(super) location: Location,
     pub(super) windows: u64,

@@ -1,29 +1,27 @@
 //! Virtual memory of a CUDA device.
 //!
 //! Pieces are pinned device memory, open to other devices of the bus where the device allows that. A
-//! piece may leave the process as a file descriptor if it was made for it.
+//! piece may leave the process as a file descriptor if it was made for it, and the machine as a fabric
+//! handle (`fabric`).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::api::{AccessDescription, AllocationProperties, Location};
 use super::{Cuda, size};
-use crate::driver::{DriverResult, Exportable, PhysicalId, VirtualMemory};
+use crate::driver::{DriverResult, Exportable, Fabric, PhysicalId, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::DeviceId;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const DESCRIPTOR: u32 = 1;
+pub(super) const DESCRIPTOR: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_AND_WRITE: u32 = 3;
 
 impl Cuda {
-    fn properties(&self, exportable: Exportable) -> AllocationProperties {
+    fn properties(&self, handles: u32) -> AllocationProperties {
         AllocationProperties {
             kind: 1,
-            handles: match exportable {
-                Exportable::No => 0,
-                Exportable::Descriptor => DESCRIPTOR,
-            },
+            handles,
             location: Location::device(self.device),
             windows: 0,
             compression: 0,
@@ -35,8 +33,18 @@ impl Cuda {
 
     pub(super) fn ask_granularity(&self) -> DriverResult<u64> {
         let mut bytes = 0;
-        self.api.granularity(&mut bytes, &self.properties(Exportable::No), 0).ok()?;
+        self.api.granularity(&mut bytes, &self.properties(0), 0).ok()?;
         Ok(bytes as u64)
+    }
+
+    /// Makes a piece that may leave as the kinds of handles that `handles` has bits for.
+    pub(super) fn create_with(&self, size_bytes: u64, handles: u32) -> DriverResult<PhysicalId> {
+        let _entered = self.enter()?;
+        let _relaxed = self.relax();
+        let mut piece = 0;
+        let properties = self.properties(handles);
+        self.api.piece_create(&mut piece, size(size_bytes)?, &properties, 0).ok()?;
+        Ok(PhysicalId(piece))
     }
 
     fn check_descriptors(&self, call: &'static str) -> DriverResult<()> {
@@ -66,15 +74,18 @@ impl VirtualMemory for Cuda {
     }
 
     fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
-        if exportable == Exportable::Descriptor {
-            self.check_descriptors("cuMemCreate")?;
+        if exportable == Exportable::Fabric && self.has_fabric() {
+            return self.create_with(size_bytes, self.fabric_kinds());
         }
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
-        let mut piece = 0;
-        let properties = self.properties(exportable);
-        self.api.piece_create(&mut piece, size(size_bytes)?, &properties, 0).ok()?;
-        Ok(PhysicalId(piece))
+        if exportable == Exportable::No {
+            return self.create_with(size_bytes, 0);
+        }
+        self.check_descriptors("cuMemCreate")?;
+        self.create_with(size_bytes, DESCRIPTOR)
+    }
+
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        self.has_fabric().then_some(self as &dyn Fabric)
     }
 
     fn release(&self, piece: PhysicalId) -> DriverResult<()> {

@@ -9,13 +9,17 @@
 //! An error of a kernel stays with the context: it is reported by whichever call meets it, with the
 //! kind `DeviceLost`, and every later call fails alike.
 //!
-//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`.
+//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`,
+//! `processes`, `gates`, `fabric`.
 
 mod api;
+mod fabric;
+mod gates;
 mod graph;
 mod mapping;
 mod others;
 mod pools;
+mod processes;
 
 #[cfg(test)]
 mod tests;
@@ -25,11 +29,13 @@ use parking_lot::Mutex;
 
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
-    VirtualMemory,
+    Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 use api::{Api, api};
+pub use gates::Gate;
+use gates::Gates;
 pub use graph::Graph;
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -45,6 +51,7 @@ mod attribute {
     pub(super) const DESCRIPTORS: i32 = 103;
     pub(super) const DIRECT: i32 = 110;
     pub(super) const MEMORY_POOLS: i32 = 115;
+    pub(super) const FABRIC: i32 = 128;
 }
 
 /// One CUDA device.
@@ -59,10 +66,16 @@ pub struct Cuda {
     context: u64,
     can: Abilities,
     granularity_bytes: u64,
+    /// Where the device sits on the bus, if the driver said: the one name that other libraries share.
+    bus: Option<String>,
     /// Streams made here.
     streams: Mutex<HashSet<u64>>,
     /// Pools made here.
     own_pools: Mutex<HashSet<u64>>,
+    /// Whether fabric handles were allowed when they were tried, if they were.
+    fabric: Mutex<Option<bool>>,
+    /// Streams whose work was ever held back.
+    gates: Mutex<Gates>,
 }
 
 /// What the device and its driver can do.
@@ -72,6 +85,8 @@ struct Abilities {
     descriptors: bool,
     direct: bool,
     memory_pools: bool,
+    /// The device can; whether the system lets it is found out when it is first asked for.
+    fabric: bool,
 }
 
 impl std::fmt::Debug for Api {
@@ -152,16 +167,14 @@ impl Cuda {
             descriptors: has(attribute::DESCRIPTORS),
             direct: has(attribute::DIRECT),
             memory_pools: has(attribute::MEMORY_POOLS),
+            fabric: has(attribute::FABRIC),
         };
         let mut context = 0;
         api.context_retain(&mut context, handle).ok()?;
-        let text = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        let info = DeviceInfo {
-            device,
-            name: String::from_utf8_lossy(text).into_owned(),
-            driver: "cuda",
-            total_bytes: total as u64,
-        };
+        let mut bus = [0; 32];
+        let has_bus = api.device_bus(&mut bus, 32, handle).ok().is_ok();
+        let info =
+            DeviceInfo { device, name: text_of(&name), driver: "cuda", total_bytes: total as u64 };
         let mut cuda = Self {
             api,
             info,
@@ -169,8 +182,11 @@ impl Cuda {
             context,
             can,
             granularity_bytes: 0,
+            bus: has_bus.then(|| text_of(&bus)),
             streams: Mutex::default(),
             own_pools: Mutex::default(),
+            fabric: Mutex::default(),
+            gates: Mutex::default(),
         };
         if can.virtual_memory {
             match cuda.ask_granularity() {
@@ -211,6 +227,12 @@ impl Cuda {
         let exchanged = self.api.exchange_capture_mode(&mut mode).ok().is_ok();
         exchanged.then_some(Relaxed { api: self.api, before: mode })
     }
+}
+
+/// The text before the first zero.
+fn text_of(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 fn size(bytes: u64) -> DriverResult<usize> {
@@ -263,6 +285,7 @@ impl Driver for Cuda {
             return Err(foreign("cuStreamDestroy_v2", "stream", stream.0));
         }
         let _entered = self.enter()?;
+        self.gates.lock().forget(stream.0);
         self.api.stream_destroy(stream.0).ok()
     }
 
@@ -348,6 +371,11 @@ impl Driver for Cuda {
 
     fn capture(&self) -> Option<&dyn Capture> {
         Some(self)
+    }
+
+    /// Loads the management library at the first call, which takes tens of milliseconds.
+    fn processes(&self) -> Option<&dyn Processes> {
+        self.has_process_list().then_some(self as &dyn Processes)
     }
 }
 

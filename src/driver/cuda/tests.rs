@@ -1,8 +1,10 @@
 //! What holds without a device; with one see `tests/cuda.rs`.
 
-use super::Cuda;
+use super::api::Api;
+use super::{Abilities, Cuda, DeviceInfo};
 use crate::error::DriverErrorKind;
 use crate::ids::DeviceId;
+use crate::size::MIB;
 
 #[test]
 fn a_machine_without_a_driver_says_so() {
@@ -13,5 +15,24 @@ fn a_machine_without_a_driver_says_so() {
             assert!(!error.message.is_empty(), "{error}");
             assert_eq!(Cuda::open(DeviceId(0)).unwrap_err(), error);
         }
+    }
+}
+
+/// A device over a library of a test's own. No context is current, and it has none.
+pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
+    let info =
+        DeviceInfo { device: DeviceId(0), name: String::new(), driver: "cuda", total_bytes: MIB };
+    Cuda {
+        api: Box::leak(Box::new(api)),
+        info,
+        device: 0,
+        context: 0,
+        can,
+        granularity_bytes: 2 * MIB,
+        bus: None,
+        streams: Default::default(),
+        own_pools: Default::default(),
+        fabric: Default::default(),
+        gates: Default::default(),
     }
 }

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, Held, MemoryInfo, MemoryPools};
-use super::{ProcessUsage, Processes, VirtualMemory};
+use super::{HoldsWork, ProcessUsage, Processes, VirtualMemory};
 use crate::ids::{DeviceId, EventId, StreamId};
 use budget::Budget;
 use errors::{Refusal, invalid, length};
@@ -333,6 +333,14 @@ impl Processes for Host {
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
         let used_bytes = self.budget.taken_bytes();
         Ok(vec![ProcessUsage { process: std::process::id(), used_bytes }])
+    }
+}
+
+impl HoldsWork for Host {
+    type Gate = Gate;
+
+    fn hold_back(&self, stream: StreamId) -> DriverResult<Gate> {
+        Ok(self.hold(stream))
     }
 }
 

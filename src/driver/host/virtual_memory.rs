@@ -151,7 +151,7 @@ impl Host {
         let space = &mut self.memory.lock().space;
         let piece = match exportable {
             Exportable::No => Piece::shared(&space.store()?, size, hold)?,
-            Exportable::Descriptor => Piece::exportable(size, hold)?,
+            Exportable::Descriptor | Exportable::Fabric => Piece::exportable(size, hold)?,
         };
         Ok(space.add(piece))
     }

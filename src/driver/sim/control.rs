@@ -3,8 +3,8 @@
 //! None of these is a driver call: they cost no simulated time and are not counted.
 
 use super::{Event, Sim};
-use crate::driver::Held;
 use crate::driver::call::Call;
+use crate::driver::{Brake, DriverResult, Held};
 use crate::ids::{DeviceId, EventId, StreamId};
 
 impl Sim {
@@ -125,5 +125,26 @@ impl Sim {
     pub fn pending_events(&self) -> Vec<(EventId, StreamId)> {
         let state = self.state.lock();
         state.work.pending(state.now_ns)
+    }
+}
+
+/// In `EventMode::Manual` all work is held until somebody lets it go.
+impl Brake for Sim {
+    fn hold(&self, _stream: StreamId) -> DriverResult<()> {
+        Ok(())
+    }
+
+    fn mark(&self, _stream: StreamId) -> DriverResult<u64> {
+        Ok(self.submitted())
+    }
+
+    fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()> {
+        self.complete_until(stream, mark);
+        Ok(())
+    }
+
+    fn finish_all(&self) -> DriverResult<()> {
+        self.complete_all();
+        Ok(())
     }
 }

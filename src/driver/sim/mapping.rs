@@ -15,7 +15,9 @@ use hashbrown::HashMap;
 use super::ranges::{AddressSpace, Budget};
 use super::{GRANULARITY_BYTES, Sim, invalid, not_supported};
 use crate::driver::call::Call;
-use crate::driver::{DriverResult, Exportable, Held, PhysicalId, VirtualMemory};
+use crate::driver::{
+    DriverResult, Exportable, Fabric, FabricHandle, Held, PhysicalId, VirtualMemory,
+};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::DeviceId;
 
@@ -274,6 +276,10 @@ impl VirtualMemory for Sim {
         Ok(())
     }
 
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        self.options.fabric.then_some(self as _)
+    }
+
     /// The descriptor names the piece as long as the piece is held or mapped; unlike on a real
     /// device it does not keep the piece alive.
     fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd> {
@@ -314,6 +320,36 @@ impl VirtualMemory for Sim {
         }
         piece.holds += 1;
         Ok(*id)
+    }
+}
+
+/// A handle is the piece's number: it names a piece that is gone no more than a descriptor does.
+impl Fabric for Sim {
+    fn export_handle(&self, piece: PhysicalId) -> DriverResult<FabricHandle> {
+        let call = Call::ExportHandle;
+        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
+        if state.mappings.piece(call, piece)?.exportable != Exportable::Fabric {
+            let message = format!("piece {} was not created for the fabric", piece.0);
+            return Err(invalid(call, message));
+        }
+        let mut handle = [0; 64];
+        handle[..8].copy_from_slice(&piece.0.to_le_bytes());
+        Ok(FabricHandle(handle))
+    }
+
+    fn import_handle(&self, handle: &FabricHandle) -> DriverResult<PhysicalId> {
+        let call = Call::ImportHandle;
+        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
+        let (number, rest) = handle.0.split_first_chunk().expect("it is longer than a number");
+        let id = PhysicalId(u64::from_le_bytes(*number));
+        let found = state.mappings.pieces.get_mut(&id);
+        match found.filter(|piece| piece.exportable == Exportable::Fabric) {
+            Some(piece) if rest.iter().all(|byte| *byte == 0) => {
+                piece.holds += 1;
+                Ok(id)
+            }
+            _ => Err(invalid(call, "the handle is of no living piece of this simulated device")),
+        }
     }
 }
 

@@ -70,6 +70,8 @@ pub struct SimOptions {
     /// How many other devices it can reach: those with the lowest ordinals. With none there is no
     /// [`Peers`].
     pub reachable_devices: u32,
+    /// Whether its pieces have fabric handles. Only this device understands them.
+    pub fabric: bool,
 }
 
 impl Default for SimOptions {
@@ -82,6 +84,7 @@ impl Default for SimOptions {
             event_mode: EventMode::default(),
             costs: CallCosts::default(),
             reachable_devices: 0,
+            fabric: false,
         }
     }
 }

@@ -1,0 +1,77 @@
+//! Handles of memory that other machines of one fabric understand.
+//!
+//! A device that could have them may still not be allowed to: without a running fabric manager, or
+//! without its channel in this container, making such memory fails. So it is tried once, with the
+//! smallest piece, and the answer is remembered; memory that cannot be had with fabric handles is made
+//! with descriptors. Want of memory is no answer: then it is tried again the next time.
+
+use super::Cuda;
+use super::mapping::DESCRIPTOR;
+use crate::driver::{DriverResult, Fabric, FabricHandle, PhysicalId, VirtualMemory};
+use crate::error::{DriverError, DriverErrorKind};
+
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+const FABRIC: u32 = 8;
+
+impl Cuda {
+    /// The kinds of handles of a piece for the fabric: others may still take it as a descriptor.
+    pub(super) fn fabric_kinds(&self) -> u32 {
+        FABRIC | if self.can.descriptors { DESCRIPTOR } else { 0 }
+    }
+
+    /// Whether pieces can be made with fabric handles, found out by making one.
+    pub(super) fn has_fabric(&self) -> bool {
+        if !self.can.fabric || !self.can.virtual_memory {
+            return false;
+        }
+        let mut known = self.fabric.lock();
+        if let Some(known) = *known {
+            return known;
+        }
+        let tried = self.try_fabric();
+        if !matches!(&tried, Err(error) if error.is_out_of_memory()) {
+            *known = Some(tried.is_ok());
+        }
+        tried.is_ok()
+    }
+
+    fn try_fabric(&self) -> DriverResult<()> {
+        let piece = self.create_with(self.granularity_bytes, self.fabric_kinds())?;
+        let exported = self.export_to_fabric(piece);
+        self.release(piece)?;
+        exported.map(drop)
+    }
+
+    fn export_to_fabric(&self, piece: PhysicalId) -> DriverResult<FabricHandle> {
+        let _entered = self.enter()?;
+        let mut handle = [0; 64];
+        self.api.piece_export_fabric(&mut handle, piece.0, FABRIC, 0).ok()?;
+        Ok(FabricHandle(handle))
+    }
+
+    fn check_fabric(&self, call: &'static str) -> DriverResult<()> {
+        if self.has_fabric() {
+            return Ok(());
+        }
+        let message = "this device, or the system, has no fabric handles";
+        Err(DriverError::new(DriverErrorKind::NotSupported, call, 0, message))
+    }
+}
+
+impl Fabric for Cuda {
+    fn export_handle(&self, piece: PhysicalId) -> DriverResult<FabricHandle> {
+        self.check_fabric("cuMemExportToShareableHandle")?;
+        self.export_to_fabric(piece)
+    }
+
+    fn import_handle(&self, handle: &FabricHandle) -> DriverResult<PhysicalId> {
+        self.check_fabric("cuMemImportFromShareableHandle")?;
+        let _entered = self.enter()?;
+        let mut piece = 0;
+        self.api.piece_import_fabric(&mut piece, &handle.0, FABRIC).ok()?;
+        Ok(PhysicalId(piece))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Fabric handles on a library of our own: what is asked of it, and what is remembered.
+
+use std::cell::{Cell, RefCell};
+
+use super::*;
+use crate::driver::cuda::Abilities;
+use crate::driver::cuda::api::{AllocationProperties, Api};
+use crate::driver::cuda::tests::device_over;
+use crate::driver::{Driver, Exportable};
+use crate::size::MIB;
+
+const OUT_OF_MEMORY: u32 = 2;
+const NOT_PERMITTED: u32 = 800;
+
+thread_local! {
+    /// What making a piece with a fabric handle answers.
+    static FABRIC_ANSWER: Cell<u32> = const { Cell::new(0) };
+    /// The kinds of handles of all pieces that were asked for, in order.
+    static ASKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+    /// Pieces that were made and not released.
+    static HELD: Cell<u64> = const { Cell::new(0) };
+}
+
+extern "C" fn create(piece: &mut u64, _: usize, what: &AllocationProperties, _: u64) -> u32 {
+    ASKED.with_borrow_mut(|asked| asked.push(what.handles));
+    if what.handles & FABRIC != 0 && FABRIC_ANSWER.get() != 0 {
+        return FABRIC_ANSWER.get();
+    }
+    HELD.set(HELD.get() + 1);
+    *piece = 70 + HELD.get();
+    0
+}
+
+extern "C" fn release(_: u64) -> u32 {
+    HELD.set(HELD.get() - 1);
+    0
+}
+
+/// The handle is the piece's number, eight times.
+extern "C" fn export(handle: &mut [u8; 64], piece: u64, kind: u32, _: u64) -> u32 {
+    handle.as_chunks_mut().0.fill(piece.to_le_bytes());
+    u32::from(kind != FABRIC)
+}
+
+extern "C" fn import(piece: &mut u64, handle: &[u8; 64], kind: u32) -> u32 {
+    *piece = u64::from_le_bytes(*handle.first_chunk().expect("it is longer"));
+    u32::from(kind != FABRIC)
+}
+
+extern "C" fn nothing_current(context: &mut u64) -> u32 {
+    *context = 0;
+    0
+}
+
+/// A device over that library. Its context is the one that is current: none.
+fn cuda(can_fabric: bool) -> Cuda {
+    let mut api = Api::none();
+    api.context_current = Some(nothing_current);
+    api.piece_create = Some(create);
+    api.piece_release = Some(release);
+    api.piece_export_fabric = Some(export);
+    api.piece_import_fabric = Some(import);
+    let can = Abilities {
+        virtual_memory: true,
+        descriptors: true,
+        fabric: can_fabric,
+        ..Abilities::default()
+    };
+    device_over(api, can)
+}
+
+fn asked() -> Vec<u32> {
+    ASKED.with_borrow_mut(std::mem::take)
+}
+
+#[test]
+fn a_piece_for_the_fabric_comes_back_from_its_handle() {
+    let cuda = cuda(true);
+    let piece = cuda.create(4 * MIB, Exportable::Fabric).unwrap();
+    assert_eq!(asked(), [9, 9], "tried with a small one, then made; both kinds of handles");
+    let fabric = cuda.virtual_memory().unwrap().fabric().expect("it works");
+    let handle = fabric.export_handle(piece).unwrap();
+    assert_eq!(fabric.import_handle(&handle).unwrap(), piece);
+    assert_eq!(asked(), [0; 0], "what was found out is remembered");
+    assert_eq!(HELD.get(), 1, "the piece of the trial went back");
+}
+
+#[test]
+fn where_the_system_forbids_it_descriptors_are_made_and_it_is_not_tried_again() {
+    FABRIC_ANSWER.set(NOT_PERMITTED);
+    let cuda = cuda(true);
+    cuda.create(4 * MIB, Exportable::Fabric).unwrap();
+    assert_eq!(asked(), [9, DESCRIPTOR]);
+    FABRIC_ANSWER.set(0);
+    cuda.create(4 * MIB, Exportable::Fabric).unwrap();
+    assert_eq!(asked(), [DESCRIPTOR], "remembered");
+    assert!(cuda.virtual_memory().unwrap().fabric().is_none());
+    let error = cuda.import_handle(&FabricHandle([0; 64])).unwrap_err();
+    assert_eq!(error.kind, DriverErrorKind::NotSupported);
+}
+
+#[test]
+fn want_of_memory_is_no_answer() {
+    FABRIC_ANSWER.set(OUT_OF_MEMORY);
+    let cuda = cuda(true);
+    assert!(cuda.virtual_memory().unwrap().fabric().is_none());
+    FABRIC_ANSWER.set(0);
+    assert!(cuda.virtual_memory().unwrap().fabric().is_some());
+}
+
+#[test]
+fn a_device_that_cannot_is_not_even_tried() {
+    let cuda = cuda(false);
+    cuda.create(4 * MIB, Exportable::Fabric).unwrap();
+    cuda.create(4 * MIB, Exportable::No).unwrap();
+    assert_eq!(asked(), [DESCRIPTOR, 0]);
+}

@@ -1,0 +1,165 @@
+//! Work of a CUDA stream, held back by a number in the machine's memory.
+//!
+//! The device itself waits, at a point of the stream, until the number is large enough: no thread of
+//! the program or of the driver is held, so streams wait apart from each other. Streams that share a
+//! channel of the hardware still wait behind each other; there are eight channels
+//! (`CUDA_DEVICE_MAX_CONNECTIONS`).
+#![expect(unsafe_code, reason = "memory that the device reads while we write")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hashbrown::HashMap;
+
+use super::Cuda;
+use super::api::Api;
+use crate::driver::{DriverResult, HoldsWork};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::StreamId;
+
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
+const SEEN_BY_DEVICES: u32 = 3;
+/// `CU_STREAM_WAIT_VALUE_GEQ`: until the difference is no longer negative, as a signed number.
+const AT_LEAST: u32 = 0;
+/// One for each stream that was ever held.
+const NUMBERS: usize = 1024;
+/// Larger than the number of any gate: all are open.
+const ALL_OPEN: u32 = i32::MAX as u32;
+
+/// The numbers that streams wait for.
+struct Numbers {
+    api: &'static Api,
+    device: i32,
+    context: u64,
+    /// Where the program finds them, and where the device does.
+    here: u64,
+    there: u64,
+}
+
+impl std::fmt::Debug for Numbers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "numbers at {:#x}", self.here)
+    }
+}
+
+impl Numbers {
+    /// All of them zero. The context is held as long as they live.
+    fn new(cuda: &Cuda) -> DriverResult<Self> {
+        let api = cuda.api;
+        let mut context = 0;
+        api.context_retain(&mut context, cuda.device).ok()?;
+        let mut numbers = Self { api, device: cuda.device, context, here: 0, there: 0 };
+        let _entered = cuda.enter()?;
+        api.host_allocate(&mut numbers.here, NUMBERS * size_of::<u32>(), SEEN_BY_DEVICES).ok()?;
+        for at in 0..NUMBERS {
+            numbers.number(at).store(0, Ordering::Release);
+        }
+        api.host_pointer(&mut numbers.there, numbers.here, 0).ok()?;
+        Ok(numbers)
+    }
+
+    fn number(&self, at: usize) -> &AtomicU32 {
+        assert!(at < NUMBERS && self.here != 0, "numbers are given out in `hold_back` alone");
+        let pointer = (self.here as *mut u32).wrapping_add(at);
+        // SAFETY: the library gave so many numbers, page-aligned, and they are freed only by `drop`;
+        // the program touches them through this function alone, and the device only reads.
+        unsafe { AtomicU32::from_ptr(pointer) }
+    }
+}
+
+impl Drop for Numbers {
+    fn drop(&mut self) {
+        if self.here != 0 && self.api.context_push(self.context).ok().is_ok() {
+            (0..NUMBERS).for_each(|at| self.number(at).store(ALL_OPEN, Ordering::Release));
+            // No stream reads them any more. A device that is lost reads nothing either.
+            let _ = self.api.context_synchronize();
+            let _ = self.api.host_free(self.here);
+            let mut popped = 0;
+            let _ = self.api.context_pop(&mut popped);
+        }
+        let _ = self.api.context_release(self.device);
+    }
+}
+
+/// Which number each stream waits for.
+#[derive(Debug, Default)]
+pub(super) struct Gates {
+    numbers: Option<Arc<Numbers>>,
+    /// The place of a stream's number, and how many gates it had.
+    streams: HashMap<u64, (usize, u32)>,
+    /// Places whose streams were destroyed, with their gates so far.
+    unused: Vec<(usize, u32)>,
+    /// The first place that no stream had yet.
+    fresh: usize,
+}
+
+impl Gates {
+    /// The stream is no more; its number may serve another one if all its gates are open.
+    pub(super) fn forget(&mut self, stream: u64) {
+        if let (Some(numbers), Some((at, gates))) = (&self.numbers, self.streams.remove(&stream))
+            && numbers.number(at).load(Ordering::Acquire) >= gates
+        {
+            self.unused.push((at, gates));
+        }
+    }
+}
+
+/// Holds back what was submitted to a stream after it; dropping it lets the stream go on, past this
+/// and all earlier gates of the stream.
+#[derive(Debug)]
+pub struct Gate {
+    numbers: Arc<Numbers>,
+    at: usize,
+    value: u32,
+}
+
+impl Gate {
+    /// Lets the stream go on.
+    pub fn open(self) {}
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.numbers.number(self.at).fetch_max(self.value, Ordering::AcqRel);
+    }
+}
+
+fn too_many(what: &str) -> DriverError {
+    let kind = DriverErrorKind::NotSupported;
+    DriverError::new(kind, "cuStreamWaitValue32_v2", 0, format!("more than {what}"))
+}
+
+/// Every call that waits for the device, `free` among them, waits for ever while a gate of this thread
+/// is closed: use [`Gated`](crate::driver::Gated), which opens gates before such calls.
+impl HoldsWork for Cuda {
+    type Gate = Gate;
+
+    fn hold_back(&self, stream: StreamId) -> DriverResult<Gate> {
+        let mut gates = self.gates.lock();
+        let numbers = match &gates.numbers {
+            Some(numbers) => Arc::clone(numbers),
+            None => Arc::clone(gates.numbers.insert(Arc::new(Numbers::new(self)?))),
+        };
+        let known = gates.streams.get(&stream.0).copied();
+        let place = known.or_else(|| gates.unused.last().copied());
+        let (at, before) = place.unwrap_or((gates.fresh, 0));
+        let value = before + 1;
+        if at >= NUMBERS {
+            return Err(too_many("1024 streams"));
+        }
+        if value >= ALL_OPEN {
+            return Err(too_many("2^31 gates of one stream"));
+        }
+        let _entered = self.enter()?;
+        let address = numbers.there + (at * size_of::<u32>()) as u64;
+        self.api.stream_wait_value(stream.0, address, value, AT_LEAST).ok()?;
+        if known.is_none() && gates.unused.pop().is_none() {
+            gates.fresh += 1;
+        }
+        gates.streams.insert(stream.0, (at, value));
+        Ok(Gate { numbers, at, value })
+    }
+}
+
+#[cfg(test)]
+mod tests;

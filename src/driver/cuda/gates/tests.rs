@@ -1,0 +1,172 @@
+//! Gates on a library of our own: which number each stream waits for, and when it is large enough.
+
+use std::cell::{Cell, RefCell};
+
+use super::*;
+use crate::driver::Driver;
+use crate::driver::cuda::Abilities;
+use crate::driver::cuda::tests::device_over;
+
+thread_local! {
+    /// What streams were told to wait for: the stream, the address, and the value.
+    static WAITS: RefCell<Vec<(u64, u64, u32)>> = const { RefCell::new(Vec::new()) };
+    static CONTEXTS: Cell<i32> = const { Cell::new(0) };
+    static FREED: Cell<bool> = const { Cell::new(false) };
+    static ANSWER: Cell<u32> = const { Cell::new(0) };
+}
+
+extern "C" fn current(context: &mut u64) -> u32 {
+    *context = 0;
+    0
+}
+
+extern "C" fn retain(context: &mut u64, _: i32) -> u32 {
+    CONTEXTS.set(CONTEXTS.get() + 1);
+    *context = 0;
+    0
+}
+
+extern "C" fn let_go(_: i32) -> u32 {
+    CONTEXTS.set(CONTEXTS.get() - 1);
+    0
+}
+
+extern "C" fn push(_: u64) -> u32 {
+    0
+}
+
+extern "C" fn nothing() -> u32 {
+    0
+}
+
+/// Memory that the test leaks, with what was there before.
+extern "C" fn host_allocate(pointer: &mut u64, bytes: usize, flags: u32) -> u32 {
+    let words: &'static [AtomicU32] =
+        (0..bytes / 4).map(|_| AtomicU32::new(77)).collect::<Vec<_>>().leak();
+    *pointer = words.as_ptr() as u64;
+    u32::from(flags != SEEN_BY_DEVICES)
+}
+
+extern "C" fn host_pointer(address: &mut u64, pointer: u64, _: u32) -> u32 {
+    *address = pointer;
+    0
+}
+
+extern "C" fn host_free(_: u64) -> u32 {
+    FREED.set(true);
+    0
+}
+
+extern "C" fn wait(stream: u64, address: u64, value: u32, _: u32) -> u32 {
+    if ANSWER.get() == 0 {
+        WAITS.with_borrow_mut(|waits| waits.push((stream, address, value)));
+    }
+    ANSWER.get()
+}
+
+extern "C" fn create_stream(stream: &mut u64, _: u32) -> u32 {
+    *stream = 5000;
+    0
+}
+
+fn cuda() -> Cuda {
+    let mut api = Api::none();
+    api.context_current = Some(current);
+    api.context_retain = Some(retain);
+    api.context_release = Some(let_go);
+    api.context_push = Some(push);
+    api.context_pop = Some(current);
+    api.context_synchronize = Some(nothing);
+    api.host_allocate = Some(host_allocate);
+    api.host_pointer = Some(host_pointer);
+    api.host_free = Some(host_free);
+    api.stream_wait_value = Some(wait);
+    api.stream_create = Some(create_stream);
+    api.stream_destroy = Some(push);
+    device_over(api, Abilities::default())
+}
+
+/// What the streams still wait for: those whose number is too small.
+fn waiting(cuda: &Cuda) -> Vec<(u64, u32)> {
+    let gates = cuda.gates.lock();
+    let numbers = gates.numbers.as_ref().expect("something was held");
+    let waits = WAITS.with_borrow(Clone::clone);
+    let closed = waits.into_iter().filter(|(_, address, value)| {
+        let at = usize::try_from(address - numbers.there).expect("it is small") / 4;
+        numbers.number(at).load(Ordering::Acquire) < *value
+    });
+    closed.map(|(stream, _, value)| (stream, value)).collect()
+}
+
+#[test]
+fn each_stream_waits_for_a_number_of_its_own() {
+    let cuda = cuda();
+    let [a1, b1, a2] = [100, 200, 100].map(|n| cuda.hold_back(StreamId(n)).unwrap());
+    assert_eq!(waiting(&cuda), [(100, 1), (200, 1), (100, 2)]);
+    b1.open();
+    assert_eq!(waiting(&cuda), [(100, 1), (100, 2)]);
+    a1.open();
+    assert_eq!(waiting(&cuda), [(100, 2)]);
+    let a3 = cuda.hold_back(StreamId(100)).unwrap();
+    a3.open();
+    assert_eq!(waiting(&cuda), [], "a later gate opens all before it");
+    a2.open();
+    assert_eq!(waiting(&cuda), [], "and they stay open");
+}
+
+#[test]
+fn a_number_serves_another_stream_once_its_own_is_gone() {
+    let cuda = cuda();
+    let stream = cuda.create_stream().unwrap();
+    for _ in 0..3 {
+        cuda.hold_back(stream).unwrap().open();
+    }
+    cuda.destroy_stream(stream).unwrap();
+    let _gate = cuda.hold_back(StreamId(300)).unwrap();
+    assert_eq!(waiting(&cuda), [(300, 4)], "the number never gets smaller");
+    let waits = WAITS.with_borrow(Clone::clone);
+    assert_eq!(waits[0].1, waits[3].1, "the same place");
+}
+
+#[test]
+fn a_number_that_a_stream_still_waits_for_serves_nobody_else() {
+    let cuda = cuda();
+    let stream = cuda.create_stream().unwrap();
+    let _gate = cuda.hold_back(stream).unwrap();
+    cuda.destroy_stream(stream).unwrap();
+    let _other = cuda.hold_back(StreamId(300)).unwrap();
+    let waits = WAITS.with_borrow(Clone::clone);
+    assert_ne!(waits[0].1, waits[1].1);
+}
+
+#[test]
+fn more_streams_than_numbers_are_refused_and_nothing_is_lost() {
+    let cuda = cuda();
+    for stream in 0..NUMBERS as u64 {
+        cuda.hold_back(StreamId(stream)).unwrap().open();
+    }
+    let error = cuda.hold_back(StreamId(u64::MAX)).unwrap_err();
+    assert!(error.message.contains("1024 streams"), "{error}");
+    cuda.hold_back(StreamId(0)).unwrap().open();
+}
+
+#[test]
+fn a_wait_that_the_library_refuses_leaves_no_gate() {
+    let cuda = cuda();
+    ANSWER.set(801);
+    cuda.hold_back(StreamId(100)).unwrap_err();
+    ANSWER.set(0);
+    let _gate = cuda.hold_back(StreamId(100)).unwrap();
+    assert_eq!(waiting(&cuda), [(100, 1)]);
+}
+
+#[test]
+fn the_numbers_outlive_the_device_until_the_last_gate_is_open() {
+    let cuda = cuda();
+    let gate = cuda.hold_back(StreamId(100)).unwrap();
+    drop(cuda);
+    assert!(!FREED.get());
+    gate.open();
+    assert!(FREED.get());
+    assert_eq!(CONTEXTS.get(), -1, "what the device itself lets go of was never retained here");
+}

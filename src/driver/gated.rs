@@ -1,0 +1,421 @@
+//! Work held back on purpose: a driver whose streams finish when a recording, or a test, says so.
+//!
+//! Streams without work finish at once, so a block that other streams used would be free too early. A
+//! [`Brake`] holds them: a gate stands in front of each mark until the mark may be reached. `sim` is
+//! told when work finishes; [`Gated`] gives the same to devices that really run it.
+//!
+//! Nothing waits for ever: a call that waits for the device lets all work go first, as it would have
+//! waited for all of it, and gates that nobody touches for ten seconds open by themselves. That means
+//! that some call waits which was not thought to, and the next [`Brake::finish_all`] says so.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::forward::{forward, part};
+use super::{
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
+    Exportable, Fabric, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId, Processes,
+    VirtualMemory,
+};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::{DeviceId, EventId, StreamId};
+
+/// Says when the work of streams finishes.
+pub trait Brake: fmt::Debug + Send + Sync {
+    /// Holds back what is submitted to `stream` from now on. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device cannot; nothing is held then.
+    fn hold(&self, stream: StreamId) -> DriverResult<()>;
+
+    /// A name for the point that `stream` has reached. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] of the device.
+    fn mark(&self, stream: StreamId) -> DriverResult<u64>;
+
+    /// Lets work of `stream` go up to a mark of it, and waits until that point is reached.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] of the device, and when the point is not reached in ten seconds.
+    fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()>;
+
+    /// Lets all work go, and waits for what marks were made for.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] of the device, and when work had to be let go before its time.
+    fn finish_all(&self) -> DriverResult<()>;
+}
+
+/// A driver that can hold back the work of a stream.
+pub trait HoldsWork: Driver {
+    /// Lets the stream go on when it is dropped, which neither waits nor fails.
+    type Gate: fmt::Debug + Send + 'static;
+
+    /// Holds back what is submitted to `stream` from now on. Never waits. Calls that wait for that work
+    /// wait until another thread drops the gate.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device cannot.
+    fn hold_back(&self, stream: StreamId) -> DriverResult<Self::Gate>;
+}
+
+impl<D: HoldsWork + ?Sized> HoldsWork for Arc<D> {
+    type Gate = D::Gate;
+
+    fn hold_back(&self, stream: StreamId) -> DriverResult<Self::Gate> {
+        (**self).hold_back(stream)
+    }
+}
+
+/// How long gates stay closed while nothing happens, and how long an open stream may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Calls during which the device may wait for work that was submitted before.
+const WAITING: [&str; 15] = [
+    "free",
+    "synchronize_stream",
+    "synchronize_device",
+    "synchronize_event",
+    "copy_from_host",
+    "copy_to_host",
+    "destroy_stream",
+    "unreserve",
+    "release",
+    "unmap",
+    "destroy_pool",
+    "trim",
+    "close",
+    "open",
+    "enable_access",
+];
+
+/// A gate in front of a mark.
+#[derive(Debug)]
+struct Held<G> {
+    mark: u64,
+    /// `None` once it is open.
+    gate: Option<G>,
+    /// Recorded behind the gate, if anybody named the point.
+    event: Option<EventId>,
+}
+
+#[derive(Debug)]
+struct Lanes<G> {
+    held: HashMap<StreamId, VecDeque<Held<G>>>,
+    last_mark: u64,
+    closed: usize,
+    /// Changes with every gate that is closed or opened.
+    activity: u64,
+    /// How often gates opened because nothing happened for too long.
+    forced: u64,
+    ending: bool,
+}
+
+impl<G> Default for Lanes<G> {
+    fn default() -> Self {
+        let held = HashMap::new();
+        Self { held, last_mark: 0, closed: 0, activity: 0, forced: 0, ending: false }
+    }
+}
+
+impl<G> Lanes<G> {
+    fn open_all(&mut self) {
+        for held in self.held.values_mut().flatten() {
+            held.gate = None;
+        }
+        self.closed = 0;
+        self.activity += 1;
+    }
+
+    /// Opens the gates of a stream up to a mark, in order, and returns their events.
+    fn open_until(&mut self, stream: StreamId, mark: u64) -> Vec<EventId> {
+        let mut events = Vec::new();
+        let Some(lane) = self.held.get_mut(&stream) else { return events };
+        while let Some(mut held) = lane.pop_front_if(|held| held.mark <= mark) {
+            self.closed -= usize::from(held.gate.take().is_some());
+            events.extend(held.event);
+        }
+        self.activity += 1;
+        events
+    }
+}
+
+#[derive(Debug)]
+struct Shared<G> {
+    lanes: Mutex<Lanes<G>>,
+    /// The first gate was closed, or all is ending.
+    changed: Condvar,
+}
+
+impl<G> Shared<G> {
+    /// Opens gates that nobody touches: a thread's whole work.
+    fn watch(&self, patience: Duration) {
+        let mut lanes = self.lanes.lock();
+        while !lanes.ending {
+            if lanes.closed == 0 {
+                self.changed.wait(&mut lanes);
+                continue;
+            }
+            let before = lanes.activity;
+            let waited = self.changed.wait_for(&mut lanes, patience);
+            if waited.timed_out() && lanes.activity == before && lanes.closed > 0 {
+                lanes.open_all();
+                lanes.forced += 1;
+            }
+        }
+    }
+}
+
+/// A driver whose work can be held back, and a hand on its brake.
+#[derive(Debug)]
+pub struct Gated<D: HoldsWork> {
+    inner: D,
+    shared: Arc<Shared<D::Gate>>,
+    watchman: Mutex<Option<JoinHandle<()>>>,
+    patience: Duration,
+}
+
+impl<D: HoldsWork> Gated<D> {
+    /// Wraps a driver. Nothing is held before [`Brake::hold`].
+    #[must_use]
+    pub fn new(inner: D) -> Self {
+        Self::with_patience(inner, PATIENCE)
+    }
+
+    fn with_patience(inner: D, patience: Duration) -> Self {
+        let shared = Shared { lanes: Mutex::default(), changed: Condvar::new() };
+        Self { inner, shared: Arc::new(shared), watchman: Mutex::new(None), patience }
+    }
+
+    /// The driver that does the work. Calls to it directly open no gate.
+    #[must_use]
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes<D::Gate>> {
+        self.shared.lanes.lock()
+    }
+
+    /// The driver, for a call of this name.
+    fn enter(&self, call: &'static str) -> &D {
+        if WAITING.contains(&call) {
+            let mut lanes = self.lanes();
+            if lanes.closed > 0 {
+                lanes.open_all();
+            }
+        }
+        &self.inner
+    }
+
+    fn start_watching(&self) {
+        let mut watchman = self.watchman.lock();
+        if watchman.is_none() {
+            let (shared, patience) = (Arc::clone(&self.shared), self.patience);
+            *watchman = Some(std::thread::spawn(move || shared.watch(patience)));
+        }
+    }
+
+    /// Waits for an event behind open gates, and destroys it. A device may run streams behind each
+    /// other that have nothing to do with each other: then the others are let go too.
+    fn reach(&self, event: EventId) -> DriverResult<()> {
+        let begin = Instant::now();
+        while !self.inner.query_event(event)? {
+            if begin.elapsed() > self.patience {
+                let mut lanes = self.lanes();
+                lanes.open_all();
+                lanes.forced += 1;
+                drop(lanes);
+                self.inner.synchronize_event(event)?;
+                break;
+            }
+            std::thread::yield_now();
+        }
+        self.inner.destroy_event(event)
+    }
+}
+
+fn forced(times: u64, patience: Duration) -> DriverError {
+    let message = format!(
+        "held work was let go before its time {times} times: the device did not go on within \
+         {patience:?} (CUDA_DEVICE_MAX_CONNECTIONS=32 lets more streams of a GPU run apart)"
+    );
+    DriverError::new(DriverErrorKind::Other, "finish_all", 0, message)
+}
+
+impl<D: HoldsWork> Brake for Gated<D> {
+    fn hold(&self, stream: StreamId) -> DriverResult<()> {
+        let gate = self.inner.hold_back(stream)?;
+        self.start_watching();
+        let mut lanes = self.lanes();
+        lanes.last_mark += 1;
+        let held = Held { mark: lanes.last_mark, gate: Some(gate), event: None };
+        lanes.held.entry(stream).or_default().push_back(held);
+        lanes.closed += 1;
+        lanes.activity += 1;
+        if lanes.closed == 1 {
+            self.shared.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn mark(&self, stream: StreamId) -> DriverResult<u64> {
+        let event = self.inner.create_event()?;
+        if let Err(error) = self.inner.record_event(event, stream) {
+            self.inner.destroy_event(event)?;
+            return Err(error);
+        }
+        let mut lanes = self.lanes();
+        lanes.last_mark += 1;
+        let mark = lanes.last_mark;
+        let held = Held { mark, gate: None, event: Some(event) };
+        lanes.held.entry(stream).or_default().push_back(held);
+        Ok(mark)
+    }
+
+    fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()> {
+        let events = self.lanes().open_until(stream, mark);
+        let before = self.lanes().forced;
+        events.into_iter().map(|event| self.reach(event)).fold(Ok(()), Result::and)?;
+        match self.lanes().forced - before {
+            0 => Ok(()),
+            times => Err(forced(times, self.patience)),
+        }
+    }
+
+    fn finish_all(&self) -> DriverResult<()> {
+        let mut lanes = self.lanes();
+        lanes.open_all();
+        let streams: Vec<_> = lanes.held.keys().copied().collect();
+        let events: Vec<_> =
+            streams.into_iter().flat_map(|stream| lanes.open_until(stream, u64::MAX)).collect();
+        drop(lanes);
+        events.into_iter().map(|event| self.reach(event)).fold(Ok(()), Result::and)?;
+        match std::mem::take(&mut self.lanes().forced) {
+            0 => Ok(()),
+            times => Err(forced(times, self.patience)),
+        }
+    }
+}
+
+impl<D: HoldsWork> Drop for Gated<D> {
+    /// Lets all work go.
+    fn drop(&mut self) {
+        let mut lanes = self.lanes();
+        lanes.open_all();
+        lanes.ending = true;
+        let events: Vec<_> =
+            lanes.held.drain().flat_map(|(_, lane)| lane).filter_map(|held| held.event).collect();
+        drop(lanes);
+        self.shared.changed.notify_all();
+        if let Some(watchman) = self.watchman.lock().take() {
+            // It ends without a panic: it only waits and opens gates.
+            let _ = watchman.join();
+        }
+        // A driver that fails now keeps what it has; there is nobody to tell.
+        events.into_iter().for_each(|event| drop(self.inner.destroy_event(event)));
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the shape that `forward!` asks for")]
+fn enter<'a, D: HoldsWork>(gated: &'a Gated<D>, call: &'static str) -> DriverResult<&'a D> {
+    Ok(gated.enter(call))
+}
+
+macro_rules! enter_part {
+    ($name:ident: $accessor:ident -> $part:ident) => {
+        fn $name<'a, D: HoldsWork>(
+            gated: &'a Gated<D>,
+            call: &'static str,
+        ) -> DriverResult<&'a dyn $part> {
+            part(call, gated.enter(call).$accessor())
+        }
+    };
+}
+
+enter_part!(enter_virtual_memory: virtual_memory -> VirtualMemory);
+enter_part!(enter_memory_pools: memory_pools -> MemoryPools);
+enter_part!(enter_ipc: ipc -> Ipc);
+enter_part!(enter_peers: peers -> Peers);
+enter_part!(enter_capture: capture -> Capture);
+
+impl<D: HoldsWork> Driver for Gated<D> {
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+
+    forward! { @driver_without_addresses enter }
+    forward! { @driver_with_addresses enter }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.inner.virtual_memory().map(|_| self as _)
+    }
+
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        self.inner.memory_pools().map(|_| self as _)
+    }
+
+    fn ipc(&self) -> Option<&dyn Ipc> {
+        self.inner.ipc().map(|_| self as _)
+    }
+
+    fn peers(&self) -> Option<&dyn Peers> {
+        self.inner.peers().map(|_| self as _)
+    }
+
+    fn capture(&self) -> Option<&dyn Capture> {
+        self.inner.capture().map(|_| self as _)
+    }
+
+    fn processes(&self) -> Option<&dyn Processes> {
+        self.inner.processes()
+    }
+}
+
+impl<D: HoldsWork> VirtualMemory for Gated<D> {
+    fn granularity_bytes(&self) -> u64 {
+        let part = self.inner.virtual_memory();
+        part.expect("announced only when the inner driver has it").granularity_bytes()
+    }
+
+    /// No call of it waits for work.
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        self.inner.virtual_memory()?.fabric()
+    }
+
+    forward! { @virtual_without_addresses enter_virtual_memory }
+    forward! { @virtual_with_addresses enter_virtual_memory }
+}
+
+impl<D: HoldsWork> MemoryPools for Gated<D> {
+    forward! { @memory_pools enter_memory_pools }
+}
+
+impl<D: HoldsWork> Ipc for Gated<D> {
+    forward! { @ipc enter_ipc }
+}
+
+impl<D: HoldsWork> Peers for Gated<D> {
+    forward! { @peers_without_addresses enter_peers }
+    forward! { @peers_with_addresses enter_peers }
+}
+
+impl<D: HoldsWork> Capture for Gated<D> {
+    forward! { @capture enter_capture }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;

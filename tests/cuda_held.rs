@@ -1,0 +1,103 @@
+//! Work that is held back on a real device. Without a CUDA device each test prints `skipped: no CUDA
+//! device` and ends.
+//!
+//! These are apart from the other tests of devices, and one at a time: all of a program's work on a
+//! device has one context, and there a call that waits for all work waits for what is held back here.
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+#[cfg(feature = "replay")]
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::{Brake, Cuda, Driver, Gated};
+use stratalloc::ids::DeviceId;
+#[cfg(feature = "replay")]
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::MIB;
+
+/// The first device and the right to be alone on it, or a word why there is none.
+fn device() -> Option<(Arc<Cuda>, MutexGuard<'static, ()>)> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match Cuda::open(DeviceId(0)) {
+        Ok(cuda) => Some((Arc::new(cuda), alone)),
+        Err(error) => {
+            println!("skipped: no CUDA device ({error})");
+            None
+        }
+    }
+}
+
+/// A stream that is held back finishes when it is let go, whatever other streams do; a call that waits
+/// for the device lets it go.
+#[test]
+fn held_back_work_finishes_when_it_is_let_go() {
+    let Some((cuda, _alone)) = device() else { return };
+    let gated = Gated::new(Arc::clone(&cuda));
+    let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
+    let address = cuda.allocate(MIB).unwrap();
+    // What the driver loads at the first fill may wait for the device.
+    for half in [address, address + MIB / 2] {
+        cuda.fill(half, 1, MIB / 2, first).unwrap();
+    }
+    cuda.synchronize_stream(first).unwrap();
+    let mut marks = Vec::new();
+    let mut events = Vec::new();
+    for (value, stream) in [(2, first), (3, first), (4, second)] {
+        gated.hold(stream).unwrap();
+        let half = if stream == first { address } else { address + MIB / 2 };
+        gated.fill(half, value, MIB / 2, stream).unwrap();
+        let event = gated.create_event().unwrap();
+        gated.record_event(event, stream).unwrap();
+        marks.push(gated.mark(stream).unwrap());
+        events.push(event);
+    }
+    let finished = || events.iter().map(|event| gated.query_event(*event).unwrap());
+    assert!(finished().eq([false, false, false]));
+    gated.finish_until(second, marks[2]).unwrap();
+    assert!(finished().eq([false, false, true]));
+    gated.finish_until(first, marks[0]).unwrap();
+    assert!(finished().eq([true, false, true]));
+    // This waits for the device, and so nothing is held any more.
+    let mut seen = [0; 1];
+    gated.copy_to_host(&mut seen, address, first).unwrap();
+    assert_eq!((seen, finished().all(|done| done)), ([3], true));
+    gated.hold(first).unwrap();
+    gated.fill(address, 5, MIB, first).unwrap();
+    gated.free(address, MIB).unwrap();
+    gated.finish_all().unwrap();
+    events.into_iter().for_each(|event| gated.destroy_event(event).unwrap());
+    gated.hold(second).unwrap();
+    drop(gated);
+    cuda.synchronize_device().unwrap();
+    [first, second].into_iter().for_each(|stream| cuda.destroy_stream(stream).unwrap());
+}
+
+/// Without work of their own the streams of a recording would finish at once, and blocks would come
+/// back earlier than they did.
+#[cfg(feature = "replay")]
+#[test]
+fn a_recording_of_several_streams_reserves_what_it_reserved() {
+    let Some((cuda, _alone)) = device() else { return };
+    for (name, reserved) in
+        [("multistream.default", 2_187_329_536), ("multistream.expandable", 1_558_183_936)]
+    {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(format!("tests/traces/{name}.pickle.xz"));
+        let trace = stratalloc::replay::reader::read(&path, &Default::default()).unwrap();
+        let mut workload = stratalloc::replay::Workload::of(&trace, 150_109_880_320);
+        let named = workload.streams();
+        let real: Vec<_> = named.iter().map(|_| cuda.create_stream().unwrap()).collect();
+        workload.rename_streams(|stream| real[named.binary_search(&stream).unwrap()]);
+        println!("{name}: {} streams", real.len());
+        let gated = Arc::new(Gated::new(Arc::clone(&cuda)));
+        let config = Config::parse(&trace.conf, &KeyTable::default()).unwrap();
+        let driver = Arc::clone(&gated) as Arc<dyn Driver>;
+        let strategy = build(&config, driver, BuildOptions::default()).unwrap();
+        let run = stratalloc::replay::run(&workload, &strategy, Some(gated), 1, &|_| {}).unwrap();
+        let held = run.statistics.reserved_bytes.all;
+        assert_eq!((held.current, held.peak), (reserved, reserved), "{name}");
+        strategy.engine().unwrap().empty_cache().unwrap();
+        real.into_iter().for_each(|stream| cuda.destroy_stream(stream).unwrap());
+    }
+}

@@ -1,0 +1,186 @@
+//! Pages of a fabric: the driver's handles are the whole, no thread and no descriptor is needed.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::Sharing;
+use stratalloc::driver::{Driver, Exportable, FaultPlan, Faulty, Held, Sim};
+use stratalloc::error::DriverErrorKind;
+use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle, SharingError};
+
+use super::tools::{MIB, SHARED, allocate, engine, forged, seal, sim, sim_with};
+
+/// A handle of three pages of 20 MiB, on a device that forgets them at once.
+fn handle() -> SharedHandle {
+    let engine = engine(sim_with(true), SHARED);
+    let block = allocate(&engine, 45 * MIB + 512);
+    engine.share(&block).expect("the pages can leave")
+}
+
+fn wrong(bytes: &[u8]) -> FormatError {
+    SharedHandle::from_bytes(bytes).expect_err("these bytes are no handle")
+}
+
+fn out(sim: &Sim) -> (Held, u64) {
+    (sim.held(), sim.piece_holds())
+}
+
+#[test]
+fn a_block_goes_through_the_fabric_and_leaves_nothing_behind() {
+    let sim = sim_with(true);
+    let (ours, theirs) = (engine(sim.clone(), SHARED), engine(sim.clone(), SHARED));
+    let (small, large) = (allocate(&ours, 512), allocate(&ours, 45 * MIB));
+    let handle = ours.share(&large).unwrap();
+    assert_eq!((sim.calls("export_handle"), sim.calls("export")), (3, 0));
+    assert_eq!(ours.share(&large).unwrap().as_bytes(), handle.as_bytes(), "equal bytes");
+    assert_eq!(sim.calls("export_handle"), 3, "each page is asked for once");
+    let before = out(&sim);
+    let handle = SharedHandle::from_bytes(handle.as_bytes()).unwrap();
+    let imported = theirs.open(&handle).unwrap();
+    assert_eq!(imported.size_bytes(), 45 * MIB);
+    assert_eq!(sim.held().mapped_bytes() - before.0.mapped_bytes(), 60 * MIB);
+    let asked = sim.total_calls();
+    let again = theirs.open(&handle).unwrap();
+    assert_eq!((again.address(), sim.total_calls()), (imported.address(), asked), "mapped once");
+    drop((imported, again));
+    assert_eq!(out(&sim), before);
+    drop(ours.open(&ours.share(&small).unwrap()).expect("by their own allocator too"));
+    assert_eq!(out(&sim), before);
+    [small, large].into_iter().for_each(|block| ours.free(block).unwrap());
+    drop((ours, theirs));
+    assert!(sim.held().is_nothing());
+}
+
+#[test]
+fn pages_that_went_back_are_opened_by_nobody() {
+    let sim = sim_with(true);
+    let (ours, theirs) = (engine(sim.clone(), SHARED), engine(sim.clone(), SHARED));
+    let block = allocate(&ours, 30 * MIB);
+    let handle = ours.share(&block).unwrap();
+    let kept = theirs.open(&handle).unwrap();
+    ours.free(block).unwrap();
+    ours.empty_cache().unwrap();
+    drop(theirs.open(&handle).expect("whoever has it open may open it again"));
+    drop(kept);
+    let before = out(&sim);
+    assert!(matches!(theirs.open(&handle), Err(SharingError::Driver(_))));
+    assert_eq!(out(&sim), before);
+}
+
+#[test]
+fn who_has_no_fabric_refuses_and_asks_nobody() {
+    let plain = sim();
+    let theirs = engine(plain.clone(), SHARED);
+    let asked = plain.total_calls();
+    let refused = theirs.open(&handle()).unwrap_err();
+    assert_eq!(refused, SharingError::NotSupported { what: "pages of a fabric" });
+    assert_eq!(plain.total_calls(), asked);
+}
+
+#[test]
+fn without_a_fabric_pages_that_want_one_are_shared_as_descriptors() {
+    let sim = sim();
+    let memory = sim.virtual_memory().unwrap();
+    let piece = memory.create(2 * MIB, Exportable::Fabric).unwrap();
+    assert!(memory.fabric().is_none());
+    memory.export(piece).expect("as a descriptor all the same");
+    memory.release(piece).unwrap();
+}
+
+#[test]
+fn pages_that_may_not_leave_do_not_leave_through_the_fabric() {
+    let engine = engine(sim_with(true), "expandable_segments:True");
+    let block = allocate(&engine, MIB);
+    assert!(matches!(engine.share(&block), Err(SharingError::NotExportable { .. })));
+}
+
+#[test]
+fn the_layout_is_fixed() {
+    let handle = handle();
+    let bytes = handle.as_bytes();
+    assert_eq!(bytes.len(), 56 + 3 * 64 + 8);
+    assert_eq!(&bytes[..12], b"stratshr\x01\x00\x03\x00");
+    assert_eq!(bytes[12..16], std::process::id().to_le_bytes());
+    assert_eq!(bytes[32..40], (45 * MIB + 512).to_le_bytes());
+    assert_eq!(bytes[40..48], (20 * MIB).to_le_bytes());
+    assert_eq!(bytes[48..52], 3u32.to_le_bytes());
+    assert_eq!((handle.process(), handle.size_bytes()), (std::process::id(), 45 * MIB + 512));
+}
+
+#[test]
+fn whatever_is_spoiled_is_refused() {
+    let handle = handle();
+    let good = handle.as_bytes();
+    for bit in 0..good.len() * 8 {
+        let mut bytes = good.to_vec();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        wrong(&bytes);
+    }
+    for len in 0..good.len() {
+        wrong(&good[..len]);
+        if len >= 8 {
+            let mut sealed = good[..len].to_vec();
+            seal(&mut sealed);
+            wrong(&sealed);
+        }
+    }
+    let with = |at: usize, bytes: &[u8]| wrong(&forged(good, at, bytes));
+    let most = PAGES_MAX as u64;
+    assert_eq!(with(52, &[0, 1]), FormatError::Reserved { at: 53 });
+    assert_eq!(with(48, &[0; 4]), FormatError::PageCount { pages: 0, most });
+    let pages = u64::from(u32::MAX);
+    assert_eq!(with(48, &[255; 4]), FormatError::PageCount { pages, most });
+    let expected = 56 + 4 * 64 + 8;
+    assert_eq!(with(48, &[4]), FormatError::Length { len: good.len(), expected });
+    for (at, value) in [(24, 20 * MIB), (24, u64::MAX), (32, 0), (32, 60 * MIB + 1), (40, 0)] {
+        let error = with(at, &value.to_le_bytes());
+        assert!(matches!(error, FormatError::Extent { .. }), "{at} {value:#x}: {error:?}");
+    }
+}
+
+/// Bytes that are well formed and lie: about the pages' size, and about the handles.
+#[test]
+fn lies_about_pages_cost_nothing() {
+    let sim = sim_with(true);
+    let (ours, theirs) = (engine(sim.clone(), SHARED), engine(sim.clone(), SHARED));
+    let block = allocate(&ours, 45 * MIB + 512);
+    let handle = ours.share(&block).unwrap();
+    let before = out(&sim);
+    for (at, value) in [(40, 16 * MIB), (40, 22 * MIB), (40, 20 * MIB + 512), (56, 999), (64, 1)] {
+        let bytes = forged(handle.as_bytes(), at, &u64::to_le_bytes(value));
+        if let Ok(forged) = SharedHandle::from_bytes(&bytes) {
+            theirs.open(&forged).expect_err("it lies");
+        }
+        assert_eq!(out(&sim), before, "{at} {value}");
+    }
+    drop(theirs.open(&handle).expect("the truth still works"));
+}
+
+/// Each driver call of sharing and of opening fails once.
+#[test]
+fn each_failing_call_leaves_nothing_half_done() {
+    let sim = sim_with(true);
+    let faulty = Arc::new(Faulty::new(Arc::clone(&sim)));
+    let (ours, theirs) = (engine(faulty.clone(), SHARED), engine(faulty.clone(), SHARED));
+    let warm = allocate(&theirs, 512);
+    let block = allocate(&ours, 45 * MIB);
+    let mut failed = 0;
+    for at in 0.. {
+        let before = out(&sim);
+        faulty.arm(FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only: None });
+        let opened = ours.share(&block).and_then(|handle| theirs.open(&handle));
+        let struck = faulty.failed_calls() > 0;
+        assert_eq!(opened.is_err(), struck, "call {at}");
+        faulty.disarm();
+        drop(opened);
+        // What could not be given back is offered again by the next opening.
+        drop(theirs.open(&ours.share(&block).unwrap()).unwrap());
+        assert_eq!(out(&sim), before, "call {at}");
+        if !struck {
+            break;
+        }
+        failed += 1;
+    }
+    assert!(failed >= 8, "{failed}: three imports, and then a range");
+    ours.free(block).unwrap();
+    theirs.free(warm).unwrap();
+}
