@@ -310,8 +310,13 @@ pub trait Capture: Send + Sync {
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;
     /// The nodes that `node` depends on directly.
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>>;
-    /// Makes the next node on `stream` depend on exactly these nodes of its capture.
-    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
+    /// Makes the next node on `stream` depend on these nodes of its capture, too. What others submit
+    /// to the stream meanwhile keeps its order.
+    fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
+    /// Frees, in the capture that `stream` belongs to and behind these nodes of it, what that capture
+    /// allocated. The stream stays where it is: nothing comes after the node by itself.
+    fn free_behind(&self, address: u64, stream: StreamId, nodes: &[NodeId])
+    -> DriverResult<NodeId>;
 }
 
 /// A process that holds memory of the device.

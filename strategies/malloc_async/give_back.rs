@@ -76,8 +76,8 @@ impl MallocAsyncAllocator {
     #[cold]
     fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
         let now = self.capture_of(block.stream)?;
-        if block.capture.is_some() && block.capture == now {
-            return self.free_inside(address, block);
+        if let Some(capture) = block.capture.filter(|own| now == Some(*own)) {
+            return self.free_inside(address, block, capture);
         }
         for by in &block.uses {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {

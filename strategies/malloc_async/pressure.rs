@@ -31,15 +31,11 @@ impl MallocAsyncAllocator {
             self.charged_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
             Refusal::Driver(error)
         };
-        let before = match route.capture {
-            Some(capture) => self.attach_leaves(stream, capture).map_err(refused)?,
-            None => None,
-        };
+        if let Some(capture) = route.capture {
+            self.attach_leaves(stream, capture).map_err(refused)?;
+        }
         let asked = self.memory_pools().allocate_async(route.driver_pool, request.bytes, stream);
-        asked.map_err(|error| {
-            self.detach_leaves(stream, before);
-            refused(error)
-        })
+        asked.map_err(refused)
     }
 
     /// Counts the bytes of a request as ours, unless they pass the limit.

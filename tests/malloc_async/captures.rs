@@ -1,9 +1,13 @@
 //! Graphs: memory of their own, frees that must not keep a capture from ending, frees that wait.
 
+use std::collections::HashSet;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use stratalloc::allocator::{
     Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
 };
-use stratalloc::driver::{Capture, Driver, MemoryPools};
+use stratalloc::driver::{Capture, Driver, MemoryPools, NodeId};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 
@@ -22,6 +26,18 @@ impl Bed<SimMachine> {
 
     fn end(&self, stream: StreamId) {
         Capture::end(&*self.machine.0, stream).expect("sound and joined");
+    }
+
+    /// All that the next node on a captured stream comes after.
+    fn behind(&self, stream: StreamId) -> HashSet<NodeId> {
+        let mut seen = HashSet::new();
+        let mut todo = self.machine.0.frontier(stream).expect("it is captured");
+        while let Some(node) = todo.pop() {
+            if seen.insert(node) {
+                todo.extend(self.machine.0.dependencies(node).expect("it is known"));
+            }
+        }
+        seen
     }
 
     /// Draws `other` into the capture of `stream`, or joins it.
@@ -186,4 +202,53 @@ fn a_failed_request_inside_a_capture_leaves_the_capture_sound() {
     let Bed { allocator, machine } = bed;
     drop(allocator);
     assert_eq!(machine.used_bytes(), 0);
+}
+
+#[test]
+fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
+    const REQUESTS: usize = 2000;
+    let bed = sim(1024);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let target = bed.take(MIB, stream);
+    let blocks: Vec<_> = (0..REQUESTS).map(|_| bed.take(512, stream)).collect();
+    let (started, freed) = (Barrier::new(2), AtomicBool::new(false));
+    let mut kernels = 0;
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            started.wait();
+            blocks.into_iter().for_each(|block| bed.give(block));
+            freed.store(true, Ordering::Release);
+        });
+        started.wait();
+        while !freed.load(Ordering::Acquire) {
+            // Only this thread submits to the stream.
+            bed.machine.0.fill(target.address(), 1, 64, stream).unwrap();
+            kernels += 1;
+        }
+    });
+    // One node for each request and one for each kernel, all in a line.
+    let nodes = bed.behind(stream).len();
+    assert_eq!(nodes, 1 + REQUESTS + kernels, "{kernels} kernels were submitted");
+    bed.give(target);
+    bed.end(stream);
+    drop(scope);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+}
+
+#[test]
+fn what_was_freed_is_found_again_after_a_request_that_failed() {
+    let bed = sim(128);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let (kept, block) = (bed.take(MIB, stream), bed.take(48 * MIB, stream));
+    let address = block.address();
+    bed.give(block);
+    assert!(bed.allocator.allocate(Request::new(100 * MIB, stream)).is_err());
+    let again = bed.take(48 * MIB, stream);
+    assert_eq!(again.address(), address);
+    bed.give(again);
+    bed.give(kept);
+    bed.end(stream);
+    drop(scope);
 }

@@ -268,6 +268,33 @@ impl Graphs {
         unjoined.map(|(stream, _)| *stream)
     }
 
+    /// The capture of a stream, which these nodes must belong to.
+    pub(super) fn check_nodes(
+        &self,
+        call: Call,
+        stream: StreamId,
+        nodes: &[NodeId],
+    ) -> DriverResult<u64> {
+        let capture = self.branch(call, stream)?.capture;
+        check_sound(call, capture, &self.captures)?;
+        let own = |node: &NodeId| self.nodes.get(node).is_some_and(|n| n.capture == capture);
+        match nodes.iter().find(|node| !own(node)) {
+            None => Ok(capture),
+            Some(other) => {
+                let message = format!("node {} does not belong to capture {capture}", other.0);
+                Err(invalid(call, message))
+            }
+        }
+    }
+
+    /// A node behind these, which no stream comes after.
+    pub(super) fn add_leaf(&mut self, capture: u64, dependencies: &[NodeId]) -> NodeId {
+        self.last_node += 1;
+        let id = NodeId(self.last_node);
+        self.nodes.insert(id, Node { capture, dependencies: dependencies.to_vec() });
+        id
+    }
+
     fn branch(&self, call: Call, stream: StreamId) -> DriverResult<&Branch> {
         let branch = self.branches.get(&stream);
         branch.ok_or_else(|| invalid(call, format!("stream {stream} is not being captured")))
@@ -310,20 +337,24 @@ impl Capture for Sim {
         }
     }
 
-    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
-        let call = Call::SetFrontier;
-        let state = &mut *self.enter_other(call);
-        let capture = state.graphs.branch(call, stream)?.capture;
-        check_sound(call, capture, &state.graphs.captures)?;
-        let own =
-            |node: &NodeId| state.graphs.nodes.get(node).is_some_and(|n| n.capture == capture);
-        if let Some(other) = nodes.iter().find(|node| !own(node)) {
-            let message = format!("node {} does not belong to capture {capture}", other.0);
-            return Err(invalid(call, message));
-        }
-        if let Some(branch) = state.graphs.branches.get_mut(&stream) {
-            branch.frontier = nodes.to_vec();
+    fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
+        let call = Call::AddToFrontier;
+        let graphs = &mut self.enter_other(call).graphs;
+        graphs.check_nodes(call, stream, nodes)?;
+        if let Some(branch) = graphs.branches.get_mut(&stream) {
+            branch.frontier.extend_from_slice(nodes);
+            branch.frontier.sort_unstable();
+            branch.frontier.dedup();
         }
         Ok(())
+    }
+
+    fn free_behind(
+        &self,
+        address: u64,
+        stream: StreamId,
+        nodes: &[NodeId],
+    ) -> DriverResult<NodeId> {
+        self.enter_other(Call::FreeBehind).free_behind(address, stream, nodes)
     }
 }
