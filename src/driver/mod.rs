@@ -100,7 +100,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Waits until all work submitted to `stream` so far has finished.
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()>;
 
-    /// Waits until all work submitted to the device so far has finished.
+    /// Waits until all work submitted to the device so far has finished. While any thread captures it
+    /// fails, and breaks that capture.
     fn synchronize_device(&self) -> DriverResult<()>;
 
     /// Makes an event without timing. It counts as finished until it is recorded. Never waits.

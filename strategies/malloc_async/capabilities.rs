@@ -6,6 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use super::blocks::Use;
+use super::pressure::unless_captured;
 use super::{MallocAsyncAllocator, UNLIMITED, fraction_of, serial_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
@@ -204,11 +205,7 @@ impl RawAddresses for MallocAsyncAllocator {
 impl Caching for MallocAsyncAllocator {
     fn empty_cache(&self) -> Result<(), DriverError> {
         self.settle_deferred()?;
-        match self.driver.synchronize_device() {
-            // Somebody captures, and nobody may wait: what is idle already goes back.
-            Err(error) if error.kind != DriverErrorKind::CaptureActive => return Err(error),
-            _ => {}
-        }
+        unless_captured(self.wait_for_device())?;
         let pools = self.memory_pools();
         self.all_driver_pools().into_iter().try_for_each(|pool| pools.trim(pool, 0))?;
         pools.trim_graphs()

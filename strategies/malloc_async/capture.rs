@@ -111,6 +111,20 @@ impl MallocAsyncAllocator {
         }
     }
 
+    /// Waits for all work of the device, unless an open scope knows of a capture: the wait would break
+    /// that, whichever thread captures.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
+    pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
+        if !self.pools.lock().any_capture() {
+            return self.driver.synchronize_device();
+        }
+        let message = "a capture is under way, and would break";
+        Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
+    }
+
     /// Frees a block inside the capture that allocated it.
     pub(super) fn free_inside(
         &self,

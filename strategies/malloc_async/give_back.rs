@@ -25,7 +25,7 @@ impl MallocAsyncAllocator {
         } else {
             self.free_with_care(address, &block)
         };
-        match given {
+        match or_later(given) {
             Err(error) => {
                 self.blocks.lock().come_back(address, block);
                 return Err(error.into());
@@ -74,7 +74,7 @@ impl MallocAsyncAllocator {
 
     /// Where captures or other streams are involved.
     #[cold]
-    fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+    pub(super) fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
         let now = self.capture_of(block.stream)?;
         if let Some(capture) = block.capture.filter(|own| now == Some(*own)) {
             return self.free_inside(address, block, capture);
@@ -88,7 +88,12 @@ impl MallocAsyncAllocator {
         if now.is_some() || self.any_use_goes_on(&block.uses)? {
             return Ok(Given::Deferred);
         }
-        self.give_to_driver(address, block)?;
+        match self.give_to_driver(address, block) {
+            // The graph never ran, or is gone with its memory: the driver knows no such block.
+            Err(error)
+                if block.capture.is_some() && error.kind == DriverErrorKind::InvalidValue => {}
+            done => done?,
+        }
         if block.capture.is_some() {
             self.notes.frees_after_capture.fetch_add(1, Ordering::Relaxed);
         }
@@ -106,7 +111,7 @@ impl MallocAsyncAllocator {
 
     /// Tells the driver of a free outside captures, after all streams that use the block. Uses from
     /// inside captures have ended with those.
-    pub(super) fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
+    fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
         if block.uses.iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(address, block);
         }
@@ -132,9 +137,7 @@ impl MallocAsyncAllocator {
         match self.driver.record_event(event, stream) {
             Ok(()) => self.driver.wait_event(join, event),
             // The stream is gone, and nothing can be recorded on it: wait for its work.
-            Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                self.driver.synchronize_device()
-            }
+            Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
             Err(error) => Err(error),
         }
     }
@@ -166,7 +169,7 @@ impl MallocAsyncAllocator {
         let blocks = self.blocks.lock().take_deferred();
         let (mut failed, mut waiting) = (None, Vec::new());
         for (address, block) in blocks {
-            match self.free_with_care(address, &block) {
+            match or_later(self.free_with_care(address, &block)) {
                 Ok(Given::Freed) => {
                     self.captures.remove_deferred();
                     self.blocks.lock().deferred_is_free(block.bytes);
@@ -182,6 +185,15 @@ impl MallocAsyncAllocator {
         self.blocks.lock().put_back_deferred(waiting);
         failed.map_or(Ok(()), Err)
     }
+}
+
+/// A block whose stream is gone comes after all work of the device, and to wait for that would break a
+/// capture that is under way: its free waits for the end, too.
+fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
+    given.or_else(|error| match error.kind {
+        DriverErrorKind::CaptureActive => Ok(Given::Deferred),
+        _ => Err(error),
+    })
 }
 
 /// What became of a free.

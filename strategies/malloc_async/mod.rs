@@ -245,16 +245,21 @@ fn serial_of(token: Token) -> u64 {
 
 impl Drop for MallocAsyncAllocator {
     /// Frees every block, also live ones, in the order of its stream, and trims the pools and the
-    /// idle memory of graphs. The
-    /// release threshold of the device's default pool becomes what it was.
+    /// idle memory of graphs. The release threshold of the device's default pool becomes what it was.
+    /// Blocks that a capture keeps from being freed stay with the driver.
     fn drop(&mut self) {
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.settle_deferred();
         let all = self.blocks.lock().take_all();
+        let mut captured = false;
         for (address, block) in &all {
-            let _ = self.give_to_driver(*address, block);
+            captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
+            let _ = self.free_with_care(*address, block);
         }
-        let _ = self.driver.synchronize_device();
+        if !captured {
+            // A capture under way would break.
+            let _ = self.wait_for_device();
+        }
         let joins = std::mem::take(&mut *self.joins.lock());
         joins.spare.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
         if let Some(stream) = joins.stream {

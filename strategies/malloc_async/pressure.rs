@@ -80,17 +80,20 @@ impl MallocAsyncAllocator {
 
     /// Waits for running work and gives back what is idle: of the request's own pool, of the main
     /// pool, of pools that were opted in, and of graphs. PyTorch waits for the request's stream only;
-    /// what other streams freed comes back only when they were waited for, too.
+    /// what other streams freed comes back only when they were waited for, too. While a capture is
+    /// known to be under way only the request's stream is waited for.
     fn wait_and_trim(&self, route: &Route, request: Request) -> Result<(), DriverError> {
         let waited = if self.settings.read().compat == Compat::PyTorch {
             self.driver.synchronize_stream(request.stream)
         } else {
-            self.driver.synchronize_device()
+            self.wait_for_device()
         };
         match waited {
-            // Another thread captures, and nobody may wait: trim what is idle already.
-            Err(error) if error.kind != DriverErrorKind::CaptureActive => return Err(error),
-            _ => {}
+            // Others capture: the stream's own work may be waited for, if this thread may wait at all.
+            Err(error) if error.kind == DriverErrorKind::CaptureActive => {
+                unless_captured(self.driver.synchronize_stream(request.stream))?;
+            }
+            waited => waited?,
         }
         let pools = self.memory_pools();
         pools.trim(self.main.id, 0)?;
@@ -191,6 +194,14 @@ impl MallocAsyncAllocator {
 
 fn idle(usage: DriverPoolUsage) -> u64 {
     usage.reserved_bytes.saturating_sub(usage.used_bytes)
+}
+
+/// Where nobody may wait, what is idle already is enough.
+pub(super) fn unless_captured(waited: Result<(), DriverError>) -> Result<(), DriverError> {
+    waited.or_else(|error| match error.kind {
+        DriverErrorKind::CaptureActive => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// A refusal for want of memory; anything else is the caller's error.

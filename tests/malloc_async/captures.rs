@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use stratalloc::allocator::{
-    Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
+    Caching, Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
 };
 use stratalloc::driver::{Capture, Driver, MemoryPools, NodeId};
 use stratalloc::ids::{PoolId, StreamId};
@@ -206,7 +206,7 @@ fn a_failed_request_inside_a_capture_leaves_the_capture_sound() {
 
 #[test]
 fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
-    const REQUESTS: usize = 2000;
+    const REQUESTS: usize = 500;
     let bed = sim(1024);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
@@ -251,4 +251,70 @@ fn what_was_freed_is_found_again_after_a_request_that_failed() {
     bed.give(kept);
     bed.end(stream);
     drop(scope);
+}
+
+#[test]
+fn a_shortage_elsewhere_does_not_break_a_capture() {
+    let bed = sim(128);
+    let (stream, gone) = (bed.stream(), bed.stream());
+    let pool = PoolId::next_capture();
+    for told in [true, false] {
+        let orphan = bed.take(MIB, gone);
+        // Either the scope says what it captures, or a request inside shows it.
+        let scope = if told {
+            bed.capture(stream, pool)
+        } else {
+            Capture::begin(&*bed.machine.0, stream).unwrap();
+            PoolScope::open(&bed.allocator, pool, ScopeFilter::Stream(stream)).unwrap()
+        };
+        let inside = bed.take(MIB, stream);
+        let kept = bed.take(64 * MIB, StreamId::DEFAULT);
+        bed.refused(64 * MIB);
+        bed.allocator.empty_cache().unwrap();
+        if !told {
+            // Its stream has gone, so its free waits for all work, which nobody may do now.
+            bed.machine.0.destroy_stream(gone).unwrap();
+        }
+        let deferred = bed.allocator.notes().deferred_frees;
+        bed.give(orphan);
+        assert_eq!(bed.allocator.notes().deferred_frees - deferred, u64::from(!told));
+        bed.give(inside);
+        bed.give(kept);
+        bed.end(stream);
+        drop(scope);
+        assert_eq!(bed.allocated(), (0, 0, 0), "told: {told}");
+    }
+}
+
+#[test]
+fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
+    let bed = sim(256);
+    let (stream, side) = (bed.stream(), bed.stream());
+    let outside = bed.take(8 * MIB, stream);
+    bed.allocator.record_stream(&outside, side).unwrap();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let inside = bed.take(8 * MIB, stream);
+    drop(scope);
+    let Bed { allocator, machine } = bed;
+    drop(allocator);
+    assert_eq!((outside.size_bytes(), inside.size_bytes()), (8 * MIB, 8 * MIB));
+    Capture::end(&*machine.0, stream).unwrap();
+}
+
+#[test]
+fn a_block_of_a_graph_that_never_ran_can_be_freed() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let (first, second) = (bed.take(8 * MIB, stream), bed.take(8 * MIB, stream));
+    bed.end(stream);
+    // The graph has gone, and its memory with it: the driver knows no such block.
+    assert!(bed.machine.0.free_async(first.address(), stream).is_err());
+    bed.give(first);
+    drop(scope);
+    bed.give(second);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+    bed.allocator.set_limit_bytes(Some(MIB));
+    let next = bed.take(MIB, stream);
+    bed.give(next);
 }

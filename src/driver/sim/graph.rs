@@ -2,8 +2,11 @@
 //!
 //! A node is a number and the nodes it depends on; what it would do is not kept. A stream's
 //! **frontier** are the nodes that its next node would depend on. A capture starts on one stream
-//! and spreads when another stream waits for an event that was recorded inside it. Calls that
-//! would wait are refused and do no harm, where a real device would also break the capture.
+//! and spreads when another stream waits for an event that was recorded inside it. A wait for the
+//! whole device, by whichever thread, breaks all captures. Other calls that would wait are refused
+//! and do no harm, where a real device would also break the capture.
+//!
+//! A graph is dropped when its capture ends: it never runs, and its memory goes with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ThreadId};
@@ -87,14 +90,13 @@ impl Graphs {
         Ok(())
     }
 
-    /// Refuses a call that waits for everything while anything is captured.
-    pub(super) fn check_none(&self, call: Call) -> DriverResult<()> {
-        match self.captures.values().next() {
-            None => Ok(()),
-            Some(run) => {
-                Err(capture_active(call, format!("stream {} is being captured", run.origin)))
-            }
-        }
+    /// Refuses a call that waits for everything while anything is captured, and breaks all captures.
+    pub(super) fn check_none(&mut self, call: Call) -> DriverResult<()> {
+        let Some(origin) = self.captures.values().next().map(|run| run.origin) else {
+            return Ok(());
+        };
+        self.captures.values_mut().for_each(|run| run.broken = true);
+        Err(capture_active(call, format!("stream {origin} is being captured")))
     }
 
     /// The error of a call that asks whether an event of a capture has finished.
@@ -317,7 +319,13 @@ impl Capture for Sim {
     }
 
     fn end(&self, stream: StreamId) -> DriverResult<()> {
-        self.enter_other(Call::End).graphs.end(stream)
+        let state = &mut *self.enter_other(Call::End);
+        let capture = state.graphs.branch(Call::End, stream)?.capture;
+        let ended = state.graphs.end(stream);
+        if !state.graphs.is_open(capture) {
+            state.pools.graph_is_gone(capture);
+        }
+        ended
     }
 
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>> {

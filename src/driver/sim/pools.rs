@@ -212,6 +212,15 @@ impl Pools {
         }
     }
 
+    /// The memory of a graph that was dropped without having run.
+    pub(super) fn graph_is_gone(&mut self, capture: u64) {
+        let of_graph = self.live.extract_if(.., |_, live| live.home == Home::Graph(capture));
+        for (address, Live { size_bytes, .. }) in of_graph {
+            self.graphs.usage.used_bytes -= size_bytes;
+            self.graphs.idle.insert(address, Idle { size_bytes, freed: None });
+        }
+    }
+
     fn index(&self, call: Call, pool: DriverPoolId) -> DriverResult<usize> {
         let index = usize::try_from(pool.0).ok();
         let found = index.filter(|i| self.pools.get(*i).is_some_and(|pool| !pool.destroyed));
