@@ -4,6 +4,8 @@
 //! before the driver is told of its free, because the driver may give its address to another thread
 //! at once; if the driver refuses, the block comes back.
 
+use std::collections::VecDeque;
+
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -55,7 +57,7 @@ impl Block {
 pub(super) struct Blocks {
     live: HashMap<u64, Block>,
     /// Freed by their holders; the driver was not told yet.
-    deferred: Vec<(u64, Block)>,
+    deferred: VecDeque<(u64, Block)>,
     last_serial: u64,
     pub(super) sums: Sums,
 }
@@ -97,6 +99,8 @@ impl Sums {
     fn undo_decrease(counter: &mut Counter, n: i64) {
         counter.current += n;
         counter.freed -= n;
+        // Others may have been handed out meanwhile.
+        counter.peak = counter.peak.max(counter.current);
     }
 }
 
@@ -155,16 +159,22 @@ impl Blocks {
     pub(super) fn defer(&mut self, address: u64, block: Block) {
         Sums::undo_decrease(&mut self.sums.active, 1);
         Sums::undo_decrease(&mut self.sums.active_bytes, signed(block.bytes));
-        self.deferred.push((address, block));
+        self.deferred.push_back((address, block));
     }
 
-    /// All blocks that wait for the end of a capture; who takes them puts back what goes on waiting.
-    pub(super) fn take_deferred(&mut self) -> Vec<(u64, Block)> {
+    /// The block that waits for the end of a capture and was not looked at for the longest time. Who
+    /// takes it puts it back if it goes on waiting.
+    pub(super) fn take_one_deferred(&mut self) -> Option<(u64, Block)> {
+        self.deferred.pop_front()
+    }
+
+    /// All of them.
+    pub(super) fn take_deferred(&mut self) -> VecDeque<(u64, Block)> {
         std::mem::take(&mut self.deferred)
     }
 
-    pub(super) fn put_back_deferred(&mut self, mut blocks: Vec<(u64, Block)>) {
-        self.deferred.append(&mut blocks);
+    pub(super) fn put_back_deferred(&mut self, blocks: impl IntoIterator<Item = (u64, Block)>) {
+        self.deferred.extend(blocks);
     }
 
     /// A deferred block has gone to the driver.
@@ -215,6 +225,18 @@ mod tests {
         blocks.come_back(0x100, left);
         assert_eq!(format!("{:?}", blocks.sums), before);
         assert!(blocks.find(0x100, Some(1)).is_ok());
+    }
+
+    #[test]
+    fn peaks_are_never_below_what_a_refused_free_brings_back() {
+        let mut blocks = Blocks::default();
+        blocks.enter(0x100, block(5));
+        let left = blocks.leave(0x100, None).unwrap();
+        blocks.enter(0x200, block(5));
+        blocks.come_back(0x100, left);
+        let sums = blocks.sums;
+        assert_eq!((sums.allocated_bytes.current, sums.allocated_bytes.peak), (10, 10));
+        assert_eq!((sums.active.current, sums.active.peak), (2, 2));
     }
 
     #[test]

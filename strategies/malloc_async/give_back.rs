@@ -37,8 +37,9 @@ impl MallocAsyncAllocator {
             Ok(Given::Deferred) => {
                 self.record_block(Action::FreeRequested, address, &block);
                 self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
-                self.blocks.lock().defer(address, block);
+                // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
+                self.blocks.lock().defer(address, block);
             }
         }
         Ok(())
@@ -169,12 +170,8 @@ impl MallocAsyncAllocator {
         let blocks = self.blocks.lock().take_deferred();
         let (mut failed, mut waiting) = (None, Vec::new());
         for (address, block) in blocks {
-            match or_later(self.free_with_care(address, &block)) {
-                Ok(Given::Freed) => {
-                    self.captures.remove_deferred();
-                    self.blocks.lock().deferred_is_free(block.bytes);
-                    self.is_free(address, &block);
-                }
+            match self.settle(address, &block) {
+                Ok(Given::Freed) => {}
                 Ok(Given::Deferred) => waiting.push((address, block)),
                 Err(error) => {
                     failed = failed.or(Some(error));
@@ -184,6 +181,28 @@ impl MallocAsyncAllocator {
         }
         self.blocks.lock().put_back_deferred(waiting);
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Looks at one free that waits, and at all of them when that one need not wait any more: a
+    /// request inside a capture must not ask for every block again.
+    pub(super) fn settle_if_one_may(&self) {
+        let Some((address, block)) = self.blocks.lock().take_one_deferred() else { return };
+        match self.settle(address, &block) {
+            // What the driver refuses goes on waiting; `process_events` tells of it.
+            Ok(Given::Freed) => drop(self.settle_deferred()),
+            _ => self.blocks.lock().put_back_deferred([(address, block)]),
+        }
+    }
+
+    /// One free that waited.
+    fn settle(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+        let given = or_later(self.free_with_care(address, block))?;
+        if given == Given::Freed {
+            self.captures.remove_deferred();
+            self.blocks.lock().deferred_is_free(block.bytes);
+            self.is_free(address, block);
+        }
+        Ok(given)
     }
 }
 

@@ -93,8 +93,9 @@ impl MallocAsyncAllocator {
         pool: Option<PoolId>,
         stream: StreamId,
     ) -> Result<Route, AllocError> {
-        // What the driver refuses goes on waiting; `process_events` tells of it.
-        let _ = self.settle_deferred();
+        if self.captures.deferred() > 0 {
+            self.settle_if_one_may();
+        }
         let capture = if self.captures.any_scope() { self.capture_of(stream)? } else { None };
         let mut pools = self.pools.lock();
         let pool = match pool {

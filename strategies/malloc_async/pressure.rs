@@ -45,7 +45,7 @@ impl MallocAsyncAllocator {
         self.charged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
-    /// After the first refusal: callbacks; then wait, trim and try once more.
+    /// After the first refusal: frees that waited for captures, callbacks; then wait, trim and try once more.
     #[cold]
     pub(super) fn climb(
         &self,
@@ -54,7 +54,11 @@ impl MallocAsyncAllocator {
         refusal: Refusal,
     ) -> Result<u64, AllocError> {
         let mut refusal = about_memory(refusal)?;
-        if self.hooks.free_some_memory() {
+        let waiting = self.captures.deferred();
+        // What the driver refuses goes on waiting; `process_events` tells of it.
+        let _ = self.settle_deferred();
+        let settled = self.captures.deferred() < waiting;
+        if self.hooks.free_some_memory() || settled {
             match self.obtain(route, request) {
                 Ok(address) => return Ok(address),
                 Err(again) => refusal = about_memory(again)?,

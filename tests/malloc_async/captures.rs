@@ -318,3 +318,23 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     let next = bed.take(MIB, stream);
     bed.give(next);
 }
+
+#[test]
+fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let outside: Vec<_> = (0..500).map(|_| bed.take(512, stream)).collect();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    outside.into_iter().for_each(|block| bed.give(block));
+    let asked = bed.machine.0.calls("capture_status");
+    let inside: Vec<_> = (0..20).map(|_| bed.take(512, stream)).collect();
+    let asked = bed.machine.0.calls("capture_status") - asked;
+    assert!(asked <= 3 * 20, "{asked} questions for 20 requests");
+    inside.into_iter().for_each(|block| bed.give(block));
+    bed.end(stream);
+    // The next request finds the first of them free, and so looks at all.
+    let next = bed.take(512, StreamId::DEFAULT);
+    assert_eq!(bed.allocated(), (1, 512, 512));
+    bed.give(next);
+    drop(scope);
+}
