@@ -1,10 +1,13 @@
 //! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
 //!
-//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools.
+//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools;
+//! `malloc_async/histories.rs` does everything at random, by three threads.
 
 #[path = "malloc_async/captures.rs"]
 mod captures;
 mod common;
+#[path = "malloc_async/histories.rs"]
+mod histories;
 #[path = "malloc_async/pools.rs"]
 mod pools;
 

@@ -76,9 +76,19 @@ impl MallocAsyncAllocator {
     /// Where captures or other streams are involved.
     #[cold]
     pub(super) fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
-        let now = self.capture_of(block.stream)?;
+        let mut now = self.capture_of(block.stream)?;
         if let Some(capture) = block.capture.filter(|own| now == Some(*own)) {
-            return self.free_inside(address, block, capture);
+            let given = self.free_inside(address, block, capture);
+            now = match &given {
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    self.capture_of(block.stream)?
+                }
+                _ => return given,
+            };
+            if now == Some(capture) {
+                return given;
+            }
+            // Another thread has ended the capture meanwhile.
         }
         for by in &block.uses {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
@@ -196,7 +206,12 @@ impl MallocAsyncAllocator {
 
     /// One free that waited.
     fn settle(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
-        let given = or_later(self.free_with_care(address, block))?;
+        // An address that came back after a graph had gone belongs to the block that has it now.
+        let gone = block.capture.is_some() && self.blocks.lock().is_live(address);
+        let given = match gone {
+            true => Given::Freed,
+            false => or_later(self.free_with_care(address, block))?,
+        };
         if given == Given::Freed {
             self.captures.remove_deferred();
             self.blocks.lock().deferred_is_free(block.bytes);

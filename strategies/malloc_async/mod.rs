@@ -32,7 +32,7 @@ use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::size::REQUEST_MAX_BYTES;
 
-use blocks::{Block, Blocks};
+use blocks::{Block, Blocks, Entered};
 use capture::Captures;
 use pools::Pools;
 
@@ -207,7 +207,10 @@ impl MallocAsyncAllocator {
             Err(refusal) => self.climb(&route, request, refusal)?,
         };
         let block = Block::new(bytes, request.stream, &route);
-        let serial = self.blocks.lock().enter(address, block);
+        let Entered { serial, gone_bytes } = self.blocks.lock().enter(address, block);
+        if gone_bytes > 0 {
+            self.charged_bytes.fetch_sub(gone_bytes, Ordering::Relaxed);
+        }
         self.record(Action::Alloc, address, bytes, request.stream, route.pool);
         Ok(Allocation::new(address, bytes, self.owner, token(serial)))
     }

@@ -338,3 +338,34 @@ fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
     bed.give(next);
     drop(scope);
 }
+
+#[test]
+fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
+    let bed = sim(256);
+    let (stream, side) = (bed.stream(), bed.stream());
+    let pool = PoolId::next_capture();
+    let scope = bed.capture(stream, pool);
+    let old = bed.take(8 * MIB, stream);
+    let waiting = bed.take(8 * MIB, stream);
+    let address = waiting.address();
+    // Work outside the capture uses it, so its free waits.
+    bed.allocator.record_stream(&waiting, side).unwrap();
+    bed.give(waiting);
+    bed.end(stream);
+    let again = Capture::begin(&*bed.machine.0, stream).unwrap();
+    let _other =
+        PoolScope::open(&bed.allocator, PoolId::next_capture(), ScopeFilter::Capture(again));
+    let first = bed.take(8 * MIB, stream);
+    assert_eq!(first.address(), old.address());
+    assert_eq!(bed.allocator.free(old).unwrap_err().reason, {
+        stratalloc::error::HandleError::Stale { address: first.address() }
+    });
+    let second = bed.take(8 * MIB, stream);
+    assert_eq!(second.address(), address);
+    drop(scope);
+    assert_eq!(bed.allocated(), (2, 16 << 20, 16 << 20));
+    assert_eq!(bed.machine.held().pool_ranges, 2, "nobody else's block was freed");
+    bed.give(first);
+    bed.give(second);
+    bed.end(stream);
+}
