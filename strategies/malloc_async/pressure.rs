@@ -196,7 +196,7 @@ impl MallocAsyncAllocator {
     }
 }
 
-fn idle(usage: DriverPoolUsage) -> u64 {
+pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
     usage.reserved_bytes.saturating_sub(usage.used_bytes)
 }
 
