@@ -146,7 +146,14 @@ impl MallocAsyncAllocator {
     /// Makes `join` wait for what was submitted to `stream` so far.
     fn join(&self, join: StreamId, event: EventId, stream: StreamId) -> Result<(), DriverError> {
         match self.driver.record_event(event, stream) {
-            Ok(()) => self.driver.wait_event(join, event),
+            // Another thread may have begun a capture on the stream. Its event would draw the joining
+            // stream into the capture; what was recorded before it began is as good as ever.
+            Ok(()) if self.capture_of(stream)?.is_some() => Err(captured(stream)),
+            Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind {
+                // That capture has ended meanwhile.
+                DriverErrorKind::InvalidValue => captured(stream),
+                _ => error,
+            }),
             // The stream is gone, and nothing can be recorded on it: wait for its work.
             Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
             Err(error) => Err(error),
@@ -221,7 +228,12 @@ impl MallocAsyncAllocator {
     }
 }
 
-/// A block whose stream is gone comes after all work of the device, and to wait for that would break a
+fn captured(stream: StreamId) -> DriverError {
+    let message = format!("stream {stream} is being captured");
+    DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
+}
+
+/// A block whose stream is captured cannot be freed behind it. A block whose stream is gone comes after all work of the device, and to wait for that would break a
 /// capture that is under way: its free waits for the end, too.
 fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
     given.or_else(|error| match error.kind {

@@ -5,9 +5,8 @@
 //! its capture ends, so its addresses may then come back while the old blocks are held.
 
 use std::collections::BTreeMap;
-use std::sync::RwLock;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use quickcheck::{Arbitrary, Gen, QuickCheck};
 use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PrivatePools,
@@ -84,7 +83,7 @@ impl<M: Machine + Sync> Run<M> {
     fn new(machine: M) -> Self {
         let (bed, pool) = (Bed::new(machine), PoolId::next_user());
         let streams = bed.machine.streams(3);
-        bed.allocator.create_pool(pool, PoolOptions::default()).unwrap();
+        bed.allocator.create_pool(pool, PoolOptions::default()).expect("it works");
         let (bag, shadow) = (Mutex::default(), Mutex::default());
         Self { bed, streams, pool, bag, shadow, untold: RwLock::new(()) }
     }
@@ -108,10 +107,10 @@ impl<M: Machine + Sync> Run<M> {
             }
             Op::Capture => self.begin_or_end(hand),
             Op::Empty => {
-                let _no_untold = self.untold.read().unwrap();
-                allocator.empty_cache().unwrap();
+                let _no_untold = self.untold.read();
+                allocator.empty_cache().expect("it works");
             }
-            Op::Events => allocator.process_events().unwrap(),
+            Op::Events => allocator.process_events().expect("it works"),
             Op::Look => {
                 let s = allocator.statistics();
                 assert!(s.allocated_bytes.all.current <= s.allocated_bytes.all.peak);
@@ -122,14 +121,14 @@ impl<M: Machine + Sync> Run<M> {
     }
 
     fn take(&self, hand: &mut Hand, bytes: u64, stream: usize, private: bool) {
-        let of_graph = hand.scope.is_some() && stream % 2 == 0;
+        let of_graph = hand.scope.is_some() && stream.is_multiple_of(2);
         let stream = if of_graph { hand.stream } else { self.streams[stream % self.streams.len()] };
         let request = Request::new(bytes, stream);
         let block = match private && !of_graph {
             true => self.bed.allocator.allocate_in(self.pool, request),
             false => self.bed.allocator.allocate(request),
         };
-        let block = block.unwrap();
+        let block = block.expect("there is room");
         let (start, end) = (block.address(), block.address() + bytes);
         if !of_graph {
             let mut shadow = self.shadow.lock();
@@ -139,7 +138,7 @@ impl<M: Machine + Sync> Run<M> {
         }
         hand.taken += 1;
         let seed = start ^ hand.taken;
-        self.bed.machine.write(start, bytes, seed, stream).unwrap();
+        self.bed.machine.write(start, bytes, seed, stream).expect("it works");
         self.bag.lock().push(Held { block, stream, seed, of_graph });
     }
 
@@ -151,7 +150,10 @@ impl<M: Machine + Sync> Run<M> {
 
     fn give(&self, held: Held) {
         let Held { block, stream, seed, of_graph } = held;
-        self.bed.machine.verify(block.address(), block.size_bytes(), seed, stream).unwrap();
+        self.bed
+            .machine
+            .verify(block.address(), block.size_bytes(), seed, stream)
+            .expect("it works");
         if !of_graph {
             self.shadow.lock().remove(&block.address()).expect("it was taken");
         }
@@ -164,23 +166,24 @@ impl<M: Machine + Sync> Run<M> {
     fn begin_or_end(&self, hand: &mut Hand) {
         let driver = self.bed.machine.driver();
         let Some(graphs) = driver.capture() else { return };
-        let _untold = self.untold.write().unwrap();
+        let _untold = self.untold.write();
         match hand.scope.take() {
             None => {
-                let (id, pool) = (graphs.begin(hand.stream).unwrap(), PoolId::next_capture());
-                self.bed.allocator.open_scope(pool, ScopeFilter::Capture(id)).unwrap();
+                let (id, pool) =
+                    (graphs.begin(hand.stream).expect("it works"), PoolId::next_capture());
+                self.bed.allocator.open_scope(pool, ScopeFilter::Capture(id)).expect("it works");
                 hand.scope = Some(pool);
             }
             Some(pool) => {
-                graphs.end(hand.stream).unwrap();
-                self.bed.allocator.close_scope(pool).unwrap();
-                self.bed.allocator.release_pool(pool).unwrap();
+                graphs.end(hand.stream).expect("it works");
+                self.bed.allocator.close_scope(pool).expect("it works");
+                self.bed.allocator.release_pool(pool).expect("it works");
             }
         }
     }
 
     fn thread(&self, ops: &[Op]) -> (u64, StreamId) {
-        let stream = self.bed.machine.driver().create_stream().unwrap();
+        let stream = self.bed.machine.driver().create_stream().expect("it works");
         let mut hand = Hand { stream, scope: None, taken: 0 };
         ops.iter().for_each(|op| self.step(&mut hand, op));
         if hand.scope.is_some() {
@@ -194,7 +197,7 @@ impl<M: Machine + Sync> Run<M> {
         let (of_graphs, rest): (Vec<_>, Vec<_>) =
             self.bag.lock().drain(..).partition(|held| held.of_graph);
         of_graphs.into_iter().for_each(|held| self.give(held));
-        self.bed.allocator.process_events().unwrap();
+        self.bed.allocator.process_events().expect("it works");
         let s = self.bed.allocator.statistics();
         let bytes: u64 = rest.iter().map(|held| held.block.size_bytes()).sum();
         assert_eq!(s.allocation.all.current.unsigned_abs(), rest.len() as u64);
@@ -211,7 +214,8 @@ impl<M: Machine + Sync> Run<M> {
         let Bed { allocator, machine } = self.bed;
         drop(allocator);
         let ours = self.streams.iter().filter(|stream| **stream != StreamId::DEFAULT);
-        ours.chain(made).for_each(|stream| machine.driver().destroy_stream(*stream).unwrap());
+        ours.chain(made)
+            .for_each(|stream| machine.driver().destroy_stream(*stream).expect("it works"));
         assert!(machine.held().is_nothing(), "{:?}", machine.held());
         assert_eq!(machine.used_bytes(), 0);
     }
