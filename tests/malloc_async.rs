@@ -6,6 +6,9 @@
 #[path = "malloc_async/captures.rs"]
 mod captures;
 mod common;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[path = "malloc_async/device.rs"]
+mod device;
 #[path = "malloc_async/histories.rs"]
 mod histories;
 #[path = "malloc_async/pools.rs"]
