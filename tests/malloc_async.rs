@@ -1,7 +1,8 @@
 //! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
 //!
 //! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools;
-//! `malloc_async/histories.rs` does everything at random, by three threads.
+//! `malloc_async/histories.rs` does everything at random, by three threads, and
+//! `malloc_async/device.rs` asks a real device.
 
 #[path = "malloc_async/captures.rs"]
 mod captures;
@@ -167,6 +168,10 @@ fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
     let bed = Bed::with(SimMachine::new(256 * MIB), settings);
     assert_eq!(bed.allocator.limit_bytes(), Some(64 * MIB));
+    // Settings made by hand may be out of range: they are no limit then, with every backend.
+    let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
+    let bed = Bed::with(SimMachine::new(256 * MIB), settings);
+    assert_eq!(bed.allocator.limit_bytes(), None);
 }
 
 #[test]

@@ -231,7 +231,7 @@ impl Caching for MallocAsyncAllocator {
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         // The pool was chosen when the allocator was built; the rest is looked at when it is needed.
-        *self.settings.write() = config.settings().clone();
+        *self.settings.write() = config.settings().clone().in_range();
         Ok(())
     }
 

@@ -121,7 +121,7 @@ impl MallocAsyncAllocator {
     ///
     /// [`DriverError`] when the device has no stream-ordered pools, or the driver fails.
     pub fn new(driver: Arc<dyn Driver>, settings: &Settings) -> Result<Self, DriverError> {
-        let device = driver.info();
+        let (device, settings) = (driver.info(), settings.clone().in_range());
         let pools = driver.memory_pools().ok_or_else(|| {
             let message = format!("device {} has no stream-ordered memory pools", device.device);
             DriverError::new(DriverErrorKind::NotSupported, "memory_pools", 0, message)
