@@ -99,12 +99,7 @@ impl MallocAsyncAllocator {
         if now.is_some() || self.any_use_goes_on(&block.uses)? {
             return Ok(Given::Deferred);
         }
-        match self.give_to_driver(address, block) {
-            // The graph never ran, or is gone with its memory: the driver knows no such block.
-            Err(error)
-                if block.capture.is_some() && error.kind == DriverErrorKind::InvalidValue => {}
-            done => done?,
-        }
+        self.give_to_driver(address, block)?;
         if block.capture.is_some() {
             self.notes.frees_after_capture.fetch_add(1, Ordering::Relaxed);
         }
@@ -135,12 +130,19 @@ impl MallocAsyncAllocator {
     }
 
     /// Frees on the joining stream, behind every stream that uses the block.
+    ///
+    /// That stream is ours and in order, so if the driver calls the free invalid it knows no such block:
+    /// it was part of a graph, perhaps of a capture that nobody told of, which never ran or is gone
+    /// with its memory. Then nothing is left to free.
     fn free_after_all(&self, address: u64, block: &Block) -> Result<(), DriverError> {
         let (join, event) = self.joining_stream()?;
         let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
-        let freed = joined.and_then(|()| self.memory_pools().free_async(address, join));
+        let freed = joined.map(|()| self.memory_pools().free_async(address, join));
         self.joins.lock().spare.push(event);
-        freed
+        freed?.or_else(|error| match error.kind {
+            DriverErrorKind::InvalidValue => Ok(()),
+            _ => Err(error),
+        })
     }
 
     /// Makes `join` wait for what was submitted to `stream` so far.

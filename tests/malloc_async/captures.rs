@@ -1,15 +1,18 @@
 //! Graphs: memory of their own, frees that must not keep a capture from ending, frees that wait.
 
 use std::collections::HashSet;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use stratalloc::allocator::{
-    Caching, Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
+    Caching, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
 };
-use stratalloc::driver::{Capture, Driver, MemoryPools, NodeId};
+use stratalloc::config::Settings;
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, MemoryPools, NodeId};
+use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
+use stratalloc::strategies::MallocAsyncAllocator;
 
 use crate::common::machine::{Machine, SimMachine};
 use crate::{Bed, sim};
@@ -368,4 +371,58 @@ fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
     bed.give(first);
     bed.give(second);
     bed.end(stream);
+}
+
+#[test]
+fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
+    let kinds = [DriverErrorKind::Other, DriverErrorKind::OutOfMemory];
+    let mut failed = 0;
+    for (at, kind) in (0..60).flat_map(|at| kinds.map(|kind| (at, kind))) {
+        let machine = SimMachine::new(256 * MIB);
+        let sim = Arc::clone(&machine.0);
+        let faulty = Arc::new(Faulty::new(Arc::clone(&sim)));
+        let driver = Arc::clone(&faulty) as Arc<dyn Driver>;
+        let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+        let (main, side) = (sim.create_stream().unwrap(), sim.create_stream().unwrap());
+        let take = |stream, held: &mut Vec<_>| {
+            held.extend(allocator.allocate(Request::new(MIB, stream)).ok());
+        };
+        let mut held = Vec::new();
+        (0..4).for_each(|n| take([main, side][n % 2], &mut held));
+        held.iter().for_each(|block| allocator.record_stream(block, side).unwrap());
+        faulty.arm(FaultPlan { at, kind, repeat: false, only: None });
+        let capture = Capture::begin(&*sim, main).unwrap();
+        let pool = PoolId::next_capture();
+        let opened = allocator.open_scope(pool, ScopeFilter::Capture(capture)).is_ok();
+        for _ in 0..3 {
+            (0..2).for_each(|_| take(main, &mut held));
+            // One from outside, one from inside.
+            for block in [held.remove(0), held.pop().expect("one is left")] {
+                held.extend(allocator.free(block).err().map(|refused| refused.allocation));
+            }
+        }
+        Capture::end(&*sim, main).expect("a failed call breaks no capture");
+        if opened {
+            // A failure of the frees that waited is told, and the scope is closed all the same.
+            let _ = allocator.close_scope(pool);
+            while allocator.pool_users(pool).is_some_and(|users| users > 0) {
+                let _ = allocator.release_pool(pool);
+            }
+        }
+        let _ = allocator.process_events();
+        failed += faulty.failed_calls();
+        faulty.disarm();
+        allocator.process_events().unwrap();
+        let bytes = allocator.statistics().active_bytes.all.current.unsigned_abs();
+        assert_eq!(bytes, held.len() as u64 * MIB, "call {at}, {kind:?}");
+        held.into_iter().for_each(|block| allocator.free(block).unwrap());
+        assert_eq!(allocator.statistics().active.all.current, 0, "call {at}, {kind:?}");
+        allocator.set_limit_bytes(Some(MIB));
+        let last = allocator.allocate(Request::new(MIB, side)).expect("nothing is charged");
+        allocator.free(last).unwrap();
+        drop(allocator);
+        [main, side].into_iter().for_each(|stream| sim.destroy_stream(stream).unwrap());
+        assert!(machine.held().is_nothing(), "call {at}, {kind:?}: {:?}", machine.held());
+    }
+    assert!(failed > 80, "only {failed} calls were made to fail");
 }
