@@ -1,10 +1,17 @@
 //! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
 //!
-//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools.
+//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools;
+//! `malloc_async/histories.rs` does everything at random, by three threads, and
+//! `malloc_async/device.rs` asks a real device.
 
 #[path = "malloc_async/captures.rs"]
 mod captures;
 mod common;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[path = "malloc_async/device.rs"]
+mod device;
+#[path = "malloc_async/histories.rs"]
+mod histories;
 #[path = "malloc_async/pools.rs"]
 mod pools;
 
@@ -161,6 +168,10 @@ fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
     let bed = Bed::with(SimMachine::new(256 * MIB), settings);
     assert_eq!(bed.allocator.limit_bytes(), Some(64 * MIB));
+    // Settings made by hand may be out of range: they are no limit then, with every backend.
+    let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
+    let bed = Bed::with(SimMachine::new(256 * MIB), settings);
+    assert_eq!(bed.allocator.limit_bytes(), None);
 }
 
 #[test]
@@ -361,6 +372,19 @@ fn the_largest_request_that_fits_is_found_and_costs_nothing_afterwards() {
     assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
     bed.allocator.set_limit_bytes(Some(48 * MIB));
     assert_eq!(bed.allocator.cache_info().unwrap().largest_cached_bytes, 16 * MIB);
+    bed.give(kept);
+}
+
+#[test]
+fn the_largest_request_counts_what_the_pool_holds_idle() {
+    let bed = sim(128);
+    let (kept, idle) =
+        (bed.take(64 * MIB, StreamId::DEFAULT), bed.take(48 * MIB, StreamId::DEFAULT));
+    bed.give(idle);
+    bed.machine.driver().synchronize_device().unwrap();
+    let info = bed.allocator.cache_info().unwrap();
+    // A short device gives its idle memory back first, so both together serve one request.
+    assert_eq!((info.device_free_bytes, info.largest_cached_bytes), (16 * MIB, 64 * MIB));
     bed.give(kept);
 }
 

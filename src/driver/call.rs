@@ -80,7 +80,8 @@ calls! {
     End end,
     Frontier frontier,
     Dependencies dependencies,
-    SetFrontier set_frontier,
+    AddToFrontier add_to_frontier,
+    FreeBehind free_behind,
     List list,
 }
 

@@ -280,7 +280,8 @@ mod tests {
             driver.capture().unwrap().end(stream),
             driver.capture().unwrap().frontier(stream).map(drop),
             driver.capture().unwrap().dependencies(NodeId(1)).map(drop),
-            driver.capture().unwrap().set_frontier(stream, &[]),
+            driver.capture().unwrap().add_to_frontier(stream, &[]),
+            driver.capture().unwrap().free_behind(at, stream, &[]).map(drop),
             driver.processes().unwrap().list().map(drop),
         ]
     }

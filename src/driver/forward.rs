@@ -109,7 +109,8 @@ macro_rules! forward {
             end(stream: StreamId) -> ();
             frontier(stream: StreamId) -> Vec<NodeId>;
             dependencies(node: NodeId) -> Vec<NodeId>;
-            set_frontier(stream: StreamId, nodes: &[NodeId]) -> ();
+            add_to_frontier(stream: StreamId, nodes: &[NodeId]) -> ();
+            free_behind(address: u64, stream: StreamId, nodes: &[NodeId]) -> NodeId;
         }
     };
     (@processes $via:ident) => {

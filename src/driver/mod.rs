@@ -102,7 +102,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Waits until all work submitted to `stream` so far has finished.
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()>;
 
-    /// Waits until all work submitted to the device so far has finished.
+    /// Waits until all work submitted to the device so far has finished. While any thread captures it
+    /// fails, and breaks that capture.
     fn synchronize_device(&self) -> DriverResult<()>;
 
     /// Makes an event without timing. It counts as finished until it is recorded. Never waits.
@@ -333,8 +334,13 @@ pub trait Capture: Send + Sync {
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;
     /// The nodes that `node` depends on directly.
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>>;
-    /// Makes the next node on `stream` depend on exactly these nodes of its capture.
-    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
+    /// Makes the next node on `stream` depend on these nodes of its capture, too. What others submit
+    /// to the stream meanwhile keeps its order.
+    fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
+    /// Frees, in the capture that `stream` belongs to and behind these nodes of it, what that capture
+    /// allocated. The stream stays where it is: nothing comes after the node by itself.
+    fn free_behind(&self, address: u64, stream: StreamId, nodes: &[NodeId])
+    -> DriverResult<NodeId>;
 }
 
 /// A process that holds memory of the device.

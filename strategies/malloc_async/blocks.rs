@@ -4,6 +4,8 @@
 //! before the driver is told of its free, because the driver may give its address to another thread
 //! at once; if the driver refuses, the block comes back.
 
+use std::collections::VecDeque;
+
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -55,7 +57,7 @@ impl Block {
 pub(super) struct Blocks {
     live: HashMap<u64, Block>,
     /// Freed by their holders; the driver was not told yet.
-    deferred: Vec<(u64, Block)>,
+    deferred: VecDeque<(u64, Block)>,
     last_serial: u64,
     pub(super) sums: Sums,
 }
@@ -97,20 +99,50 @@ impl Sums {
     fn undo_decrease(counter: &mut Counter, n: i64) {
         counter.current += n;
         counter.freed -= n;
+        // Others may have been handed out meanwhile.
+        counter.peak = counter.peak.max(counter.current);
     }
+}
+
+/// What [`Blocks::enter`] did.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entered {
+    pub(super) serial: u64,
+    /// The bytes of the block that had the address before, or 0.
+    pub(super) gone_bytes: u64,
 }
 
 impl Blocks {
     /// Enters a new block and returns its serial number, which no other block ever has.
-    pub(super) fn enter(&mut self, address: u64, block: Block) -> u64 {
+    ///
+    /// A live block may have the address already: one of a graph that is gone, whose memory the driver
+    /// gives out again. It leaves, and its holder's handle is stale.
+    pub(super) fn enter(&mut self, address: u64, block: Block) -> Entered {
         self.last_serial += 1;
         let bytes = signed(block.bytes);
         self.sums.allocation.increase(1);
         self.sums.allocated_bytes.increase(bytes);
         self.sums.active.increase(1);
         self.sums.active_bytes.increase(bytes);
-        self.live.insert(address, Block { serial: self.last_serial, ..block });
-        self.last_serial
+        let serial = self.last_serial;
+        let replaced = self.live.insert(address, Block { serial, ..block });
+        let gone_bytes = replaced.map_or(0, |gone| {
+            self.count_out(gone.bytes);
+            gone.bytes
+        });
+        Entered { serial, gone_bytes }
+    }
+
+    /// Whether a live block starts there.
+    pub(super) fn is_live(&self, address: u64) -> bool {
+        self.live.contains_key(&address)
+    }
+
+    fn count_out(&mut self, bytes: u64) {
+        self.sums.allocation.decrease(1);
+        self.sums.allocated_bytes.decrease(signed(bytes));
+        self.sums.active.decrease(1);
+        self.sums.active_bytes.decrease(signed(bytes));
     }
 
     /// The live block at an address; with a serial number only the very block that has it.
@@ -135,10 +167,7 @@ impl Blocks {
     ) -> Result<Block, HandleError> {
         self.find(address, serial)?;
         let block = self.live.remove(&address).expect("found a moment ago");
-        self.sums.allocation.decrease(1);
-        self.sums.allocated_bytes.decrease(signed(block.bytes));
-        self.sums.active.decrease(1);
-        self.sums.active_bytes.decrease(signed(block.bytes));
+        self.count_out(block.bytes);
         Ok(block)
     }
 
@@ -155,16 +184,22 @@ impl Blocks {
     pub(super) fn defer(&mut self, address: u64, block: Block) {
         Sums::undo_decrease(&mut self.sums.active, 1);
         Sums::undo_decrease(&mut self.sums.active_bytes, signed(block.bytes));
-        self.deferred.push((address, block));
+        self.deferred.push_back((address, block));
     }
 
-    /// All blocks that wait for the end of a capture; who takes them puts back what goes on waiting.
-    pub(super) fn take_deferred(&mut self) -> Vec<(u64, Block)> {
+    /// The block that waits for the end of a capture and was not looked at for the longest time. Who
+    /// takes it puts it back if it goes on waiting.
+    pub(super) fn take_one_deferred(&mut self) -> Option<(u64, Block)> {
+        self.deferred.pop_front()
+    }
+
+    /// All of them.
+    pub(super) fn take_deferred(&mut self) -> VecDeque<(u64, Block)> {
         std::mem::take(&mut self.deferred)
     }
 
-    pub(super) fn put_back_deferred(&mut self, mut blocks: Vec<(u64, Block)>) {
-        self.deferred.append(&mut blocks);
+    pub(super) fn put_back_deferred(&mut self, blocks: impl IntoIterator<Item = (u64, Block)>) {
+        self.deferred.extend(blocks);
     }
 
     /// A deferred block has gone to the driver.
@@ -218,16 +253,38 @@ mod tests {
     }
 
     #[test]
+    fn peaks_are_never_below_what_a_refused_free_brings_back() {
+        let mut blocks = Blocks::default();
+        blocks.enter(0x100, block(5));
+        let left = blocks.leave(0x100, None).unwrap();
+        blocks.enter(0x200, block(5));
+        blocks.come_back(0x100, left);
+        let sums = blocks.sums;
+        assert_eq!((sums.allocated_bytes.current, sums.allocated_bytes.peak), (10, 10));
+        assert_eq!((sums.active.current, sums.active.peak), (2, 2));
+    }
+
+    #[test]
     fn a_block_that_reuses_an_address_is_not_the_one_before() {
         let mut blocks = Blocks::default();
-        let first = blocks.enter(0x100, block(5));
+        let first = blocks.enter(0x100, block(5)).serial;
         blocks.leave(0x100, Some(first)).unwrap();
-        let second = blocks.enter(0x100, block(6));
+        let second = blocks.enter(0x100, block(6)).serial;
         assert_eq!(
             blocks.leave(0x100, Some(first)).unwrap_err(),
             HandleError::Stale { address: 0x100 }
         );
         assert_eq!(blocks.leave(0x100, Some(second)).unwrap().bytes, 6);
+    }
+
+    #[test]
+    fn a_block_whose_address_comes_back_has_left() {
+        let mut blocks = Blocks::default();
+        let gone = blocks.enter(0x100, block(5)).serial;
+        assert_eq!(blocks.enter(0x100, block(6)).gone_bytes, 5);
+        assert!(blocks.find(0x100, Some(gone)).is_err());
+        let sums = blocks.sums;
+        assert_eq!((sums.allocation.current, sums.active_bytes.current), (1, 6));
     }
 
     #[test]

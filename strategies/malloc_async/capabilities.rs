@@ -6,6 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use super::blocks::Use;
+use super::pressure::{idle, unless_captured};
 use super::{MallocAsyncAllocator, UNLIMITED, fraction_of, serial_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
@@ -114,15 +115,18 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// The largest request that succeeds now, found by trying: half as much after each refusal. What
-    /// the pool grew by goes back.
+    /// A large request that succeeds now, found by trying: all that is free on the device and idle in
+    /// the pool, then the larger of the two, then half as much after each refusal. What the pool grew
+    /// by goes back; its peaks stay.
     fn largest_that_fits(&self, free_bytes: u64) -> Result<u64, DriverError> {
         const LEAST: u64 = 512;
         let pools = self.memory_pools();
-        let held = pools.usage(self.main.id)?.reserved_bytes;
+        let usage = pools.usage(self.main.id)?;
+        let (held, idle) = (usage.reserved_bytes, idle(usage));
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let within = limit.saturating_sub(self.charged_bytes.load(Ordering::Relaxed));
-        let mut bytes = free_bytes.min(within);
+        let mut bytes = free_bytes.saturating_add(idle).min(within);
+        let mut next = free_bytes.max(idle);
         let stream = self.driver.create_stream()?;
         let mut found = Ok(0);
         while bytes >= LEAST {
@@ -131,7 +135,10 @@ impl MallocAsyncAllocator {
                     found = pools.free_async(address, stream).map(|()| bytes);
                     break;
                 }
-                Err(error) if error.is_out_of_memory() => bytes /= 2,
+                Err(error) if error.is_out_of_memory() => {
+                    bytes = if next < bytes { next } else { bytes / 2 };
+                    next = bytes / 2;
+                }
                 Err(error) => {
                     found = Err(error);
                     break;
@@ -204,11 +211,7 @@ impl RawAddresses for MallocAsyncAllocator {
 impl Caching for MallocAsyncAllocator {
     fn empty_cache(&self) -> Result<(), DriverError> {
         self.settle_deferred()?;
-        match self.driver.synchronize_device() {
-            // Somebody captures, and nobody may wait: what is idle already goes back.
-            Err(error) if error.kind != DriverErrorKind::CaptureActive => return Err(error),
-            _ => {}
-        }
+        unless_captured(self.wait_for_device())?;
         let pools = self.memory_pools();
         self.all_driver_pools().into_iter().try_for_each(|pool| pools.trim(pool, 0))?;
         pools.trim_graphs()
@@ -228,7 +231,7 @@ impl Caching for MallocAsyncAllocator {
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         // The pool was chosen when the allocator was built; the rest is looked at when it is needed.
-        *self.settings.write() = config.settings().clone();
+        *self.settings.write() = config.settings().clone().in_range();
         Ok(())
     }
 

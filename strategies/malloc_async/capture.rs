@@ -3,20 +3,22 @@
 //! What a captured stream asks for becomes part of the graph, and so does its free inside the same
 //! capture: a node that comes after all streams that use the block. A free must not leave its stream
 //! with work that nobody joins, because a stream may be joined before the blocks that it allocated
-//! are freed, and the capture would fail at its end. So the free becomes a **leaf**: the stream goes
-//! on from where it was, and comes after the leaf only when it asks for memory again; then the graph
-//! may reuse what was freed.
+//! are freed, and the capture would fail at its end. So the free becomes a **leaf**, added to the
+//! graph beside its stream, and the stream comes after the leaf only when it asks for memory again;
+//! then the graph may reuse what was freed. Where a stream stands is never set, only added to:
+//! another thread may be submitting to it.
 //!
 //! A block from outside cannot be freed inside a capture: its free waits for the end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::MallocAsyncAllocator;
 use super::blocks::Block;
 use super::give_back::Given;
-use crate::driver::{Capture, CaptureStatus, NodeId};
+use crate::driver::{CaptureStatus, NodeId};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 
@@ -24,14 +26,14 @@ use crate::ids::StreamId;
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     care: AtomicU64,
-    leaves: Mutex<Vec<Leaf>>,
+    /// One entry for a stream at most: it belongs to one capture at a time.
+    leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
 
 /// Frees inside a capture that nothing on their stream comes after yet.
 #[derive(Debug)]
-struct Leaf {
+struct Leaves {
     capture: u64,
-    stream: StreamId,
     nodes: Vec<NodeId>,
 }
 
@@ -70,18 +72,30 @@ impl Captures {
 
     pub(super) fn scope_closed(&self) {
         self.care.fetch_sub(ONE_SCOPE, Ordering::Relaxed);
+        if !self.any_scope() {
+            self.forget_leaves();
+        }
     }
 
-    /// The leaves of a stream, for its next node. Those of its earlier captures are forgotten.
+    /// Keeps a leaf for the next request on its stream. Those of earlier captures are forgotten.
+    fn add_leaf(&self, stream: StreamId, capture: u64, node: NodeId) {
+        let mut all = self.leaves.lock();
+        let leaves = all.entry(stream).or_insert_with(|| Leaves { capture, nodes: Vec::new() });
+        if leaves.capture != capture {
+            *leaves = Leaves { capture, nodes: Vec::new() };
+        }
+        leaves.nodes.push(node);
+    }
+
+    /// The leaves of a stream, for its next node.
     fn take_leaves(&self, stream: StreamId, capture: u64) -> Vec<NodeId> {
-        let mut found = Vec::new();
-        self.leaves.lock().retain_mut(|leaf| {
-            if leaf.stream == stream && leaf.capture == capture {
-                found.append(&mut leaf.nodes);
-            }
-            leaf.stream != stream
-        });
-        found
+        let found = self.leaves.lock().remove(&stream);
+        found.filter(|leaves| leaves.capture == capture).map_or_else(Vec::new, |found| found.nodes)
+    }
+
+    /// Without scopes no request looks for leaves.
+    fn forget_leaves(&self) {
+        *self.leaves.lock() = HashMap::new();
     }
 }
 
@@ -97,69 +111,54 @@ impl MallocAsyncAllocator {
         }
     }
 
+    /// Waits for all work of the device, unless an open scope knows of a capture: the wait would break
+    /// that, whichever thread captures.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
+    pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
+        if !self.pools.lock().any_capture() {
+            return self.driver.synchronize_device();
+        }
+        let message = "a capture is under way, and would break";
+        Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
+    }
+
     /// Frees a block inside the capture that allocated it.
-    pub(super) fn free_inside(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+    pub(super) fn free_inside(
+        &self,
+        address: u64,
+        block: &Block,
+        capture: u64,
+    ) -> Result<Given, DriverError> {
         let Some(graph) = self.driver.capture() else {
             return self.memory_pools().free_async(address, block.stream).map(|()| Given::Freed);
         };
-        let before = graph.frontier(block.stream)?;
-        let mut after = before.clone();
+        let mut behind = graph.frontier(block.stream)?;
         for by in &block.uses {
-            if self.capture_of(by.stream)? != block.capture {
+            if self.capture_of(by.stream)? != Some(capture) {
                 // Work that is in no graph, or in another, cannot be waited for by this one.
                 return Ok(Given::Deferred);
             }
-            after.extend(graph.frontier(by.stream)?);
+            behind.extend(graph.frontier(by.stream)?);
         }
-        after.sort_unstable();
-        after.dedup();
-        if !block.uses.is_empty() {
-            graph.set_frontier(block.stream, &after)?;
+        behind.sort_unstable();
+        behind.dedup();
+        let leaf = graph.free_behind(address, block.stream, &behind)?;
+        if self.captures.any_scope() {
+            self.captures.add_leaf(block.stream, capture, leaf);
         }
-        if let Err(error) = self.memory_pools().free_async(address, block.stream) {
-            let _ = graph.set_frontier(block.stream, &before);
-            return Err(error);
-        }
-        self.make_leaf(graph, block, &before);
         Ok(Given::Freed)
     }
 
-    /// Sets the stream back to where it was before the free. A driver that cannot leaves the stream
-    /// behind the free, as a plain free does.
-    fn make_leaf(&self, graph: &dyn Capture, block: &Block, before: &[NodeId]) {
-        let (Some(capture), Ok(nodes)) = (block.capture, graph.frontier(block.stream)) else {
-            return;
-        };
-        if graph.set_frontier(block.stream, before).is_ok() {
-            self.captures.leaves.lock().push(Leaf { capture, stream: block.stream, nodes });
-        }
-    }
-
-    /// Puts the next node of a captured stream behind the leaves that it left, and returns where the
-    /// stream was before, if that changed.
-    pub(super) fn attach_leaves(
-        &self,
-        stream: StreamId,
-        capture: u64,
-    ) -> Result<Option<Vec<NodeId>>, DriverError> {
+    /// Puts the next node of a captured stream behind the leaves that it left. It stays behind them
+    /// when the request fails.
+    pub(super) fn attach_leaves(&self, stream: StreamId, capture: u64) -> Result<(), DriverError> {
         let leaves = self.captures.take_leaves(stream, capture);
-        let Some(graph) = self.driver.capture().filter(|_| !leaves.is_empty()) else {
-            return Ok(None);
-        };
-        let before = graph.frontier(stream)?;
-        let mut after = before.clone();
-        after.extend(leaves);
-        after.sort_unstable();
-        after.dedup();
-        graph.set_frontier(stream, &after)?;
-        Ok(Some(before))
-    }
-
-    /// Undoes [`attach_leaves`](Self::attach_leaves) when no node followed. The leaves stay unused.
-    pub(super) fn detach_leaves(&self, stream: StreamId, before: Option<Vec<NodeId>>) {
-        if let (Some(graph), Some(before)) = (self.driver.capture(), before) {
-            // If it fails the capture is broken, and the caller is about to hear of it.
-            let _ = graph.set_frontier(stream, &before);
+        match self.driver.capture() {
+            Some(graph) if !leaves.is_empty() => graph.add_to_frontier(stream, &leaves),
+            _ => Ok(()),
         }
     }
 }

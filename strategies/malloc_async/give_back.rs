@@ -25,7 +25,7 @@ impl MallocAsyncAllocator {
         } else {
             self.free_with_care(address, &block)
         };
-        match given {
+        match or_later(given) {
             Err(error) => {
                 self.blocks.lock().come_back(address, block);
                 return Err(error.into());
@@ -37,8 +37,9 @@ impl MallocAsyncAllocator {
             Ok(Given::Deferred) => {
                 self.record_block(Action::FreeRequested, address, &block);
                 self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
-                self.blocks.lock().defer(address, block);
+                // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
+                self.blocks.lock().defer(address, block);
             }
         }
         Ok(())
@@ -74,10 +75,20 @@ impl MallocAsyncAllocator {
 
     /// Where captures or other streams are involved.
     #[cold]
-    fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
-        let now = self.capture_of(block.stream)?;
-        if block.capture.is_some() && block.capture == now {
-            return self.free_inside(address, block);
+    pub(super) fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+        let mut now = self.capture_of(block.stream)?;
+        if let Some(capture) = block.capture.filter(|own| now == Some(*own)) {
+            let given = self.free_inside(address, block, capture);
+            now = match &given {
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    self.capture_of(block.stream)?
+                }
+                _ => return given,
+            };
+            if now == Some(capture) {
+                return given;
+            }
+            // Another thread has ended the capture meanwhile.
         }
         for by in &block.uses {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
@@ -106,7 +117,7 @@ impl MallocAsyncAllocator {
 
     /// Tells the driver of a free outside captures, after all streams that use the block. Uses from
     /// inside captures have ended with those.
-    pub(super) fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
+    fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
         if block.uses.iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(address, block);
         }
@@ -119,22 +130,34 @@ impl MallocAsyncAllocator {
     }
 
     /// Frees on the joining stream, behind every stream that uses the block.
+    ///
+    /// That stream is ours and in order, so if the driver calls the free invalid it knows no such block:
+    /// it was part of a graph, perhaps of a capture that nobody told of, which never ran or is gone
+    /// with its memory. Then nothing is left to free.
     fn free_after_all(&self, address: u64, block: &Block) -> Result<(), DriverError> {
         let (join, event) = self.joining_stream()?;
         let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
-        let freed = joined.and_then(|()| self.memory_pools().free_async(address, join));
+        let freed = joined.map(|()| self.memory_pools().free_async(address, join));
         self.joins.lock().spare.push(event);
-        freed
+        freed?.or_else(|error| match error.kind {
+            DriverErrorKind::InvalidValue => Ok(()),
+            _ => Err(error),
+        })
     }
 
     /// Makes `join` wait for what was submitted to `stream` so far.
     fn join(&self, join: StreamId, event: EventId, stream: StreamId) -> Result<(), DriverError> {
         match self.driver.record_event(event, stream) {
-            Ok(()) => self.driver.wait_event(join, event),
+            // Another thread may have begun a capture on the stream. Its event would draw the joining
+            // stream into the capture; what was recorded before it began is as good as ever.
+            Ok(()) if self.capture_of(stream)?.is_some() => Err(captured(stream)),
+            Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind {
+                // That capture has ended meanwhile.
+                DriverErrorKind::InvalidValue => captured(stream),
+                _ => error,
+            }),
             // The stream is gone, and nothing can be recorded on it: wait for its work.
-            Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                self.driver.synchronize_device()
-            }
+            Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
             Err(error) => Err(error),
         }
     }
@@ -166,12 +189,8 @@ impl MallocAsyncAllocator {
         let blocks = self.blocks.lock().take_deferred();
         let (mut failed, mut waiting) = (None, Vec::new());
         for (address, block) in blocks {
-            match self.free_with_care(address, &block) {
-                Ok(Given::Freed) => {
-                    self.captures.remove_deferred();
-                    self.blocks.lock().deferred_is_free(block.bytes);
-                    self.is_free(address, &block);
-                }
+            match self.settle(address, &block) {
+                Ok(Given::Freed) => {}
                 Ok(Given::Deferred) => waiting.push((address, block)),
                 Err(error) => {
                     failed = failed.or(Some(error));
@@ -182,6 +201,47 @@ impl MallocAsyncAllocator {
         self.blocks.lock().put_back_deferred(waiting);
         failed.map_or(Ok(()), Err)
     }
+
+    /// Looks at one free that waits, and at all of them when that one need not wait any more: a
+    /// request inside a capture must not ask for every block again.
+    pub(super) fn settle_if_one_may(&self) {
+        let Some((address, block)) = self.blocks.lock().take_one_deferred() else { return };
+        match self.settle(address, &block) {
+            // What the driver refuses goes on waiting; `process_events` tells of it.
+            Ok(Given::Freed) => drop(self.settle_deferred()),
+            _ => self.blocks.lock().put_back_deferred([(address, block)]),
+        }
+    }
+
+    /// One free that waited.
+    fn settle(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+        // An address that came back after a graph had gone belongs to the block that has it now.
+        let gone = block.capture.is_some() && self.blocks.lock().is_live(address);
+        let given = match gone {
+            true => Given::Freed,
+            false => or_later(self.free_with_care(address, block))?,
+        };
+        if given == Given::Freed {
+            self.captures.remove_deferred();
+            self.blocks.lock().deferred_is_free(block.bytes);
+            self.is_free(address, block);
+        }
+        Ok(given)
+    }
+}
+
+fn captured(stream: StreamId) -> DriverError {
+    let message = format!("stream {stream} is being captured");
+    DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
+}
+
+/// A block whose stream is captured cannot be freed behind it. A block whose stream is gone comes after all work of the device, and to wait for that would break a
+/// capture that is under way: its free waits for the end, too.
+fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
+    given.or_else(|error| match error.kind {
+        DriverErrorKind::CaptureActive => Ok(Given::Deferred),
+        _ => Err(error),
+    })
 }
 
 /// What became of a free.

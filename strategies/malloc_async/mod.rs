@@ -32,7 +32,7 @@ use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::size::REQUEST_MAX_BYTES;
 
-use blocks::{Block, Blocks};
+use blocks::{Block, Blocks, Entered};
 use capture::Captures;
 use pools::Pools;
 
@@ -121,7 +121,7 @@ impl MallocAsyncAllocator {
     ///
     /// [`DriverError`] when the device has no stream-ordered pools, or the driver fails.
     pub fn new(driver: Arc<dyn Driver>, settings: &Settings) -> Result<Self, DriverError> {
-        let device = driver.info();
+        let (device, settings) = (driver.info(), settings.clone().in_range());
         let pools = driver.memory_pools().ok_or_else(|| {
             let message = format!("device {} has no stream-ordered memory pools", device.device);
             DriverError::new(DriverErrorKind::NotSupported, "memory_pools", 0, message)
@@ -207,7 +207,10 @@ impl MallocAsyncAllocator {
             Err(refusal) => self.climb(&route, request, refusal)?,
         };
         let block = Block::new(bytes, request.stream, &route);
-        let serial = self.blocks.lock().enter(address, block);
+        let Entered { serial, gone_bytes } = self.blocks.lock().enter(address, block);
+        if gone_bytes > 0 {
+            self.charged_bytes.fetch_sub(gone_bytes, Ordering::Relaxed);
+        }
         self.record(Action::Alloc, address, bytes, request.stream, route.pool);
         Ok(Allocation::new(address, bytes, self.owner, token(serial)))
     }
@@ -245,16 +248,21 @@ fn serial_of(token: Token) -> u64 {
 
 impl Drop for MallocAsyncAllocator {
     /// Frees every block, also live ones, in the order of its stream, and trims the pools and the
-    /// idle memory of graphs. The
-    /// release threshold of the device's default pool becomes what it was.
+    /// idle memory of graphs. The release threshold of the device's default pool becomes what it was.
+    /// Blocks that a capture keeps from being freed stay with the driver.
     fn drop(&mut self) {
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.settle_deferred();
         let all = self.blocks.lock().take_all();
+        let mut captured = false;
         for (address, block) in &all {
-            let _ = self.give_to_driver(*address, block);
+            captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
+            let _ = self.free_with_care(*address, block);
         }
-        let _ = self.driver.synchronize_device();
+        if !captured {
+            // A capture under way would break.
+            let _ = self.wait_for_device();
+        }
         let joins = std::mem::take(&mut *self.joins.lock());
         joins.spare.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
         if let Some(stream) = joins.stream {

@@ -14,9 +14,17 @@ use crate::ids::{DeviceId, PoolId, StreamId};
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     entries: Vec<Entry>,
-    scopes: Vec<(PoolId, ScopeFilter)>,
+    scopes: Vec<Scope>,
     /// Devices that were let in: new pools are opened to them.
     peers: Vec<DeviceId>,
+}
+
+#[derive(Debug)]
+struct Scope {
+    pool: PoolId,
+    filter: ScopeFilter,
+    /// Whether a capture is under way as far as is known: the scope is of one, or met one.
+    captures: bool,
 }
 
 #[derive(Debug)]
@@ -43,13 +51,20 @@ impl Pools {
     }
 
     /// The pool of the newest scope that routes this request.
-    fn routed(&self, stream: StreamId, capture: Option<u64>) -> Option<PoolId> {
+    fn routed(&mut self, stream: StreamId, capture: Option<u64>) -> Option<PoolId> {
         let matches = |filter: &ScopeFilter| match *filter {
             ScopeFilter::Thread(thread) => thread == std::thread::current().id(),
             ScopeFilter::Stream(own) => own == stream,
             ScopeFilter::Capture(id) => capture == Some(id),
         };
-        self.scopes.iter().rev().find(|(_, filter)| matches(filter)).map(|(pool, _)| *pool)
+        let scope = self.scopes.iter_mut().rev().find(|scope| matches(&scope.filter))?;
+        scope.captures |= capture.is_some();
+        Some(scope.pool)
+    }
+
+    /// Whether an open scope knows of a capture.
+    pub(super) fn any_capture(&self) -> bool {
+        self.scopes.iter().any(|scope| scope.captures)
     }
 
     /// Driver pools whose idle memory other requests may have.
@@ -78,8 +93,9 @@ impl MallocAsyncAllocator {
         pool: Option<PoolId>,
         stream: StreamId,
     ) -> Result<Route, AllocError> {
-        // What the driver refuses goes on waiting; `process_events` tells of it.
-        let _ = self.settle_deferred();
+        if self.captures.deferred() > 0 {
+            self.settle_if_one_may();
+        }
         let capture = if self.captures.any_scope() { self.capture_of(stream)? } else { None };
         let mut pools = self.pools.lock();
         let pool = match pool {
@@ -150,7 +166,7 @@ impl MallocAsyncAllocator {
         if entry.users == 1 {
             self.memory_pools().destroy_pool(entry.driver_pool)?;
             let open = pools.scopes.len();
-            pools.scopes.retain(|(pool, _)| *pool != id);
+            pools.scopes.retain(|scope| scope.pool != id);
             (pools.scopes.len()..open).for_each(|_| self.captures.scope_closed());
         }
         pools.entry(id)?.users -= 1;
@@ -170,7 +186,7 @@ impl MallocAsyncAllocator {
         }
         self.forget_empty_pools();
         let mut pools = self.pools.lock();
-        if pools.scopes.iter().any(|(pool, _)| *pool == id) {
+        if pools.scopes.iter().any(|scope| scope.pool == id) {
             return Err(PoolError::ScopeOpen { pool: id });
         }
         match pools.in_use(id) {
@@ -181,7 +197,8 @@ impl MallocAsyncAllocator {
             }
             Err(error) => return Err(error),
         }
-        pools.scopes.push((id, filter));
+        let captures = matches!(filter, ScopeFilter::Capture(_));
+        pools.scopes.push(Scope { pool: id, filter, captures });
         self.captures.scope_opened();
         Ok(())
     }
@@ -190,7 +207,7 @@ impl MallocAsyncAllocator {
         {
             let mut pools = self.pools.lock();
             pools.entry(id)?;
-            let open = pools.scopes.iter().position(|(pool, _)| *pool == id);
+            let open = pools.scopes.iter().position(|scope| scope.pool == id);
             pools.scopes.remove(open.ok_or(PoolError::ScopeClosed { pool: id })?);
             self.captures.scope_closed();
         }

@@ -31,15 +31,11 @@ impl MallocAsyncAllocator {
             self.charged_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
             Refusal::Driver(error)
         };
-        let before = match route.capture {
-            Some(capture) => self.attach_leaves(stream, capture).map_err(refused)?,
-            None => None,
-        };
+        if let Some(capture) = route.capture {
+            self.attach_leaves(stream, capture).map_err(refused)?;
+        }
         let asked = self.memory_pools().allocate_async(route.driver_pool, request.bytes, stream);
-        asked.map_err(|error| {
-            self.detach_leaves(stream, before);
-            refused(error)
-        })
+        asked.map_err(refused)
     }
 
     /// Counts the bytes of a request as ours, unless they pass the limit.
@@ -49,7 +45,7 @@ impl MallocAsyncAllocator {
         self.charged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
-    /// After the first refusal: callbacks; then wait, trim and try once more.
+    /// After the first refusal: frees that waited for captures, callbacks; then wait, trim and try once more.
     #[cold]
     pub(super) fn climb(
         &self,
@@ -58,7 +54,11 @@ impl MallocAsyncAllocator {
         refusal: Refusal,
     ) -> Result<u64, AllocError> {
         let mut refusal = about_memory(refusal)?;
-        if self.hooks.free_some_memory() {
+        let waiting = self.captures.deferred();
+        // What the driver refuses goes on waiting; `process_events` tells of it.
+        let _ = self.settle_deferred();
+        let settled = self.captures.deferred() < waiting;
+        if self.hooks.free_some_memory() || settled {
             match self.obtain(route, request) {
                 Ok(address) => return Ok(address),
                 Err(again) => refusal = about_memory(again)?,
@@ -84,17 +84,20 @@ impl MallocAsyncAllocator {
 
     /// Waits for running work and gives back what is idle: of the request's own pool, of the main
     /// pool, of pools that were opted in, and of graphs. PyTorch waits for the request's stream only;
-    /// what other streams freed comes back only when they were waited for, too.
+    /// what other streams freed comes back only when they were waited for, too. While a capture is
+    /// known to be under way only the request's stream is waited for.
     fn wait_and_trim(&self, route: &Route, request: Request) -> Result<(), DriverError> {
         let waited = if self.settings.read().compat == Compat::PyTorch {
             self.driver.synchronize_stream(request.stream)
         } else {
-            self.driver.synchronize_device()
+            self.wait_for_device()
         };
         match waited {
-            // Another thread captures, and nobody may wait: trim what is idle already.
-            Err(error) if error.kind != DriverErrorKind::CaptureActive => return Err(error),
-            _ => {}
+            // Others capture: the stream's own work may be waited for, if this thread may wait at all.
+            Err(error) if error.kind == DriverErrorKind::CaptureActive => {
+                unless_captured(self.driver.synchronize_stream(request.stream))?;
+            }
+            waited => waited?,
         }
         let pools = self.memory_pools();
         pools.trim(self.main.id, 0)?;
@@ -193,8 +196,16 @@ impl MallocAsyncAllocator {
     }
 }
 
-fn idle(usage: DriverPoolUsage) -> u64 {
+pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
     usage.reserved_bytes.saturating_sub(usage.used_bytes)
+}
+
+/// Where nobody may wait, what is idle already is enough.
+pub(super) fn unless_captured(waited: Result<(), DriverError>) -> Result<(), DriverError> {
+    waited.or_else(|error| match error.kind {
+        DriverErrorKind::CaptureActive => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// A refusal for want of memory; anything else is the caller's error.

@@ -1,11 +1,18 @@
 //! Graphs: memory of their own, frees that must not keep a capture from ending, frees that wait.
 
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+
 use stratalloc::allocator::{
-    Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
+    Caching, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
 };
-use stratalloc::driver::{Capture, Driver, MemoryPools};
+use stratalloc::config::Settings;
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, MemoryPools, NodeId};
+use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
+use stratalloc::strategies::MallocAsyncAllocator;
 
 use crate::common::machine::{Machine, SimMachine};
 use crate::{Bed, sim};
@@ -22,6 +29,18 @@ impl Bed<SimMachine> {
 
     fn end(&self, stream: StreamId) {
         Capture::end(&*self.machine.0, stream).expect("sound and joined");
+    }
+
+    /// All that the next node on a captured stream comes after.
+    fn behind(&self, stream: StreamId) -> HashSet<NodeId> {
+        let mut seen = HashSet::new();
+        let mut todo = self.machine.0.frontier(stream).expect("it is captured");
+        while let Some(node) = todo.pop() {
+            if seen.insert(node) {
+                todo.extend(self.machine.0.dependencies(node).expect("it is known"));
+            }
+        }
+        seen
     }
 
     /// Draws `other` into the capture of `stream`, or joins it.
@@ -186,4 +205,224 @@ fn a_failed_request_inside_a_capture_leaves_the_capture_sound() {
     let Bed { allocator, machine } = bed;
     drop(allocator);
     assert_eq!(machine.used_bytes(), 0);
+}
+
+#[test]
+fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
+    const REQUESTS: usize = 500;
+    let bed = sim(1024);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let target = bed.take(MIB, stream);
+    let blocks: Vec<_> = (0..REQUESTS).map(|_| bed.take(512, stream)).collect();
+    let (started, freed) = (Barrier::new(2), AtomicBool::new(false));
+    let mut kernels = 0;
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            started.wait();
+            blocks.into_iter().for_each(|block| bed.give(block));
+            freed.store(true, Ordering::Release);
+        });
+        started.wait();
+        while !freed.load(Ordering::Acquire) {
+            // Only this thread submits to the stream.
+            bed.machine.0.fill(target.address(), 1, 64, stream).unwrap();
+            kernels += 1;
+        }
+    });
+    // One node for each request and one for each kernel, all in a line.
+    let nodes = bed.behind(stream).len();
+    assert_eq!(nodes, 1 + REQUESTS + kernels, "{kernels} kernels were submitted");
+    bed.give(target);
+    bed.end(stream);
+    drop(scope);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+}
+
+#[test]
+fn what_was_freed_is_found_again_after_a_request_that_failed() {
+    let bed = sim(128);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let (kept, block) = (bed.take(MIB, stream), bed.take(48 * MIB, stream));
+    let address = block.address();
+    bed.give(block);
+    assert!(bed.allocator.allocate(Request::new(100 * MIB, stream)).is_err());
+    let again = bed.take(48 * MIB, stream);
+    assert_eq!(again.address(), address);
+    bed.give(again);
+    bed.give(kept);
+    bed.end(stream);
+    drop(scope);
+}
+
+#[test]
+fn a_shortage_elsewhere_does_not_break_a_capture() {
+    let bed = sim(128);
+    let (stream, gone) = (bed.stream(), bed.stream());
+    let pool = PoolId::next_capture();
+    for told in [true, false] {
+        let orphan = bed.take(MIB, gone);
+        // Either the scope says what it captures, or a request inside shows it.
+        let scope = if told {
+            bed.capture(stream, pool)
+        } else {
+            Capture::begin(&*bed.machine.0, stream).unwrap();
+            PoolScope::open(&bed.allocator, pool, ScopeFilter::Stream(stream)).unwrap()
+        };
+        let inside = bed.take(MIB, stream);
+        let kept = bed.take(64 * MIB, StreamId::DEFAULT);
+        bed.refused(64 * MIB);
+        bed.allocator.empty_cache().unwrap();
+        if !told {
+            // Its stream has gone, so its free waits for all work, which nobody may do now.
+            bed.machine.0.destroy_stream(gone).unwrap();
+        }
+        let deferred = bed.allocator.notes().deferred_frees;
+        bed.give(orphan);
+        assert_eq!(bed.allocator.notes().deferred_frees - deferred, u64::from(!told));
+        bed.give(inside);
+        bed.give(kept);
+        bed.end(stream);
+        drop(scope);
+        assert_eq!(bed.allocated(), (0, 0, 0), "told: {told}");
+    }
+}
+
+#[test]
+fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
+    let bed = sim(256);
+    let (stream, side) = (bed.stream(), bed.stream());
+    let outside = bed.take(8 * MIB, stream);
+    bed.allocator.record_stream(&outside, side).unwrap();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let inside = bed.take(8 * MIB, stream);
+    drop(scope);
+    let Bed { allocator, machine } = bed;
+    drop(allocator);
+    assert_eq!((outside.size_bytes(), inside.size_bytes()), (8 * MIB, 8 * MIB));
+    Capture::end(&*machine.0, stream).unwrap();
+}
+
+#[test]
+fn a_block_of_a_graph_that_never_ran_can_be_freed() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let (first, second) = (bed.take(8 * MIB, stream), bed.take(8 * MIB, stream));
+    bed.end(stream);
+    // The graph has gone, and its memory with it: the driver knows no such block.
+    assert!(bed.machine.0.free_async(first.address(), stream).is_err());
+    bed.give(first);
+    drop(scope);
+    bed.give(second);
+    assert_eq!(bed.allocated(), (0, 0, 0));
+    bed.allocator.set_limit_bytes(Some(MIB));
+    let next = bed.take(MIB, stream);
+    bed.give(next);
+}
+
+#[test]
+fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let outside: Vec<_> = (0..500).map(|_| bed.take(512, stream)).collect();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    outside.into_iter().for_each(|block| bed.give(block));
+    let asked = bed.machine.0.calls("capture_status");
+    let inside: Vec<_> = (0..20).map(|_| bed.take(512, stream)).collect();
+    let asked = bed.machine.0.calls("capture_status") - asked;
+    assert!(asked <= 3 * 20, "{asked} questions for 20 requests");
+    inside.into_iter().for_each(|block| bed.give(block));
+    bed.end(stream);
+    // The next request finds the first of them free, and so looks at all.
+    let next = bed.take(512, StreamId::DEFAULT);
+    assert_eq!(bed.allocated(), (1, 512, 512));
+    bed.give(next);
+    drop(scope);
+}
+
+#[test]
+fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
+    let bed = sim(256);
+    let (stream, side) = (bed.stream(), bed.stream());
+    let pool = PoolId::next_capture();
+    let scope = bed.capture(stream, pool);
+    let old = bed.take(8 * MIB, stream);
+    let waiting = bed.take(8 * MIB, stream);
+    let address = waiting.address();
+    // Work outside the capture uses it, so its free waits.
+    bed.allocator.record_stream(&waiting, side).unwrap();
+    bed.give(waiting);
+    bed.end(stream);
+    let again = Capture::begin(&*bed.machine.0, stream).unwrap();
+    let _other =
+        PoolScope::open(&bed.allocator, PoolId::next_capture(), ScopeFilter::Capture(again));
+    let first = bed.take(8 * MIB, stream);
+    assert_eq!(first.address(), old.address());
+    assert_eq!(bed.allocator.free(old).unwrap_err().reason, {
+        stratalloc::error::HandleError::Stale { address: first.address() }
+    });
+    let second = bed.take(8 * MIB, stream);
+    assert_eq!(second.address(), address);
+    drop(scope);
+    assert_eq!(bed.allocated(), (2, 16 << 20, 16 << 20));
+    assert_eq!(bed.machine.held().pool_ranges, 2, "nobody else's block was freed");
+    bed.give(first);
+    bed.give(second);
+    bed.end(stream);
+}
+
+#[test]
+fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
+    let kinds = [DriverErrorKind::Other, DriverErrorKind::OutOfMemory];
+    let mut failed = 0;
+    for (at, kind) in (0..60).flat_map(|at| kinds.map(|kind| (at, kind))) {
+        let machine = SimMachine::new(256 * MIB);
+        let sim = Arc::clone(&machine.0);
+        let faulty = Arc::new(Faulty::new(Arc::clone(&sim)));
+        let driver = Arc::clone(&faulty) as Arc<dyn Driver>;
+        let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+        let (main, side) = (sim.create_stream().unwrap(), sim.create_stream().unwrap());
+        let take = |stream, held: &mut Vec<_>| {
+            held.extend(allocator.allocate(Request::new(MIB, stream)).ok());
+        };
+        let mut held = Vec::new();
+        (0..4).for_each(|n| take([main, side][n % 2], &mut held));
+        held.iter().for_each(|block| allocator.record_stream(block, side).unwrap());
+        faulty.arm(FaultPlan { at, kind, repeat: false, only: None });
+        let capture = Capture::begin(&*sim, main).unwrap();
+        let pool = PoolId::next_capture();
+        let opened = allocator.open_scope(pool, ScopeFilter::Capture(capture)).is_ok();
+        for _ in 0..3 {
+            (0..2).for_each(|_| take(main, &mut held));
+            // One from outside, one from inside.
+            for block in [held.remove(0), held.pop().expect("one is left")] {
+                held.extend(allocator.free(block).err().map(|refused| refused.allocation));
+            }
+        }
+        Capture::end(&*sim, main).expect("a failed call breaks no capture");
+        if opened {
+            // A failure of the frees that waited is told, and the scope is closed all the same.
+            let _ = allocator.close_scope(pool);
+            while allocator.pool_users(pool).is_some_and(|users| users > 0) {
+                let _ = allocator.release_pool(pool);
+            }
+        }
+        let _ = allocator.process_events();
+        failed += faulty.failed_calls();
+        faulty.disarm();
+        allocator.process_events().unwrap();
+        let bytes = allocator.statistics().active_bytes.all.current.unsigned_abs();
+        assert_eq!(bytes, held.len() as u64 * MIB, "call {at}, {kind:?}");
+        held.into_iter().for_each(|block| allocator.free(block).unwrap());
+        assert_eq!(allocator.statistics().active.all.current, 0, "call {at}, {kind:?}");
+        allocator.set_limit_bytes(Some(MIB));
+        let last = allocator.allocate(Request::new(MIB, side)).expect("nothing is charged");
+        allocator.free(last).unwrap();
+        drop(allocator);
+        [main, side].into_iter().for_each(|stream| sim.destroy_stream(stream).unwrap());
+        assert!(machine.held().is_nothing(), "call {at}, {kind:?}: {:?}", machine.held());
+    }
+    assert!(failed > 80, "only {failed} calls were made to fail");
 }

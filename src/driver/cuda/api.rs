@@ -184,6 +184,9 @@ functions! {
     node_dependencies_2 = "cuGraphNodeGetDependencies_v2"(
         node: u64, nodes: *mut u64, edges: *mut c_void, count: &mut usize
     );
+    graph_add_free = "cuGraphAddMemFreeNode"(
+        node: &mut u64, graph: u64, behind: *const u64, count: usize, address: u64
+    );
     graph_destroy = "cuGraphDestroy"(graph: u64);
     graph_instantiate = "cuGraphInstantiateWithFlags"(exec: &mut u64, graph: u64, flags: u64);
     graph_launch = "cuGraphLaunch"(exec: u64, stream: u64);

@@ -16,6 +16,7 @@ const LEGACY: [StreamId; 2] = [StreamId(0), StreamId(1)];
 struct Said {
     status: u32,
     id: u64,
+    graph: u64,
     nodes: Vec<u64>,
 }
 
@@ -65,7 +66,18 @@ impl Cuda {
             newer.ok()?;
         }
         let nodes = if status == 1 { Api::listed(nodes, count) } else { Vec::new() };
-        Ok(Said { status, id, nodes })
+        Ok(Said { status, id, graph, nodes })
+    }
+
+    /// The same, for a stream that must be captured.
+    fn captured(&self, stream: StreamId) -> DriverResult<Said> {
+        let said = self.said(stream)?;
+        if said.status == 1 {
+            return Ok(said);
+        }
+        let message = format!("stream {stream} is not being captured");
+        let call = "cuStreamGetCaptureInfo";
+        Err(DriverError::new(DriverErrorKind::InvalidValue, call, 0, message))
     }
 
     pub(super) fn status_of(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
@@ -115,13 +127,7 @@ impl Capture for Cuda {
 
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>> {
         let _entered = self.enter()?;
-        let said = self.said(stream)?;
-        if said.status != 1 {
-            let message = format!("stream {stream} is not being captured");
-            let call = "cuStreamGetCaptureInfo";
-            return Err(DriverError::new(DriverErrorKind::InvalidValue, call, 0, message));
-        }
-        Ok(said.nodes.into_iter().map(NodeId).collect())
+        Ok(self.captured(stream)?.nodes.into_iter().map(NodeId).collect())
     }
 
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>> {
@@ -143,15 +149,30 @@ impl Capture for Cuda {
         Ok(nodes.into_iter().map(NodeId).collect())
     }
 
-    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
-        const REPLACE: u32 = 1;
+    fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
+        const ADD: u32 = 0;
         let _entered = self.enter()?;
         let nodes: Vec<u64> = nodes.iter().map(|node| node.0).collect();
         let (first, count) = (nodes.as_ptr(), nodes.len());
-        let newer = self.api.capture_set_2(stream.0, first, ptr::null(), count, REPLACE);
+        let newer = self.api.capture_set_2(stream.0, first, ptr::null(), count, ADD);
         match newer.code() {
             Some(_) => newer.ok(),
-            None => self.api.capture_set_1(stream.0, first, count, REPLACE).ok(),
+            None => self.api.capture_set_1(stream.0, first, count, ADD).ok(),
         }
+    }
+
+    fn free_behind(
+        &self,
+        address: u64,
+        stream: StreamId,
+        nodes: &[NodeId],
+    ) -> DriverResult<NodeId> {
+        let _entered = self.enter()?;
+        let graph = self.captured(stream)?.graph;
+        let nodes: Vec<u64> = nodes.iter().map(|node| node.0).collect();
+        let mut node = 0;
+        // Nodes may be added to a graph by hand while it is captured.
+        self.api.graph_add_free(&mut node, graph, nodes.as_ptr(), nodes.len(), address).ok()?;
+        Ok(NodeId(node))
     }
 }

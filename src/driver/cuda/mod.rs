@@ -220,8 +220,8 @@ impl Cuda {
         Ok(Entered(Some(self.api)))
     }
 
-    /// Allows calls that would break a capture of this thread, while the guard lives: taking memory
-    /// does not depend on order.
+    /// Allows calls that would break a capture, of this thread or another, while the guard lives: taking
+    /// memory does not depend on order.
     fn relax(&self) -> Option<Relaxed> {
         let mut mode = RELAXED;
         let exchanged = self.api.exchange_capture_mode(&mut mode).ok().is_ok();
@@ -291,6 +291,8 @@ impl Driver for Cuda {
 
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
         let _entered = self.enter()?;
+        // Another stream than this one may be captured.
+        let _relaxed = self.relax();
         self.api.stream_synchronize(stream.0).ok()
     }
 

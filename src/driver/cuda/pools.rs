@@ -1,4 +1,9 @@
 //! Stream-ordered pools of a CUDA device.
+//!
+//! While any thread captures in the mode `global`, taking memory, giving it back and trimming are
+//! refused to all threads and break that capture (seen with driver 13.0, also where the stream is
+//! not captured). None of them depends on the order of captured work, so the thread's mode is
+//! relaxed for these calls.
 
 use super::api::{AccessDescription, Location, PoolProperties};
 use super::{Cuda, foreign, size};
@@ -33,6 +38,7 @@ impl MemoryPools for Cuda {
 
     fn create_pool(&self) -> DriverResult<DriverPoolId> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         let properties = PoolProperties {
             kind: 1,
             handles: 0,
@@ -53,6 +59,7 @@ impl MemoryPools for Cuda {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
         }
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.pool_destroy(pool.0).ok()
     }
 
@@ -82,6 +89,7 @@ impl MemoryPools for Cuda {
 
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         let mut address = 0;
         self.api.pool_allocate(&mut address, size(bytes)?, pool.0, on.0).ok()?;
         Ok(address)
@@ -89,11 +97,13 @@ impl MemoryPools for Cuda {
 
     fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.pool_free(address, on.0).ok()
     }
 
     fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.pool_trim(pool.0, size(keep_bytes)?).ok()
     }
 

@@ -2,8 +2,11 @@
 //!
 //! A node is a number and the nodes it depends on; what it would do is not kept. A stream's
 //! **frontier** are the nodes that its next node would depend on. A capture starts on one stream
-//! and spreads when another stream waits for an event that was recorded inside it. Calls that
-//! would wait are refused and do no harm, where a real device would also break the capture.
+//! and spreads when another stream waits for an event that was recorded inside it. A wait for the
+//! whole device, by whichever thread, breaks all captures. Other calls that would wait are refused
+//! and do no harm, where a real device would also break the capture.
+//!
+//! A graph is dropped when its capture ends: it never runs, and its memory goes with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ThreadId};
@@ -87,14 +90,13 @@ impl Graphs {
         Ok(())
     }
 
-    /// Refuses a call that waits for everything while anything is captured.
-    pub(super) fn check_none(&self, call: Call) -> DriverResult<()> {
-        match self.captures.values().next() {
-            None => Ok(()),
-            Some(run) => {
-                Err(capture_active(call, format!("stream {} is being captured", run.origin)))
-            }
-        }
+    /// Refuses a call that waits for everything while anything is captured, and breaks all captures.
+    pub(super) fn check_none(&mut self, call: Call) -> DriverResult<()> {
+        let Some(origin) = self.captures.values().next().map(|run| run.origin) else {
+            return Ok(());
+        };
+        self.captures.values_mut().for_each(|run| run.broken = true);
+        Err(capture_active(call, format!("stream {origin} is being captured")))
     }
 
     /// The error of a call that asks whether an event of a capture has finished.
@@ -268,6 +270,33 @@ impl Graphs {
         unjoined.map(|(stream, _)| *stream)
     }
 
+    /// The capture of a stream, which these nodes must belong to.
+    pub(super) fn check_nodes(
+        &self,
+        call: Call,
+        stream: StreamId,
+        nodes: &[NodeId],
+    ) -> DriverResult<u64> {
+        let capture = self.branch(call, stream)?.capture;
+        check_sound(call, capture, &self.captures)?;
+        let own = |node: &NodeId| self.nodes.get(node).is_some_and(|n| n.capture == capture);
+        match nodes.iter().find(|node| !own(node)) {
+            None => Ok(capture),
+            Some(other) => {
+                let message = format!("node {} does not belong to capture {capture}", other.0);
+                Err(invalid(call, message))
+            }
+        }
+    }
+
+    /// A node behind these, which no stream comes after.
+    pub(super) fn add_leaf(&mut self, capture: u64, dependencies: &[NodeId]) -> NodeId {
+        self.last_node += 1;
+        let id = NodeId(self.last_node);
+        self.nodes.insert(id, Node { capture, dependencies: dependencies.to_vec() });
+        id
+    }
+
     fn branch(&self, call: Call, stream: StreamId) -> DriverResult<&Branch> {
         let branch = self.branches.get(&stream);
         branch.ok_or_else(|| invalid(call, format!("stream {stream} is not being captured")))
@@ -290,7 +319,13 @@ impl Capture for Sim {
     }
 
     fn end(&self, stream: StreamId) -> DriverResult<()> {
-        self.enter_other(Call::End).graphs.end(stream)
+        let state = &mut *self.enter_other(Call::End);
+        let capture = state.graphs.branch(Call::End, stream)?.capture;
+        let ended = state.graphs.end(stream);
+        if !state.graphs.is_open(capture) {
+            state.pools.graph_is_gone(capture);
+        }
+        ended
     }
 
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>> {
@@ -310,20 +345,24 @@ impl Capture for Sim {
         }
     }
 
-    fn set_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
-        let call = Call::SetFrontier;
-        let state = &mut *self.enter_other(call);
-        let capture = state.graphs.branch(call, stream)?.capture;
-        check_sound(call, capture, &state.graphs.captures)?;
-        let own =
-            |node: &NodeId| state.graphs.nodes.get(node).is_some_and(|n| n.capture == capture);
-        if let Some(other) = nodes.iter().find(|node| !own(node)) {
-            let message = format!("node {} does not belong to capture {capture}", other.0);
-            return Err(invalid(call, message));
-        }
-        if let Some(branch) = state.graphs.branches.get_mut(&stream) {
-            branch.frontier = nodes.to_vec();
+    fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
+        let call = Call::AddToFrontier;
+        let graphs = &mut self.enter_other(call).graphs;
+        graphs.check_nodes(call, stream, nodes)?;
+        if let Some(branch) = graphs.branches.get_mut(&stream) {
+            branch.frontier.extend_from_slice(nodes);
+            branch.frontier.sort_unstable();
+            branch.frontier.dedup();
         }
         Ok(())
+    }
+
+    fn free_behind(
+        &self,
+        address: u64,
+        stream: StreamId,
+        nodes: &[NodeId],
+    ) -> DriverResult<NodeId> {
+        self.enter_other(Call::FreeBehind).free_behind(address, stream, nodes)
     }
 }

@@ -212,6 +212,15 @@ impl Pools {
         }
     }
 
+    /// The memory of a graph that was dropped without having run.
+    pub(super) fn graph_is_gone(&mut self, capture: u64) {
+        let of_graph = self.live.extract_if(.., |_, live| live.home == Home::Graph(capture));
+        for (address, Live { size_bytes, .. }) in of_graph {
+            self.graphs.usage.used_bytes -= size_bytes;
+            self.graphs.idle.insert(address, Idle { size_bytes, freed: None });
+        }
+    }
+
     fn index(&self, call: Call, pool: DriverPoolId) -> DriverResult<usize> {
         let index = usize::try_from(pool.0).ok();
         let found = index.filter(|i| self.pools.get(*i).is_some_and(|pool| !pool.destroyed));
@@ -268,15 +277,38 @@ impl State {
 
     fn free_async(&mut self, address: u64, on: StreamId) -> DriverResult<()> {
         let call = Call::FreeAsync;
-        let Some(live) = self.pools.live.get(&address).copied() else {
-            return Err(invalid(call, format!("nothing starts at {address:#x}")));
-        };
+        let live = self.live_at(call, address)?;
         let stream = self.work.stream(call, on)?;
         self.check_may_free(call, address, live.home, on)?;
         let freed = match self.graphs.add_node(call, on)? {
             Some((_, node)) => Freed::At(node),
             None => Freed::On(on, self.work.mark(stream, self.now_ns)),
         };
+        self.take_back(address, live, freed);
+        Ok(())
+    }
+
+    pub(super) fn free_behind(
+        &mut self,
+        address: u64,
+        on: StreamId,
+        nodes: &[NodeId],
+    ) -> DriverResult<NodeId> {
+        let call = Call::FreeBehind;
+        let live = self.live_at(call, address)?;
+        let capture = self.graphs.check_nodes(call, on, nodes)?;
+        self.check_may_free(call, address, live.home, on)?;
+        let node = self.graphs.add_leaf(capture, nodes);
+        self.take_back(address, live, Freed::At(node));
+        Ok(node)
+    }
+
+    fn live_at(&self, call: Call, address: u64) -> DriverResult<Live> {
+        let live = self.pools.live.get(&address).copied();
+        live.ok_or_else(|| invalid(call, format!("nothing starts at {address:#x}")))
+    }
+
+    fn take_back(&mut self, address: u64, live: Live, freed: Freed) {
         self.pools.live.remove(&address);
         let pool = match live.home {
             Home::Pool(index) => &mut self.pools.pools[index],
@@ -287,7 +319,6 @@ impl State {
         if let Home::Pool(index) = live.home {
             self.release_destroyed(index);
         }
-        Ok(())
     }
 
     /// A captured stream frees what its own capture asked for; other streams free everything else,

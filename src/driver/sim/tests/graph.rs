@@ -1,6 +1,7 @@
 //! Captures.
 
 use super::*;
+use crate::driver::DriverPoolId;
 
 const ACTIVE: DriverErrorKind = DriverErrorKind::CaptureActive;
 const A: StreamId = StreamId(7);
@@ -67,7 +68,6 @@ fn calls_that_wait_are_refused_while_the_thread_captures() {
     assert_eq!(kind(sim.synchronize_event(outside)), ACTIVE);
     assert_eq!(kind(sim.synchronize_stream(A)), ACTIVE);
     assert_eq!(kind(sim.synchronize_stream(B)), ACTIVE);
-    assert_eq!(kind(sim.synchronize_device()), ACTIVE);
     assert_eq!(kind(sim.free(memory, 2 * MIB)), ACTIVE);
     assert_eq!(kind(sim.copy_from_host(memory, &[1], A)), ACTIVE);
     sim.allocate(2 * MIB).unwrap();
@@ -88,7 +88,6 @@ fn other_threads_may_wait_for_what_is_not_captured() {
             sim.synchronize_stream(B).unwrap();
             assert_eq!(kind(sim.query_event(inside)), ACTIVE);
             assert_eq!(kind(sim.synchronize_stream(A)), ACTIVE);
-            assert_eq!(kind(sim.synchronize_device()), ACTIVE);
         });
     });
     sim.end(A).unwrap();
@@ -114,6 +113,30 @@ fn waits_across_the_border_of_a_capture_break_it() {
     for stream in [A, B] {
         assert_eq!(sim.capture_status(stream), Ok(CaptureStatus::Invalidated));
     }
+}
+
+#[test]
+fn a_wait_for_the_whole_device_breaks_captures_of_all_threads() {
+    let sim = sim(EventMode::Manual);
+    sim.begin(A).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(kind(sim.synchronize_device()), ACTIVE));
+    });
+    assert_eq!(sim.capture_status(A), Ok(CaptureStatus::Invalidated));
+    assert_eq!(kind(sim.end(A)), ACTIVE);
+    sim.synchronize_device().unwrap();
+}
+
+#[test]
+fn the_memory_of_a_graph_goes_with_it() {
+    let sim = sim(EventMode::Manual);
+    sim.begin(A).unwrap();
+    let address = sim.allocate_async(DriverPoolId(0), MIB, A).unwrap();
+    sim.end(A).unwrap();
+    assert_eq!(sim.graph_usage().unwrap().used_bytes, 0);
+    assert_eq!(kind(sim.free_async(address, A)), DriverErrorKind::InvalidValue);
+    sim.trim_graphs().unwrap();
+    assert_eq!(sim.graph_usage().unwrap().reserved_bytes, 0);
 }
 
 #[test]

@@ -1,0 +1,96 @@
+//! On a real device. Without one each test prints `skipped: no CUDA device` and ends.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{
+    Caching, Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
+};
+use stratalloc::config::Settings;
+use stratalloc::driver::{Capture, Cuda, Driver};
+use stratalloc::error::AllocError;
+use stratalloc::ids::{DeviceId, PoolId, StreamId};
+use stratalloc::size::MIB;
+use stratalloc::strategies::MallocAsyncAllocator;
+
+fn device() -> Option<(Arc<Cuda>, MallocAsyncAllocator)> {
+    match Cuda::open(DeviceId(0)) {
+        Ok(cuda) => {
+            let cuda = Arc::new(cuda);
+            let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
+            let made = MallocAsyncAllocator::new(driver, &Settings::default());
+            Some((cuda, made.expect("the device has pools")))
+        }
+        Err(error) => {
+            println!("skipped: no CUDA device ({error})");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
+    let Some((cuda, allocator)) = device() else { return };
+    let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
+    let event = cuda.create_event().unwrap();
+    let result = allocator.allocate(Request::new(MIB, main)).unwrap();
+    let capture = Capture::begin(&*cuda, main).unwrap();
+    let filter = ScopeFilter::Capture(capture);
+    let scope = PoolScope::open(&allocator, PoolId::next_capture(), filter).unwrap();
+    let first = allocator.allocate(Request::new(8 * MIB, main)).unwrap();
+    let address = first.address();
+    cuda.fill(address, 7, 8 * MIB, main).unwrap();
+    cuda.record_event(event, main).unwrap();
+    cuda.wait_event(side, event).unwrap();
+    cuda.copy(result.address(), address, MIB, side).unwrap();
+    allocator.record_stream(&first, side).unwrap();
+    let frontier = cuda.frontier(main).unwrap();
+    allocator.free(first).unwrap();
+    assert_eq!(cuda.frontier(main).unwrap(), frontier, "a free does not move its stream");
+    let second = allocator.allocate(Request::new(8 * MIB, main)).unwrap();
+    assert_eq!(second.address(), address);
+    cuda.fill(address, 9, 8 * MIB, main).unwrap();
+    allocator.free(second).unwrap();
+    cuda.record_event(event, side).unwrap();
+    cuda.wait_event(main, event).unwrap();
+    let graph = cuda.end_capture(main).unwrap();
+    drop(scope);
+    for _ in 0..3 {
+        graph.launch(main).unwrap();
+    }
+    let mut seen = [0; 4096];
+    cuda.copy_to_host(&mut seen, result.address(), main).unwrap();
+    assert!(seen.iter().all(|byte| *byte == 7), "the copy came before the reuse");
+    drop(graph);
+    allocator.free(result).unwrap();
+    assert_eq!(allocator.statistics().active.all.current, 0);
+}
+
+#[test]
+fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
+    let Some((cuda, allocator)) = device() else { return };
+    let (stream, other) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
+    let outside = allocator.allocate(Request::new(MIB, stream)).unwrap();
+    let capture = Capture::begin(&*cuda, stream).unwrap();
+    let filter = ScopeFilter::Capture(capture);
+    let scope = PoolScope::open(&allocator, PoolId::next_capture(), filter).unwrap();
+    let inside = allocator.allocate(Request::new(MIB, stream)).unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let too_much = cuda.info().total_bytes * 2;
+            let refused = allocator.allocate(Request::new(too_much, other));
+            assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+            allocator.empty_cache().unwrap();
+            allocator.cache_info().unwrap();
+            allocator.free(outside).unwrap();
+        });
+    });
+    assert_eq!(allocator.notes().deferred_frees, 1);
+    // The graph is dropped without having run, while its block is held.
+    Capture::end(&*cuda, stream).unwrap();
+    drop(scope);
+    allocator.free(inside).unwrap();
+    let counts = allocator.statistics();
+    assert_eq!((counts.active.all.current, counts.active_bytes.all.current), (0, 0));
+    let after = allocator.allocate(Request::new(MIB, StreamId::DEFAULT)).unwrap();
+    allocator.free(after).unwrap();
+}

@@ -1,0 +1,254 @@
+//! Random histories of three threads: no byte is in two hands, bytes stay, and sums are a recount.
+//!
+//! Blocks change hands: whoever frees need not be who allocated. On `sim` each thread captures
+//! graphs on a stream of its own, whose blocks others may free at any moment; a graph is gone when
+//! its capture ends, so its addresses may then come back while the old blocks are held.
+
+use std::collections::BTreeMap;
+
+use parking_lot::{Mutex, RwLock};
+use quickcheck::{Arbitrary, Gen, QuickCheck};
+use stratalloc::allocator::{
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PrivatePools,
+    Request, ScopeFilter,
+};
+use stratalloc::error::HandleError;
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::MIB;
+
+use crate::Bed;
+#[cfg(target_os = "linux")]
+use crate::common::machine::HostMachine;
+use crate::common::machine::{Machine, SimMachine};
+
+const THREADS: usize = 3;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Take { bytes: u64, stream: usize, private: bool },
+    Give(usize),
+    Record(usize, usize),
+    Capture,
+    Empty,
+    Events,
+    Look,
+}
+
+impl Arbitrary for Op {
+    fn arbitrary(g: &mut Gen) -> Self {
+        let small = |g: &mut Gen| usize::from(u8::arbitrary(g));
+        match small(g) % 16 {
+            0..6 => Self::Take {
+                bytes: 1 + u64::from(u32::arbitrary(g)) % (2 * MIB),
+                stream: small(g),
+                private: bool::arbitrary(g),
+            },
+            6..11 => Self::Give(small(g)),
+            11 => Self::Record(small(g), small(g)),
+            12 | 13 => Self::Capture,
+            14 if bool::arbitrary(g) => Self::Empty,
+            14 => Self::Events,
+            _ => Self::Look,
+        }
+    }
+}
+
+struct Held {
+    block: Allocation,
+    stream: StreamId,
+    seed: u64,
+    /// Memory of a graph: it goes when the capture ends, whoever holds it.
+    of_graph: bool,
+}
+
+struct Run<M: Machine> {
+    bed: Bed<M>,
+    streams: Vec<StreamId>,
+    pool: PoolId,
+    bag: Mutex<Vec<Held>>,
+    /// End of each block in somebody's hands, by start; without memory of graphs.
+    shadow: Mutex<BTreeMap<u64, u64>>,
+    /// Captures that no scope knows of yet are kept from waits for the device.
+    untold: RwLock<()>,
+}
+
+/// What one thread knows.
+struct Hand {
+    stream: StreamId,
+    scope: Option<PoolId>,
+    taken: u64,
+}
+
+impl<M: Machine + Sync> Run<M> {
+    fn new(machine: M) -> Self {
+        let (bed, pool) = (Bed::new(machine), PoolId::next_user());
+        let streams = bed.machine.streams(3);
+        bed.allocator.create_pool(pool, PoolOptions::default()).expect("it works");
+        let (bag, shadow) = (Mutex::default(), Mutex::default());
+        Self { bed, streams, pool, bag, shadow, untold: RwLock::new(()) }
+    }
+
+    fn step(&self, hand: &mut Hand, op: &Op) {
+        let allocator = &self.bed.allocator;
+        match *op {
+            Op::Take { bytes, stream, private } => self.take(hand, bytes, stream, private),
+            Op::Give(at) => {
+                if let Some(held) = self.pick(at) {
+                    self.give(held);
+                }
+            }
+            Op::Record(at, stream) => {
+                if let Some(held) = self.pick(at) {
+                    let stream = self.streams[stream % self.streams.len()];
+                    let told = allocator.record_stream(&held.block, stream);
+                    assert!(told.is_ok() || held.of_graph, "{told:?}");
+                    self.bag.lock().push(held);
+                }
+            }
+            Op::Capture => self.begin_or_end(hand),
+            Op::Empty => {
+                let _no_untold = self.untold.read();
+                allocator.empty_cache().expect("it works");
+            }
+            Op::Events => allocator.process_events().expect("it works"),
+            Op::Look => {
+                let s = allocator.statistics();
+                assert!(s.allocated_bytes.all.current <= s.allocated_bytes.all.peak);
+                assert!(s.active_bytes.all.current <= s.active_bytes.all.peak);
+                allocator.layout();
+            }
+        }
+    }
+
+    fn take(&self, hand: &mut Hand, bytes: u64, stream: usize, private: bool) {
+        let of_graph = hand.scope.is_some() && stream.is_multiple_of(2);
+        let stream = if of_graph { hand.stream } else { self.streams[stream % self.streams.len()] };
+        let request = Request::new(bytes, stream);
+        let block = match private && !of_graph {
+            true => self.bed.allocator.allocate_in(self.pool, request),
+            false => self.bed.allocator.allocate(request),
+        };
+        let block = block.expect("there is room");
+        let (start, end) = (block.address(), block.address() + bytes);
+        if !of_graph {
+            let mut shadow = self.shadow.lock();
+            let before = shadow.range(..end).next_back();
+            assert!(before.is_none_or(|(_, e)| *e <= start), "{start:#x} is in two hands");
+            shadow.insert(start, end);
+        }
+        hand.taken += 1;
+        let seed = start ^ hand.taken;
+        self.bed.machine.write(start, bytes, seed, stream).expect("it works");
+        self.bag.lock().push(Held { block, stream, seed, of_graph });
+    }
+
+    fn pick(&self, at: usize) -> Option<Held> {
+        let mut bag = self.bag.lock();
+        let count = bag.len();
+        (count > 0).then(|| bag.swap_remove(at % count))
+    }
+
+    fn give(&self, held: Held) {
+        let Held { block, stream, seed, of_graph } = held;
+        self.bed
+            .machine
+            .verify(block.address(), block.size_bytes(), seed, stream)
+            .expect("it works");
+        if !of_graph {
+            self.shadow.lock().remove(&block.address()).expect("it was taken");
+        }
+        if let Err(refused) = self.bed.allocator.free(block) {
+            let again = matches!(refused.reason, HandleError::Stale { .. });
+            assert!(of_graph && again, "{refused:?}");
+        }
+    }
+
+    fn begin_or_end(&self, hand: &mut Hand) {
+        let driver = self.bed.machine.driver();
+        let Some(graphs) = driver.capture() else { return };
+        let _untold = self.untold.write();
+        match hand.scope.take() {
+            None => {
+                let (id, pool) =
+                    (graphs.begin(hand.stream).expect("it works"), PoolId::next_capture());
+                self.bed.allocator.open_scope(pool, ScopeFilter::Capture(id)).expect("it works");
+                hand.scope = Some(pool);
+            }
+            Some(pool) => {
+                graphs.end(hand.stream).expect("it works");
+                self.bed.allocator.close_scope(pool).expect("it works");
+                self.bed.allocator.release_pool(pool).expect("it works");
+            }
+        }
+    }
+
+    fn thread(&self, ops: &[Op]) -> (u64, StreamId) {
+        let stream = self.bed.machine.driver().create_stream().expect("it works");
+        let mut hand = Hand { stream, scope: None, taken: 0 };
+        ops.iter().for_each(|op| self.step(&mut hand, op));
+        if hand.scope.is_some() {
+            self.begin_or_end(&mut hand);
+        }
+        (hand.taken, hand.stream)
+    }
+
+    /// Everybody has gone: what is held is what is counted.
+    fn finish(self, taken: u64, made: &[StreamId]) {
+        let (of_graphs, rest): (Vec<_>, Vec<_>) =
+            self.bag.lock().drain(..).partition(|held| held.of_graph);
+        of_graphs.into_iter().for_each(|held| self.give(held));
+        self.bed.allocator.process_events().expect("it works");
+        let s = self.bed.allocator.statistics();
+        let bytes: u64 = rest.iter().map(|held| held.block.size_bytes()).sum();
+        assert_eq!(s.allocation.all.current.unsigned_abs(), rest.len() as u64);
+        assert_eq!(s.allocated_bytes.all.current.unsigned_abs(), bytes);
+        assert_eq!(s.active_bytes.all.current.unsigned_abs(), bytes, "nothing waits");
+        rest.into_iter().for_each(|held| self.give(held));
+        let s = self.bed.allocator.statistics().allocation.all;
+        assert_eq!((s.current, s.allocated, s.freed), (0, s.freed, s.allocated));
+        assert_eq!(s.allocated.unsigned_abs(), taken);
+        // All that was charged has come back, or this would not fit.
+        self.bed.allocator.set_limit_bytes(Some(MIB));
+        let last = self.bed.take(MIB, StreamId::DEFAULT);
+        self.bed.give(last);
+        let Bed { allocator, machine } = self.bed;
+        drop(allocator);
+        let ours = self.streams.iter().filter(|stream| **stream != StreamId::DEFAULT);
+        ours.chain(made)
+            .for_each(|stream| machine.driver().destroy_stream(*stream).expect("it works"));
+        assert!(machine.held().is_nothing(), "{:?}", machine.held());
+        assert_eq!(machine.used_bytes(), 0);
+    }
+}
+
+fn history<M: Machine + Sync>(machine: M, ops: &[Vec<Op>; THREADS]) {
+    let run = Run::new(machine);
+    let ends: Vec<_> = std::thread::scope(|threads| {
+        let all: Vec<_> = ops.iter().map(|ops| threads.spawn(|| run.thread(ops))).collect();
+        all.into_iter().map(|thread| thread.join().expect("no check failed")).collect()
+    });
+    let made: Vec<_> = ends.iter().map(|(_, stream)| *stream).collect();
+    run.finish(ends.iter().map(|(taken, _)| taken).sum(), &made);
+}
+
+fn check(tests: u64, property: fn(Vec<Op>, Vec<Op>, Vec<Op>) -> bool) {
+    let times = std::env::var("SHADOW_RUNS").ok().and_then(|n| n.parse().ok());
+    QuickCheck::new().tests(tests * times.unwrap_or(1)).rng(Gen::new(120)).quickcheck(property);
+}
+
+#[test]
+fn histories_of_three_threads_keep_the_account_on_the_simulated_device() {
+    check(60, |a, b, c| {
+        history(SimMachine::new(2048 * MIB), &[a, b, c]);
+        true
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn histories_of_three_threads_keep_the_bytes_on_the_host() {
+    check(30, |a, b, c| {
+        history(HostMachine::new(1024 * MIB), &[a, b, c]);
+        true
+    });
+}
