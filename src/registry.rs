@@ -17,8 +17,9 @@ use crate::allocator::DeviceAllocator;
 use crate::cache::EngineOptions;
 use crate::config::{Config, KeyTable, Settings, UserKey};
 use crate::driver::Driver;
+use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::error::DriverError;
-use crate::strategies::{ExpandableAllocator, NativeAllocator, Strategy};
+use crate::strategies::{ExpandableAllocator, NativeAllocator, PluggableAllocator, Strategy};
 
 /// Why a constructor made nothing: any error that can say so.
 pub type ConstructError = Box<dyn Error + Send + Sync>;
@@ -28,11 +29,13 @@ pub type Constructed = Result<Box<dyn DeviceAllocator>, ConstructError>;
 pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync>;
 
 /// The built-in names, with what to say about each.
-pub const BUILT_IN: [(&str, &str); 1] =
-    [("native", "fixed segments cached per stream; PyTorch's decisions")];
+pub const BUILT_IN: [(&str, &str); 2] = [
+    ("native", "fixed segments cached per stream; PyTorch's decisions"),
+    ("pluggable", "your own functions, from a shared library written for PyTorch"),
+];
 
 /// Names that are known and come with a later version.
-const PLANNED: [&str; 3] = ["cudaMallocAsync", "cpu", "pluggable"];
+const PLANNED: [&str; 2] = ["cudaMallocAsync", "cpu"];
 
 /// A registered name can be at most this long.
 const NAME_MAX_BYTES: usize = 64;
@@ -94,6 +97,17 @@ pub enum BuildError {
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// A key that the strategy needs is missing.
+    #[error("backend:{backend} needs the key {key}")]
+    MissingKey {
+        /// The strategy.
+        backend: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// The library of `backend:pluggable` cannot be used.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
     /// A registered constructor failed.
     #[error("backend:{name} was not built: {source}")]
     Refused {
@@ -253,6 +267,22 @@ pub fn register(
     Registration::new(name, constructor).register()
 }
 
+/// Adds a user-defined allocator made of closures, with everything that
+/// [`PluggableAllocator`] gives them.
+///
+/// # Errors
+///
+/// [`RegisterError`]; nothing has changed then.
+pub fn register_callbacks(name: &str, callbacks: Callbacks) -> Result<(), RegisterError> {
+    let own_name = name.to_owned();
+    let make = move |driver: Arc<dyn Driver>, settings: &Settings| -> Constructed {
+        let count = device_count(&*driver);
+        let callbacks = callbacks.clone();
+        Ok(Box::new(PluggableAllocator::new(&own_name, driver, callbacks, settings, count)))
+    };
+    Registration::new(name, make).about("closures registered by the user").register()
+}
+
 /// Every key that a configuration may say now: the built-in ones and those of registered strategies.
 #[must_use]
 pub fn key_table() -> KeyTable {
@@ -309,6 +339,9 @@ pub fn build(
         }
         return Ok(NativeAllocator::new(driver, &options)?.into());
     }
+    if name == "pluggable" {
+        return Ok(Box::new(build_pluggable(driver, settings)?).into());
+    }
     if PLANNED.contains(&name) {
         return Err(BuildError::NotAvailable { what: format!("backend:{name}") });
     }
@@ -322,4 +355,58 @@ pub fn build(
             Err(source) => BuildError::Refused { name: name.to_owned(), source },
         }),
     }
+}
+
+fn build_pluggable(
+    driver: Arc<dyn Driver>,
+    settings: &Settings,
+) -> Result<PluggableAllocator, BuildError> {
+    let own = &settings.pluggable;
+    let required = |value: &Option<String>, key: &'static str| {
+        let backend = settings.backend.clone();
+        value.clone().ok_or(BuildError::MissingKey { backend, key })
+    };
+    let library = required(&own.library, "library")?;
+    let (alloc, free) = (required(&own.alloc_fn, "alloc_fn")?, required(&own.free_fn, "free_fn")?);
+    let callbacks = load(&LibraryFunctions {
+        library: library.into(),
+        alloc,
+        free,
+        init: own.init_fn.clone(),
+        reset: own.reset_fn.clone(),
+        memory_fraction: own.memory_fraction_fn.clone(),
+        base_alloc: own.base_alloc_fn.clone(),
+        record_stream: own.record_stream_fn.clone(),
+        begin_allocate_to_pool: own.begin_allocate_to_pool_fn.clone(),
+        end_allocate_to_pool: own.end_allocate_to_pool_fn.clone(),
+        release_pool: own.release_pool_fn.clone(),
+    })?;
+    let count = device_count(&*driver);
+    Ok(PluggableAllocator::new("pluggable", driver, callbacks, settings, count))
+}
+
+#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
+fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
+    Ok(crate::driver::plugin::load(functions)?)
+}
+
+#[cfg(not(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64")))]
+fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
+    let what = format!(
+        "backend:pluggable with library {} (it needs 64-bit Linux and the feature pluggable)",
+        functions.library.display()
+    );
+    Err(BuildError::NotAvailable { what })
+}
+
+/// How many devices of its kind there are: for users' functions that want to know.
+fn device_count(driver: &dyn Driver) -> u32 {
+    let info = driver.info();
+    #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
+    if info.driver == "cuda"
+        && let Ok(count) = crate::driver::Cuda::count()
+    {
+        return count;
+    }
+    info.device.0 + 1
 }

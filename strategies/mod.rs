@@ -4,12 +4,14 @@
 //! |---|---|---|---|
 //! | `native` | `native.rs` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
 //! | `native` with `expandable_segments:True` | `expandable.rs` | one growing range per stream and kind | sizes vary, or memory is short |
+//! | `pluggable` | `pluggable/` | your own functions, from a shared library or as closures | to bring an allocator that was written for PyTorch |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
 //! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box.
 
 mod expandable;
 mod native;
+mod pluggable;
 
 use enum_dispatch::enum_dispatch;
 
@@ -21,6 +23,7 @@ use crate::error::{AllocError, FreeError};
 
 pub use expandable::ExpandableAllocator;
 pub use native::NativeAllocator;
+pub use pluggable::PluggableAllocator;
 
 /// An allocator chosen at run time.
 #[enum_dispatch(DeviceAllocator)]
@@ -30,6 +33,8 @@ pub enum Strategy {
     Native(NativeAllocator),
     /// `backend:native,expandable_segments:True`.
     Expandable(ExpandableAllocator),
+    /// `backend:pluggable`.
+    Pluggable(Box<PluggableAllocator>),
     /// Registered by a user.
     User(Box<dyn DeviceAllocator>),
 }
@@ -58,7 +63,7 @@ impl Strategy {
         match self {
             Self::Native(native) => Some(native.engine()),
             Self::Expandable(expandable) => Some(expandable.engine()),
-            Self::User(_) => None,
+            Self::Pluggable(_) | Self::User(_) => None,
         }
     }
 }

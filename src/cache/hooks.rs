@@ -36,7 +36,7 @@ impl Drop for Inside {
     }
 }
 
-pub(super) struct Hooks {
+pub(crate) struct Hooks {
     owner: OwnerId,
     callbacks: RwLock<Vec<FreeMemoryCallback>>,
     observers: RwLock<Vec<OomObserver>>,
@@ -44,20 +44,20 @@ pub(super) struct Hooks {
 
 impl Hooks {
     /// No hooks yet, of the allocator with this number.
-    pub(super) fn new(owner: OwnerId) -> Self {
+    pub(crate) fn new(owner: OwnerId) -> Self {
         Self { owner, callbacks: RwLock::default(), observers: RwLock::default() }
     }
 
-    pub(super) fn add_callback(&self, callback: FreeMemoryCallback) {
+    pub(crate) fn add_callback(&self, callback: FreeMemoryCallback) {
         self.callbacks.write().push(callback);
     }
 
-    pub(super) fn add_observer(&self, observer: OomObserver) {
+    pub(crate) fn add_observer(&self, observer: OomObserver) {
         self.observers.write().push(observer);
     }
 
     /// Asks every callback to free something; true when one did.
-    pub(super) fn free_some_memory(&self) -> bool {
+    pub(crate) fn free_some_memory(&self) -> bool {
         if self.callbacks.read().is_empty() {
             return false;
         }
@@ -73,7 +73,7 @@ impl Hooks {
     }
 
     /// Shows the report to every observer.
-    pub(super) fn tell_out_of_memory(&self, report: &OutOfMemory) {
+    pub(crate) fn tell_out_of_memory(&self, report: &OutOfMemory) {
         let observers = self.observers.read().clone();
         let Some(_inside) = Inside::enter(self.owner) else {
             return;

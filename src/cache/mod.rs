@@ -35,4 +35,5 @@ mod sharing;
 mod statistics;
 
 pub use engine::{Engine, EngineOptions};
+pub(crate) use hooks::Hooks;
 pub use inspect::Foresight;

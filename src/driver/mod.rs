@@ -23,6 +23,7 @@ mod forward;
 mod held;
 #[cfg(target_os = "linux")]
 pub mod host;
+pub mod plugin;
 mod recorded;
 pub mod sim;
 

@@ -119,17 +119,22 @@ pub(crate) fn heap_is_pure(file: &Source) -> Vec<String> {
     words(file, &["driver", "Driver", "Mutex", "RwLock", "parking_lot", "Atomic", "unsafe", "Arc"])
 }
 
-/// No strategy names another's file or the list of all.
+/// No strategy names another's file or the list of all. A strategy of several files has a folder,
+/// whose files may name each other.
 pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     if file.path == "strategies/mod.rs" {
         return Vec::new();
+    }
+    let inside = file.path.matches('/').count() > 1 && !file.path.ends_with("/mod.rs");
+    if inside {
+        return words(file, &["super::super", "crate::strategies", "crate::registry"]);
     }
     words(file, &["super", "crate::strategies", "crate::registry"])
 }
 
 /// `unsafe` needs a home where somebody expects it.
 pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
-    let home = ["src/driver/cuda", "src/driver/host", "src/sync", "src/ffi"];
+    let home = ["src/driver/cuda", "src/driver/host", "src/driver/plugin", "src/sync", "src/ffi"];
     let at_home = |home: &str| {
         let rest = file.path.strip_prefix(home);
         rest.is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
@@ -199,6 +204,9 @@ fn a_strategy_that_leans_on_another_is_seen() {
     assert_eq!(sees("strategies/a.rs", "use crate::strategies::NativeAllocator;"), 1);
     assert_eq!(sees("strategies/a.rs", "use crate::cache::Engine;"), 0);
     assert_eq!(sees("strategies/mod.rs", "use super::x;"), 0);
+    assert_eq!(sees("strategies/a/mod.rs", "use super::native::NativeAllocator;"), 1);
+    assert_eq!(sees("strategies/a/b.rs", "use super::c::C;"), 0);
+    assert_eq!(sees("strategies/a/b.rs", "use super::super::native::NativeAllocator;"), 1);
 }
 
 #[test]
