@@ -184,8 +184,7 @@ impl Caching for PluggableAllocator {
 
 impl Counters for PluggableAllocator {
     fn statistics(&self) -> Statistics {
-        let mut statistics = Statistics::default();
-        self.table.add_to(&mut statistics);
+        let mut statistics = self.table.statistics();
         statistics.num_alloc_retries = self.retries.load(Ordering::Relaxed);
         statistics.num_ooms = self.ooms.load(Ordering::Relaxed);
         statistics.num_sync_all_streams = self.syncs.load(Ordering::Relaxed);

@@ -12,7 +12,6 @@ use crate::error::{AllocError, DriverError, OutOfMemory};
 use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
-use crate::stats::Statistics;
 
 impl PluggableAllocator {
     #[cold]
@@ -70,8 +69,7 @@ impl PluggableAllocator {
 
     fn report(&self, pool: PoolId, request: Request, refusal: Refusal) -> OutOfMemory {
         let info = self.driver.memory_info().ok();
-        let mut statistics = Statistics::default();
-        self.table.add_to(&mut statistics);
+        let statistics = self.table.statistics();
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         let idle = |kind: PoolKind| {
             let (held, active) = match kind {

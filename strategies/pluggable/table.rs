@@ -1,30 +1,22 @@
 //! What was handed out: address to size, stream and pool, and the counters.
 //!
-//! Sharded by address, so that threads wait for each other only when their addresses fall into one
-//! shard. Counters live in the shards too and have exact peaks by the same means as the engine's
-//! ([`stats`](crate::stats)): one set for blocks, one for what is held from the user's functions.
-//! Calls no function of a user and no driver; the lock of a shard is the last that anybody takes.
+//! Sharded by address, so that threads seldom meet. The counters stand together under one lock, which is
+//! held for a few additions: shared like the engine's, they would wander from shard to shard with the
+//! addresses, and cost ten times as much. Calls no function of a user and no driver. Lock order: a
+//! shard, then the counters; nobody takes another lock under these.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use crate::allocator::{SegmentAllocator, Token};
-use crate::heap::{BlockId, Completed, HandOut, Slot, SplitChange};
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
-use crate::stats::{
-    ALL, Accumulated, Counter, HeapCounters, Heaps, Lane, Lanes, Ledger, PerPool, Statistics,
-};
+use crate::stats::{Counter, PerPool, Statistics};
 
 const SHARDS: usize = 64;
-/// The counters of blocks in callers' hands.
-const BLOCKS: usize = 0;
-/// The counters of what is held: the same and what is idle in private pools.
-const HELD: usize = 1;
 
 /// Which life of an address it is: an old handle is refused, not misread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,82 +59,32 @@ pub(super) struct Block {
     pub(super) source: Option<Arc<dyn SegmentAllocator>>,
 }
 
-impl Block {
-    fn kind(&self) -> PoolKind {
-        PoolKind::of(self.size_bytes)
-    }
-
-    fn handed(&self, address: u64) -> HandOut {
-        let id = BlockId { slot: Slot::NONE, generation: 0 };
-        HandOut { id, address, size_bytes: self.size_bytes, inactive: SplitChange::default() }
-    }
-
-    fn completed(&self, address: u64) -> Completed {
-        Completed {
-            address,
-            size_bytes: self.size_bytes,
-            requested_bytes: self.requested_bytes,
-            kind: self.kind(),
-            inactive: SplitChange::default(),
-        }
-    }
-}
-
 #[derive(Debug, Default)]
-pub(super) struct Shard {
+struct Shard {
     blocks: HashMap<u64, Block>,
-    counters: [HeapCounters; 2],
     next_mark: u64,
 }
 
+/// A shard, alone on its cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Cell {
-    state: Mutex<Shard>,
-    moved: [AtomicBool; 2],
-}
+struct Cell(Mutex<Shard>);
 
 #[derive(Debug)]
 pub(super) struct Table {
     cells: Box<[Cell]>,
-    ledgers: [Ledger; 2],
+    counters: Mutex<Statistics>,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self {
-            cells: (0..SHARDS).map(|_| Cell::default()).collect(),
-            ledgers: [Ledger::default(), Ledger::default()],
-        }
-    }
-}
-
-/// The shards as one of the ledgers sees them.
-struct View<'t> {
-    cells: &'t [Cell],
-    which: usize,
-}
-
-impl Heaps for View<'_> {
-    fn moved(&self, heap: usize) -> bool {
-        self.cells[heap].moved[self.which].load(Ordering::Relaxed)
-    }
-
-    fn try_visit(&self, heap: usize, visit: &mut dyn FnMut(&mut HeapCounters)) -> bool {
-        let cell = &self.cells[heap];
-        let Some(mut state) = cell.state.try_lock() else {
-            return false;
-        };
-        visit(&mut state.counters[self.which]);
-        cell.moved[self.which].store(false, Ordering::Relaxed);
-        true
+        Self { cells: (0..SHARDS).map(|_| Cell::default()).collect(), counters: Mutex::default() }
     }
 }
 
 /// A shard under its lock.
 pub(super) struct Locked<'t> {
-    table: &'t Table,
-    number: usize,
+    counters: &'t Mutex<Statistics>,
     shard: MutexGuard<'t, Shard>,
 }
 
@@ -152,53 +94,36 @@ impl Table {
         // Addresses are multiples of large powers of two: their low bits are equal.
         let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
         let number = usize::try_from(hash).unwrap_or(0) % SHARDS;
-        Locked { table: self, number, shard: self.cells[number].state.lock() }
+        Locked { counters: &self.counters, shard: self.cells[number].0.lock() }
     }
 
     /// Calls `visit` with every block there is, in no order.
     pub(super) fn each(&self, mut visit: impl FnMut(u64, &Block)) {
         for cell in &self.cells {
-            cell.state.lock().blocks.iter().for_each(|(address, block)| visit(*address, block));
+            cell.0.lock().blocks.iter().for_each(|(address, block)| visit(*address, block));
         }
     }
 
-    /// Adds the families that blocks have.
-    pub(super) fn add_to(&self, statistics: &mut Statistics) {
-        let mut fold = Fold::default();
-        for cell in &self.cells {
-            let shard = cell.state.lock();
-            fold.add(&shard.counters);
-            statistics.hits += shard.counters[BLOCKS].hits;
-            statistics.misses += shard.counters[BLOCKS].misses;
-        }
-        let peaks = [self.ledgers[BLOCKS].peaks(), self.ledgers[HELD].peaks()];
-        let family = |which: usize, lane| fold.family(which, lane, &peaks[which]);
-        statistics.allocation = family(BLOCKS, Lane::Allocation);
-        statistics.allocated_bytes = family(BLOCKS, Lane::AllocatedBytes);
-        statistics.active = family(BLOCKS, Lane::Active);
-        statistics.active_bytes = family(BLOCKS, Lane::ActiveBytes);
-        statistics.requested_bytes = family(BLOCKS, Lane::RequestedBytes);
-        statistics.segment = family(HELD, Lane::Allocation);
-        statistics.reserved_bytes = family(HELD, Lane::AllocatedBytes);
+    /// Every counter that blocks have.
+    pub(super) fn statistics(&self) -> Statistics {
+        let mut statistics = self.counters.lock().clone();
         statistics.num_device_alloc = statistics.segment.all.allocated;
         statistics.num_device_free = statistics.segment.all.freed;
         let idle = statistics.segment.all.current - statistics.active.all.current;
         statistics.free_blocks = u64::try_from(idle).unwrap_or(0);
+        statistics
     }
 
-    /// Sets every peak to its current value. Holds all shards for a moment.
+    /// Sets every peak to its current value.
     pub(super) fn reset_peaks(&self) {
-        let mut shards: Vec<_> = self.cells.iter().map(|cell| cell.state.lock()).collect();
-        for which in [BLOCKS, HELD] {
-            let counters = shards.iter_mut().map(|shard| &mut shard.counters[which]);
-            self.ledgers[which].reset_peaks(counters);
-        }
+        each_counter(&mut self.counters.lock(), |counter| counter.peak = counter.current);
     }
 
+    /// Sets what was summed up to zero.
     pub(super) fn reset_accumulated(&self) {
-        for cell in &self.cells {
-            cell.state.lock().counters.iter_mut().for_each(HeapCounters::reset_accumulated);
-        }
+        let mut counters = self.counters.lock();
+        each_counter(&mut counters, |counter| (counter.allocated, counter.freed) = (0, 0));
+        (counters.hits, counters.misses) = (0, 0);
     }
 }
 
@@ -232,9 +157,13 @@ impl Locked<'_> {
         }
         let mark = self.next_mark();
         block.mark = mark;
-        self.shard.counters[BLOCKS].misses += 1;
-        for which in [BLOCKS, HELD] {
-            self.count_out(which, address, &block);
+        {
+            let mut counters = self.counters.lock();
+            counters.misses += 1;
+            count_handed_out(&mut counters, &block);
+            let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+            increase(&mut counters.segment, kind, 1);
+            increase(&mut counters.reserved_bytes, kind, bytes);
         }
         self.shard.blocks.insert(address, block);
         Some(mark)
@@ -245,9 +174,9 @@ impl Locked<'_> {
         let mark = self.next_mark();
         let block = self.shard.blocks.get_mut(&address)?;
         (block.state, block.mark, block.requested_bytes) = (State::Live, mark, requested_bytes);
-        let block = block.clone();
-        self.shard.counters[BLOCKS].hits += 1;
-        self.count_out(BLOCKS, address, &block);
+        let mut counters = self.counters.lock();
+        counters.hits += 1;
+        count_handed_out(&mut counters, block);
         Some(mark)
     }
 
@@ -255,107 +184,97 @@ impl Locked<'_> {
     pub(super) fn drain(&mut self, address: u64) {
         let Some(block) = self.shard.blocks.get_mut(&address) else { return };
         block.state = State::Draining;
-        let (kind, size_bytes) = (block.kind(), block.size_bytes);
-        self.shard.counters[BLOCKS].given_back(kind, size_bytes, false);
-        self.mark_moved(BLOCKS);
+        count_given_back(&mut self.counters.lock(), block);
     }
 
     /// A live or draining block becomes idle.
     pub(super) fn keep(&mut self, address: u64) {
         let Some(block) = self.shard.blocks.get_mut(&address) else { return };
-        let was = std::mem::replace(&mut block.state, State::Idle);
+        count_free(&mut self.counters.lock(), block);
+        block.state = State::Idle;
         block.uses.clear();
-        let block = block.clone();
-        self.count_back(BLOCKS, was, address, &block);
     }
 
     /// Forgets a block, whatever its state.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
         let block = self.shard.blocks.remove(&address)?;
-        if block.state != State::Idle {
-            self.count_back(BLOCKS, block.state, address, &block);
-        }
-        self.count_back(HELD, State::Live, address, &block);
+        let mut counters = self.counters.lock();
+        count_free(&mut counters, &block);
+        decrease(&mut counters.segment, block.kind(), 1);
+        decrease(&mut counters.reserved_bytes, block.kind(), signed(block.size_bytes));
         Some(block)
     }
+}
 
-    fn mark_moved(&self, which: usize) {
-        self.table.cells[self.number].moved[which].store(true, Ordering::Relaxed);
-    }
-
-    fn count_out(&mut self, which: usize, address: u64, block: &Block) {
-        let handed = block.handed(address);
-        let counters = &mut self.shard.counters[which];
-        let requested_bytes = if which == HELD { 0 } else { block.requested_bytes };
-        if counters.handed_out(block.kind(), &handed, requested_bytes, false) {
-            self.raise(which);
-        }
-        self.mark_moved(which);
-    }
-
-    fn count_back(&mut self, which: usize, was: State, address: u64, block: &Block) {
-        let mut done = block.completed(address);
-        let counters = &mut self.shard.counters[which];
-        // What is held was asked for by nobody in particular.
-        if which == HELD {
-            done.requested_bytes = 0;
-        }
-        let passed = match was {
-            State::Draining => counters.drained(&done),
-            _ => counters.freed(&done, false),
-        };
-        if passed {
-            self.raise(which);
-        }
-        self.mark_moved(which);
-    }
-
-    fn raise(&mut self, which: usize) {
-        let view = View { cells: &self.table.cells, which };
-        let counters = &mut self.shard.counters[which];
-        self.table.ledgers[which].raise(self.number, counters, &view);
+impl Block {
+    fn kind(&self) -> PoolKind {
+        PoolKind::of(self.size_bytes)
     }
 }
 
-#[derive(Default)]
-struct Fold {
-    current: [[Lanes; 3]; 2],
-    sums: [[Accumulated; 2]; 2],
+fn count_handed_out(counters: &mut Statistics, block: &Block) {
+    let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+    increase(&mut counters.allocation, kind, 1);
+    increase(&mut counters.allocated_bytes, kind, bytes);
+    increase(&mut counters.active, kind, 1);
+    increase(&mut counters.active_bytes, kind, bytes);
+    increase(&mut counters.requested_bytes, kind, signed(block.requested_bytes));
 }
 
-impl Fold {
-    fn add(&mut self, counters: &[HeapCounters; 2]) {
-        for (which, own) in counters.iter().enumerate() {
-            for (class, sum) in self.current[which].iter_mut().enumerate() {
-                *sum = plus(*sum, own.current(class));
-            }
-            for kind in [PoolKind::Small, PoolKind::Large] {
-                let (own, sum) = (own.accumulated(kind), &mut self.sums[which][kind.index()]);
-                sum.allocated = plus(sum.allocated, own.allocated);
-                sum.freed = plus(sum.freed, own.freed);
-            }
-        }
-    }
+/// It is in no caller's hands any more.
+fn count_given_back(counters: &mut Statistics, block: &Block) {
+    decrease(&mut counters.allocation, block.kind(), 1);
+    decrease(&mut counters.allocated_bytes, block.kind(), signed(block.size_bytes));
+}
 
-    fn family(&self, which: usize, lane: Lane, peaks: &[Lanes; 3]) -> PerPool {
-        let (current, sums) = (&self.current[which], &self.sums[which]);
-        let of_kind = |kind: PoolKind| Counter {
-            current: current[kind.index()].of(lane),
-            peak: peaks[kind.index()].of(lane),
-            allocated: sums[kind.index()].allocated.of(lane),
-            freed: sums[kind.index()].freed.of(lane),
-        };
-        let (small, large) = (of_kind(PoolKind::Small), of_kind(PoolKind::Large));
-        let all = Counter {
-            current: current[ALL].of(lane),
-            peak: peaks[ALL].of(lane),
-            allocated: small.allocated + large.allocated,
-            freed: small.freed + large.freed,
-        };
-        PerPool { all, large, small }
+/// It is not in use any more.
+fn count_free(counters: &mut Statistics, block: &Block) {
+    if block.state == State::Idle {
+        return;
+    }
+    if block.state == State::Live {
+        count_given_back(counters, block);
+    }
+    let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+    decrease(&mut counters.active, kind, 1);
+    decrease(&mut counters.active_bytes, kind, bytes);
+    decrease(&mut counters.requested_bytes, kind, signed(block.requested_bytes));
+}
+
+fn of_kind(family: &mut PerPool, kind: PoolKind) -> &mut Counter {
+    match kind {
+        PoolKind::Small => &mut family.small,
+        PoolKind::Large => &mut family.large,
     }
 }
 
-fn plus(a: Lanes, b: Lanes) -> Lanes {
-    a.zip(b, |a, b| a + b)
+fn increase(family: &mut PerPool, kind: PoolKind, n: i64) {
+    family.all.increase(n);
+    of_kind(family, kind).increase(n);
+}
+
+fn decrease(family: &mut PerPool, kind: PoolKind, n: i64) {
+    family.all.decrease(n);
+    of_kind(family, kind).decrease(n);
+}
+
+fn each_counter(counters: &mut Statistics, change: impl Fn(&mut Counter)) {
+    for family in [
+        &mut counters.allocation,
+        &mut counters.allocated_bytes,
+        &mut counters.active,
+        &mut counters.active_bytes,
+        &mut counters.requested_bytes,
+        &mut counters.segment,
+        &mut counters.reserved_bytes,
+    ] {
+        change(&mut family.all);
+        change(&mut family.small);
+        change(&mut family.large);
+    }
+}
+
+#[expect(clippy::cast_possible_wrap, reason = "requests are at most 1 EiB")]
+fn signed(bytes: u64) -> i64 {
+    bytes as i64
 }

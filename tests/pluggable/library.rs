@@ -178,7 +178,7 @@ fn paths_with_commas_and_colons_are_quoted_and_told_back() {
 }
 
 /// The library for other languages has the symbols that PyTorch loads: it can be loaded here as well.
-#[cfg(feature = "ffi")]
+#[cfg(all(feature = "ffi", feature = "cli"))]
 #[test]
 fn our_own_library_can_be_loaded_as_pytorch_loads_it() {
     let program = std::env::current_exe().unwrap();
@@ -201,6 +201,7 @@ fn our_own_library_can_be_loaded_as_pytorch_loads_it() {
     assert_eq!(row["ooms"], 0);
 }
 
+#[cfg(feature = "cli")]
 #[test]
 fn the_command_line_compares_a_library_with_others() {
     let Some((library, _)) = compile("cc", "functions.c", "cli") else { return };
