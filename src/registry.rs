@@ -270,6 +270,29 @@ pub fn register(
 /// Adds a user-defined allocator made of closures, with everything that
 /// [`PluggableAllocator`] gives them.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use stratalloc::allocator::{DeviceAllocator, Request};
+/// use stratalloc::config::Config;
+/// use stratalloc::driver::{Sim, plugin::Callbacks, sim::SimOptions};
+/// use stratalloc::ids::StreamId;
+/// use stratalloc::registry::{self, BuildOptions};
+///
+/// let next = AtomicU64::new(0x1000);
+/// let allocate =
+///     move |bytes: u64, _, _| Some(next.fetch_add(bytes.next_multiple_of(512), Ordering::Relaxed));
+/// registry::register_callbacks("counting", Callbacks::new(allocate, |_, _, _, _| {}))?;
+///
+/// let config = Config::parse("backend:counting", &registry::key_table())?;
+/// let device = Arc::new(Sim::new(SimOptions::default()));
+/// let allocator = registry::build(&config, device, BuildOptions::default())?;
+/// let block = allocator.allocate(Request::new(1 << 20, StreamId::DEFAULT))?;
+/// allocator.free(block)?;
+/// assert_eq!(allocator.counters().unwrap().statistics().max_memory_allocated(), 1 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`RegisterError`]; nothing has changed then.

@@ -215,6 +215,8 @@ impl PluggableAllocator {
     ///
     /// The first [`DriverError`]; blocks whose events could not be waited for go on waiting.
     pub(super) fn drain(&self) -> Result<(), DriverError> {
+        // Blocks whose captures have ended get their events first; what fails here fails again below.
+        let _ = self.poll();
         let waiting: Vec<_> = {
             let entries = self.waiting.entries.lock();
             let events = entries.iter().filter_map(|entry| match &entry.until {

@@ -11,16 +11,18 @@ use std::path::{Path, PathBuf};
 
 use super::LibraryError;
 
+/// The machine's number and what is expected; a machine that is not listed leaves the number to the
+/// system's loader.
 #[cfg(target_arch = "x86_64")]
 const MACHINE: (u16, &str) = (62, "a 64-bit shared library for x86-64");
 #[cfg(target_arch = "aarch64")]
 const MACHINE: (u16, &str) = (183, "a 64-bit shared library for AArch64");
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("name this machine's ELF number here, or build without the feature pluggable");
+const MACHINE: (u16, &str) = (u16::MAX, "a 64-bit shared library for this machine");
 
 const MAGIC: &[u8] = b"\x7fELF";
 const CLASS_64: u8 = 2;
-const LITTLE_ENDIAN: u8 = 1;
+const BYTE_ORDER: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
 const TYPE_SHARED: u16 = 3;
 /// Up to and with the machine's number.
 const HEADER_BYTES: u64 = 20;
@@ -59,15 +61,15 @@ fn misfit(header: &[u8]) -> Option<String> {
     if (header.len() as u64) < HEADER_BYTES {
         return Some(format!("a file that ends after {} bytes", header.len()));
     }
-    let number = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    if header[5] != BYTE_ORDER {
+        return Some("one with the other order of bytes".to_owned());
+    }
+    let number = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let (kind, machine) = (number(16), number(18));
     if header[4] != CLASS_64 {
         return Some(format!("one of class {} for {}", header[4], machine_name(machine)));
     }
-    if header[5] != LITTLE_ENDIAN {
-        return Some("one with the other order of bytes".to_owned());
-    }
-    if machine != MACHINE.0 {
+    if machine != MACHINE.0 && MACHINE.0 != u16::MAX {
         return Some(format!("one for {}", machine_name(machine)));
     }
     let name = match kind {
@@ -101,28 +103,30 @@ fn machine_name(machine: u16) -> String {
 mod tests {
     use super::*;
 
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn header(class: u8, order: u8, kind: u16, machine: u16) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend([class, order, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(machine.to_le_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(machine.to_ne_bytes());
         bytes
     }
 
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     #[test]
     fn only_shared_libraries_of_this_machine_fit() {
         let (own, other) = (MACHINE.0, if MACHINE.0 == 62 { 183 } else { 62 });
-        assert_eq!(misfit(&header(2, 1, 3, own)), None);
+        assert_eq!(misfit(&header(2, BYTE_ORDER, 3, own)), None);
         for (bytes, word) in [
             (Vec::new(), "empty"),
             (b"#!/bin/sh\n".to_vec(), "#!/bin/s"),
             (b"\x7fELF\x02".to_vec(), "ends after 5 bytes"),
-            (header(1, 1, 3, 3), "class 1 for x86 (32 bits)"),
-            (header(2, 2, 3, own), "order of bytes"),
-            (header(2, 1, 3, other), if other == 62 { "x86-64" } else { "AArch64" }),
-            (header(2, 1, 3, 9999), "machine 9999"),
-            (header(2, 1, 1, own), "an object file"),
-            (header(2, 1, 77, own), "type 77"),
+            (header(1, BYTE_ORDER, 3, 3), "class 1 for x86 (32 bits)"),
+            (header(2, 3 - BYTE_ORDER, 3, own), "order of bytes"),
+            (header(2, BYTE_ORDER, 3, other), if other == 62 { "x86-64" } else { "AArch64" }),
+            (header(2, BYTE_ORDER, 3, 9999), "machine 9999"),
+            (header(2, BYTE_ORDER, 1, own), "an object file"),
+            (header(2, BYTE_ORDER, 77, own), "type 77"),
         ] {
             let found = misfit(&bytes).expect("it does not fit");
             assert!(found.contains(word), "{found} and not {word}");
