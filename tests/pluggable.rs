@@ -1,11 +1,13 @@
 //! User-defined allocators, three ways: a Rust type with keys of its own, closures, a shared library.
 //!
 //! `registered` has the registry and the keys, `closures` what the framework does around a user's
-//! functions, `pools` private pools over them, `library` loads compiled C and C++, `hostile` loads what
+//! functions, `pools` private pools over them, `histories` both at random, `library` loads compiled C and C++, `hostile` loads what
 //! cannot be loaded.
 
 #[path = "pluggable/closures.rs"]
 mod closures;
+#[path = "pluggable/histories.rs"]
+mod histories;
 #[cfg(all(feature = "pluggable", target_os = "linux"))]
 #[path = "pluggable/hostile.rs"]
 mod hostile;
