@@ -172,7 +172,8 @@ impl Locked<'_> {
     /// Hands an idle block out again.
     pub(super) fn revive(&mut self, address: u64, requested_bytes: u64) -> Option<Mark> {
         let mark = self.next_mark();
-        let block = self.shard.blocks.get_mut(&address)?;
+        let block = self.shard.blocks.get_mut(&address);
+        let block = block.filter(|block| block.state == State::Idle)?;
         (block.state, block.mark, block.requested_bytes) = (State::Live, mark, requested_bytes);
         let mut counters = self.counters.lock();
         counters.hits += 1;
