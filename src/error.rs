@@ -102,9 +102,37 @@ pub enum AllocError {
         /// The stream of the request.
         stream: StreamId,
     },
+    /// A user's own function answered with an address that cannot be handed out.
+    #[error("the user's function answered {requested_bytes} bytes with {address:#x}, {fault}")]
+    BadAddress {
+        /// What it answered.
+        address: u64,
+        /// What it was asked for.
+        requested_bytes: u64,
+        /// What is wrong with that.
+        fault: AddressFault,
+    },
     /// The driver failed in a way that is not about memory.
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+/// What is wrong with an address that a user's function answered with.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AddressFault {
+    /// It was answered before and not freed since. The function is not told.
+    #[error("where a block lives that it handed out before")]
+    Live,
+    /// It is no multiple of what kernels load at once. The function got it back.
+    #[error("which is no multiple of {alignment_bytes}")]
+    Misaligned {
+        /// What it must be a multiple of, in bytes.
+        alignment_bytes: u64,
+    },
+    /// The block would not end within 64 bits. The function got it back.
+    #[error("from where it would not end within 64 bits")]
+    PastTheEnd,
 }
 
 /// Why a private pool refused. Nothing has changed when one of these is returned, unless it says so.

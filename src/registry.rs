@@ -1,8 +1,13 @@
 //! From a configuration to an allocator: names and their constructors.
 //!
-//! Built-in names come first; users add theirs with [`register`]. What a strategy needs of the
-//! driver is checked here, before anything is built.
+//! Built-in names come first; users add theirs with [`register`] or, with keys of their own, with a
+//! [`Registration`]. What a strategy needs of the driver is checked here, before anything is built.
+//!
+//! A name is settled by its first use: once a configuration has named it to [`build`], nobody can
+//! register it any more, whether it was known then or not. So one name means one thing for as long as
+//! the process lives. Register before anything is built.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -10,13 +15,18 @@ use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
 use crate::cache::EngineOptions;
-use crate::config::{Config, Settings};
+use crate::config::{Config, KeyTable, Settings, UserKey};
 use crate::driver::Driver;
+use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::error::DriverError;
-use crate::strategies::{ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, Strategy};
+use crate::strategies::{
+    ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, PluggableAllocator, Strategy,
+};
 
+/// Why a constructor made nothing: any error that can say so.
+pub type ConstructError = Box<dyn Error + Send + Sync>;
 /// What a registered constructor makes.
-pub type Constructed = Result<Box<dyn DeviceAllocator>, DriverError>;
+pub type Constructed = Result<Box<dyn DeviceAllocator>, ConstructError>;
 /// Builds a user-defined allocator over a driver.
 pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync>;
 
@@ -24,12 +34,43 @@ pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + S
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("native", "fixed segments cached per stream; PyTorch's decisions"),
     ("cudaMallocAsync", "the driver's stream-ordered pools"),
+    ("pluggable", "your own functions, from a shared library written for PyTorch"),
 ];
 
 /// Names that are known and come with a later version.
-const PLANNED: [&str; 2] = ["cpu", "pluggable"];
+const PLANNED: [&str; 1] = ["cpu"];
 
-static REGISTERED: RwLock<Vec<(String, Constructor)>> = RwLock::new(Vec::new());
+/// A registered name can be at most this long.
+const NAME_MAX_BYTES: usize = 64;
+/// So many names that were asked for in vain are remembered; a program that asks for more registers none
+/// of them.
+const UNKNOWN_MAX: usize = 256;
+
+static NAMES: RwLock<Names> = RwLock::new(Names { registered: Vec::new(), unknown: Vec::new() });
+
+struct Names {
+    registered: Vec<Registered>,
+    /// Asked for before anybody registered them.
+    unknown: Vec<String>,
+}
+
+#[derive(Clone)]
+struct Registered {
+    name: String,
+    about: String,
+    constructor: Constructor,
+    keys: Vec<UserKey>,
+    used: bool,
+}
+
+/// One name that `backend:` can say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownBackend {
+    /// The name.
+    pub name: String,
+    /// What it is, in a line.
+    pub about: String,
+}
 
 /// How an allocator is built, apart from its configuration.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,21 +100,165 @@ pub enum BuildError {
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// A key that the strategy needs is missing.
+    #[error("backend:{backend} needs the key {key}")]
+    MissingKey {
+        /// The strategy.
+        backend: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// The library of `backend:pluggable` cannot be used.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// A registered constructor failed.
+    #[error("backend:{name} was not built: {source}")]
+    Refused {
+        /// The strategy.
+        name: String,
+        /// What its constructor said.
+        source: ConstructError,
+    },
 }
 
-/// A name that cannot be registered.
+/// A name or a key that cannot be registered.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RegisterError {
     /// Somebody has it.
     #[error("an allocator is already registered as {0}")]
     Taken(String),
+    /// Somebody has it, and an allocator was built by that name.
+    #[error("{0} is in use: an allocator by that name was built, and it cannot be exchanged")]
+    InUse(String),
+    /// A configuration named it when nobody had registered it.
+    #[error("backend:{0} was asked for before it was registered; register before the first use")]
+    TooLate(String),
     /// Letters, digits, `_` and `-`, beginning with a letter.
-    #[error("{0:?} is no name: expected letters, digits, _ and -, beginning with a letter")]
+    #[error(
+        "{0:?} is no name: expected at most 64 letters, digits, _ and -, beginning with a letter"
+    )]
     BadName(String),
+    /// A key without the strategy's prefix, or with other characters than a key may have.
+    #[error(
+        "{key:?} is no key of {name}: expected at most 64 small letters, digits and _, beginning \
+         with {prefix}"
+    )]
+    BadKey {
+        /// The strategy.
+        name: String,
+        /// The key.
+        key: String,
+        /// What its keys begin with.
+        prefix: String,
+    },
+    /// A key that has a meaning already.
+    #[error("the key {key} of {name} is known already")]
+    KeyTaken {
+        /// The strategy.
+        name: String,
+        /// The key.
+        key: String,
+    },
 }
 
-/// Adds a user-defined allocator under a name that `backend:` can then say.
+/// A user-defined allocator on its way into the registry.
+#[must_use = "nothing is registered before `register` is called"]
+pub struct Registration(Registered);
+
+impl Registration {
+    /// An allocator that `constructor` builds, to be registered as `name`. The constructor runs with no
+    /// lock held, each time a configuration names it; what it panics with reaches the caller of
+    /// [`build`].
+    pub fn new(
+        name: &str,
+        constructor: impl Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync + 'static,
+    ) -> Self {
+        Self(Registered {
+            name: name.to_owned(),
+            about: "registered by the user".to_owned(),
+            constructor: Arc::new(constructor),
+            keys: Vec::new(),
+            used: false,
+        })
+    }
+
+    /// What it is, in a line, for those who list what there is.
+    pub fn about(mut self, about: &str) -> Self {
+        self.0.about = about.to_owned();
+        self
+    }
+
+    /// Adds a key of its own. Its name begins with the strategy's name (`-` is written `_`) and `_`.
+    pub fn key(mut self, key: UserKey) -> Self {
+        self.0.keys.push(key.owned_by(&self.0.name));
+        self
+    }
+
+    /// Makes the name and the keys known. Configurations are parsed with [`key_table`], so those that
+    /// were parsed before know nothing of the keys.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`]; nothing has changed then.
+    pub fn register(self) -> Result<(), RegisterError> {
+        let own = self.0;
+        let legal = own.name.starts_with(|c: char| c.is_ascii_alphabetic())
+            && own.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+            && own.name.len() <= NAME_MAX_BYTES;
+        if !legal {
+            return Err(RegisterError::BadName(own.name));
+        }
+        let mut names = NAMES.write();
+        if let Some(other) = names.registered.iter().find(|other| other.name == own.name) {
+            let error = if other.used { RegisterError::InUse } else { RegisterError::Taken };
+            return Err(error(own.name));
+        }
+        let also_known_as = |name: &str| name == "hipMallocAsync";
+        let known = BUILT_IN.iter().map(|(name, _)| *name).chain(PLANNED).any(|n| n == own.name);
+        if known || also_known_as(&own.name) {
+            return Err(RegisterError::Taken(own.name));
+        }
+        if names.unknown.contains(&own.name) {
+            return Err(RegisterError::TooLate(own.name));
+        }
+        check_keys(&own, &names)?;
+        names.registered.push(own);
+        Ok(())
+    }
+}
+
+fn check_keys(own: &Registered, names: &Names) -> Result<(), RegisterError> {
+    let name = &own.name;
+    let prefix = format!("{}_", name.replace('-', "_").to_ascii_lowercase());
+    let mut table = names.key_table();
+    for key in &own.keys {
+        let text = key.name();
+        let part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let legal = text.strip_prefix(&prefix).is_some_and(|rest| !rest.is_empty())
+            && text.chars().all(part)
+            && text.len() <= NAME_MAX_BYTES;
+        if !legal {
+            let (name, key) = (name.clone(), text.to_owned());
+            return Err(RegisterError::BadKey { name, key, prefix });
+        }
+        if table.knows(text) {
+            return Err(RegisterError::KeyTaken { name: name.clone(), key: text.to_owned() });
+        }
+        table = table.with(key.clone());
+    }
+    Ok(())
+}
+
+impl Names {
+    fn key_table(&self) -> KeyTable {
+        let keys = self.registered.iter().flat_map(|registered| &registered.keys);
+        keys.fold(KeyTable::default(), |table, key| table.with(key.clone()))
+    }
+}
+
+/// Adds a user-defined allocator under a name that `backend:` can then say. [`Registration`] does the
+/// same for one with keys of its own.
 ///
 /// # Errors
 ///
@@ -82,27 +267,82 @@ pub fn register(
     name: &str,
     constructor: impl Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync + 'static,
 ) -> Result<(), RegisterError> {
-    let legal = name.starts_with(|c: char| c.is_ascii_alphabetic())
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-    if !legal {
-        return Err(RegisterError::BadName(name.to_owned()));
-    }
-    let mut registered = REGISTERED.write();
-    let taken = BUILT_IN.iter().map(|(name, _)| *name).chain(PLANNED).any(|n| n == name)
-        || registered.iter().any(|(n, _)| n == name);
-    if taken {
-        return Err(RegisterError::Taken(name.to_owned()));
-    }
-    registered.push((name.to_owned(), Arc::new(constructor)));
-    Ok(())
+    Registration::new(name, constructor).register()
+}
+
+/// Adds a user-defined allocator made of closures, with everything that
+/// [`PluggableAllocator`] gives them.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use stratalloc::allocator::{DeviceAllocator, Request};
+/// use stratalloc::config::Config;
+/// use stratalloc::driver::{Sim, plugin::Callbacks, sim::SimOptions};
+/// use stratalloc::ids::StreamId;
+/// use stratalloc::registry::{self, BuildOptions};
+///
+/// let next = AtomicU64::new(0x1000);
+/// let allocate =
+///     move |bytes: u64, _, _| Some(next.fetch_add(bytes.next_multiple_of(512), Ordering::Relaxed));
+/// registry::register_callbacks("counting", Callbacks::new(allocate, |_, _, _, _| {}))?;
+///
+/// let config = Config::parse("backend:counting", &registry::key_table())?;
+/// let device = Arc::new(Sim::new(SimOptions::default()));
+/// let allocator = registry::build(&config, device, BuildOptions::default())?;
+/// let block = allocator.allocate(Request::new(1 << 20, StreamId::DEFAULT))?;
+/// allocator.free(block)?;
+/// assert_eq!(allocator.counters().unwrap().statistics().max_memory_allocated(), 1 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`RegisterError`]; nothing has changed then.
+pub fn register_callbacks(name: &str, callbacks: Callbacks) -> Result<(), RegisterError> {
+    let own_name = name.to_owned();
+    let make = move |driver: Arc<dyn Driver>, settings: &Settings| -> Constructed {
+        let count = device_count(&*driver);
+        let callbacks = callbacks.clone();
+        Ok(Box::new(PluggableAllocator::new(&own_name, driver, callbacks, settings, count)))
+    };
+    Registration::new(name, make).about("closures registered by the user").register()
+}
+
+/// Every key that a configuration may say now: the built-in ones and those of registered strategies.
+#[must_use]
+pub fn key_table() -> KeyTable {
+    NAMES.read().key_table()
+}
+
+/// Every name that `backend:` can say now, with what it is.
+#[must_use]
+pub fn backends() -> Vec<KnownBackend> {
+    let names = NAMES.read();
+    let users = names.registered.iter().map(|own| (own.name.as_str(), own.about.as_str()));
+    let all = BUILT_IN.iter().copied().chain(users);
+    all.map(|(name, about)| KnownBackend { name: name.to_owned(), about: about.to_owned() })
+        .collect()
 }
 
 /// Every name that `backend:` can say now.
 #[must_use]
 pub fn names() -> Vec<String> {
-    let registered = REGISTERED.read();
-    let users = registered.iter().map(|(name, _)| name.clone());
-    BUILT_IN.iter().map(|(name, _)| (*name).to_owned()).chain(users).collect()
+    backends().into_iter().map(|backend| backend.name).collect()
+}
+
+/// The constructor of a registered name, which is settled from now on.
+fn settle(name: &str) -> Option<Constructor> {
+    let mut names = NAMES.write();
+    if let Some(own) = names.registered.iter_mut().find(|own| own.name == name) {
+        own.used = true;
+        return Some(Arc::clone(&own.constructor));
+    }
+    let new = name.len() <= NAME_MAX_BYTES && !names.unknown.iter().any(|known| known == name);
+    if new && names.unknown.len() < UNKNOWN_MAX {
+        names.unknown.push(name.to_owned());
+    }
+    None
 }
 
 /// Builds the allocator that the configuration names.
@@ -128,13 +368,74 @@ pub fn build(
     if name == "cudaMallocAsync" {
         return Ok(Box::new(MallocAsyncAllocator::new(driver, settings)?).into());
     }
+    if name == "pluggable" {
+        return Ok(Box::new(build_pluggable(driver, settings)?).into());
+    }
     if PLANNED.contains(&name) {
         return Err(BuildError::NotAvailable { what: format!("backend:{name}") });
     }
-    let constructor =
-        REGISTERED.read().iter().find(|(n, _)| n == name).map(|(_, make)| Arc::clone(make));
-    match constructor {
-        Some(make) => Ok(make(driver, settings)?.into()),
-        None => Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() }),
+    let Some(make) = settle(name) else {
+        return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
+    };
+    match make(driver, settings) {
+        Ok(made) => Ok(made.into()),
+        Err(source) => Err(match source.downcast::<DriverError>() {
+            Ok(driver) => BuildError::Driver(*driver),
+            Err(source) => BuildError::Refused { name: name.to_owned(), source },
+        }),
     }
+}
+
+fn build_pluggable(
+    driver: Arc<dyn Driver>,
+    settings: &Settings,
+) -> Result<PluggableAllocator, BuildError> {
+    let own = &settings.pluggable;
+    let required = |value: &Option<String>, key: &'static str| {
+        let backend = settings.backend.clone();
+        value.clone().ok_or(BuildError::MissingKey { backend, key })
+    };
+    let library = required(&own.library, "library")?;
+    let (alloc, free) = (required(&own.alloc_fn, "alloc_fn")?, required(&own.free_fn, "free_fn")?);
+    let callbacks = load(&LibraryFunctions {
+        library: library.into(),
+        alloc,
+        free,
+        init: own.init_fn.clone(),
+        reset: own.reset_fn.clone(),
+        memory_fraction: own.memory_fraction_fn.clone(),
+        base_alloc: own.base_alloc_fn.clone(),
+        record_stream: own.record_stream_fn.clone(),
+        begin_allocate_to_pool: own.begin_allocate_to_pool_fn.clone(),
+        end_allocate_to_pool: own.end_allocate_to_pool_fn.clone(),
+        release_pool: own.release_pool_fn.clone(),
+    })?;
+    let count = device_count(&*driver);
+    Ok(PluggableAllocator::new("pluggable", driver, callbacks, settings, count))
+}
+
+#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
+fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
+    Ok(crate::driver::plugin::load(functions)?)
+}
+
+#[cfg(not(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64")))]
+fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
+    let what = format!(
+        "backend:pluggable with library {} (it needs 64-bit Linux and the feature pluggable)",
+        functions.library.display()
+    );
+    Err(BuildError::NotAvailable { what })
+}
+
+/// How many devices of its kind there are: for users' functions that want to know.
+fn device_count(driver: &dyn Driver) -> u32 {
+    let info = driver.info();
+    #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
+    if info.driver == "cuda"
+        && let Ok(count) = crate::driver::Cuda::count()
+    {
+        return count;
+    }
+    info.device.0 + 1
 }

@@ -5,6 +5,7 @@
 //! | `native` | `native.rs` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
 //! | `native` with `expandable_segments:True` | `expandable.rs` | one growing range per stream and kind | sizes vary, or memory is short |
 //! | `cudaMallocAsync` | `malloc_async/` | the driver's stream-ordered pools | memory is shared with other libraries that use those pools |
+//! | `pluggable` | `pluggable/` | your own functions, from a shared library or as closures | to bring an allocator that was written for PyTorch |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
 //! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box.
@@ -12,6 +13,7 @@
 mod expandable;
 mod malloc_async;
 mod native;
+mod pluggable;
 
 use enum_dispatch::enum_dispatch;
 
@@ -24,6 +26,7 @@ use crate::error::{AllocError, FreeError};
 pub use expandable::ExpandableAllocator;
 pub use malloc_async::{MallocAsyncAllocator, MallocAsyncNotes};
 pub use native::NativeAllocator;
+pub use pluggable::PluggableAllocator;
 
 /// An allocator chosen at run time.
 #[enum_dispatch(DeviceAllocator)]
@@ -35,6 +38,8 @@ pub enum Strategy {
     Expandable(ExpandableAllocator),
     /// `backend:cudaMallocAsync`.
     MallocAsync(Box<MallocAsyncAllocator>),
+    /// `backend:pluggable`.
+    Pluggable(Box<PluggableAllocator>),
     /// Registered by a user.
     User(Box<dyn DeviceAllocator>),
 }
@@ -63,7 +68,7 @@ impl Strategy {
         match self {
             Self::Native(native) => Some(native.engine()),
             Self::Expandable(expandable) => Some(expandable.engine()),
-            Self::MallocAsync(_) | Self::User(_) => None,
+            Self::MallocAsync(_) | Self::Pluggable(_) | Self::User(_) => None,
         }
     }
 }

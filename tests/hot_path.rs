@@ -10,15 +10,17 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::config::Config;
+use stratalloc::config::{Config, Settings};
+use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
-use stratalloc::ids::StreamId;
+use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{GIB, MIB, TIB};
-use stratalloc::strategies::Strategy;
+use stratalloc::strategies::{PluggableAllocator, Strategy};
 
 thread_local! {
     static TAKEN: Cell<u64> = const { Cell::new(0) };
@@ -300,4 +302,29 @@ fn blocks_that_other_streams_use_leave_nothing_behind() {
     assert_eq!(heap().1, warm, "bytes held after 2,000 rounds");
     let now = strategy.counters().expect("native counts").statistics();
     assert_eq!(now.active.all.current, 0);
+}
+
+#[test]
+fn a_users_own_functions_cost_nothing_from_the_heap_and_no_driver_call() {
+    let next = AtomicU64::new(1 << 40);
+    // A user who hands the same few addresses out again and again.
+    let allocate = move |_, _: DeviceId, _: StreamId| {
+        Some(next.fetch_add(1 << 30, Ordering::Relaxed) % (64 << 30) + (1 << 40))
+    };
+    let callbacks = Callbacks::new(allocate, |_, _, _, _| {});
+    let sim = Arc::new(Sim::new(SimOptions::default()));
+    let driver: Arc<dyn Driver> = Arc::<Sim>::clone(&sim);
+    let settings = Settings::default();
+    let own = PluggableAllocator::new("mine", driver, callbacks, &settings, 1);
+    let pairs = |count: usize| {
+        for _ in 0..count {
+            let block = own.allocate(Request::new(4096, StreamId::DEFAULT)).expect("it has some");
+            own.free(block).expect("it is live");
+        }
+    };
+    pairs(1000);
+    let (calls, before) = (sim.total_calls(), heap());
+    pairs(1000);
+    assert_eq!(heap(), before);
+    assert_eq!(sim.total_calls(), calls);
 }

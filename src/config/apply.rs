@@ -28,9 +28,12 @@ pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Resul
 fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), ConfigError> {
     let value = &entry.value;
     let key = match &entry.key {
-        Known::Extra(name) => {
-            settings.extra.retain(|(known, _)| known != name);
-            settings.extra.push(((*name).to_owned(), value.text.to_owned()));
+        Known::Extra(key) => {
+            if !key.accepts(value.text, value.is_list) {
+                return Err(ConfigError::new(key.name(), value.span, key.range()));
+            }
+            settings.extra.retain(|(known, _)| known != key.name());
+            settings.extra.push((key.name().to_owned(), value.text.to_owned()));
             return Ok(());
         }
         Known::BuiltIn(key) => key,
@@ -70,7 +73,10 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         }
         "malloc_async_own_pool" => settings.malloc_async_own_pool = read.flag()?,
         "compat" => settings.compat = read.compat()?,
-        _ => apply_pinned(settings, &read)?,
+        _ => match settings.pluggable.place(key.name) {
+            Some(place) => *place = Some(read.name_of_code()?),
+            None => apply_pinned(settings, &read)?,
+        },
     }
     Ok(())
 }
@@ -152,6 +158,22 @@ impl<'v, 't> Reader<'v, 't> {
             return Err(self.wrong(token.span));
         }
         Ok(if text == "hipMallocAsync" { "cudaMallocAsync" } else { text }.to_owned())
+    }
+
+    /// The path of a library, or the name of a function in one.
+    fn name_of_code(&self) -> Result<String, ConfigError> {
+        const NAME_MAX_BYTES: usize = 4096;
+        let token = self.word()?;
+        let text = token.text;
+        let symbol = |text: &str| {
+            let part = |c: char| c.is_ascii_alphanumeric() || "_$.".contains(c);
+            text.chars().all(part) && !text.starts_with(|c: char| c.is_ascii_digit())
+        };
+        let legal = !text.is_empty()
+            && text.len() < NAME_MAX_BYTES
+            && !text.contains('\0')
+            && (self.key == "library" || symbol(text));
+        if legal { Ok(text.to_owned()) } else { Err(self.wrong(token.span)) }
     }
 
     fn compat(&self) -> Result<Compat, ConfigError> {

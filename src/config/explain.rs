@@ -2,7 +2,7 @@
 
 use super::keys::{Acts, BUILT_IN, Key};
 use super::settings::{Compat, Reserve, Settings};
-use super::{Config, Origin};
+use super::{Config, KeyTable, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
 
 /// One line of an explanation.
@@ -19,9 +19,16 @@ pub struct ExplainRow {
 }
 
 impl Config {
-    /// Every key with its value.
+    /// Every built-in key with its value, and users' keys that the text says.
     #[must_use]
     pub fn explain(&self) -> Vec<ExplainRow> {
+        self.explain_with(&KeyTable::default())
+    }
+
+    /// Every key of the table with its value, what it means, and why it does nothing here if that is
+    /// so.
+    #[must_use]
+    pub fn explain_with(&self, table: &KeyTable) -> Vec<ExplainRow> {
         let settings = &self.settings;
         let built_in = BUILT_IN.iter().map(|key| ExplainRow {
             key: key.name.to_owned(),
@@ -29,13 +36,25 @@ impl Config {
             origin: self.origin(key.name),
             note: note(settings, key),
         });
-        let extra = settings.extra.iter().map(|(key, value)| ExplainRow {
+        let declared = table.extra().iter().map(|key| {
+            let value = settings.user_value(key.name());
+            let idle = value.and(key.owner()).filter(|owner| *owner != settings.backend);
+            let idle = idle.map(|owner| format!(" - not in effect as such: backend:{owner} only"));
+            ExplainRow {
+                key: key.name().to_owned(),
+                value: value.unwrap_or("unset").to_owned(),
+                origin: self.origin(key.name()),
+                note: format!("{}{}", key.meaning(), idle.unwrap_or_default()),
+            }
+        });
+        let undeclared = settings.extra.iter().filter(|(key, _)| !table.knows(key));
+        let undeclared = undeclared.map(|(key, value)| ExplainRow {
             key: key.clone(),
             value: value.clone(),
             origin: self.origin(key),
             note: "handed to the strategy that knows it".to_owned(),
         });
-        built_in.chain(extra).collect()
+        built_in.chain(declared).chain(undeclared).collect()
     }
 
     /// A string that says the same; what it does not mention has its default.
@@ -108,8 +127,18 @@ fn value_of(settings: &Settings, key: &str) -> String {
             Compat::Default => "default".to_owned(),
             Compat::PyTorch => "pytorch".to_owned(),
         },
-        other => unreachable!("every key of the table has a value: {other}"),
+        other => {
+            let mut pluggable = settings.pluggable.clone();
+            let place = pluggable.place(other).expect("every key of the table has a value");
+            place.as_deref().map_or_else(|| "unset".to_owned(), word)
+        }
     }
+}
+
+/// A word as the string has to say it; in quotes also where it could be taken for no value.
+fn word(text: &str) -> String {
+    let plain = !text.contains(|c: char| ",:[]".contains(c) || c.is_whitespace());
+    if plain && text != "unset" { text.to_owned() } else { format!("\"{text}\"") }
 }
 
 fn reserve(reserve: Reserve) -> String {
@@ -150,6 +179,7 @@ fn note(settings: &Settings, key: &Key) -> String {
         }
         Acts::Native if settings.backend != "native" => Some("the native backend only"),
         Acts::Expandable if settings.backend != "native" => Some("the native backend only"),
+        Acts::Pluggable if settings.backend != "pluggable" => Some("the pluggable backend only"),
         Acts::Expandable if !settings.expandable_segments => {
             Some("acts with expandable_segments:True only")
         }

@@ -3,6 +3,7 @@
 //! User-defined strategies add theirs; a table is passed to whoever parses.
 
 use super::error::{ConfigError, Span};
+use super::user::UserKey;
 
 /// Who acts on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,10 +16,10 @@ pub enum Acts {
     Expandable,
     /// `backend:cudaMallocAsync`.
     MallocAsync,
+    /// `backend:pluggable` only.
+    Pluggable,
     /// Nobody yet: parsed and checked.
     NotYet,
-    /// A user-defined strategy.
-    User,
 }
 
 /// One key.
@@ -42,6 +43,7 @@ const fn key(name: &'static str, range: &'static str, acts: Acts, meaning: &'sta
 
 const BOOL: &str = "True or False";
 const MIB: &str = "a whole number of MiB";
+const SYMBOL: &str = "a function's name";
 
 /// The built-in keys, in the order in which `explain` lists them.
 pub const BUILT_IN: &[Key] = &[
@@ -160,45 +162,67 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Native,
         "whose decisions where PyTorch's are defects",
     ),
+    key("library", "a file's path", Acts::Pluggable, "shared library with the functions below"),
+    key("alloc_fn", SYMBOL, Acts::Pluggable, "its function that allocates"),
+    key("free_fn", SYMBOL, Acts::Pluggable, "its function that frees"),
+    key("init_fn", SYMBOL, Acts::Pluggable, "called once, with the number of devices"),
+    key("reset_fn", SYMBOL, Acts::Pluggable, "called when the cache is emptied"),
+    key("memory_fraction_fn", SYMBOL, Acts::Pluggable, "told of the memory fraction"),
+    key("base_alloc_fn", SYMBOL, Acts::Pluggable, "says what a block was cut from"),
+    key("record_stream_fn", SYMBOL, Acts::Pluggable, "told of other streams, and waits for them"),
+    key("begin_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "routes requests to a private pool"),
+    key("end_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "ends that routing"),
+    key("release_pool_fn", SYMBOL, Acts::Pluggable, "told that a private pool has lost its users"),
 ];
 
-/// The keys that are known: the built-in ones and a user's.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The keys that are known: the built-in ones and those of user-defined strategies.
+#[derive(Clone, Debug, Default)]
 pub struct KeyTable {
-    extra: Vec<String>,
+    extra: Vec<UserKey>,
 }
 
 /// What a name in the text stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Known<'t> {
     BuiltIn(&'static Key),
-    Extra(&'t str),
+    Extra(&'t UserKey),
 }
 
 impl Known<'_> {
     pub(super) fn name(&self) -> &str {
         match self {
             Self::BuiltIn(key) => key.name,
-            Self::Extra(name) => name,
+            Self::Extra(key) => key.name(),
         }
     }
 }
 
 impl KeyTable {
-    /// Adds a key of a user-defined strategy. Its value is handed on as text.
+    /// Adds a key of a user-defined strategy that may say anything. Its value is handed on as text.
     #[must_use]
-    pub fn with_extra(mut self, name: impl Into<String>) -> Self {
-        let name = name.into();
-        if !self.extra.contains(&name) {
-            self.extra.push(name);
+    pub fn with_extra(self, name: impl Into<String>) -> Self {
+        self.with(UserKey::anything(name, "handed to the strategy that knows it"))
+    }
+
+    /// Adds a key of a user-defined strategy. A name that is known already keeps its first meaning.
+    #[must_use]
+    pub fn with(mut self, key: UserKey) -> Self {
+        if !self.knows(key.name()) {
+            self.extra.push(key);
         }
         self
     }
 
     /// The users' keys.
     #[must_use]
-    pub fn extra(&self) -> &[String] {
+    pub fn extra(&self) -> &[UserKey] {
         &self.extra
+    }
+
+    /// Whether a key or another name of a key is called this.
+    #[must_use]
+    pub fn knows(&self, name: &str) -> bool {
+        self.find(name, Span::default()).is_ok()
     }
 
     pub(super) fn find(&self, name: &str, span: Span) -> Result<Known<'_>, ConfigError> {
@@ -206,7 +230,7 @@ impl KeyTable {
         if let Some(key) = built_in {
             return Ok(Known::BuiltIn(key));
         }
-        if let Some(extra) = self.extra.iter().find(|extra| *extra == name) {
+        if let Some(extra) = self.extra.iter().find(|extra| extra.name() == name) {
             return Ok(Known::Extra(extra));
         }
         let mut error = ConfigError::new(name, span, "a known key");
@@ -220,7 +244,7 @@ impl KeyTable {
         let names = BUILT_IN
             .iter()
             .flat_map(|key| key.aliases.iter().chain([&key.name]).copied())
-            .chain(self.extra.iter().map(String::as_str));
+            .chain(self.extra.iter().map(UserKey::name));
         let (distance, nearest) =
             names.map(|known| (edits(&name, known), known)).min_by_key(|(d, _)| *d)?;
         (distance <= name.len().max(nearest.len()) / 3 + 1).then(|| nearest.to_owned())

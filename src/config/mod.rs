@@ -15,6 +15,7 @@ mod keys;
 mod parse;
 mod settings;
 mod token;
+mod user;
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,8 @@ pub use environment::{EnvironmentError, FromEnvironment, VARIABLES, from_environ
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
-pub use settings::{Compat, PinnedSettings, Reserve, Settings};
+pub use settings::{Compat, PinnedSettings, PluggableSettings, Reserve, Settings};
+pub use user::UserKey;
 
 /// Where a key's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

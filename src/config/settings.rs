@@ -50,6 +50,8 @@ pub struct Settings {
     pub pinned: PinnedSettings,
     /// `compat`: whose decisions are made where PyTorch's are defects.
     pub compat: Compat,
+    /// The keys of `backend:pluggable`.
+    pub pluggable: PluggableSettings,
     /// Keys that the table of known keys says belong to user-defined strategies, with their
     /// values, in the order given.
     pub extra: Vec<(String, String)>,
@@ -68,6 +70,13 @@ impl Settings {
         self.garbage_collection_threshold =
             self.garbage_collection_threshold.filter(|part| *part > 0.0 && *part < 1.0);
         self
+    }
+
+    /// What a user-defined key says, if the text says it. A key that is declared as a number or a
+    /// flag parses as one: whoever declared it has checked the value.
+    #[must_use]
+    pub fn user_value(&self, key: &str) -> Option<&str> {
+        self.extra.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 
     /// The slack in force for oversize requests.
@@ -97,6 +106,7 @@ impl Default for Settings {
             malloc_async_own_pool: false,
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
+            pluggable: PluggableSettings::default(),
             extra: Vec::new(),
         }
     }
@@ -119,6 +129,55 @@ pub enum Compat {
     Default,
     /// PyTorch's, to the letter.
     PyTorch,
+}
+
+/// What `backend:pluggable` loads: a library, and the names of functions in it.
+///
+/// Source of the set and of the signatures: PyTorch's `CUDAPluggableAllocator`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PluggableSettings {
+    /// `library`: the path of a shared library. Required.
+    pub library: Option<String>,
+    /// `alloc_fn`: `void *(size_t, int device, stream)`. Required.
+    pub alloc_fn: Option<String>,
+    /// `free_fn`: `void (void *, size_t, int device, stream)`. Required.
+    pub free_fn: Option<String>,
+    /// `init_fn`: `void (int device_count)`.
+    pub init_fn: Option<String>,
+    /// `reset_fn`: `void (void)`.
+    pub reset_fn: Option<String>,
+    /// `memory_fraction_fn`: `void (double, int device)`.
+    pub memory_fraction_fn: Option<String>,
+    /// `base_alloc_fn`: `void *(void *, size_t *)`.
+    pub base_alloc_fn: Option<String>,
+    /// `record_stream_fn`: `void (void *, stream)`.
+    pub record_stream_fn: Option<String>,
+    /// `begin_allocate_to_pool_fn`: `void (int device, pair of ids, filter)`.
+    pub begin_allocate_to_pool_fn: Option<String>,
+    /// `end_allocate_to_pool_fn`: `void (int device, pair of ids)`.
+    pub end_allocate_to_pool_fn: Option<String>,
+    /// `release_pool_fn`: `void (int device, pair of ids)`.
+    pub release_pool_fn: Option<String>,
+}
+
+impl PluggableSettings {
+    /// Where the value of a key is kept; `None` for keys of others.
+    pub(super) fn place(&mut self, key: &str) -> Option<&mut Option<String>> {
+        Some(match key {
+            "library" => &mut self.library,
+            "alloc_fn" => &mut self.alloc_fn,
+            "free_fn" => &mut self.free_fn,
+            "init_fn" => &mut self.init_fn,
+            "reset_fn" => &mut self.reset_fn,
+            "memory_fraction_fn" => &mut self.memory_fraction_fn,
+            "base_alloc_fn" => &mut self.base_alloc_fn,
+            "record_stream_fn" => &mut self.record_stream_fn,
+            "begin_allocate_to_pool_fn" => &mut self.begin_allocate_to_pool_fn,
+            "end_allocate_to_pool_fn" => &mut self.end_allocate_to_pool_fn,
+            "release_pool_fn" => &mut self.release_pool_fn,
+            _ => return None,
+        })
+    }
 }
 
 /// The `pinned_*` keys: parsed and in range, not yet acted on.

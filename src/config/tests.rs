@@ -218,12 +218,12 @@ fn the_last_of_repeated_keys_counts_and_is_warned_about() {
 
 #[test]
 fn users_keys_are_handed_on_as_text() {
-    let table = KeyTable::default().with_extra("layers").with_extra("library");
-    let text = "backend:mine,layers:[limit:8GiB,track],library:\"/a,b:c\"";
+    let table = KeyTable::default().with_extra("layers").with_extra("arena_file");
+    let text = "backend:mine,layers:[limit:8GiB,track],arena_file:\"/a,b:c\"";
     let config = Config::parse(text, &table).unwrap();
     let extra = &config.settings().extra;
     assert_eq!(extra[0], ("layers".to_owned(), "[limit:8GiB,track]".to_owned()));
-    assert_eq!(extra[1], ("library".to_owned(), "/a,b:c".to_owned()));
+    assert_eq!(extra[1], ("arena_file".to_owned(), "/a,b:c".to_owned()));
     let deep = format!("layers:{}", "[".repeat(100_000));
     assert!(Config::parse(&deep, &table).is_err());
 }

@@ -24,6 +24,7 @@ mod gated;
 mod held;
 #[cfg(target_os = "linux")]
 pub mod host;
+pub mod plugin;
 mod recorded;
 pub mod sim;
 

@@ -123,6 +123,7 @@ impl From<AllocError> for Failure {
             AllocError::Driver(driver) => of_driver(driver),
             AllocError::Pool(_) => Status::BadPool,
             AllocError::ZeroBytes | AllocError::NoBlockAt { .. } => Status::InvalidArgument,
+            AllocError::BadAddress { .. } => Status::Internal,
             AllocError::TooLarge { .. }
             | AllocError::OutOfMemory(_)
             | AllocError::TooManyStreams { .. } => Status::OutOfMemory,
@@ -173,7 +174,10 @@ impl From<BuildError> for Failure {
         let status = match &error {
             BuildError::Driver(driver) => of_driver(driver),
             BuildError::NotAvailable { .. } => Status::NotSupported,
-            BuildError::UnknownBackend { .. } => Status::BadConfiguration,
+            BuildError::UnknownBackend { .. }
+            | BuildError::MissingKey { .. }
+            | BuildError::Library(_)
+            | BuildError::Refused { .. } => Status::BadConfiguration,
         };
         Self::new(status, error)
     }

@@ -9,7 +9,7 @@ use super::guard::{Failure, bad_configuration};
 use crate::allocator::{
     Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Request, ScopeFilter,
 };
-use crate::config::{Config, KeyTable, from_environment};
+use crate::config::{Config, from_environment};
 use crate::driver::Driver;
 use crate::ids::{PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
@@ -27,7 +27,7 @@ pub(super) struct Instance {
 
 /// What the environment says.
 pub(super) fn environment() -> Result<Config, Failure> {
-    let found = from_environment(&KeyTable::default(), |name| std::env::var(name).ok())?;
+    let found = from_environment(&registry::key_table(), |name| std::env::var(name).ok())?;
     Ok(found.config)
 }
 
@@ -35,7 +35,7 @@ impl Instance {
     /// An allocator on a device. Without a text the environment decides.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         let config = match conf {
-            Some(text) => Config::parse(text, &KeyTable::default())
+            Some(text) => Config::parse(text, &registry::key_table())
                 .map_err(|error| bad_configuration(text, &error))?,
             None => environment()?,
         };
@@ -99,7 +99,7 @@ impl Instance {
     pub(super) fn set_conf(&self, text: &str) -> Result<(), Failure> {
         let mut config = self.config.lock();
         let next = config
-            .updated(text, &KeyTable::default())
+            .updated(text, &registry::key_table())
             .map_err(|error| bad_configuration(text, &error))?;
         self.caching()?.apply(&next)?;
         *config = next;

@@ -119,7 +119,8 @@ pub(crate) fn heap_is_pure(file: &Source) -> Vec<String> {
     words(file, &["driver", "Driver", "Mutex", "RwLock", "parking_lot", "Atomic", "unsafe", "Arc"])
 }
 
-/// No strategy names another's file or the list of all.
+/// No strategy names another's file or the list of all. A strategy of several files has a folder,
+/// whose files may name each other.
 pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     if file.path == "strategies/mod.rs" {
         return Vec::new();
@@ -132,7 +133,7 @@ pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
 
 /// `unsafe` needs a home where somebody expects it.
 pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
-    let home = ["src/driver/cuda", "src/driver/host", "src/sync", "src/ffi"];
+    let home = ["src/driver/cuda", "src/driver/host", "src/driver/plugin", "src/sync", "src/ffi"];
     let at_home = |home: &str| {
         let rest = file.path.strip_prefix(home);
         rest.is_some_and(|rest| rest.starts_with('/') || rest == ".rs")

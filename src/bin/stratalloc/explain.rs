@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
     let mut out = out();
     writeln!(out, "source: {source}")?;
     let rows: Vec<Vec<String>> = config
-        .explain()
+        .explain_with(&settings::keys())
         .into_iter()
         .map(|row| {
             let origin = match row.origin {

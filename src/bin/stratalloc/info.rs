@@ -44,13 +44,8 @@ pub(crate) fn run(_: &Info) -> Result<Outcome, Box<dyn Error>> {
         table(&mut out, &heading, &holders)?;
         writeln!(out)?;
     }
-    let rows: Vec<Vec<String>> = registry::names()
-        .into_iter()
-        .map(|name| {
-            let about = registry::BUILT_IN.iter().find(|(known, _)| *known == name);
-            vec![name, about.map_or("registered by the user", |(_, about)| about).to_owned()]
-        })
-        .collect();
+    let rows: Vec<Vec<String>> =
+        registry::backends().into_iter().map(|backend| vec![backend.name, backend.about]).collect();
     table(&mut out, &[("backend", Side::Left), ("what it is", Side::Left)], &rows)?;
     Ok(Outcome::Good)
 }

@@ -22,7 +22,7 @@ impl std::error::Error for BadConf {}
 
 /// The keys that are known here.
 pub(crate) fn keys() -> KeyTable {
-    KeyTable::default()
+    stratalloc::registry::key_table()
 }
 
 /// Parses one string.

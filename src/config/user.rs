@@ -1,0 +1,151 @@
+//! Keys of user-defined strategies: declared once, then parsed as strictly as the built-in ones.
+//!
+//! A key says its name, what it may say and what it does. The text keeps its value as it was
+//! written; a value that the declaration does not accept is a [`ConfigError`](super::ConfigError)
+//! with the place in the text. What a value means is the strategy's own business
+//! ([`Settings::user_value`](super::Settings::user_value)).
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// Whether a value is accepted, as it was written.
+type Check = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// One key of a user-defined strategy.
+#[derive(Clone)]
+pub struct UserKey {
+    name: String,
+    range: String,
+    meaning: String,
+    /// The strategy it belongs to, once it is registered.
+    owner: Option<String>,
+    accepts_lists: bool,
+    check: Check,
+}
+
+impl UserKey {
+    fn new(
+        name: impl Into<String>,
+        range: impl Into<String>,
+        meaning: impl Into<String>,
+        check: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            range: range.into(),
+            meaning: meaning.into(),
+            owner: None,
+            accepts_lists: false,
+            check: Arc::new(check),
+        }
+    }
+
+    /// `True` or `False`, in any case.
+    #[must_use]
+    pub fn flag(name: impl Into<String>, meaning: impl Into<String>) -> Self {
+        let check =
+            |text: &str| ["true", "false"].iter().any(|word| text.eq_ignore_ascii_case(word));
+        Self::new(name, "True or False", meaning, check)
+    }
+
+    /// A whole number of digits only.
+    #[must_use]
+    pub fn whole(
+        name: impl Into<String>,
+        legal: RangeInclusive<u64>,
+        meaning: impl Into<String>,
+    ) -> Self {
+        let range = format!("a whole number from {} to {}", legal.start(), legal.end());
+        Self::new(name, range, meaning, move |text| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits && text.parse().is_ok_and(|number| legal.contains(&number))
+        })
+    }
+
+    /// A number, maybe with a fraction.
+    #[must_use]
+    pub fn number(
+        name: impl Into<String>,
+        legal: RangeInclusive<f64>,
+        meaning: impl Into<String>,
+    ) -> Self {
+        let range = format!("a number from {} to {}", legal.start(), legal.end());
+        Self::new(name, range, meaning, move |text| {
+            text.parse().is_ok_and(|number: f64| legal.contains(&number))
+        })
+    }
+
+    /// One of these words.
+    #[must_use]
+    pub fn one_of(name: impl Into<String>, words: &[&str], meaning: impl Into<String>) -> Self {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        let range = words.join(" or ");
+        Self::new(name, range, meaning, move |text| words.iter().any(|word| word == text))
+    }
+
+    /// A word or a list in brackets that `check` accepts; `range` says in words what that is.
+    ///
+    /// `check` sees the value as it was written, without the quotes around a word.
+    #[must_use]
+    pub fn checked(
+        name: impl Into<String>,
+        range: impl Into<String>,
+        meaning: impl Into<String>,
+        check: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { accepts_lists: true, ..Self::new(name, range, meaning, check) }
+    }
+
+    /// Any word or list at all.
+    #[must_use]
+    pub fn anything(name: impl Into<String>, meaning: impl Into<String>) -> Self {
+        Self::checked(name, "a value", meaning, |_| true)
+    }
+
+    /// The same key, said to belong to a strategy.
+    #[must_use]
+    pub(crate) fn owned_by(mut self, strategy: &str) -> Self {
+        self.owner = Some(strategy.to_owned());
+        self
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it may say.
+    #[must_use]
+    pub fn range(&self) -> &str {
+        &self.range
+    }
+
+    /// What it does, in a line.
+    #[must_use]
+    pub fn meaning(&self) -> &str {
+        &self.meaning
+    }
+
+    /// The strategy it was registered with.
+    #[must_use]
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    pub(super) fn accepts(&self, text: &str, is_list: bool) -> bool {
+        (self.accepts_lists || !is_list) && (self.check)(text)
+    }
+}
+
+impl fmt::Debug for UserKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, range, owner, .. } = self;
+        f.debug_struct("UserKey")
+            .field("name", name)
+            .field("range", range)
+            .field("owner", owner)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,228 @@
+//! A user's functions from a shared library, with the C signatures that PyTorch loads.
+//!
+//! The file is looked at first (`elf`), then loaded with all its needs, then every function is found,
+//! and only then anything is called. A library that was loaded stays for the life of the process: the
+//! allocator's blocks, threads that are inside, and what the library itself has started or registered
+//! all outlive any moment at which it could go. C++ exceptions pass through as they would in C++, and
+//! Rust's callers cannot catch them.
+//!
+//! Trust: what the names stand for has the signatures that are written here. Nobody can check that.
+//!
+//! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
+
+#![expect(unsafe_code, reason = "calling a foreign library")]
+
+use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::{Arc, Once};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use parking_lot::Mutex;
+
+use super::filter::StdFunction;
+use super::{Base, Callbacks, LibraryError, LibraryFunctions, elf};
+use crate::ids::{DeviceId, PoolId, StreamId};
+
+type Pointer = *mut c_void;
+type AllocFn = unsafe extern "C-unwind" fn(usize, c_int, Pointer) -> Pointer;
+type FreeFn = unsafe extern "C-unwind" fn(Pointer, usize, c_int, Pointer);
+type InitFn = unsafe extern "C-unwind" fn(c_int);
+type ResetFn = unsafe extern "C-unwind" fn();
+type FractionFn = unsafe extern "C-unwind" fn(f64, c_int);
+type BaseFn = unsafe extern "C-unwind" fn(Pointer, *mut usize) -> Pointer;
+type RecordFn = unsafe extern "C-unwind" fn(Pointer, Pointer);
+type BeginFn = unsafe extern "C-unwind" fn(c_int, Pair, *mut StdFunction);
+type PoolFn = unsafe extern "C-unwind" fn(c_int, Pair);
+
+/// `std::pair` of two 64-bit numbers: copied trivially, so passed like this struct of C.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Pair(u64, u64);
+
+impl From<PoolId> for Pair {
+    fn from(pool: PoolId) -> Self {
+        Self(pool.capture, pool.user)
+    }
+}
+
+/// Loads a library and finds its functions. Runs what the library does when it is loaded, and waits
+/// for that and for the disk. `init` is called by whoever uses the callbacks; it reaches the library
+/// once, however often it is loaded.
+///
+/// # Errors
+///
+/// [`LibraryError`]; none of the functions was called then.
+pub fn load(functions: &LibraryFunctions) -> Result<Callbacks, LibraryError> {
+    let path = elf::check(&functions.library)?;
+    let library = Found::open(path)?;
+    let names = functions;
+    let alloc: AllocFn = library.find("alloc_fn", &names.alloc)?;
+    let free: FreeFn = library.find("free_fn", &names.free)?;
+    let init: Option<InitFn> = library.find_any("init_fn", names.init.as_deref())?;
+    let reset: Option<ResetFn> = library.find_any("reset_fn", names.reset.as_deref())?;
+    let fraction: Option<FractionFn> =
+        library.find_any("memory_fraction_fn", names.memory_fraction.as_deref())?;
+    let base: Option<BaseFn> = library.find_any("base_alloc_fn", names.base_alloc.as_deref())?;
+    let record: Option<RecordFn> =
+        library.find_any("record_stream_fn", names.record_stream.as_deref())?;
+    let begin: Option<BeginFn> =
+        library.find_any("begin_allocate_to_pool_fn", names.begin_allocate_to_pool.as_deref())?;
+    let end: Option<PoolFn> =
+        library.find_any("end_allocate_to_pool_fn", names.end_allocate_to_pool.as_deref())?;
+    let release: Option<PoolFn> =
+        library.find_any("release_pool_fn", names.release_pool.as_deref())?;
+
+    let mut callbacks = required(alloc, free);
+    if let Some(init) = init {
+        callbacks = callbacks.on_init(move |devices| init_once(init, devices));
+    }
+    if let Some(reset) = reset {
+        // SAFETY: the function has this signature: see the header.
+        callbacks = callbacks.on_reset(move || unsafe { reset() });
+    }
+    if let Some(set) = fraction {
+        callbacks = callbacks.on_memory_fraction(move |fraction, device| {
+            // SAFETY: the function has this signature: see the header.
+            unsafe { set(fraction, ordinal(device)) }
+        });
+    }
+    if let Some(base) = base {
+        callbacks = callbacks.on_base_address(move |address| base_of(base, address));
+    }
+    if let Some(record) = record {
+        callbacks = callbacks.on_record_stream(move |address, stream| {
+            // SAFETY: as above; the block is live.
+            unsafe { record(pointer(address), pointer(stream.0)) }
+        });
+    }
+    Ok(with_pools(callbacks, begin, end, release))
+}
+
+fn required(alloc: AllocFn, free: FreeFn) -> Callbacks {
+    let allocate = move |bytes: u64, device: DeviceId, stream: StreamId| {
+        let bytes = usize::try_from(bytes).ok()?;
+        // SAFETY: the function has this signature: see the header.
+        let found = unsafe { alloc(bytes, ordinal(device), pointer(stream.0)) };
+        (!found.is_null()).then(|| found.expose_provenance() as u64)
+    };
+    let free = move |address: u64, bytes: u64, device: DeviceId, stream: StreamId| {
+        let bytes = usize::try_from(bytes).expect("it was allocated with as many");
+        // SAFETY: as above; the block came from `alloc` and is freed once, as `Callbacks` says.
+        unsafe { free(pointer(address), bytes, ordinal(device), pointer(stream.0)) }
+    };
+    Callbacks::new(allocate, free)
+}
+
+fn with_pools(
+    mut callbacks: Callbacks,
+    begin: Option<BeginFn>,
+    end: Option<PoolFn>,
+    release: Option<PoolFn>,
+) -> Callbacks {
+    if let Some(begin) = begin {
+        callbacks.begin_pool = Some(Arc::new(move |device, pool, filter| {
+            let mut filter = StdFunction::new(filter);
+            // SAFETY: as above; the object lives until the call has returned.
+            unsafe { begin(ordinal(device), pool.into(), &raw mut filter) }
+        }));
+    }
+    let on_pool = |function: PoolFn| {
+        move |device: DeviceId, pool: PoolId| {
+            // SAFETY: the function has this signature: see the header.
+            unsafe { function(ordinal(device), pool.into()) }
+        }
+    };
+    if let Some(end) = end {
+        callbacks.end_pool = Some(Arc::new(on_pool(end)));
+    }
+    if let Some(release) = release {
+        callbacks.release_pool = Some(Arc::new(on_pool(release)));
+    }
+    callbacks
+}
+
+fn base_of(function: BaseFn, address: u64) -> Base {
+    // The function need not write a size.
+    let mut size = usize::MAX;
+    // SAFETY: the function has this signature, the block is live, and `size` may be written.
+    let base = unsafe { function(pointer(address), &raw mut size) };
+    let size_bytes = (size != usize::MAX).then_some(size as u64);
+    Base { address: base.expose_provenance() as u64, size_bytes }
+}
+
+/// Calls a library's `init_fn` unless it was called before. Waits for a first call that is under way.
+/// One that ended with an exception is repeated.
+fn init_once(init: InitFn, devices: u32) {
+    static CALLED: Mutex<Vec<(usize, Arc<Once>)>> = Mutex::new(Vec::new());
+    // Libraries stay, so a function's address names it for ever.
+    let key = init as usize;
+    let once = {
+        let mut called = CALLED.lock();
+        match called.iter().find(|(known, _)| *known == key) {
+            Some((_, once)) => Arc::clone(once),
+            None => {
+                let once = Arc::new(Once::new());
+                called.push((key, Arc::clone(&once)));
+                once
+            }
+        }
+    };
+    let devices = c_int::try_from(devices).unwrap_or(c_int::MAX);
+    // SAFETY: the function has this signature: see the header.
+    once.call_once_force(|_| unsafe { init(devices) });
+}
+
+fn pointer(address: u64) -> Pointer {
+    with_exposed_provenance_mut(usize::try_from(address).expect("pointers have 64 bits here"))
+}
+
+fn ordinal(device: DeviceId) -> c_int {
+    c_int::try_from(device.0).expect("devices are few")
+}
+
+/// A loaded library, which is never unloaded.
+struct Found {
+    path: PathBuf,
+    library: ManuallyDrop<Library>,
+}
+
+impl Found {
+    fn open(path: PathBuf) -> Result<Self, LibraryError> {
+        // SAFETY: loading runs the library's own initialisers. The user named it to be run.
+        match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
+            Ok(library) => Ok(Self { path, library: ManuallyDrop::new(library) }),
+            Err(error) => {
+                let message = told(&error, &path);
+                Err(LibraryError::NotLoaded { path, message })
+            }
+        }
+    }
+
+    fn find_any<F: Copy>(
+        &self,
+        key: &'static str,
+        name: Option<&str>,
+    ) -> Result<Option<F>, LibraryError> {
+        name.map(|name| self.find(key, name)).transpose()
+    }
+
+    fn find<F: Copy>(&self, key: &'static str, name: &str) -> Result<F, LibraryError> {
+        // SAFETY: `F` is the type of pointer that the caller expects behind the name: see the header.
+        let found = unsafe { self.library.get::<Option<F>>(name) };
+        // A symbol can be there and be null, which no function pointer is.
+        let found = found.ok().and_then(Symbol::lift_option);
+        let none =
+            || LibraryError::NoFunction { path: self.path.clone(), key, name: name.to_owned() };
+        found.map(|symbol| *symbol).ok_or_else(none)
+    }
+}
+
+/// The loader's words; it often begins with the path, which the error says already.
+fn told(error: &libloading::Error, path: &Path) -> String {
+    let source = std::error::Error::source(error).map(ToString::to_string);
+    let text = source.unwrap_or_else(|| error.to_string());
+    let begin = format!("{}: ", path.display());
+    text.strip_prefix(&begin).unwrap_or(&text).to_owned()
+}

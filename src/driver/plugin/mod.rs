@@ -1,0 +1,248 @@
+//! A user's own functions: how they are called, whoever wrote them.
+//!
+//! [`Callbacks`] is the set that PyTorch's `CUDAPluggableAllocator` knows, as closures. Two are
+//! required; [`load`] finds them in a shared library by name. This room calls and loads, and keeps no
+//! account of what was handed out: that is the strategy's work (`strategies/pluggable`).
+
+#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
+mod elf;
+#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
+mod filter;
+#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
+mod library;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::ids::{DeviceId, PoolId, StreamId};
+
+#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
+pub use library::load;
+
+/// Whether a stream's requests belong to a pool's scope. May be asked from any thread, as long as
+/// somebody holds it.
+pub type StreamFilter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
+
+type Allocate = dyn Fn(u64, DeviceId, StreamId) -> Option<u64> + Send + Sync;
+type Free = dyn Fn(u64, u64, DeviceId, StreamId) + Send + Sync;
+type BaseOf = dyn Fn(u64) -> Base + Send + Sync;
+type BeginPool = dyn Fn(DeviceId, PoolId, StreamFilter) + Send + Sync;
+type OnPool = dyn Fn(DeviceId, PoolId) + Send + Sync;
+
+/// What a block was cut from, as the user's function says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// Where it starts.
+    pub address: u64,
+    /// Its size in bytes, if the function says one.
+    pub size_bytes: Option<u64>,
+}
+
+/// A user's functions. `allocate` and `free` are required, the others are added one by one.
+///
+/// They are called from any thread, several at once, and with no lock held, so they may call the
+/// allocator that they serve. What they panic with reaches whoever called the allocator.
+#[derive(Clone)]
+pub struct Callbacks {
+    pub(crate) allocate: Arc<Allocate>,
+    pub(crate) free: Arc<Free>,
+    pub(crate) init: Option<Arc<dyn Fn(u32) + Send + Sync>>,
+    pub(crate) reset: Option<Arc<dyn Fn() + Send + Sync>>,
+    pub(crate) memory_fraction: Option<Arc<dyn Fn(f64, DeviceId) + Send + Sync>>,
+    pub(crate) base_of: Option<Arc<BaseOf>>,
+    pub(crate) record_stream: Option<Arc<dyn Fn(u64, StreamId) + Send + Sync>>,
+    pub(crate) begin_pool: Option<Arc<BeginPool>>,
+    pub(crate) end_pool: Option<Arc<OnPool>>,
+    pub(crate) release_pool: Option<Arc<OnPool>>,
+}
+
+impl Callbacks {
+    /// `allocate` gets bytes (at least 1), device and stream and returns an address, or `None` when
+    /// there is not as much. `free` gets the address, the same bytes, the same device and the same
+    /// stream; it is never called for an address that is not live.
+    pub fn new(
+        allocate: impl Fn(u64, DeviceId, StreamId) -> Option<u64> + Send + Sync + 'static,
+        free: impl Fn(u64, u64, DeviceId, StreamId) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            allocate: Arc::new(allocate),
+            free: Arc::new(free),
+            init: None,
+            reset: None,
+            memory_fraction: None,
+            base_of: None,
+            record_stream: None,
+            begin_pool: None,
+            end_pool: None,
+            release_pool: None,
+        }
+    }
+
+    /// Called once for each allocator that is built, with the number of devices, before anything else.
+    #[must_use]
+    pub fn on_init(mut self, init: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        self.init = Some(Arc::new(init));
+        self
+    }
+
+    /// Called when the cache is emptied, also under memory pressure.
+    #[must_use]
+    pub fn on_reset(mut self, reset: impl Fn() + Send + Sync + 'static) -> Self {
+        self.reset = Some(Arc::new(reset));
+        self
+    }
+
+    /// Told of a memory fraction, from 0 to 1. The limit itself is kept here too.
+    #[must_use]
+    pub fn on_memory_fraction(
+        mut self,
+        memory_fraction: impl Fn(f64, DeviceId) + Send + Sync + 'static,
+    ) -> Self {
+        self.memory_fraction = Some(Arc::new(memory_fraction));
+        self
+    }
+
+    /// Says what a live block was cut from.
+    #[must_use]
+    pub fn on_base_address(
+        mut self,
+        base_of: impl Fn(u64) -> Base + Send + Sync + 'static,
+    ) -> Self {
+        self.base_of = Some(Arc::new(base_of));
+        self
+    }
+
+    /// Told that work on another stream uses a live block. Who sets this takes over the waiting: the
+    /// block's free comes at once, and its memory must not be reused before that work has finished.
+    #[must_use]
+    pub fn on_record_stream(
+        mut self,
+        record_stream: impl Fn(u64, StreamId) + Send + Sync + 'static,
+    ) -> Self {
+        self.record_stream = Some(Arc::new(record_stream));
+        self
+    }
+
+    /// Keeps private pools itself: `begin` routes the requests that its filter accepts to a pool, `end`
+    /// ends that, and `release` is called as often as `begin` was when the pool has lost its last
+    /// user.
+    #[must_use]
+    pub fn on_pools(
+        self,
+        begin: impl Fn(DeviceId, PoolId, StreamFilter) + Send + Sync + 'static,
+        end: impl Fn(DeviceId, PoolId) + Send + Sync + 'static,
+        release: impl Fn(DeviceId, PoolId) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            begin_pool: Some(Arc::new(begin)),
+            end_pool: Some(Arc::new(end)),
+            release_pool: Some(Arc::new(release)),
+            ..self
+        }
+    }
+}
+
+impl fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let optional = [
+            ("init", self.init.is_some()),
+            ("reset", self.reset.is_some()),
+            ("memory_fraction", self.memory_fraction.is_some()),
+            ("base_address", self.base_of.is_some()),
+            ("record_stream", self.record_stream.is_some()),
+            ("begin_pool", self.begin_pool.is_some()),
+            ("end_pool", self.end_pool.is_some()),
+            ("release_pool", self.release_pool.is_some()),
+        ];
+        let there = optional.iter().filter(|(_, there)| *there).map(|(name, _)| name);
+        f.debug_set().entries(["allocate", "free"].iter().chain(there)).finish()
+    }
+}
+
+/// A library and the names of the functions to find in it. Names that are absent are not looked for.
+///
+/// Source of the set: PyTorch's `CUDAPluggableAllocator`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LibraryFunctions {
+    /// The file.
+    pub library: PathBuf,
+    /// `void *(size_t, int device, stream)`.
+    pub alloc: String,
+    /// `void (void *, size_t, int device, stream)`.
+    pub free: String,
+    /// `void (int device_count)`.
+    pub init: Option<String>,
+    /// `void (void)`.
+    pub reset: Option<String>,
+    /// `void (double, int device)`.
+    pub memory_fraction: Option<String>,
+    /// `void *(void *, size_t *)`.
+    pub base_alloc: Option<String>,
+    /// `void (void *, stream)`.
+    pub record_stream: Option<String>,
+    /// `void (int device, pair of ids, filter)`.
+    pub begin_allocate_to_pool: Option<String>,
+    /// `void (int device, pair of ids)`.
+    pub end_allocate_to_pool: Option<String>,
+    /// `void (int device, pair of ids)`.
+    pub release_pool: Option<String>,
+}
+
+/// Why a library was not used. None of its functions was called.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LibraryError {
+    /// Nothing has this path.
+    #[error("library {}: there is no such file", path.display())]
+    Missing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// It has the path and is no file.
+    #[error("library {}: expected a file, found {found}", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// The file cannot be read.
+    #[error("library {}: cannot be read: {message}", path.display())]
+    Unreadable {
+        /// The path.
+        path: PathBuf,
+        /// The system's words.
+        message: String,
+    },
+    /// The file is something else, or for another machine.
+    #[error("library {}: expected {expected}, found {found}", path.display())]
+    Unfit {
+        /// The path.
+        path: PathBuf,
+        /// What can be loaded here.
+        expected: &'static str,
+        /// What the file's first bytes say.
+        found: String,
+    },
+    /// The system's loader refused it.
+    #[error("library {}: cannot be loaded: {message}", path.display())]
+    NotLoaded {
+        /// The path.
+        path: PathBuf,
+        /// The loader's words.
+        message: String,
+    },
+    /// It does not have a function.
+    #[error("library {}: has no function {name}, which {key} names", path.display())]
+    NoFunction {
+        /// The path.
+        path: PathBuf,
+        /// The key that names it.
+        key: &'static str,
+        /// The function.
+        name: String,
+    },
+}

@@ -1,0 +1,261 @@
+//! The pluggable allocator as the trait's capabilities.
+
+use std::sync::atomic::Ordering;
+
+use super::table::State;
+use super::{NO_LIMIT, PluggableAllocator};
+use crate::allocator::{
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
+    ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, Pressure, PrivatePools,
+    RawAddresses, Request,
+};
+use crate::config::Config;
+use crate::error::{
+    AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError,
+};
+use crate::history::SegmentLayout;
+use crate::ids::{DeviceId, StreamId};
+use crate::stats::Statistics;
+
+impl DeviceAllocator for PluggableAllocator {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.serve(self.route(request), request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let freed = self
+            .check(&allocation)
+            .and_then(|(address, mark)| self.free_block(address, Some(mark)));
+        freed.map_err(|reason| FreeError { reason, allocation })
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        Some(self)
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        Some(self)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        Some(self)
+    }
+
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        Some(self)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        self.driver.peers().is_some().then_some(self as &dyn PeerAccess)
+    }
+}
+
+impl PluggableAllocator {
+    fn record_use(
+        &self,
+        address: u64,
+        mark: Option<super::Mark>,
+        stream: StreamId,
+    ) -> Result<(), HandleError> {
+        let mut shard = self.table.lock(address);
+        let missing = match mark {
+            Some(_) => HandleError::Stale { address },
+            None => HandleError::UnknownAddress { address },
+        };
+        let own = shard.live(address, mark).ok_or(missing)?.stream;
+        let Some(tell) = &self.callbacks.record_stream else {
+            let block = shard.get_mut(address).filter(|block| block.state == State::Live);
+            if let Some(block) = block
+                && stream != own
+                && !block.uses.contains(&stream)
+            {
+                block.uses.push(stream);
+            }
+            return Ok(());
+        };
+        drop(shard);
+        tell(address, stream);
+        Ok(())
+    }
+}
+
+impl CrossStream for PluggableAllocator {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        let (address, mark) = self.check(allocation)?;
+        self.record_use(address, Some(mark), stream)
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        if self.pools.any_capture() { Ok(()) } else { self.poll() }
+    }
+}
+
+impl Caching for PluggableAllocator {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        self.empty()
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        self.limit_bytes.store(limit_bytes.unwrap_or(NO_LIMIT), Ordering::Relaxed);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(FractionError { fraction });
+        }
+        self.limit_to_fraction(fraction);
+        Ok(())
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        (limit != NO_LIMIT).then_some(limit)
+    }
+
+    /// Nothing that acts on this backend may change while it lives; other keys are accepted.
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        if config.settings().pluggable == self.loaded {
+            return Ok(());
+        }
+        let message = "the library and its functions cannot be exchanged while the allocator lives";
+        Err(DriverError::new(DriverErrorKind::NotSupported, "apply", 0, message))
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        let info = self.driver.memory_info()?;
+        let (mut largest_cached_bytes, mut free_blocks) = (0, 0);
+        self.table.each(|_, block| {
+            if block.state == State::Idle {
+                largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
+                free_blocks += 1;
+            }
+        });
+        Ok(CacheInfo {
+            device_free_bytes: info.free_bytes,
+            device_total_bytes: info.total_bytes,
+            largest_cached_bytes,
+            free_blocks,
+        })
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        self.layout_of(|_| true)
+    }
+
+    /// There are no blocks to cut: always [`AllocError::NoBlockAt`].
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        let Request { bytes: rounded_bytes, stream } = request;
+        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        Vec::new()
+    }
+
+    /// Segments of this backend are never expandable: there is nothing to reserve.
+    fn set_reserve_class(&self, _: StreamId, _: Option<&str>) {}
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        let (address, mark) = self.check(allocation)?;
+        let shard = self.table.lock(address);
+        let live = shard.live(address, Some(mark)).ok_or(HandleError::Stale { address })?;
+        let size_bytes = live.size_bytes;
+        drop(shard);
+        let base = self.callbacks.base_of.as_ref().map(|base_of| base_of(address));
+        Ok(BaseAllocation {
+            address: base.map_or(address, |base| base.address),
+            size_bytes: base.and_then(|base| base.size_bytes).unwrap_or(size_bytes),
+            expandable: false,
+        })
+    }
+}
+
+impl Counters for PluggableAllocator {
+    fn statistics(&self) -> Statistics {
+        let mut statistics = self.table.statistics();
+        statistics.num_alloc_retries = self.retries.load(Ordering::Relaxed);
+        statistics.num_ooms = self.ooms.load(Ordering::Relaxed);
+        statistics.num_sync_all_streams = self.syncs.load(Ordering::Relaxed);
+        statistics
+    }
+
+    fn reset_peaks(&self) {
+        self.table.reset_peaks();
+    }
+
+    fn reset_accumulated(&self) {
+        self.table.reset_accumulated();
+        for counter in [&self.retries, &self.ooms, &self.syncs] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl RawAddresses for PluggableAllocator {
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        self.allocate(request).map(|allocation| allocation.address())
+    }
+
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        self.free_block(address, None).map_err(|error| match error {
+            HandleError::Stale { address } => HandleError::UnknownAddress { address },
+            other => other,
+        })
+    }
+
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        self.record_use(address, None, stream)
+    }
+}
+
+impl Pressure for PluggableAllocator {
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.hooks.add_callback(callback);
+    }
+
+    fn add_oom_observer(&self, observer: OomObserver) {
+        self.hooks.add_observer(observer);
+    }
+}
+
+impl PeerAccess for PluggableAllocator {
+    /// Opens what the driver's own allocations are; memory that the user's functions map by pages they
+    /// open themselves.
+    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
+        let own = self.device.device;
+        let refuse = |message: String| {
+            DriverError::new(DriverErrorKind::NotSupported, "enable_access", 0, message)
+        };
+        if device == own {
+            return Err(refuse(format!("device {device} is no peer of itself")));
+        }
+        let none = || refuse(format!("no other device reaches device {own}"));
+        let access = self.driver.peers().ok_or_else(none)?;
+        let mut peers = self.peers.lock();
+        if peers.contains(&device) {
+            return Ok(());
+        }
+        if !access.can_access(device)? {
+            return Err(refuse(format!("device {device} cannot reach device {own}")));
+        }
+        access.enable_access(device)?;
+        peers.push(device);
+        Ok(())
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        self.peers.lock().clone()
+    }
+}

@@ -1,0 +1,351 @@
+//! `backend:pluggable`: a user's own functions, and everything the framework can do around them.
+//!
+//! `allocate` and `free` go straight to the user's functions ([`Callbacks`]); nothing is cached and
+//! nothing rounded. Around them: exact counters, history, a limit by our own count, waiting for other
+//! streams, private pools, hooks and a full report under pressure, clean errors for wrong handles and
+//! for functions that answer with nonsense. When to use: to bring an allocator of your own, as
+//! closures or as a shared library that was written for PyTorch.
+//!
+//! No lock is held while a user's function runs. What it panics with reaches the caller; a request
+//! has then changed nothing, and a block whose free panicked is gone. Dropping the allocator gives
+//! every block back, also live ones. `table` keeps the account, `waiting` what other streams use,
+//! `pools` the private pools, `pressure` what happens when there is no memory.
+
+mod capabilities;
+mod pools;
+mod pressure;
+mod table;
+mod waiting;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::allocator::{Allocation, Request, SegmentAllocator};
+use crate::cache::Hooks;
+use crate::config::{PluggableSettings, Settings};
+use crate::driver::plugin::Callbacks;
+use crate::driver::{DeviceInfo, Driver};
+use crate::error::{AddressFault, AllocError, HandleError};
+use crate::history::{Action, Event, Recorder};
+use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use crate::size::{REQUEST_MAX_BYTES, align_up};
+
+use pools::Pools;
+use table::{Block, Mark, State, Table};
+use waiting::Waiting;
+
+/// Addresses below this alignment cannot hold what kernels load at once.
+const ALIGNMENT_BYTES: u64 = 16;
+/// What segment allocators of pools are promised.
+const SEGMENT_BYTES: u64 = 512;
+/// The limit's value when there is none.
+const NO_LIMIT: u64 = u64::MAX;
+
+/// An allocator made of a user's functions, for one device.
+#[derive(Debug)]
+pub struct PluggableAllocator {
+    name: String,
+    driver: Arc<dyn Driver>,
+    device: DeviceInfo,
+    owner: OwnerId,
+    callbacks: Callbacks,
+    /// What was loaded; it cannot be exchanged.
+    loaded: PluggableSettings,
+    table: Table,
+    held_bytes: AtomicU64,
+    limit_bytes: AtomicU64,
+    waiting: Waiting,
+    pools: Pools,
+    hooks: Hooks,
+    history: Recorder,
+    peers: Mutex<Vec<DeviceId>>,
+    retries: AtomicI64,
+    ooms: AtomicI64,
+    syncs: AtomicI64,
+}
+
+/// How much is held, until it is given back or kept.
+struct Hold<'a> {
+    held_bytes: &'a AtomicU64,
+    bytes: u64,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Why the user's functions were of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// Our own limit.
+    Limit,
+    /// The function returned nothing.
+    Null,
+}
+
+impl PluggableAllocator {
+    /// An allocator that holds nothing yet. Calls `init` with `device_count`, and `memory_fraction` if
+    /// the settings limit the memory.
+    #[must_use]
+    pub fn new(
+        name: &str,
+        driver: Arc<dyn Driver>,
+        callbacks: Callbacks,
+        settings: &Settings,
+        device_count: u32,
+    ) -> Self {
+        let (device, owner) = (driver.info(), OwnerId::next());
+        if let Some(init) = &callbacks.init {
+            init(device_count.max(device.device.0 + 1));
+        }
+        let own = Self {
+            name: name.to_owned(),
+            driver,
+            device,
+            owner,
+            callbacks,
+            loaded: settings.pluggable.clone(),
+            table: Table::default(),
+            held_bytes: AtomicU64::new(0),
+            limit_bytes: AtomicU64::new(NO_LIMIT),
+            waiting: Waiting::default(),
+            pools: Pools::default(),
+            hooks: Hooks::new(owner),
+            history: Recorder::default(),
+            peers: Mutex::default(),
+            retries: AtomicI64::new(0),
+            ooms: AtomicI64::new(0),
+            syncs: AtomicI64::new(0),
+        };
+        if settings.per_process_memory_fraction < 1.0 {
+            own.limit_to_fraction(settings.per_process_memory_fraction);
+        }
+        own
+    }
+
+    /// What happens, for those who want to know.
+    #[must_use]
+    pub fn history(&self) -> &Recorder {
+        &self.history
+    }
+
+    fn limit_to_fraction(&self, fraction: f64) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a part of the device's memory"
+        )]
+        let part = (self.device.total_bytes as f64 * fraction) as u64;
+        let limit = if fraction >= 1.0 { NO_LIMIT } else { part };
+        self.limit_bytes.store(limit, Ordering::Relaxed);
+        if let Some(tell) = &self.callbacks.memory_fraction {
+            tell(fraction, self.device.device);
+        }
+    }
+
+    fn record(&self, action: Action, address: u64, size_bytes: u64, block: (StreamId, PoolId)) {
+        let (stream, pool) = block;
+        self.history.record(|| Event { action, address, size_bytes, stream, pool });
+    }
+
+    fn serve(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        if request.bytes == 0 {
+            return Err(AllocError::ZeroBytes);
+        }
+        if request.bytes > REQUEST_MAX_BYTES {
+            return Err(AllocError::TooLarge { requested_bytes: request.bytes });
+        }
+        if self.waiting.any() {
+            self.poll_for(request.stream);
+        }
+        match self.try_serve(pool, request)? {
+            Ok(found) => Ok(found),
+            Err(_) => self.serve_under_pressure(pool, request),
+        }
+    }
+
+    /// One attempt: what is idle in the pool, then the user's function.
+    fn try_serve(
+        &self,
+        pool: PoolId,
+        request: Request,
+    ) -> Result<Result<Allocation, Refusal>, AllocError> {
+        let mut source = None;
+        if pool != PoolId::DEFAULT {
+            if let Some(found) = self.take_idle(pool, request)? {
+                return Ok(Ok(found));
+            }
+            source = self.pools.source(pool)?;
+        }
+        self.take(pool, request, source)
+    }
+
+    /// Asks for new memory. Undoes everything when the function panics or answers with nonsense.
+    fn take(
+        &self,
+        pool: PoolId,
+        request: Request,
+        source: Option<Arc<dyn SegmentAllocator>>,
+    ) -> Result<Result<Allocation, Refusal>, AllocError> {
+        let Request { bytes, stream } = request;
+        let size_bytes = if source.is_some() { align_up(bytes, SEGMENT_BYTES) } else { bytes };
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        let grown = |held: u64| held.checked_add(size_bytes).filter(|held| *held <= limit);
+        if self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_err() {
+            return Ok(Err(Refusal::Limit));
+        }
+        let hold = Hold { held_bytes: &self.held_bytes, bytes: size_bytes };
+        let found = match &source {
+            Some(own) => own.allocate(size_bytes, stream),
+            None => (self.callbacks.allocate)(size_bytes, self.device.device, stream),
+        };
+        let Some(address) = found.filter(|address| *address != 0) else {
+            return Ok(Err(Refusal::Null));
+        };
+        let block = Block {
+            size_bytes,
+            requested_bytes: bytes,
+            stream,
+            pool,
+            state: State::Live,
+            mark: Mark::of(crate::allocator::Token::default()),
+            uses: smallvec::SmallVec::new(),
+            source,
+        };
+        if let Some(fault) = fault_of(address, size_bytes) {
+            self.hand_back(address, &block);
+            return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
+        }
+        self.pools.add_block(pool);
+        let Some(mark) = self.table.lock(address).insert(address, block) else {
+            self.pools.lock().remove_block(pool);
+            // Freeing it would free the block that is live there.
+            let fault = AddressFault::Live;
+            return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
+        };
+        std::mem::forget(hold);
+        self.record(Action::SegmentAlloc, address, size_bytes, (stream, pool));
+        self.record(Action::Alloc, address, bytes, (stream, pool));
+        Ok(Ok(Allocation::new(address, bytes, self.owner, mark.token())))
+    }
+
+    /// Calls whoever takes the block back. The caller has forgotten it before: from here on its address
+    /// may come back from another thread's request.
+    fn hand_back(&self, address: u64, block: &Block) {
+        match &block.source {
+            Some(own) => own.free(address, block.size_bytes, block.stream),
+            None => {
+                (self.callbacks.free)(address, block.size_bytes, self.device.device, block.stream)
+            }
+        }
+    }
+
+    /// Frees the live block at an address, of that life if one is given.
+    fn free_block(&self, address: u64, mark: Option<Mark>) -> Result<(), HandleError> {
+        let (pool, mark) = {
+            let shard = self.table.lock(address);
+            let unknown = HandleError::UnknownAddress { address };
+            let stale = HandleError::Stale { address };
+            let missing = if mark.is_some() { stale } else { unknown };
+            let block = shard.live(address, mark).ok_or(missing)?;
+            if !block.uses.is_empty() {
+                let (mark, uses) = (block.mark, block.uses.clone());
+                drop(shard);
+                return self.free_when_drained(address, mark, &uses);
+            }
+            (block.pool, block.mark)
+        };
+        if self.retire(address, mark, State::Live, pool) {
+            Ok(())
+        } else {
+            Err(HandleError::Stale { address })
+        }
+    }
+
+    /// Takes a block out of its caller's hands, or out of waiting: back to the user, or into its pool.
+    /// False when it is not the block that was meant.
+    fn retire(&self, address: u64, mark: Mark, was: State, pool: PoolId) -> bool {
+        // A private pool's lock comes before a shard's.
+        let mut known = (pool != PoolId::DEFAULT).then(|| self.pools.lock());
+        let mut shard = self.table.lock(address);
+        let same = |block: &&Block| {
+            block.mark == mark
+                && block.state == was
+                && (was == State::Draining || block.uses.is_empty())
+        };
+        let Some(block) = shard.get(address).filter(same) else {
+            return false;
+        };
+        let (stream, size, requested) = (block.stream, block.size_bytes, block.requested_bytes);
+        let keeps = self.callbacks.begin_pool.is_none();
+        let kept = keeps && known.as_mut().is_some_and(|k| k.keep(pool, (stream, size, address)));
+        let gone = if kept {
+            shard.keep(address);
+            None
+        } else {
+            if let Some(known) = known.as_mut() {
+                known.remove_block(pool);
+            }
+            shard.remove(address)
+        };
+        drop(shard);
+        if let Some(known) = known {
+            self.pools.unlock(known);
+        }
+        if was == State::Live {
+            self.record(Action::FreeRequested, address, requested, (stream, pool));
+        }
+        self.record(Action::FreeCompleted, address, requested, (stream, pool));
+        if let Some(block) = gone {
+            self.give_back(address, &block);
+        }
+        true
+    }
+
+    /// Gives a forgotten block's memory back and counts it.
+    fn give_back(&self, address: u64, block: &Block) {
+        let _hold = Hold { held_bytes: &self.held_bytes, bytes: block.size_bytes };
+        self.record(Action::SegmentFree, address, block.size_bytes, (block.stream, block.pool));
+        self.hand_back(address, block);
+    }
+
+    /// A foreign handle, or which life of which address it names.
+    fn check(&self, allocation: &Allocation) -> Result<(u64, Mark), HandleError> {
+        if allocation.owner() != self.owner {
+            let (owner, asked) = (allocation.owner(), self.owner);
+            return Err(HandleError::Foreign { owner, asked });
+        }
+        Ok((allocation.address(), Mark::of(allocation.token())))
+    }
+}
+
+/// What is wrong with an answer.
+fn fault_of(address: u64, size_bytes: u64) -> Option<AddressFault> {
+    if !address.is_multiple_of(ALIGNMENT_BYTES) {
+        return Some(AddressFault::Misaligned { alignment_bytes: ALIGNMENT_BYTES });
+    }
+    address.checked_add(size_bytes).is_none().then_some(AddressFault::PastTheEnd)
+}
+
+impl Drop for PluggableAllocator {
+    /// Waits for other streams' work and gives every block back, also live ones: their allocations
+    /// can no longer be freed. A function that panics here is not heard.
+    fn drop(&mut self) {
+        // A driver that fails now leaves blocks waiting, and they are given back all the same.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));
+        let mut all = Vec::new();
+        self.table.each(|address, _| all.push(address));
+        for address in all {
+            if let Some(block) = self.table.lock(address).remove(address) {
+                let _ = catch_unwind(AssertUnwindSafe(|| self.give_back(address, &block)));
+            }
+        }
+        self.destroy_events();
+    }
+}

@@ -1,0 +1,491 @@
+//! Private pools over a user's functions.
+//!
+//! If the functions keep pools themselves (`begin_pool`), scopes are handed on and blocks come and go
+//! as they do. If not, the framework keeps them: what is freed in a pool that has users stays there,
+//! idle, for requests of the same stream and about the same size. So a graph that was captured in a
+//! pool writes to nobody else's memory, whatever the functions know of graphs.
+//!
+//! Lock order: pools, then a shard. No user's function runs under either.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::PluggableAllocator;
+use super::table::{Block, State};
+use crate::allocator::{
+    Allocation, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored, ScopeFilter,
+    SegmentAllocator,
+};
+use crate::driver::CaptureStatus;
+use crate::driver::plugin::StreamFilter;
+use crate::error::{AllocError, PoolError};
+use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
+use crate::size::PoolKind;
+
+/// An idle block serves requests of at least seven eighths of its size.
+const SLACK_DIVISOR: u64 = 8;
+
+/// Stream, size and address of an idle block.
+pub(super) type Idle = (StreamId, u64, u64);
+
+#[derive(Debug, Default)]
+struct Pool {
+    users: u32,
+    /// Scopes that the user's functions were told of.
+    begun: u32,
+    options: PoolOptions,
+    /// A graph was captured in it or a checkpoint taken: idle blocks are not for others.
+    fixed: bool,
+    /// Blocks in the table.
+    blocks: usize,
+    idle: BTreeSet<Idle>,
+}
+
+#[derive(Debug)]
+struct Scope {
+    pool: PoolId,
+    filter: ScopeFilter,
+    /// Opened for one request only, by this thread.
+    brief: Option<ThreadId>,
+}
+
+/// All pools but the default one.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pools: BTreeMap<PoolId, Pool>,
+    /// Open scopes, the newest last.
+    scopes: Vec<Scope>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    known: Mutex<Known>,
+    /// A scope of one request was closed.
+    closed: Condvar,
+    scopes: AtomicUsize,
+    captures: AtomicUsize,
+}
+
+impl Known {
+    fn in_use(&mut self, pool: PoolId) -> Result<&mut Pool, PoolError> {
+        match self.pools.get_mut(&pool) {
+            Some(found) if found.users > 0 => Ok(found),
+            Some(_) => Err(PoolError::Released { pool }),
+            None if pool == PoolId::DEFAULT => Err(PoolError::IsDefault),
+            None => Err(PoolError::Unknown { pool }),
+        }
+    }
+
+    fn known(&self, pool: PoolId) -> Result<&Pool, PoolError> {
+        self.pools.get(&pool).ok_or(PoolError::Unknown { pool })
+    }
+
+    /// Whether a block that is freed stays with its pool; then it is idle from now on.
+    pub(super) fn keep(&mut self, pool: PoolId, block: Idle) -> bool {
+        let found = self.pools.get_mut(&pool).filter(|found| found.users > 0);
+        found.is_some_and(|found| found.idle.insert(block))
+    }
+
+    /// A block has left the table.
+    pub(super) fn remove_block(&mut self, pool: PoolId) {
+        if let Some(found) = self.pools.get_mut(&pool) {
+            found.blocks -= 1;
+            if found.blocks == 0 && found.users == 0 {
+                self.pools.remove(&pool);
+            }
+        }
+    }
+
+    /// Takes the idle block that fits best.
+    fn take_idle(&mut self, pool: PoolId, request: Request) -> Option<u64> {
+        let idle = &mut self.pools.get_mut(&pool)?.idle;
+        let most = request.bytes.saturating_add(request.bytes / (SLACK_DIVISOR - 1)).max(512);
+        let range = (request.stream, request.bytes, 0)..=(request.stream, most, u64::MAX);
+        let found = *idle.range(range).next()?;
+        idle.remove(&found);
+        Some(found.2)
+    }
+
+    fn scope_of(&self, pool: PoolId) -> Option<&Scope> {
+        self.scopes.iter().find(|scope| scope.pool == pool)
+    }
+}
+
+impl Pools {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock()
+    }
+
+    /// Counts the scopes anew and lets go.
+    pub(super) fn unlock(&self, known: MutexGuard<'_, Known>) {
+        let capture = |scope: &&Scope| matches!(scope.filter, ScopeFilter::Capture(_));
+        self.captures.store(known.scopes.iter().filter(capture).count(), Ordering::Relaxed);
+        self.scopes.store(known.scopes.len(), Ordering::Relaxed);
+    }
+
+    /// Whether a scope of a capture is open.
+    pub(super) fn any_capture(&self) -> bool {
+        self.captures.load(Ordering::Relaxed) != 0
+    }
+
+    /// Who serves the pool's requests, if it is not the user's `allocate`.
+    pub(super) fn source(
+        &self,
+        pool: PoolId,
+    ) -> Result<Option<Arc<dyn SegmentAllocator>>, PoolError> {
+        Ok(self.lock().in_use(pool)?.options.allocator.clone())
+    }
+
+    /// A block of the pool is about to enter the table.
+    pub(super) fn add_block(&self, pool: PoolId) {
+        if pool != PoolId::DEFAULT {
+            // A pool that has gone meanwhile is known again, without users, until the block goes.
+            self.lock().pools.entry(pool).or_default().blocks += 1;
+        }
+    }
+}
+
+impl PluggableAllocator {
+    /// The pool that serves a request.
+    pub(super) fn route(&self, request: Request) -> PoolId {
+        if self.pools.scopes.load(Ordering::Relaxed) == 0 {
+            return PoolId::DEFAULT;
+        }
+        let capture = match self.pools.any_capture() {
+            true => self.driver.capture_status(request.stream).ok(),
+            false => None,
+        };
+        let accepts = |scope: &&Scope| match scope.filter {
+            ScopeFilter::Thread(id) => id == thread::current().id(),
+            ScopeFilter::Stream(stream) => stream == request.stream,
+            ScopeFilter::Capture(id) => capture == Some(CaptureStatus::Active { capture: id }),
+        };
+        let known = self.pools.lock();
+        known.scopes.iter().rev().find(accepts).map_or(PoolId::DEFAULT, |scope| scope.pool)
+    }
+
+    /// An idle block of a pool.
+    pub(super) fn take_idle(
+        &self,
+        pool: PoolId,
+        request: Request,
+    ) -> Result<Option<Allocation>, PoolError> {
+        let mut known = self.pools.lock();
+        known.in_use(pool)?;
+        Ok(self.revive(&mut known, pool, request))
+    }
+
+    fn revive(&self, known: &mut Known, pool: PoolId, request: Request) -> Option<Allocation> {
+        let address = known.take_idle(pool, request)?;
+        let mark = self.table.lock(address).revive(address, request.bytes)?;
+        self.record(Action::Alloc, address, request.bytes, (request.stream, pool));
+        Some(Allocation::new(address, request.bytes, self.owner, mark.token()))
+    }
+
+    /// An idle block of a pool that helps the default one out.
+    pub(super) fn take_from_helpers(&self, request: Request) -> Option<Allocation> {
+        let mut known = self.pools.lock();
+        let helps = |(_, pool): &(&PoolId, &Pool)| pool.options.use_on_oom && !pool.fixed;
+        let helpers: Vec<_> = known.pools.iter().filter(helps).map(|(id, _)| *id).collect();
+        helpers.into_iter().find_map(|pool| self.revive(&mut known, pool, request))
+    }
+
+    /// Gives back what is idle in pools without users, and in `own` if no graph needs it.
+    pub(super) fn release_idle(&self, own: Option<PoolId>) {
+        let mut known = self.pools.lock();
+        let idle: Vec<(PoolId, Idle)> = known
+            .pools
+            .iter_mut()
+            .filter(|(id, pool)| pool.users == 0 || (Some(**id) == own && !pool.fixed))
+            .flat_map(|(id, pool)| std::mem::take(&mut pool.idle).into_iter().map(|b| (*id, b)))
+            .collect();
+        let mut gone = Vec::new();
+        for (pool, (_, _, address)) in idle {
+            if let Some(block) = self.table.lock(address).remove(address) {
+                known.remove_block(pool);
+                gone.push((address, block));
+            }
+        }
+        drop(known);
+        for (address, block) in gone {
+            self.give_back(address, &block);
+        }
+    }
+
+    /// What a filter says of streams, for the user's functions. Threads are meant as they ask.
+    fn stream_filter(&self, filter: ScopeFilter) -> StreamFilter {
+        let driver = Arc::clone(&self.driver);
+        Arc::new(move |stream| match filter {
+            ScopeFilter::Thread(id) => id == thread::current().id(),
+            ScopeFilter::Stream(own) => own == stream,
+            ScopeFilter::Capture(capture) => {
+                driver.capture_status(stream) == Ok(CaptureStatus::Active { capture })
+            }
+        })
+    }
+
+    fn open(
+        &self,
+        pool: PoolId,
+        filter: ScopeFilter,
+        brief: Option<ThreadId>,
+    ) -> Result<(), PoolError> {
+        if pool == PoolId::DEFAULT {
+            return Err(PoolError::IsDefault);
+        }
+        let mut known = self.pools.lock();
+        while let Some(scope) = known.scope_of(pool) {
+            // Another thread's single request ends soon; its own would wait for itself.
+            match scope.brief {
+                Some(thread) if thread != thread::current().id() => {
+                    self.pools.closed.wait(&mut known);
+                }
+                _ => return Err(PoolError::ScopeOpen { pool }),
+            }
+        }
+        if brief.is_some() {
+            known.in_use(pool)?;
+        } else if known.pools.get(&pool).is_some_and(|found| found.users == 0) {
+            return Err(PoolError::Released { pool });
+        }
+        let found = known.pools.entry(pool).or_default();
+        found.fixed |= matches!(filter, ScopeFilter::Capture(_));
+        found.users += u32::from(brief.is_none());
+        found.begun += u32::from(self.callbacks.begin_pool.is_some());
+        known.scopes.push(Scope { pool, filter, brief });
+        self.pools.unlock(known);
+        let Some(begin) = &self.callbacks.begin_pool else { return Ok(()) };
+        let begun = || begin(self.device.device, pool, self.stream_filter(filter));
+        // A function that panics has opened nothing.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(begun)) {
+            self.forget_scope(pool, brief.is_none());
+            resume_unwind(panic);
+        }
+        Ok(())
+    }
+
+    /// Undoes what was noted of a scope that did not begin.
+    fn forget_scope(&self, pool: PoolId, has_user: bool) {
+        let mut known = self.pools.lock();
+        known.scopes.retain(|scope| scope.pool != pool);
+        if let Ok(found) = known.in_use(pool) {
+            found.begun -= 1;
+            found.users -= u32::from(has_user);
+            if found.users == 0 && found.blocks == 0 {
+                known.pools.remove(&pool);
+            }
+        }
+        self.pools.unlock(known);
+        self.pools.closed.notify_all();
+    }
+
+    fn close(&self, pool: PoolId) -> Result<(), PoolError> {
+        let mut known = self.pools.lock();
+        let at = known.scopes.iter().position(|scope| scope.pool == pool);
+        known.scopes.remove(at.ok_or(PoolError::ScopeClosed { pool })?);
+        self.pools.unlock(known);
+        if let Some(end) = &self.callbacks.end_pool {
+            end(self.device.device, pool);
+        }
+        self.pools.closed.notify_all();
+        Ok(())
+    }
+
+    fn allocate_briefly(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        /// Closes the scope also when a user's function panics.
+        struct Close<'a>(&'a PluggableAllocator, PoolId);
+        impl Drop for Close<'_> {
+            fn drop(&mut self) {
+                let _ = self.0.close(self.1);
+            }
+        }
+        self.open(pool, ScopeFilter::this_thread(), Some(thread::current().id()))?;
+        let _close = Close(self, pool);
+        self.serve(pool, request)
+    }
+
+    pub(super) fn layout_of(&self, wanted: impl Fn(&Block) -> bool) -> Vec<SegmentLayout> {
+        let mut found = Vec::new();
+        self.table.each(|address, block| {
+            if wanted(block) {
+                found.push(layout(address, block));
+            }
+        });
+        found.sort_by_key(|segment| segment.address);
+        found
+    }
+
+    fn restore_checked(
+        &self,
+        known: &mut Known,
+        checkpoint: &PoolCheckpoint,
+    ) -> Result<(), PoolError> {
+        let pool = checkpoint.pool;
+        known.in_use(pool)?;
+        let mut used = None;
+        self.table.each(|address, block| {
+            if block.pool == pool && block.state == State::Live && !block.uses.is_empty() {
+                used = Some(address);
+            }
+        });
+        if let Some(address) = used {
+            return Err(PoolError::UsedElsewhere { pool, address });
+        }
+        for segment in &checkpoint.segments {
+            let (address, size_bytes) = (segment.address, segment.size_bytes);
+            let fits = |block: &Block| {
+                let (same, whole) = (block.pool == pool, block.size_bytes == size_bytes);
+                same && whole && block.state != State::Draining && segment.blocks.len() == 1
+            };
+            let needed = segment.blocks.iter().any(|b| b.state != BlockStateName::Inactive);
+            if needed && !self.table.lock(address).get(address).is_some_and(fits) {
+                return Err(PoolError::NotInPool { pool, address, size_bytes });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn layout(address: u64, block: &Block) -> SegmentLayout {
+    let state = match block.state {
+        State::Live => BlockStateName::ActiveAllocated,
+        State::Draining => BlockStateName::ActivePendingFree,
+        State::Idle => BlockStateName::Inactive,
+    };
+    let Block { size_bytes, requested_bytes, stream, pool, .. } = *block;
+    SegmentLayout {
+        address,
+        size_bytes,
+        stream,
+        kind: PoolKind::of(size_bytes),
+        pool,
+        expandable: false,
+        blocks: vec![BlockLayout { address, size_bytes, requested_bytes, state }],
+    }
+}
+
+impl PrivatePools for PluggableAllocator {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        if pool == PoolId::DEFAULT {
+            return Err(PoolError::IsDefault);
+        }
+        let mut known = self.pools.lock();
+        if known.pools.contains_key(&pool) {
+            return Err(PoolError::Taken { pool });
+        }
+        known.pools.insert(pool, Pool { users: 1, options, ..Pool::default() });
+        Ok(())
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.pools.lock().in_use(pool)?.users += 1;
+        Ok(())
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        let begun = {
+            let mut known = self.pools.lock();
+            let found = known.in_use(pool)?;
+            found.users -= 1;
+            if found.users > 0 {
+                return Ok(());
+            }
+            let begun = std::mem::take(&mut found.begun);
+            if found.blocks == 0 {
+                known.pools.remove(&pool);
+            }
+            begun
+        };
+        if let Some(release) = &self.callbacks.release_pool {
+            (0..begun).for_each(|_| release(self.device.device, pool));
+        }
+        Ok(())
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        self.pools.lock().known(pool).ok().map(|found| found.users)
+    }
+
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        self.open(pool, filter, None)
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.close(pool)
+    }
+
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        if pool == PoolId::DEFAULT {
+            return self.serve(pool, request);
+        }
+        // Functions that keep pools route by scopes alone.
+        if self.callbacks.begin_pool.is_some() && self.route(request) != pool {
+            return self.allocate_briefly(pool, request);
+        }
+        self.serve(pool, request)
+    }
+
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        if self.pools.lock().known(pool)?.users > 0 {
+            return Ok(());
+        }
+        let drained = self.drain();
+        self.release_idle(None);
+        Ok(drained?)
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        let live = |block: &Block| block.pool == pool && block.state == State::Live;
+        self.pools.lock().known(pool)?;
+        Ok(self.layout_of(live).into_iter().map(|segment| segment.address).collect())
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        self.pools.lock().known(pool)?;
+        Ok(self.layout_of(|block| block.pool == pool))
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        let mut known = self.pools.lock();
+        known.in_use(pool)?;
+        let segments = self.layout_of(|block| block.pool == pool);
+        let draining = |s: &&SegmentLayout| s.blocks[0].state == BlockStateName::ActivePendingFree;
+        if let Some(segment) = segments.iter().find(draining) {
+            return Err(PoolError::Draining { pool, address: segment.address });
+        }
+        known.in_use(pool)?.fixed = true;
+        Ok(PoolCheckpoint { pool, segments })
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let pool = checkpoint.pool;
+        let mut known = self.pools.lock();
+        self.restore_checked(&mut known, checkpoint)?;
+        let mut restored = Restored::default();
+        let live = self.layout_of(|block| block.pool == pool && block.state == State::Live);
+        for segment in live {
+            self.table.lock(segment.address).keep(segment.address);
+            known.keep(pool, (segment.stream, segment.size_bytes, segment.address));
+            restored.freed.push(segment.address);
+        }
+        for segment in &checkpoint.segments {
+            let block = segment.blocks[0];
+            if block.state == BlockStateName::Inactive {
+                continue;
+            }
+            let (address, requested) = (block.address, block.requested_bytes);
+            known.in_use(pool)?.idle.remove(&(segment.stream, segment.size_bytes, address));
+            if let Some(mark) = self.table.lock(address).revive(address, requested) {
+                let token = mark.token();
+                restored.live.push(Allocation::new(address, requested, self.owner, token));
+            }
+        }
+        Ok(restored)
+    }
+}

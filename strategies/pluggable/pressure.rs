@@ -1,0 +1,129 @@
+//! What happens when a user's function has no memory, or our own limit forbids to ask it.
+//!
+//! Free-memory callbacks, one more attempt; wait for other streams, give back what is idle, let the
+//! user's functions empty their cache (`reset`), the last attempt; pools that help out; the report.
+//! While the request's stream is captured nothing is waited for and nothing is reset.
+
+use std::sync::atomic::Ordering;
+
+use super::{NO_LIMIT, PluggableAllocator, Refusal};
+use crate::allocator::{Allocation, Request};
+use crate::error::{AllocError, DriverError, OutOfMemory};
+use crate::history::Action;
+use crate::ids::PoolId;
+use crate::size::{PoolKind, human_bytes};
+
+impl PluggableAllocator {
+    #[cold]
+    pub(super) fn serve_under_pressure(
+        &self,
+        pool: PoolId,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        if self.hooks.free_some_memory()
+            && let Ok(found) = self.try_serve(pool, request)?
+        {
+            return Ok(found);
+        }
+        let mut drained = Ok(());
+        if !self.is_capturing(request.stream) {
+            if self.waiting.any() {
+                self.syncs.fetch_add(1, Ordering::Relaxed);
+            }
+            drained = self.drain();
+            self.release_idle(Some(pool));
+            if let Some(reset) = &self.callbacks.reset {
+                reset();
+            }
+            self.retries.fetch_add(1, Ordering::Relaxed);
+        }
+        let refusal = match self.try_serve(pool, request)? {
+            Ok(found) => return Ok(found),
+            Err(refusal) => refusal,
+        };
+        if pool == PoolId::DEFAULT
+            && let Some(found) = self.take_from_helpers(request)
+        {
+            return Ok(found);
+        }
+        // Blocks that could not be waited for might have served the request.
+        drained?;
+        self.ooms.fetch_add(1, Ordering::Relaxed);
+        let report = self.report(pool, request, refusal);
+        let free = report.device_free_bytes.unwrap_or(0);
+        self.record(Action::OutOfMemory, free, request.bytes, (request.stream, pool));
+        self.hooks.tell_out_of_memory(&report);
+        Err(AllocError::OutOfMemory(Box::new(report)))
+    }
+
+    /// Waits for other streams, gives back what is idle in pools without users, and lets the user's
+    /// functions empty their cache.
+    pub(super) fn empty(&self) -> Result<(), DriverError> {
+        let drained = self.drain();
+        self.release_idle(None);
+        if let Some(reset) = &self.callbacks.reset {
+            reset();
+        }
+        drained
+    }
+
+    fn report(&self, pool: PoolId, request: Request, refusal: Refusal) -> OutOfMemory {
+        let info = self.driver.memory_info().ok();
+        let statistics = self.table.statistics();
+        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
+        let idle = |kind: PoolKind| {
+            let (held, active) = match kind {
+                PoolKind::Small => (statistics.reserved_bytes.small, statistics.active_bytes.small),
+                PoolKind::Large => (statistics.reserved_bytes.large, statistics.active_bytes.large),
+            };
+            bytes(held.current - active.current)
+        };
+        let allocated = statistics.allocated_bytes.all.current;
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        let mut report = OutOfMemory {
+            device: self.device.device,
+            stream: request.stream,
+            pool,
+            requested_bytes: request.bytes,
+            rounded_bytes: request.bytes,
+            segment_bytes: request.bytes,
+            device_free_bytes: info.map(|info| info.free_bytes),
+            device_total_bytes: info.map(|info| info.total_bytes),
+            limit_bytes: (limit != NO_LIMIT).then_some(limit),
+            allocated_bytes: bytes(allocated),
+            reserved_bytes: bytes(statistics.reserved_bytes.all.current),
+            cached_small_bytes: idle(PoolKind::Small),
+            cached_large_bytes: idle(PoolKind::Large),
+            draining_bytes: bytes(statistics.active_bytes.all.current - allocated),
+            ..OutOfMemory::default()
+        };
+        report.cached_private_bytes = report.cached_small_bytes + report.cached_large_bytes;
+        report.hints = self.hints(&report, refusal);
+        report
+    }
+
+    fn hints(&self, report: &OutOfMemory, refusal: Refusal) -> Vec<String> {
+        let mut hints = Vec::new();
+        match (refusal, report.limit_bytes) {
+            (Refusal::Limit, Some(limit)) => hints.push(format!(
+                "the limit of {} refused it before the user's function was asked: raise the memory \
+                 fraction.",
+                human_bytes(limit)
+            )),
+            _ => hints.push(format!(
+                "the user's function of backend:{} returned null for {} bytes.",
+                self.name, report.requested_bytes
+            )),
+        }
+        if let (Refusal::Null, Some(free)) = (refusal, report.device_free_bytes)
+            && free >= report.requested_bytes
+        {
+            hints.push(format!(
+                "the device still has {} free, so the user's function keeps a limit of its own or \
+                 has cut its memory into pieces.",
+                human_bytes(free)
+            ));
+        }
+        hints
+    }
+}

@@ -1,0 +1,281 @@
+//! What was handed out: address to size, stream and pool, and the counters.
+//!
+//! Sharded by address, so that threads seldom meet. The counters stand together under one lock, which is
+//! held for a few additions: shared like the engine's, they would wander from shard to shard with the
+//! addresses, and cost ten times as much. Calls no function of a user and no driver. Lock order: a
+//! shard, then the counters; nobody takes another lock under these.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use crate::allocator::{SegmentAllocator, Token};
+use crate::ids::{PoolId, StreamId};
+use crate::size::PoolKind;
+use crate::stats::{Counter, PerPool, Statistics};
+
+const SHARDS: usize = 64;
+
+/// Which life of an address it is: an old handle is refused, not misread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark(u64);
+
+impl Mark {
+    #[expect(clippy::cast_possible_truncation, reason = "cut into two halves")]
+    pub(super) fn token(self) -> Token {
+        Token([self.0 as u32, (self.0 >> 32) as u32, 0])
+    }
+
+    pub(super) fn of(token: Token) -> Self {
+        Self(u64::from(token.0[0]) | u64::from(token.0[1]) << 32)
+    }
+}
+
+/// Where a block is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Live,
+    /// Freed by the caller; other streams' work is waited for.
+    Draining,
+    /// Kept for its private pool.
+    Idle,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// What the user's function was asked for.
+    pub(super) size_bytes: u64,
+    /// What the last holder asked for.
+    pub(super) requested_bytes: u64,
+    pub(super) stream: StreamId,
+    pub(super) pool: PoolId,
+    pub(super) state: State,
+    pub(super) mark: Mark,
+    /// Other streams that were announced.
+    pub(super) uses: SmallVec<[StreamId; 2]>,
+    /// Who gets it back, if it is not the user's `free`.
+    pub(super) source: Option<Arc<dyn SegmentAllocator>>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    blocks: HashMap<u64, Block>,
+    next_mark: u64,
+}
+
+/// A shard, alone on its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Cell(Mutex<Shard>);
+
+#[derive(Debug)]
+pub(super) struct Table {
+    cells: Box<[Cell]>,
+    counters: Mutex<Statistics>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { cells: (0..SHARDS).map(|_| Cell::default()).collect(), counters: Mutex::default() }
+    }
+}
+
+/// A shard under its lock.
+pub(super) struct Locked<'t> {
+    counters: &'t Mutex<Statistics>,
+    shard: MutexGuard<'t, Shard>,
+}
+
+impl Table {
+    /// Locks the shard of an address.
+    pub(super) fn lock(&self, address: u64) -> Locked<'_> {
+        // Addresses are multiples of large powers of two: their low bits are equal.
+        let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
+        let number = usize::try_from(hash).unwrap_or(0) % SHARDS;
+        Locked { counters: &self.counters, shard: self.cells[number].0.lock() }
+    }
+
+    /// Calls `visit` with every block there is, in no order.
+    pub(super) fn each(&self, mut visit: impl FnMut(u64, &Block)) {
+        for cell in &self.cells {
+            cell.0.lock().blocks.iter().for_each(|(address, block)| visit(*address, block));
+        }
+    }
+
+    /// Every counter that blocks have.
+    pub(super) fn statistics(&self) -> Statistics {
+        let mut statistics = self.counters.lock().clone();
+        statistics.num_device_alloc = statistics.segment.all.allocated;
+        statistics.num_device_free = statistics.segment.all.freed;
+        let idle = statistics.segment.all.current - statistics.active.all.current;
+        statistics.free_blocks = u64::try_from(idle).unwrap_or(0);
+        statistics
+    }
+
+    /// Sets every peak to its current value.
+    pub(super) fn reset_peaks(&self) {
+        each_counter(&mut self.counters.lock(), |counter| counter.peak = counter.current);
+    }
+
+    /// Sets what was summed up to zero.
+    pub(super) fn reset_accumulated(&self) {
+        let mut counters = self.counters.lock();
+        each_counter(&mut counters, |counter| (counter.allocated, counter.freed) = (0, 0));
+        (counters.hits, counters.misses) = (0, 0);
+    }
+}
+
+impl Locked<'_> {
+    pub(super) fn get(&self, address: u64) -> Option<&Block> {
+        self.shard.blocks.get(&address)
+    }
+
+    pub(super) fn get_mut(&mut self, address: u64) -> Option<&mut Block> {
+        self.shard.blocks.get_mut(&address)
+    }
+
+    /// The live block at an address, of that life if one is given.
+    pub(super) fn live(&self, address: u64, mark: Option<Mark>) -> Option<&Block> {
+        let fits = |block: &&Block| {
+            block.state == State::Live && mark.is_none_or(|mark| mark == block.mark)
+        };
+        self.get(address).filter(fits)
+    }
+
+    fn next_mark(&mut self) -> Mark {
+        self.shard.next_mark += 1;
+        Mark(self.shard.next_mark)
+    }
+
+    /// Adds a block that is in the caller's hands. `None`, and nothing changes, when the address is
+    /// known.
+    pub(super) fn insert(&mut self, address: u64, mut block: Block) -> Option<Mark> {
+        if self.shard.blocks.contains_key(&address) {
+            return None;
+        }
+        let mark = self.next_mark();
+        block.mark = mark;
+        {
+            let mut counters = self.counters.lock();
+            counters.misses += 1;
+            count_handed_out(&mut counters, &block);
+            let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+            increase(&mut counters.segment, kind, 1);
+            increase(&mut counters.reserved_bytes, kind, bytes);
+        }
+        self.shard.blocks.insert(address, block);
+        Some(mark)
+    }
+
+    /// Hands an idle block out again.
+    pub(super) fn revive(&mut self, address: u64, requested_bytes: u64) -> Option<Mark> {
+        let mark = self.next_mark();
+        let block = self.shard.blocks.get_mut(&address);
+        let block = block.filter(|block| block.state == State::Idle)?;
+        (block.state, block.mark, block.requested_bytes) = (State::Live, mark, requested_bytes);
+        let mut counters = self.counters.lock();
+        counters.hits += 1;
+        count_handed_out(&mut counters, block);
+        Some(mark)
+    }
+
+    /// The caller gave a live block back that still drains.
+    pub(super) fn drain(&mut self, address: u64) {
+        let Some(block) = self.shard.blocks.get_mut(&address) else { return };
+        block.state = State::Draining;
+        count_given_back(&mut self.counters.lock(), block);
+    }
+
+    /// A live or draining block becomes idle.
+    pub(super) fn keep(&mut self, address: u64) {
+        let Some(block) = self.shard.blocks.get_mut(&address) else { return };
+        count_free(&mut self.counters.lock(), block);
+        block.state = State::Idle;
+        block.uses.clear();
+    }
+
+    /// Forgets a block, whatever its state.
+    pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
+        let block = self.shard.blocks.remove(&address)?;
+        let mut counters = self.counters.lock();
+        count_free(&mut counters, &block);
+        decrease(&mut counters.segment, block.kind(), 1);
+        decrease(&mut counters.reserved_bytes, block.kind(), signed(block.size_bytes));
+        Some(block)
+    }
+}
+
+impl Block {
+    fn kind(&self) -> PoolKind {
+        PoolKind::of(self.size_bytes)
+    }
+}
+
+fn count_handed_out(counters: &mut Statistics, block: &Block) {
+    let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+    increase(&mut counters.allocation, kind, 1);
+    increase(&mut counters.allocated_bytes, kind, bytes);
+    increase(&mut counters.active, kind, 1);
+    increase(&mut counters.active_bytes, kind, bytes);
+    increase(&mut counters.requested_bytes, kind, signed(block.requested_bytes));
+}
+
+/// It is in no caller's hands any more.
+fn count_given_back(counters: &mut Statistics, block: &Block) {
+    decrease(&mut counters.allocation, block.kind(), 1);
+    decrease(&mut counters.allocated_bytes, block.kind(), signed(block.size_bytes));
+}
+
+/// It is not in use any more.
+fn count_free(counters: &mut Statistics, block: &Block) {
+    if block.state == State::Idle {
+        return;
+    }
+    if block.state == State::Live {
+        count_given_back(counters, block);
+    }
+    let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+    decrease(&mut counters.active, kind, 1);
+    decrease(&mut counters.active_bytes, kind, bytes);
+    decrease(&mut counters.requested_bytes, kind, signed(block.requested_bytes));
+}
+
+fn of_kind(family: &mut PerPool, kind: PoolKind) -> &mut Counter {
+    match kind {
+        PoolKind::Small => &mut family.small,
+        PoolKind::Large => &mut family.large,
+    }
+}
+
+fn increase(family: &mut PerPool, kind: PoolKind, n: i64) {
+    family.all.increase(n);
+    of_kind(family, kind).increase(n);
+}
+
+fn decrease(family: &mut PerPool, kind: PoolKind, n: i64) {
+    family.all.decrease(n);
+    of_kind(family, kind).decrease(n);
+}
+
+fn each_counter(counters: &mut Statistics, change: impl Fn(&mut Counter)) {
+    for family in [
+        &mut counters.allocation,
+        &mut counters.allocated_bytes,
+        &mut counters.active,
+        &mut counters.active_bytes,
+        &mut counters.requested_bytes,
+        &mut counters.segment,
+        &mut counters.reserved_bytes,
+    ] {
+        change(&mut family.all);
+        change(&mut family.small);
+        change(&mut family.large);
+    }
+}
+
+#[expect(clippy::cast_possible_wrap, reason = "requests are at most 1 EiB")]
+fn signed(bytes: u64) -> i64 {
+    bytes as i64
+}

@@ -1,0 +1,250 @@
+//! Blocks that wait for other streams, when the user's functions do not wait themselves.
+//!
+//! A free of such a block records one event per stream and returns; later requests ask whether the
+//! events have passed, and then the user's `free` is called. Events of a stream pass in order, so one
+//! that has not passed answers for all later ones. While a stream is captured no event of it is
+//! recorded: the block waits for the capture's end first.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::PluggableAllocator;
+use super::table::{Mark, State};
+use crate::driver::CaptureStatus;
+use crate::error::{DriverError, DriverErrorKind, HandleError};
+use crate::history::Action;
+use crate::ids::{EventId, PoolId, StreamId};
+
+type Streams = SmallVec<[StreamId; 2]>;
+type Events = SmallVec<[(EventId, StreamId); 2]>;
+
+/// What has to happen before a block is free.
+#[derive(Clone, Debug)]
+enum Until {
+    /// The captures that these streams are in end.
+    CapturesEnd(Streams),
+    /// These events pass.
+    Passed(Events),
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    address: u64,
+    mark: Mark,
+    pool: PoolId,
+    until: Until,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    count: AtomicUsize,
+    /// In the order in which they were freed.
+    entries: Mutex<VecDeque<Entry>>,
+    /// Events that nothing waits for.
+    spare: Mutex<Vec<EventId>>,
+}
+
+impl Waiting {
+    /// Whether any block waits. One relaxed load.
+    pub(super) fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// Blocks whose waiting has ended, on their way back. What is not reached, because a user's function
+/// panics, waits again, for nothing.
+struct Ready<'a> {
+    of: &'a PluggableAllocator,
+    entries: VecDeque<Entry>,
+}
+
+impl Ready<'_> {
+    fn complete(mut self) {
+        while let Some(entry) = self.entries.pop_front() {
+            self.of.waiting.count.fetch_sub(1, Ordering::Relaxed);
+            self.of.retire(entry.address, entry.mark, State::Draining, entry.pool);
+        }
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        if !self.entries.is_empty() {
+            self.of.waiting.entries.lock().extend(self.entries.drain(..));
+        }
+    }
+}
+
+impl PluggableAllocator {
+    /// Takes back a block that other streams use. Events are recorded first, so that a driver's
+    /// failure leaves the block in the caller's hands.
+    pub(super) fn free_when_drained(
+        &self,
+        address: u64,
+        mark: Mark,
+        uses: &[StreamId],
+    ) -> Result<(), HandleError> {
+        let until = if uses.iter().any(|stream| self.is_capturing(*stream)) {
+            Until::CapturesEnd(uses.iter().copied().collect())
+        } else {
+            Until::Passed(self.record_events(uses)?)
+        };
+        let mut shard = self.table.lock(address);
+        let same = |block: &&super::Block| block.uses.as_slice() == uses;
+        let Some(block) = shard.live(address, Some(mark)).filter(same) else {
+            // Another thread freed it or announced a stream meanwhile.
+            let again = shard.live(address, Some(mark)).is_some();
+            drop(shard);
+            self.put_back(until);
+            return match again {
+                true => self.free_block(address, Some(mark)),
+                false => Err(HandleError::Stale { address }),
+            };
+        };
+        let (stream, pool, requested) = (block.stream, block.pool, block.requested_bytes);
+        shard.drain(address);
+        drop(shard);
+        self.record(Action::FreeRequested, address, requested, (stream, pool));
+        self.waiting.entries.lock().push_back(Entry { address, mark, pool, until });
+        self.waiting.count.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn put_back(&self, until: Until) {
+        if let Until::Passed(events) = until {
+            self.waiting.spare.lock().extend(events.into_iter().map(|(event, _)| event));
+        }
+    }
+
+    /// Whether work on the stream would go into a graph. A driver that cannot say has no captures.
+    pub(super) fn is_capturing(&self, stream: StreamId) -> bool {
+        !matches!(self.driver.capture_status(stream), Ok(CaptureStatus::None) | Err(_))
+    }
+
+    /// One event on each stream, all or none. A stream that is gone has none: the device was waited
+    /// for.
+    fn record_events(&self, streams: &[StreamId]) -> Result<Events, DriverError> {
+        let mut events = Events::new();
+        for &stream in streams {
+            let failed = match self.record_new_event(stream) {
+                Ok(event) => {
+                    events.push((event, stream));
+                    continue;
+                }
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    self.driver.synchronize_device()
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = failed {
+                self.put_back(Until::Passed(events));
+                return Err(error);
+            }
+        }
+        Ok(events)
+    }
+
+    fn record_new_event(&self, stream: StreamId) -> Result<EventId, DriverError> {
+        let spare = self.waiting.spare.lock().pop();
+        let event = spare.map_or_else(|| self.driver.create_event(), Ok)?;
+        if let Err(error) = self.driver.record_event(event, stream) {
+            self.waiting.spare.lock().push(event);
+            return Err(error);
+        }
+        Ok(event)
+    }
+
+    /// Gives back what has been waited for, before a request on a stream. Skipped where events must
+    /// not be asked; what an event answers with an error goes on waiting.
+    pub(super) fn poll_for(&self, stream: StreamId) {
+        if !self.pools.any_capture() && !self.is_capturing(stream) {
+            // The request itself is sound; `process_events` tells of failures.
+            let _ = self.poll();
+        }
+    }
+
+    /// Gives back what has been waited for. Never waits for the device.
+    pub(super) fn poll(&self) -> Result<(), DriverError> {
+        let mut failed = None;
+        let mut busy = Streams::new();
+        let mut ready = Ready { of: self, entries: VecDeque::new() };
+        self.waiting.entries.lock().retain_mut(|entry| {
+            let passed = self.advance(&mut entry.until, &mut busy).unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                false
+            });
+            if passed {
+                ready.entries.push_back(entry.clone());
+            }
+            !passed
+        });
+        ready.complete();
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Whether the waiting has ended. `busy` are streams whose events are known to be unfinished.
+    fn advance(&self, until: &mut Until, busy: &mut Streams) -> Result<bool, DriverError> {
+        if let Until::CapturesEnd(streams) = until {
+            if streams.iter().any(|stream| self.is_capturing(*stream)) {
+                return Ok(false);
+            }
+            *until = Until::Passed(self.record_events(streams)?);
+        }
+        let Until::Passed(events) = until else { return Ok(false) };
+        while let Some(&(event, stream)) = events.last() {
+            if busy.contains(&stream) {
+                return Ok(false);
+            }
+            if !self.driver.query_event(event)? {
+                busy.push(stream);
+                return Ok(false);
+            }
+            events.pop();
+            self.waiting.spare.lock().push(event);
+        }
+        Ok(true)
+    }
+
+    /// Waits for every stream that a block waits for, and gives the blocks back. Blocks that wait for
+    /// the end of a capture stay.
+    ///
+    /// # Errors
+    ///
+    /// The first [`DriverError`]; blocks whose events could not be waited for go on waiting.
+    pub(super) fn drain(&self) -> Result<(), DriverError> {
+        // Blocks whose captures have ended get their events first; what fails here fails again below.
+        let _ = self.poll();
+        let waiting: Vec<_> = {
+            let entries = self.waiting.entries.lock();
+            let events = entries.iter().filter_map(|entry| match &entry.until {
+                Until::Passed(events) => Some(events.clone()),
+                Until::CapturesEnd(_) => None,
+            });
+            events.flatten().collect()
+        };
+        let mut failed = None;
+        for (event, _) in waiting {
+            // An event that another thread has used again by now is waited for longer than needed.
+            failed = failed.or(self.driver.synchronize_event(event).err());
+        }
+        failed.map_or_else(|| self.poll(), Err)
+    }
+
+    /// Gives the events back to the driver, when the allocator goes.
+    pub(super) fn destroy_events(&self) {
+        let entries = std::mem::take(&mut *self.waiting.entries.lock());
+        let waiting = entries.into_iter().flat_map(|entry| match entry.until {
+            Until::Passed(events) => events,
+            Until::CapturesEnd(_) => Events::new(),
+        });
+        let mut events = std::mem::take(&mut *self.waiting.spare.lock());
+        events.extend(waiting.map(|(event, _)| event));
+        for event in events {
+            // Nobody is left who could be told; the driver drops its events with its context.
+            let _ = self.driver.destroy_event(event);
+        }
+    }
+}

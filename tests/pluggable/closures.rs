@@ -1,0 +1,452 @@
+//! What the framework does around a user's functions.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
+use stratalloc::config::Settings;
+use stratalloc::driver::Driver;
+use stratalloc::driver::plugin::{Base, Callbacks};
+use stratalloc::error::{AddressFault, AllocError, HandleError};
+use stratalloc::history::Action;
+use stratalloc::ids::{DeviceId, OwnerId, StreamId};
+use stratalloc::registry;
+use stratalloc::size::MIB;
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::PluggableAllocator;
+
+use super::{User, build, over, sim};
+
+const MAIN: StreamId = StreamId(64);
+const SIDE: StreamId = StreamId(128);
+
+fn statistics(allocator: &dyn DeviceAllocator) -> Statistics {
+    allocator.counters().expect("it counts").statistics()
+}
+
+fn take(allocator: &dyn DeviceAllocator, bytes: u64) -> Allocation {
+    allocator.allocate(Request::new(bytes, MAIN)).expect("there is enough")
+}
+
+#[test]
+fn closures_are_chosen_by_name_and_get_everything_but_sharing() {
+    let user = User::with_bytes(u64::MAX / 2);
+    registry::register_callbacks("closures", user.callbacks()).unwrap();
+    let built = build("backend:closures").unwrap();
+    assert_eq!(built.name(), "closures");
+    assert!(built.cross_stream().is_some() && built.caching().is_some());
+    assert!(built.counters().is_some() && built.raw_addresses().is_some());
+    assert!(built.pressure().is_some() && built.private_pools().is_some());
+    assert!(built.sharing().is_none());
+    let block = take(&built, 1000);
+    assert_eq!(block.size_bytes(), 1000);
+    built.free(block).unwrap();
+    assert_eq!(user.heard(), ["alloc 1000 64", "free 1000 64"]);
+}
+
+#[test]
+fn counters_peaks_layout_and_history_follow_every_block() {
+    let user = User::with_bytes(u64::MAX / 2);
+    let own = over(sim(), user.callbacks());
+    own.history().start(100);
+    let sizes = [MIB, 3 * MIB, 512, 20 * MIB, 7];
+    let blocks: Vec<_> = sizes.iter().map(|bytes| take(&own, *bytes)).collect();
+    let all: i64 = sizes.iter().map(|bytes| i64::try_from(*bytes).unwrap()).sum();
+    let s = statistics(&own);
+    assert_eq!((s.allocation.all.current, s.allocation.small.current), (5, 3));
+    for family in [&s.allocated_bytes, &s.active_bytes, &s.requested_bytes, &s.reserved_bytes] {
+        assert_eq!((family.all.current, family.all.peak, family.all.freed), (all, all, 0));
+    }
+    let layout = own.caching().unwrap().layout();
+    assert_eq!(layout.len(), 5);
+    assert!(layout.windows(2).all(|pair| pair[0].address < pair[1].address));
+    blocks.into_iter().for_each(|block| own.free(block).unwrap());
+    let s = statistics(&own);
+    assert_eq!((s.reserved_bytes.all.current, s.reserved_bytes.all.peak), (0, all));
+    assert_eq!((s.num_device_alloc, s.num_device_free), (5, 5));
+    own.counters().unwrap().reset_peaks();
+    own.counters().unwrap().reset_accumulated();
+    assert_eq!(statistics(&own), Statistics::default());
+    let mut events = Vec::new();
+    own.history().drain_into(&mut events);
+    let count = |action| events.iter().filter(|event| event.action == action).count();
+    for action in [Action::SegmentAlloc, Action::Alloc, Action::FreeCompleted, Action::SegmentFree]
+    {
+        assert_eq!(count(action), 5, "{action:?}");
+    }
+}
+
+quickcheck::quickcheck! {
+    fn peaks_are_those_of_one_plain_counter(steps: Vec<(u32, bool)>) -> bool {
+        let own = over(sim(), User::with_bytes(u64::MAX / 2).callbacks());
+        let (mut live, mut now, mut peak) = (Vec::new(), 0, 0);
+        for (bytes, free) in steps {
+            if free && let Some(block) = live.pop() {
+                let block: Allocation = block;
+                now -= i64::try_from(block.size_bytes()).unwrap();
+                own.free(block).unwrap();
+            } else {
+                live.insert(0, take(&own, u64::from(bytes) + 1));
+                now += i64::from(bytes) + 1;
+            }
+            peak = peak.max(now);
+            let s = statistics(&own);
+            for family in [s.allocated_bytes, s.active_bytes, s.requested_bytes, s.reserved_bytes] {
+                assert_eq!((family.all.current, family.all.peak), (now, peak));
+            }
+            assert_eq!(own.caching().unwrap().layout().len(), live.len());
+        }
+        true
+    }
+}
+
+#[test]
+fn wrong_handles_are_clean_errors_and_the_users_free_is_not_called() {
+    let user = User::with_bytes(u64::MAX / 2);
+    let own = over(sim(), user.callbacks());
+    let raw = own.raw_addresses().unwrap();
+    let block = take(&own, 64);
+    let (address, size, owner, token) =
+        (block.address(), block.size_bytes(), block.owner(), block.token());
+    let twin = || Allocation::new(address, size, owner, token);
+    own.free(block).unwrap();
+    user.heard();
+    let error = own.free(twin()).unwrap_err();
+    assert_eq!(error.reason, HandleError::Stale { address });
+    assert_eq!(error.allocation, twin(), "it is given back");
+    let foreign = Allocation::new(address, size, OwnerId::next(), token);
+    assert!(matches!(own.free(foreign).unwrap_err().reason, HandleError::Foreign { .. }));
+    for address in [address, 0, 1, u64::MAX] {
+        let unknown = HandleError::UnknownAddress { address };
+        assert_eq!(raw.free_raw(address), Err(unknown.clone()));
+        assert_eq!(raw.record_stream_raw(address, SIDE), Err(unknown));
+    }
+    let cross = own.cross_stream().unwrap();
+    assert_eq!(cross.record_stream(&twin(), SIDE), Err(HandleError::Stale { address }));
+    assert!(own.caching().unwrap().base_allocation(&twin()).is_err());
+    let inside = raw.allocate_raw(Request::new(4096, MAIN)).unwrap();
+    assert!(raw.free_raw(inside + 512).is_err(), "no block starts inside a block");
+    raw.free_raw(inside).unwrap();
+    assert!(raw.free_raw(inside).is_err());
+    assert_eq!(user.heard(), ["alloc 4096 64", "free 4096 64"]);
+}
+
+#[test]
+fn an_old_handle_does_not_free_the_next_block_at_its_address() {
+    let frees = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&frees);
+    let free = move |_, _, _, _| {
+        seen.fetch_add(1, Ordering::Relaxed);
+    };
+    let own = over(sim(), Callbacks::new(|_, _, _| Some(4096), free));
+    let first = take(&own, 64);
+    let old = Allocation::new(first.address(), 64, first.owner(), first.token());
+    own.free(first).unwrap();
+    let second = take(&own, 64);
+    assert!(matches!(own.free(old).unwrap_err().reason, HandleError::Stale { .. }));
+    assert_eq!(frees.load(Ordering::Relaxed), 1);
+    own.free(second).unwrap();
+}
+
+#[test]
+fn answers_that_cannot_be_handed_out_are_errors_with_the_address() {
+    let returned = Arc::new(AtomicU64::new(0));
+    for (answer, expected, given_back) in [
+        (4096 + 8, AddressFault::Misaligned { alignment_bytes: 16 }, true),
+        (u64::MAX - 15, AddressFault::PastTheEnd, true),
+        (4096, AddressFault::Live, false),
+    ] {
+        let seen = Arc::clone(&returned);
+        let free = move |address, _, _, _| seen.store(address, Ordering::Relaxed);
+        let next = AtomicBool::new(false);
+        let allocate = move |_, _: DeviceId, _: StreamId| {
+            Some(if next.swap(true, Ordering::Relaxed) { answer } else { 4096 })
+        };
+        let own = over(sim(), Callbacks::new(allocate, free));
+        let first = take(&own, 100);
+        returned.store(0, Ordering::Relaxed);
+        match own.allocate(Request::new(100, MAIN)).unwrap_err() {
+            AllocError::BadAddress { address, requested_bytes: 100, fault } => {
+                assert_eq!((address, fault), (answer, expected));
+            }
+            other => panic!("{other}"),
+        }
+        let expected = if given_back { answer } else { 0 };
+        assert_eq!(returned.load(Ordering::Relaxed), expected, "a live block is not freed");
+        assert_eq!(statistics(&own).allocation.all.current, 1);
+        own.free(first).unwrap();
+    }
+}
+
+#[test]
+fn null_is_an_out_of_memory_error_with_every_number() {
+    let user = User::with_bytes(100 * MIB);
+    let own = over(sim(), user.callbacks());
+    let seen = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&seen);
+    let observer = move |report: &stratalloc::error::OutOfMemory| {
+        told.store(report.requested_bytes, Ordering::Relaxed);
+    };
+    own.pressure().unwrap().add_oom_observer(Arc::new(observer));
+    let held = take(&own, 60 * MIB);
+    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(50 * MIB, SIDE)) else {
+        panic!("there is not as much")
+    };
+    assert_eq!((report.requested_bytes, report.stream), (50 * MIB, SIDE));
+    assert_eq!((report.allocated_bytes, report.reserved_bytes), (60 * MIB, 60 * MIB));
+    assert!(report.device_free_bytes.is_some() && report.limit_bytes.is_none());
+    assert!(report.hints[0].contains("backend:mine returned null"), "{report}");
+    assert_eq!(seen.load(Ordering::Relaxed), 50 * MIB);
+    let s = statistics(&own);
+    assert_eq!((s.num_ooms, s.num_alloc_retries), (1, 1));
+    own.free(held).unwrap();
+    assert!(matches!(own.allocate(Request::new(0, MAIN)), Err(AllocError::ZeroBytes)));
+    let huge = own.allocate(Request::new(u64::MAX, MAIN));
+    assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
+}
+
+#[test]
+fn callbacks_free_blocks_and_the_request_succeeds() {
+    let user = User::with_bytes(100 * MIB);
+    let own = Arc::new(over(sim(), user.callbacks()));
+    let kept = Arc::new(parking_lot::Mutex::new(vec![take(&*own, 60 * MIB)]));
+    let (allocator, cache) = (Arc::clone(&own), Arc::clone(&kept));
+    let free_some = move || match cache.lock().pop() {
+        Some(block) => allocator.free(block).is_ok(),
+        None => false,
+    };
+    own.pressure().unwrap().add_free_memory_callback(Arc::new(free_some));
+    let block = take(&*own, 80 * MIB);
+    assert_eq!(statistics(&*own).num_ooms, 0);
+    own.free(block).unwrap();
+}
+
+#[test]
+fn our_own_limit_refuses_before_the_user_is_asked() {
+    let user = User::with_bytes(u64::MAX / 2);
+    let own = over(sim(), user.callbacks());
+    let caching = own.caching().unwrap();
+    caching.set_limit_bytes(Some(10 * MIB));
+    let block = take(&own, 10 * MIB);
+    user.heard();
+    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(1, MAIN)) else {
+        panic!("the limit is reached")
+    };
+    assert!(report.hints[0].contains("the limit of"), "{report}");
+    assert_eq!(user.heard(), [""; 0]);
+    own.free(block).unwrap();
+    assert!(
+        caching.set_memory_fraction(1.5).is_err() && caching.set_memory_fraction(f64::NAN).is_err()
+    );
+    assert_eq!(caching.limit_bytes(), Some(10 * MIB));
+    caching.set_memory_fraction(1.0).unwrap();
+    assert_eq!(caching.limit_bytes(), None);
+}
+
+#[test]
+fn optional_functions_are_called_and_a_fraction_of_the_string_counts() {
+    let user = User::with_bytes(u64::MAX / 2);
+    let [i, r, f] = [(); 3].map(|()| Arc::clone(&user));
+    let callbacks = user
+        .callbacks()
+        .on_init(move |devices| i.say(format!("init {devices}")))
+        .on_reset(move || r.say("reset".to_owned()))
+        .on_memory_fraction(move |part, device| f.say(format!("fraction {part} {device}")))
+        .on_base_address(|address| Base { address: address - 512, size_bytes: Some(8192) });
+    let settings = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
+    let own = PluggableAllocator::new("mine", sim(), callbacks, &settings, 4);
+    assert_eq!(user.heard(), ["init 4", "fraction 0.5 0"]);
+    assert!(own.caching().unwrap().limit_bytes().is_some());
+    own.caching().unwrap().empty_cache().unwrap();
+    assert_eq!(user.heard(), ["reset"]);
+    let block = take(&own, 64);
+    let base = own.caching().unwrap().base_allocation(&block).unwrap();
+    assert_eq!((base.address, base.size_bytes), (block.address() - 512, 8192));
+    own.free(block).unwrap();
+}
+
+#[test]
+fn a_block_that_another_stream_uses_is_held_back_until_that_stream_is_done() {
+    let (device, user) = (sim(), User::with_bytes(u64::MAX / 2));
+    let own = over(device.clone(), user.callbacks());
+    let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
+    let block = own.allocate(Request::new(64, main)).unwrap();
+    let cross = own.cross_stream().unwrap();
+    cross.record_stream(&block, side).unwrap();
+    cross.record_stream(&block, main).unwrap();
+    user.heard();
+    own.free(block).unwrap();
+    cross.process_events().unwrap();
+    assert_eq!(user.heard(), [""; 0], "the side stream is not done");
+    let s = statistics(&own);
+    assert_eq!((s.allocation.all.current, s.active.all.current), (0, 1));
+    device.complete_stream(side);
+    let next = own.allocate(Request::new(32, main)).unwrap();
+    assert_eq!(user.heard()[0], format!("free 64 {main}"));
+    own.free(next).unwrap();
+}
+
+#[test]
+fn under_pressure_other_streams_are_waited_for() {
+    let (device, user) = (sim(), User::with_bytes(100 * MIB));
+    let own = over(device.clone(), user.callbacks());
+    let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
+    let block = own.allocate(Request::new(80 * MIB, main)).unwrap();
+    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
+    own.free(block).unwrap();
+    let next = own.allocate(Request::new(80 * MIB, main)).unwrap();
+    assert_eq!(statistics(&own).num_sync_all_streams, 1);
+    own.free(next).unwrap();
+    drop(own);
+    assert_eq!(device.held().events, 0);
+}
+
+#[test]
+fn who_waits_himself_is_told_and_gets_the_block_at_once() {
+    let (device, user) = (sim(), User::with_bytes(u64::MAX / 2));
+    let told = Arc::clone(&user);
+    let callbacks = user.callbacks();
+    let callbacks = callbacks.on_record_stream(move |_, stream| told.say(format!("uses {stream}")));
+    let own = over(device, callbacks);
+    let block = take(&own, 64);
+    own.cross_stream().unwrap().record_stream(&block, SIDE).unwrap();
+    own.free(block).unwrap();
+    assert_eq!(user.heard(), ["alloc 64 64", "uses 128", "free 64 64"]);
+}
+
+#[test]
+fn a_use_inside_a_capture_is_waited_for_after_the_capture() {
+    let (device, user) = (sim(), User::with_bytes(u64::MAX / 2));
+    let own = over(device.clone(), user.callbacks());
+    let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
+    let block = own.allocate(Request::new(64, main)).unwrap();
+    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
+    let capture = device.capture().unwrap();
+    capture.begin(side).unwrap();
+    own.free(block).unwrap();
+    user.heard();
+    own.cross_stream().unwrap().process_events().unwrap();
+    assert_eq!(user.heard(), [""; 0]);
+    capture.end(side).unwrap();
+    own.cross_stream().unwrap().process_events().unwrap();
+    device.complete_all();
+    own.cross_stream().unwrap().process_events().unwrap();
+    assert_eq!(user.heard(), [format!("free 64 {main}")]);
+}
+
+#[test]
+fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let user = User::with_bytes(u64::MAX / 2);
+    let (inner, a, f) = (user.callbacks(), Arc::clone(&broken), Arc::clone(&broken));
+    let over_inner = over(sim(), inner);
+    let inner = Arc::new(over_inner);
+    let (give, back) = (Arc::clone(&inner), Arc::clone(&inner));
+    let allocate = move |bytes, _: DeviceId, stream| {
+        assert!(!a.load(Ordering::Relaxed), "broken");
+        give.raw_addresses()?.allocate_raw(Request::new(bytes, stream)).ok()
+    };
+    let free = move |address, _, _, _| {
+        assert!(!f.load(Ordering::Relaxed), "broken");
+        back.raw_addresses().unwrap().free_raw(address).unwrap();
+    };
+    let own = over(sim(), Callbacks::new(allocate, free));
+    let caching = own.caching().unwrap();
+    caching.set_limit_bytes(Some(1000));
+    let [first, second] = [take(&own, 400), take(&own, 400)];
+    broken.store(true, Ordering::Relaxed);
+    let panicked = |work: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(work)).is_err();
+    assert!(panicked(&mut || drop(own.allocate(Request::new(200, MAIN)))));
+    assert_eq!(statistics(&own).allocation.all.current, 2, "the request has changed nothing");
+    let mut first = Some(first);
+    assert!(panicked(&mut || own.free(first.take().unwrap()).unwrap()));
+    broken.store(false, Ordering::Relaxed);
+    assert_eq!(statistics(&own).allocation.all.current, 1, "its block is gone");
+    let third = take(&own, 600);
+    [second, third].into_iter().for_each(|block| own.free(block).unwrap());
+    broken.store(true, Ordering::Relaxed);
+    let _live = take_unbroken(&own, &broken);
+    drop(own);
+}
+
+/// A block that is still live when its allocator goes, while the functions panic.
+fn take_unbroken(own: &PluggableAllocator, broken: &AtomicBool) -> Allocation {
+    broken.store(false, Ordering::Relaxed);
+    let block = take(own, 8);
+    broken.store(true, Ordering::Relaxed);
+    block
+}
+
+#[test]
+fn dropping_the_allocator_gives_everything_back() {
+    let (device, user) = (sim(), User::with_bytes(u64::MAX / 2));
+    let own = over(device.clone(), user.callbacks());
+    let side = device.create_stream().unwrap();
+    let _live = take(&own, 64);
+    let draining = take(&own, 128);
+    own.cross_stream().unwrap().record_stream(&draining, side).unwrap();
+    own.free(draining).unwrap();
+    drop(own);
+    assert_eq!(user.live_bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(device.held().events, 0);
+}
+
+#[test]
+fn what_was_built_cannot_be_exchanged_at_run_time() {
+    let own = over(sim(), User::with_bytes(0).callbacks());
+    let table = registry::key_table();
+    let apply = |text| {
+        let config = stratalloc::config::Config::parse(text, &table).unwrap();
+        own.caching().unwrap().apply(&config)
+    };
+    apply("max_split_size_mb:64").unwrap();
+    let error = apply("library:other.so").unwrap_err();
+    assert!(error.to_string().contains("cannot be exchanged"), "{error}");
+}
+
+/// Many threads and streams over real memory: bytes stay what their holder wrote.
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_and_streams_keep_their_bytes_on_the_host_device() {
+    use stratalloc::driver::host::{Host, HostOptions};
+    let host = Arc::new(Host::new(HostOptions::default()));
+    let (give, back) = (Arc::clone(&host), Arc::clone(&host));
+    let allocate = move |bytes, _, _| give.allocate(bytes).ok();
+    let free = move |address, bytes, _, _| back.free(address, bytes).expect("it is live");
+    let own = over(host.clone(), Callbacks::new(allocate, free));
+    let streams: Vec<_> = (0..4).map(|_| host.create_stream().unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (n, stream) in streams.iter().copied().enumerate() {
+            let (own, host, side) = (&own, &host, streams[(n + 1) % 4]);
+            scope.spawn(move || {
+                for round in 0..60u64 {
+                    let bytes = 512 * (1 + (round * 7 + n as u64) % 9);
+                    let block = own.allocate(Request::new(bytes, stream)).unwrap();
+                    let byte = u8::try_from(1 + n as u64 * 60 + round).unwrap();
+                    host.fill(block.address(), byte, bytes, stream).unwrap();
+                    host.synchronize_stream(stream).unwrap();
+                    let mut seen = vec![0; usize::try_from(bytes).unwrap()];
+                    host.copy_to_host(&mut seen, block.address(), side).unwrap();
+                    assert!(seen.iter().all(|other| *other == byte), "somebody else wrote here");
+                    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
+                    own.free(block).unwrap();
+                }
+            });
+        }
+    });
+    own.caching().unwrap().empty_cache().unwrap();
+    let s = statistics(&own);
+    assert_eq!((s.active.all.current, s.num_device_alloc, s.num_device_free), (0, 240, 240));
+    drop(own);
+    assert_eq!(host.held().segments, []);
+}
+
+#[test]
+fn a_token_of_nobody_is_stale() {
+    let own = over(sim(), User::with_bytes(u64::MAX / 2).callbacks());
+    let block = take(&own, 64);
+    let forged = Allocation::new(block.address(), 64, block.owner(), Token([9, 9, 9]));
+    assert!(matches!(own.free(forged).unwrap_err().reason, HandleError::Stale { .. }));
+    own.free(block).unwrap();
+}

@@ -1,0 +1,199 @@
+//! Random histories over a strict user: he frees nothing twice, gets everything back, and his account
+//! agrees with ours after every step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use quickcheck::{Arbitrary, Gen};
+use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, PrivatePools, Request};
+use stratalloc::driver::plugin::Callbacks;
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::error::AllocError;
+use stratalloc::history::BlockStateName;
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::strategies::PluggableAllocator;
+
+use super::{over, sim};
+
+const STREAMS: usize = 3;
+const POOLS: u64 = 3;
+/// Little enough that requests fail.
+const MOST_BYTES: u64 = 20_000;
+
+/// Few, so that idle blocks fit: some in each other.
+const SIZES: [u16; 5] = [500, 512, 2000, 2100, 6000];
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Take { bytes: u16, stream: u8, pool: u8 },
+    Free { which: u8 },
+    Use { which: u8, stream: u8 },
+    Finish { stream: u8 },
+    EmptyCache,
+    Create { pool: u8, helps: bool },
+    Release { pool: u8 },
+    GoBack { pool: u8 },
+}
+
+impl Arbitrary for Op {
+    fn arbitrary(g: &mut Gen) -> Self {
+        let (which, stream, pool) = (u8::arbitrary(g), u8::arbitrary(g), u8::arbitrary(g));
+        match u8::arbitrary(g) % 16 {
+            0..=5 => Self::Take { bytes: *g.choose(&SIZES).expect("some"), stream, pool },
+            6..=9 => Self::Free { which },
+            10 => Self::Use { which, stream },
+            11 => Self::Finish { stream },
+            12 => Self::EmptyCache,
+            13 => Self::Create { pool, helps: bool::arbitrary(g) },
+            14 => Self::Release { pool },
+            _ => Self::GoBack { pool },
+        }
+    }
+}
+
+/// Address to size and stream of what the user has handed out.
+type Account = Arc<Mutex<HashMap<u64, (u64, StreamId)>>>;
+
+fn strict(account: &Account) -> Callbacks {
+    let (give, back) = (Arc::clone(account), Arc::clone(account));
+    let allocate = move |bytes: u64, _, stream| {
+        let mut live = give.lock();
+        if live.values().map(|(bytes, _)| bytes).sum::<u64>() + bytes > MOST_BYTES {
+            return None;
+        }
+        // The lowest address that is free comes back soon.
+        let address = (1..).map(|n| n << 16).find(|address| !live.contains_key(address))?;
+        live.insert(address, (bytes, stream));
+        Some(address)
+    };
+    let free = move |address, bytes, _, stream| {
+        assert_eq!(back.lock().remove(&address), Some((bytes, stream)), "freed as it was taken");
+    };
+    Callbacks::new(allocate, free)
+}
+
+struct Bed {
+    own: PluggableAllocator,
+    device: Arc<Sim>,
+    account: Account,
+    streams: Vec<StreamId>,
+    live: Vec<Allocation>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (device, account) = (sim(), Account::default());
+        let streams = (0..STREAMS).map(|_| device.create_stream().expect("there are many"));
+        let streams = streams.collect();
+        let own = over(Arc::<Sim>::clone(&device), strict(&account));
+        Self { own, device, account, streams, live: Vec::new() }
+    }
+
+    fn pools(&self) -> &dyn PrivatePools {
+        self.own.private_pools().expect("it has them")
+    }
+
+    fn stream(&self, which: u8) -> StreamId {
+        self.streams[usize::from(which) % STREAMS]
+    }
+
+    /// The default pool for every other number.
+    fn pool(which: u8) -> PoolId {
+        PoolId { capture: 0, user: u64::from(which) % (2 * POOLS) / 2 * u64::from(which % 2) }
+    }
+
+    fn step(&mut self, op: Op) {
+        let place = |which: u8, live: &[Allocation]| usize::from(which) % live.len();
+        match op {
+            Op::Take { bytes, stream, pool } => {
+                let request = Request::new(u64::from(bytes), self.stream(stream));
+                match self.pools().allocate_in(Self::pool(pool), request) {
+                    Ok(block) => self.live.push(block),
+                    Err(AllocError::OutOfMemory(_) | AllocError::Pool(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Op::Free { which } if !self.live.is_empty() => {
+                let block = self.live.swap_remove(place(which, &self.live));
+                self.own.free(block).expect("it is live");
+            }
+            Op::Use { which, stream } if !self.live.is_empty() => {
+                let block = &self.live[place(which, &self.live)];
+                let cross = self.own.cross_stream().expect("it waits");
+                cross.record_stream(block, self.stream(stream)).expect("it is live");
+            }
+            Op::Finish { stream } => self.device.complete_stream(self.stream(stream)),
+            Op::EmptyCache => {
+                self.own.caching().expect("it has one").empty_cache().expect("the driver works");
+            }
+            // What is not legal now is refused and changes nothing: the check below sees it.
+            Op::Create { pool, helps } => {
+                let options = PoolOptions { use_on_oom: helps, ..PoolOptions::default() };
+                let _ = self.pools().create_pool(Self::pool(pool), options);
+            }
+            Op::Release { pool } => drop(self.pools().release_pool(Self::pool(pool))),
+            Op::GoBack { pool } => self.go_back(Self::pool(pool)),
+            Op::Free { .. } | Op::Use { .. } => {}
+        }
+    }
+
+    /// Takes a checkpoint, frees a block of the pool if there is one, and goes back.
+    fn go_back(&mut self, pool: PoolId) {
+        let Ok(checkpoint) = self.pools().checkpoint(pool) else { return };
+        let addresses = self.pools().live_addresses(pool).expect("it is known");
+        if let Some(at) = self.live.iter().position(|block| addresses.contains(&block.address())) {
+            let block = self.live.swap_remove(at);
+            self.own.free(block).expect("it is live");
+        }
+        let Ok(restored) = self.pools().restore(&checkpoint) else { return };
+        self.live.retain(|block| !addresses.contains(&block.address()));
+        self.live.extend(restored.live);
+        assert!(self.pools().holds_exactly(pool, &addresses).expect("it is known"));
+    }
+
+    fn check(&self) {
+        let layout = self.own.caching().expect("it has one").layout();
+        let account = self.account.lock();
+        assert_eq!(layout.len(), account.len());
+        for segment in &layout {
+            let expected = Some(&(segment.size_bytes, segment.stream));
+            assert_eq!(account.get(&segment.address), expected);
+        }
+        let in_state = |state| {
+            let blocks = layout.iter().filter(|segment| segment.blocks[0].state == state);
+            let bytes: u64 = blocks.clone().map(|segment| segment.size_bytes).sum();
+            (i64::try_from(blocks.count()).unwrap_or(0), i64::try_from(bytes).unwrap_or(0))
+        };
+        let live = in_state(BlockStateName::ActiveAllocated);
+        let draining = in_state(BlockStateName::ActivePendingFree);
+        let idle = in_state(BlockStateName::Inactive);
+        let s = self.own.counters().expect("it counts").statistics();
+        assert_eq!(usize::try_from(live.0).ok(), Some(self.live.len()));
+        assert_eq!((s.allocation.all.current, s.allocated_bytes.all.current), live);
+        let active = (live.0 + draining.0, live.1 + draining.1);
+        assert_eq!((s.active.all.current, s.active_bytes.all.current), active);
+        let held = (active.0 + idle.0, active.1 + idle.1);
+        assert_eq!((s.segment.all.current, s.reserved_bytes.all.current), held);
+        for family in [s.allocation, s.active, s.reserved_bytes, s.requested_bytes] {
+            assert_eq!(family.all.current, family.small.current + family.large.current);
+            assert_eq!(family.all.current, family.all.allocated - family.all.freed);
+            assert!(family.all.peak >= family.all.current);
+        }
+    }
+}
+
+quickcheck::quickcheck! {
+    fn our_account_and_the_users_agree_after_every_step(ops: Vec<Op>) -> bool {
+        let mut bed = Bed::new();
+        for op in ops {
+            bed.step(op);
+            bed.check();
+        }
+        let Bed { own, device, account, live, .. } = bed;
+        drop((own, live));
+        assert!(account.lock().is_empty(), "everything was given back");
+        assert_eq!(device.held().events, 0);
+        true
+    }
+}

@@ -1,0 +1,114 @@
+//! Libraries that cannot be loaded: each is an error that says what was found.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use stratalloc::config::Config;
+use stratalloc::driver::plugin::LibraryError;
+use stratalloc::registry::{self, BuildError};
+
+use super::build;
+use super::library::{compile, conf};
+
+fn refusal(path: &Path) -> LibraryError {
+    match build(&conf(path, "alloc_fn:f,free_fn:g")) {
+        Err(BuildError::Library(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let name = format!("{name}-{}.so", std::process::id());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::write(&path, bytes).expect("the folder of tests can be written");
+    path
+}
+
+#[test]
+fn what_is_no_library_is_named_with_what_it_is() {
+    let missing = Path::new("/no/such/library.so");
+    assert_eq!(refusal(missing), LibraryError::Missing { path: missing.to_owned() });
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    assert!(refusal(folder).to_string().ends_with("expected a file, found a directory"));
+    assert!(refusal(Path::new("/dev/null")).to_string().contains("found a device"));
+    for (name, bytes, words) in [
+        ("empty", &b""[..], "found an empty file"),
+        ("text", b"int main() { return 0; }\n", "found a file that begins with \"int main\""),
+        ("cut", b"\x7fELF\x02\x01", "found a file that ends after 6 bytes"),
+    ] {
+        let path = file(name, bytes);
+        let text = refusal(&path).to_string();
+        assert!(text.contains(words) && text.contains(path.to_str().unwrap()), "{text}");
+        fs::remove_file(path).unwrap();
+    }
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn a_library_for_another_machine_is_named_with_that_machine() {
+    let mut header = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0".to_vec();
+    let (other, name) =
+        if cfg!(target_arch = "x86_64") { (183u16, "AArch64") } else { (62, "x86-64") };
+    header.extend(other.to_le_bytes());
+    header.resize(64, 0);
+    let path = file("other", &header);
+    let text = refusal(&path).to_string();
+    assert!(text.contains(&format!("found one for {name}")), "{text}");
+    // The right machine, and nothing behind the header: the system's loader refuses it.
+    let own: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+    header[18..20].copy_from_slice(&own.to_le_bytes());
+    let hollow = file("hollow", &header);
+    assert!(matches!(refusal(&hollow), LibraryError::NotLoaded { .. }));
+    for path in [path, hollow] {
+        fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn a_missing_function_is_named_with_its_key_and_nothing_was_called() {
+    let Some((library, log)) = compile("cc", "functions.c", "lacks") else { return };
+    for (functions, key, name) in [
+        ("alloc_fn:no_such,free_fn:my_free", "alloc_fn", "no_such"),
+        ("alloc_fn:my_alloc,free_fn:my_fee", "free_fn", "my_fee"),
+        ("alloc_fn:my_alloc,free_fn:my_free,init_fn:my_init,reset_fn:nix", "reset_fn", "nix"),
+        ("alloc_fn:my_alloc,free_fn:my_free,release_pool_fn:nix", "release_pool_fn", "nix"),
+    ] {
+        match build(&conf(&library, functions)) {
+            Err(BuildError::Library(LibraryError::NoFunction { path, key: k, name: n })) => {
+                assert_eq!((path.file_name(), k, n.as_str()), (library.file_name(), key, name));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(!log.exists(), "not even init");
+}
+
+#[test]
+fn a_missing_key_is_named() {
+    for (text, expected) in [
+        ("backend:pluggable", "library"),
+        ("backend:pluggable,library:a.so", "alloc_fn"),
+        ("backend:pluggable,library:a.so,alloc_fn:f", "free_fn"),
+    ] {
+        match build(text) {
+            Err(BuildError::MissingKey { key, .. }) => assert_eq!(key, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn names_that_no_function_has_get_a_caret() {
+    let table = registry::key_table();
+    let long = "f".repeat(5000);
+    for value in ["1f", "\"a b\"", "\"\"", "a-b", "\"a\0b\"", "[f]", &long] {
+        let text = format!("alloc_fn:{value}");
+        let error = Config::parse(&text, &table).unwrap_err();
+        assert_eq!((error.key.as_str(), error.at()), ("alloc_fn", 9), "{value:?}");
+        assert_eq!(error.expected, "a function's name");
+    }
+    for value in ["\"\"", "\"a\0b\"", "[a.so]"] {
+        let error = Config::parse(&format!("library:{value}"), &table).unwrap_err();
+        assert_eq!(error.expected, "a file's path");
+    }
+}

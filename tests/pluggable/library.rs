@@ -1,0 +1,235 @@
+//! Compiled libraries, as people write them for PyTorch.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions, Request, ScopeFilter};
+use stratalloc::config::Config;
+use stratalloc::error::{AddressFault, AllocError};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry;
+
+use super::build;
+
+const MAIN: StreamId = StreamId(64);
+
+/// A library of its own for each test, and where it writes its log; `None`, and a word, where there is
+/// no compiler.
+pub(crate) fn compile(compiler: &str, source: &str, name: &str) -> Option<(PathBuf, PathBuf)> {
+    if Command::new(compiler).arg("--version").output().is_err() {
+        eprintln!("skipped: no C compiler ({compiler})");
+        return None;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let process = std::process::id();
+    let library = folder.join(format!("{name}-{process}.so"));
+    let log = folder.join(format!("{name}-{process}.log"));
+    let _ = fs::remove_file(&log);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pluggable").join(source);
+    let done = Command::new(compiler)
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .arg(format!("-DLOG_PATH=\"{}\"", log.display()))
+        .arg(source)
+        .arg("-o")
+        .arg(&library)
+        .output()
+        .expect("it said its version");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some((library, log))
+}
+
+fn heard(log: &Path) -> Vec<String> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let _ = fs::remove_file(log);
+    text.lines().map(str::to_owned).collect()
+}
+
+pub(crate) fn conf(library: &Path, functions: &str) -> String {
+    format!("backend:pluggable,library:\"{}\",{functions}", library.display())
+}
+
+#[test]
+fn a_library_written_for_pytorch_works_unchanged() {
+    let Some((library, log)) = compile("cc", "functions.c", "plain") else { return };
+    let text = conf(&library, "alloc_fn:my_alloc,free_fn:my_free");
+    let own = build(&text).unwrap();
+    assert_eq!(own.name(), "pluggable");
+    let block = own.allocate(Request::new(1000, MAIN)).unwrap();
+    own.free(block).unwrap();
+    assert_eq!(heard(&log), ["alloc 1000 0 64", "free 1 1000 0 64"]);
+    let huge = own.allocate(Request::new(1 << 37, MAIN));
+    assert!(
+        matches!(huge, Err(AllocError::OutOfMemory(report)) if report.requested_bytes == 1 << 37)
+    );
+    let live = own.allocate(Request::new(64, MAIN)).unwrap();
+    assert!(live.address() != 0);
+    drop(own);
+    assert_eq!(heard(&log), ["alloc 64 0 64", "free 1 64 0 64"], "its memory is given back");
+}
+
+#[test]
+fn every_optional_function_is_found_and_called() {
+    let Some((library, log)) = compile("cc", "functions.c", "whole") else { return };
+    let text = conf(
+        &library,
+        "alloc_fn:my_alloc,free_fn:my_free,init_fn:my_init,reset_fn:my_reset,\
+         memory_fraction_fn:my_fraction,base_alloc_fn:my_base,record_stream_fn:my_record,\
+         begin_allocate_to_pool_fn:my_begin,end_allocate_to_pool_fn:my_end,\
+         release_pool_fn:my_release,per_process_memory_fraction:0.5",
+    );
+    let own = build(&text).unwrap();
+    assert_eq!(heard(&log), ["init 1", "fraction 0.50 0"]);
+    let caching = own.caching().unwrap();
+    caching.empty_cache().unwrap();
+    caching.set_memory_fraction(0.25).unwrap();
+    let block = own.allocate(Request::new(1000, MAIN)).unwrap();
+    own.cross_stream().unwrap().record_stream(&block, StreamId(128)).unwrap();
+    let base = caching.base_allocation(&block).unwrap();
+    assert_eq!((base.address % 4096, base.size_bytes), (0, 4096));
+    own.free(block).unwrap();
+    let pools = own.private_pools().unwrap();
+    let pool = PoolId { capture: 3, user: 4 };
+    pools.open_scope(pool, ScopeFilter::this_thread()).unwrap();
+    pools.close_scope(pool).unwrap();
+    pools.release_pool(pool).unwrap();
+    let said = heard(&log);
+    let expected = [
+        "reset",
+        "fraction 0.25 0",
+        "alloc 1000 0 64",
+        "record 1 128",
+        "free 1 1000 0 64",
+        "begin 0 3 4 1",
+        "end 0 3 4",
+        "release 0 3 4",
+    ];
+    assert_eq!(said, expected);
+    drop(own);
+    let again = build(&text).unwrap();
+    assert_eq!(heard(&log), ["fraction 0.50 0"], "a library is initialised once");
+    drop(again);
+}
+
+#[test]
+fn a_cpp_library_copies_the_filter_and_asks_it() {
+    let Some((library, _)) = compile("c++", "filter.cpp", "filter") else { return };
+    let text = conf(
+        &library,
+        "alloc_fn:pool_alloc,free_fn:pool_free,begin_allocate_to_pool_fn:pool_begin,\
+         end_allocate_to_pool_fn:pool_end,release_pool_fn:pool_release",
+    );
+    let own = build(&text).unwrap();
+    let pools = own.private_pools().unwrap();
+    let take = |stream| own.allocate(Request::new(64, stream)).unwrap();
+    let id = PoolId { capture: 0, user: 5 };
+    pools.open_scope(id, ScopeFilter::Stream(MAIN)).unwrap();
+    let (inside, outside) = (take(MAIN), take(StreamId(65)));
+    assert_eq!((inside.address() >> 40, outside.address() >> 40), (5, 0));
+    pools.close_scope(id).unwrap();
+    pools.release_pool(id).unwrap();
+    let after = take(MAIN);
+    assert_eq!(after.address() >> 40, 0);
+    let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
+    let scope = pool.enter().unwrap();
+    let mine = take(MAIN);
+    assert_eq!(mine.address() >> 40, pool.id().user);
+    let elsewhere = std::thread::scope(|s| s.spawn(|| take(MAIN)).join().unwrap());
+    assert_eq!(elsewhere.address() >> 40, 0);
+    drop(scope);
+    for block in [inside, outside, after, mine, elsewhere] {
+        own.free(block).unwrap();
+    }
+}
+
+#[test]
+fn answers_of_a_bad_library_are_errors() {
+    let Some((library, log)) = compile("cc", "functions.c", "wild") else { return };
+    let build =
+        |alloc: &str| build(&conf(&library, &format!("alloc_fn:{alloc},free_fn:my_free"))).unwrap();
+    let own = build("same_alloc");
+    let first = own.allocate(Request::new(64, MAIN)).unwrap();
+    let fault_of = |error| match error {
+        Err(AllocError::BadAddress { fault, .. }) => fault,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(fault_of(own.allocate(Request::new(64, MAIN))), AddressFault::Live);
+    assert_eq!(heard(&log), [""; 0], "the live block was not freed");
+    own.free(first).unwrap();
+    let own = build("odd_alloc");
+    let odd = fault_of(own.allocate(Request::new(64, MAIN)));
+    assert_eq!(odd, AddressFault::Misaligned { alignment_bytes: 16 });
+    let own = build("last_alloc");
+    assert_eq!(fault_of(own.allocate(Request::new(64, MAIN))), AddressFault::PastTheEnd);
+    assert_eq!(heard(&log).len(), 3, "freed once each");
+}
+
+#[test]
+fn paths_with_commas_and_colons_are_quoted_and_told_back() {
+    let text = "backend:pluggable,library:\"/a,b:c d.so\",alloc_fn:f,free_fn:unset";
+    let table = registry::key_table();
+    let config = Config::parse(text, &table).unwrap();
+    assert_eq!(config.settings().pluggable.library.as_deref(), Some("/a,b:c d.so"));
+    let again = Config::parse(&config.to_text(), &table).unwrap();
+    assert_eq!(again.settings(), config.settings(), "{}", config.to_text());
+    let idle = Config::parse("library:a.so", &table).unwrap();
+    let row = idle.explain().into_iter().find(|row| row.key == "library").unwrap();
+    assert!(row.note.contains("the pluggable backend only"), "{}", row.note);
+}
+
+/// The library for other languages has the symbols that PyTorch loads: it can be loaded here as well.
+#[cfg(all(feature = "ffi", feature = "cli"))]
+#[test]
+fn our_own_library_can_be_loaded_as_pytorch_loads_it() {
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().unwrap();
+    let library = folder.join("libstratalloc.so");
+    assert!(library.is_file(), "no {}", library.display());
+    let text = conf(
+        &library,
+        "alloc_fn:stratalloc_torch_malloc,free_fn:stratalloc_torch_free,\
+        init_fn:stratalloc_torch_init,reset_fn:stratalloc_torch_reset",
+    );
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stratalloc"));
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces/serve.default.pickle.xz");
+    command.env_remove("ALLOC_CONF").env("STRATALLOC_DEVICE", "sim");
+    let output =
+        command.arg("compare").arg(trace).args(["--json", "--conf", &text]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.is_empty(), "{stderr}");
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(row["ooms"], 0);
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn the_command_line_compares_a_library_with_others() {
+    let Some((library, _)) = compile("cc", "functions.c", "cli") else { return };
+    let text = conf(&library, "alloc_fn:quiet_alloc,free_fn:quiet_free");
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces/serve.default.pickle.xz");
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stratalloc"));
+        for variable in stratalloc::config::VARIABLES {
+            command.env_remove(variable);
+        }
+        command.args(args).output().unwrap()
+    };
+    let output = run(&["compare", trace.to_str().unwrap(), "--json", "--conf", &text]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(row["ooms"], 0);
+    let bytes = |key: &str| row[key].as_i64().unwrap();
+    assert!(bytes("peak_allocated_bytes") > 1 << 30);
+    // Nothing is cached: only blocks that wait for other streams are held beside live ones.
+    assert!(row["waste"].as_f64().unwrap() < 0.1 && bytes("retries") == 0, "{row}");
+    let explained = run(&["explain", &text]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    assert!(explained.contains("quiet_alloc") && !explained.contains("not registered"));
+    let info = run(&["info"]);
+    assert!(String::from_utf8_lossy(&info.stdout).contains("pluggable"));
+    let missing = conf(Path::new("/no/such.so"), "alloc_fn:f,free_fn:f");
+    let output = run(&["compare", trace.to_str().unwrap(), "--conf", &missing]);
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(stderr, "stratalloc: library /no/such.so: there is no such file\n");
+}

@@ -1,0 +1,255 @@
+//! Private pools over a user's functions: kept by the framework, or by the functions themselves.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use stratalloc::allocator::{
+    Allocation, DeviceAllocator, MemoryPool, PoolOptions, PoolScope, PrivatePools, Request,
+    ScopeFilter, SegmentAllocator,
+};
+use stratalloc::driver::Driver;
+use stratalloc::driver::plugin::StreamFilter;
+use stratalloc::error::{AllocError, PoolError};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::strategies::PluggableAllocator;
+
+use super::{User, over, sim};
+
+const MAIN: StreamId = StreamId(64);
+const POOL: PoolId = PoolId { capture: 0, user: 77 };
+
+fn take(own: &PluggableAllocator, bytes: u64) -> Allocation {
+    own.allocate(Request::new(bytes, MAIN)).expect("there is enough")
+}
+
+fn plenty() -> (Arc<User>, PluggableAllocator) {
+    let user = User::with_bytes(u64::MAX / 2);
+    let own = over(sim(), user.callbacks());
+    (user, own)
+}
+
+fn pools(own: &PluggableAllocator) -> &dyn PrivatePools {
+    own.private_pools().expect("it has them")
+}
+
+#[test]
+fn what_is_freed_in_a_pool_stays_for_the_pool_until_its_last_user_has_gone() {
+    let (user, own) = plenty();
+    let pool = MemoryPool::new(pools(&own), PoolOptions::default()).unwrap();
+    let scope = pool.enter().unwrap();
+    let inside = take(&own, 4096);
+    let address = inside.address();
+    own.free(inside).unwrap();
+    assert_eq!(user.heard(), ["alloc 4096 64"], "it is kept");
+    let elsewhere = std::thread::scope(|s| s.spawn(|| take(&own, 4096)).join().unwrap());
+    assert_ne!(elsewhere.address(), address, "another thread is not in the scope");
+    let again = take(&own, 4000);
+    assert_eq!(again.address(), address, "about the same size");
+    let small = take(&own, 2000);
+    assert_ne!(small.address(), address);
+    assert_eq!(pools(&own).live_addresses(pool.id()).unwrap().len(), 2);
+    let id = pool.id();
+    drop(scope);
+    let s = own.counters().unwrap().statistics();
+    assert_eq!(s.hits, 1);
+    [again, elsewhere].into_iter().for_each(|block| own.free(block).unwrap());
+    user.heard();
+    drop(pool);
+    assert_eq!(user.heard(), ["free 4096 64"], "what was idle");
+    assert_eq!(pools(&own).pool_users(id), Some(0), "a block of it lives");
+    own.free(small).unwrap();
+    assert_eq!(pools(&own).pool_users(id), None);
+    assert_eq!(user.heard(), ["free 2000 64"]);
+}
+
+#[test]
+fn misuse_of_pools_is_refused() {
+    let (_, own) = plenty();
+    let pools = pools(&own);
+    let request = Request::new(64, MAIN);
+    assert_eq!(
+        pools.create_pool(PoolId::DEFAULT, PoolOptions::default()),
+        Err(PoolError::IsDefault)
+    );
+    let unknown = Err(PoolError::Unknown { pool: POOL });
+    assert_eq!(pools.retain_pool(POOL), unknown);
+    assert_eq!(pools.release_pool(POOL), unknown);
+    assert_eq!(pools.empty_pool(POOL), unknown);
+    assert!(matches!(pools.allocate_in(POOL, request), Err(AllocError::Pool(_))));
+    assert!(pools.checkpoint(POOL).is_err() && pools.live_addresses(POOL).is_err());
+    pools.create_pool(POOL, PoolOptions::default()).unwrap();
+    let taken = Err(PoolError::Taken { pool: POOL });
+    assert_eq!(pools.create_pool(POOL, PoolOptions::default()), taken);
+    pools.open_scope(POOL, ScopeFilter::Stream(MAIN)).unwrap();
+    let open = Err(PoolError::ScopeOpen { pool: POOL });
+    assert_eq!(pools.open_scope(POOL, ScopeFilter::Stream(MAIN)), open);
+    pools.close_scope(POOL).unwrap();
+    assert_eq!(pools.close_scope(POOL), Err(PoolError::ScopeClosed { pool: POOL }));
+    let block = pools.allocate_in(POOL, request).unwrap();
+    pools.release_pool(POOL).unwrap();
+    pools.release_pool(POOL).unwrap();
+    let released = PoolError::Released { pool: POOL };
+    assert_eq!(pools.release_pool(POOL), Err(released.clone()));
+    assert_eq!(pools.open_scope(POOL, ScopeFilter::Stream(MAIN)), Err(released));
+    own.free(block).unwrap();
+    assert_eq!(pools.pool_users(POOL), None);
+}
+
+#[test]
+fn a_pools_own_allocator_serves_it_and_gets_its_blocks_back() {
+    #[derive(Debug, Default)]
+    struct Own(Mutex<Vec<(u64, u64)>>);
+    impl SegmentAllocator for Own {
+        fn allocate(&self, size_bytes: u64, _: StreamId) -> Option<u64> {
+            let mut live = self.0.lock();
+            let address = (1 << 50) + ((live.len() as u64) << 20);
+            live.push((address, size_bytes));
+            Some(address)
+        }
+        fn free(&self, address: u64, size_bytes: u64, _: StreamId) {
+            self.0.lock().retain(|block| *block != (address, size_bytes));
+        }
+    }
+    let (user, own) = plenty();
+    let source = Arc::new(Own::default());
+    let allocator = Some(Arc::clone(&source) as Arc<dyn SegmentAllocator>);
+    let options = PoolOptions { allocator, ..PoolOptions::default() };
+    let pool = MemoryPool::new(pools(&own), options).unwrap();
+    let block = pools(&own).allocate_in(pool.id(), Request::new(700, MAIN)).unwrap();
+    assert_eq!(*source.0.lock(), [(block.address(), 1024)]);
+    drop(pool);
+    own.free(block).unwrap();
+    assert_eq!(*source.0.lock(), []);
+    assert_eq!(user.heard(), [""; 0]);
+}
+
+#[test]
+fn a_pool_that_helps_out_serves_the_default_pool_before_it_fails() {
+    let user = User::with_bytes(1000);
+    let own = over(sim(), user.callbacks());
+    let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+    let pool = MemoryPool::new(pools(&own), options).unwrap();
+    let block = pools(&own).allocate_in(pool.id(), Request::new(1000, MAIN)).unwrap();
+    let address = block.address();
+    own.free(block).unwrap();
+    let helped = take(&own, 900);
+    assert_eq!(helped.address(), address);
+    assert!(own.allocate(Request::new(900, MAIN)).is_err(), "there is only one");
+    own.free(helped).unwrap();
+}
+
+#[test]
+fn a_checkpoint_is_gone_back_to() {
+    let (_, own) = plenty();
+    let pools = pools(&own);
+    pools.create_pool(POOL, PoolOptions::default()).unwrap();
+    let in_pool = |bytes| pools.allocate_in(POOL, Request::new(bytes, MAIN)).unwrap();
+    let [stays, goes] = [in_pool(1000), in_pool(2000)];
+    let (kept, lost) = (stays.address(), goes.address());
+    let checkpoint = pools.checkpoint(POOL).unwrap();
+    own.free(goes).unwrap();
+    let later = in_pool(500);
+    let restored = pools.restore(&checkpoint).unwrap();
+    let mut freed = [kept, later.address()];
+    freed.sort_unstable();
+    assert_eq!(restored.freed, freed);
+    let live: Vec<u64> = restored.live.iter().map(Allocation::address).collect();
+    assert_eq!(live, [kept, lost]);
+    assert!(own.free(stays).is_err() && own.free(later).is_err(), "old handles are stale");
+    assert!(pools.holds_exactly(POOL, &[kept, lost]).unwrap());
+    restored.live.into_iter().for_each(|block| own.free(block).unwrap());
+    pools.release_pool(POOL).unwrap();
+    pools.empty_pool(POOL).unwrap();
+    assert!(pools.restore(&checkpoint).is_err());
+    assert_eq!(own.counters().unwrap().statistics().reserved_bytes.all.current, 0);
+}
+
+#[test]
+fn a_captures_requests_go_to_its_pool_from_all_threads() {
+    let device = sim();
+    let own = over(device.clone(), User::with_bytes(u64::MAX / 2).callbacks());
+    let stream = device.create_stream().unwrap();
+    let capture = device.capture().unwrap().begin(stream).unwrap();
+    let scope = PoolScope::open(pools(&own), POOL, ScopeFilter::Capture(capture)).unwrap();
+    let request = Request::new(64, stream);
+    let inside = std::thread::scope(|s| s.spawn(|| own.allocate(request)).join().unwrap()).unwrap();
+    let outside = take(&own, 64);
+    device.capture().unwrap().end(stream).unwrap();
+    let hold = scope.finish();
+    assert_eq!(pools(&own).live_addresses(POOL).unwrap(), [inside.address()]);
+    [inside, outside].into_iter().for_each(|block| own.free(block).unwrap());
+    drop(hold);
+}
+
+#[test]
+fn functions_that_keep_pools_are_told_and_asked_for_everything() {
+    let user = User::with_bytes(u64::MAX / 2);
+    let [b, e, r] = [(); 3].map(|()| Arc::clone(&user));
+    let filters: Arc<Mutex<Vec<StreamFilter>>> = Arc::default();
+    let keep = Arc::clone(&filters);
+    let begin = move |_, pool: PoolId, filter| {
+        keep.lock().push(filter);
+        b.say(format!("begin {pool}"));
+    };
+    let end = move |_, pool: PoolId| e.say(format!("end {pool}"));
+    let release = move |_, pool: PoolId| r.say(format!("release {pool}"));
+    let own = over(sim(), user.callbacks().on_pools(begin, end, release));
+    let pool = pools(&own);
+    pool.open_scope(POOL, ScopeFilter::Stream(MAIN)).unwrap();
+    assert!(filters.lock()[0](MAIN) && !filters.lock()[0](StreamId(65)));
+    let inside = take(&own, 64);
+    own.free(inside).unwrap();
+    pool.close_scope(POOL).unwrap();
+    assert_eq!(
+        user.heard(),
+        ["begin (0, 77)", "alloc 64 64", "free 64 64", "end (0, 77)"],
+        "nothing is kept here"
+    );
+    let outside = pool.allocate_in(POOL, Request::new(32, StreamId(1))).unwrap();
+    assert_eq!(user.heard(), ["begin (0, 77)", "alloc 32 1", "end (0, 77)"]);
+    pool.release_pool(POOL).unwrap();
+    assert_eq!(user.heard(), ["release (0, 77)", "release (0, 77)"], "as often as it began");
+    own.free(outside).unwrap();
+    assert_eq!(pool.pool_users(POOL), None);
+}
+
+#[test]
+fn many_threads_ask_functions_that_keep_pools_for_one_pool() {
+    let open: Arc<Mutex<u32>> = Arc::default();
+    let user = User::with_bytes(u64::MAX / 2);
+    let (b, e) = (Arc::clone(&open), Arc::clone(&open));
+    let begin = move |_, _, _| {
+        let mut open = b.lock();
+        assert_eq!(*open, 0, "a pool has one scope at a time");
+        *open = 1;
+    };
+    let end = move |_, _| *e.lock() -= 1;
+    let own = over(sim(), user.callbacks().on_pools(begin, end, |_, _| {}));
+    pools(&own).create_pool(POOL, PoolOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        for n in 0..4 {
+            let own = &own;
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    let request = Request::new(64, StreamId(n));
+                    let block = pools(own).allocate_in(POOL, request).unwrap();
+                    own.free(block).unwrap();
+                }
+            });
+        }
+    });
+    pools(&own).release_pool(POOL).unwrap();
+    assert_eq!(pools(&own).pool_users(POOL), None);
+}
+
+#[test]
+fn a_begin_that_panics_leaves_no_scope() {
+    let user = User::with_bytes(u64::MAX / 2);
+    let callbacks = user.callbacks().on_pools(|_, _, _| panic!("no"), |_, _| {}, |_, _| {});
+    let own = over(sim(), callbacks);
+    let open = || pools(&own).open_scope(POOL, ScopeFilter::this_thread());
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).is_err());
+    assert_eq!(pools(&own).pool_users(POOL), None);
+    let block = take(&own, 64);
+    own.free(block).unwrap();
+}

@@ -1,0 +1,185 @@
+//! A Rust type under a name, with keys of its own.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
+use stratalloc::config::{Config, KeyTable, UserKey, from_environment};
+use stratalloc::driver::Driver;
+use stratalloc::error::{AllocError, FreeError};
+use stratalloc::ids::{OwnerId, StreamId};
+use stratalloc::registry::{self, BuildError, BuildOptions, RegisterError, Registration};
+
+use super::{User, build, sim};
+
+/// Hands out steps of a range and never takes one back.
+#[derive(Debug)]
+struct Steps {
+    owner: OwnerId,
+    step_bytes: u64,
+    driver: Arc<dyn Driver>,
+}
+
+impl DeviceAllocator for Steps {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let address = self.driver.allocate(self.step_bytes)?;
+        Ok(Allocation::new(address, request.bytes, self.owner, Token::default()))
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.driver.free(allocation.address(), self.step_bytes).expect("it was allocated so");
+        Ok(())
+    }
+}
+
+fn steps(name: &str) -> Registration {
+    let step = format!("{name}_step_mb");
+    let read = step.clone();
+    Registration::new(name, move |driver, settings| {
+        let step = settings.user_value(&read).map_or(Ok(2), str::parse::<u64>)?;
+        Ok(Box::new(Steps { owner: OwnerId::next(), step_bytes: step << 20, driver }))
+    })
+    .about("steps of one size")
+    .key(UserKey::whole(&step, 1..=1024, "size of a step"))
+    .key(UserKey::flag(format!("{name}_zero"), "fill with zeros"))
+    .key(UserKey::number(format!("{name}_part"), 0.0..=1.0, "part of the device"))
+    .key(UserKey::one_of(format!("{name}_order"), &["first", "best"], "which step is taken"))
+    .key(UserKey::checked(
+        format!("{name}_sizes"),
+        "a list of words",
+        "which sizes",
+        |text: &str| text.starts_with('['),
+    ))
+}
+
+#[test]
+fn a_type_with_keys_of_its_own_is_chosen_by_name_and_reads_them() {
+    steps("steps").register().unwrap();
+    let text = "backend:steps,steps_step_mb:8,steps_zero:tRuE,steps_part:0.5,steps_order:best,\
+                steps_sizes:[a,b:1]";
+    let config = Config::parse(text, &registry::key_table()).unwrap();
+    let device = sim();
+    let built = registry::build(&config, device.clone() as _, BuildOptions::default()).unwrap();
+    let block = built.allocate(Request::new(5, StreamId::DEFAULT)).unwrap();
+    assert_eq!(device.held().segments, [(block.address(), 8 << 20)]);
+    built.free(block).unwrap();
+    assert_eq!(
+        Config::parse(&config.to_text(), &registry::key_table()).unwrap().settings(),
+        config.settings()
+    );
+    let about = registry::backends().into_iter().find(|backend| backend.name == "steps").unwrap();
+    assert_eq!(about.about, "steps of one size");
+    let found = from_environment(&registry::key_table(), |name| {
+        (name == "ALLOC_CONF").then(|| text.to_owned())
+    });
+    assert_eq!(found.unwrap().config.settings().user_value("steps_order"), Some("best"));
+}
+
+#[test]
+fn a_value_out_of_range_gets_a_caret_and_changes_nothing() {
+    steps("strict").register().unwrap();
+    let table = registry::key_table();
+    let before = Config::parse("backend:strict,strict_step_mb:4", &table).unwrap();
+    for (value, expected) in [
+        ("strict_step_mb:0", "a whole number from 1 to 1024"),
+        ("strict_step_mb:1025", "a whole number from 1 to 1024"),
+        ("strict_step_mb:+4", "a whole number from 1 to 1024"),
+        ("strict_step_mb:[4]", "a whole number from 1 to 1024"),
+        ("strict_step_mb:99999999999999999999999", "a whole number from 1 to 1024"),
+        ("strict_zero:yes", "True or False"),
+        ("strict_part:1.5", "a number from 0 to 1"),
+        ("strict_part:NaN", "a number from 0 to 1"),
+        ("strict_order:worst", "first or best"),
+        ("strict_sizes:a", "a list of words"),
+    ] {
+        let text = format!("backend:strict,{value}");
+        let error = before.updated(&text, &table).unwrap_err();
+        let (key, value) = value.split_once(':').unwrap();
+        assert_eq!((error.key.as_str(), error.expected.as_str()), (key, expected));
+        let at = text.len() - value.len();
+        assert_eq!(error.at(), at);
+        let under = error.caret(&text).lines().last().unwrap().to_owned();
+        assert_eq!(under, format!("{}{}", " ".repeat(at), "^".repeat(value.len())), "{text}");
+        assert_eq!(before.settings().user_value("strict_step_mb"), Some("4"));
+    }
+    let error = Config::parse("strict_steps_mb:1", &table).unwrap_err();
+    assert_eq!(error.nearest.as_deref(), Some("strict_step_mb"));
+}
+
+#[test]
+fn keys_are_explained_and_said_to_be_idle_for_another_backend() {
+    steps("idle").register().unwrap();
+    let table = registry::key_table();
+    let config = Config::parse("backend:native,idle_step_mb:4", &table).unwrap();
+    let row = |key: &str| config.explain_with(&table).into_iter().find(|row| row.key == key);
+    let set = row("idle_step_mb").unwrap();
+    assert_eq!(
+        (set.value.as_str(), set.note.as_str()),
+        ("4", "size of a step - not in effect as such: backend:idle only",)
+    );
+    let unset = row("idle_zero").unwrap();
+    assert_eq!((unset.value.as_str(), unset.note.as_str()), ("unset", "fill with zeros"));
+    assert!(config.explain_with(&KeyTable::default()).iter().any(|row| row.key == "idle_step_mb"));
+}
+
+#[test]
+fn bad_and_taken_names_are_refused() {
+    let again = steps("once").register();
+    assert_eq!(again, Ok(()));
+    assert_eq!(steps("once").register(), Err(RegisterError::Taken("once".to_owned())));
+    for taken in ["native", "pluggable", "cudaMallocAsync", "hipMallocAsync"] {
+        let error = registry::register_callbacks(taken, User::with_bytes(0).callbacks());
+        assert_eq!(error, Err(RegisterError::Taken(taken.to_owned())), "{taken}");
+    }
+    let long = "x".repeat(65);
+    for bad in ["", "1st", "a b", "a:b", "a,b", "ä", "-a", "a\0", &long] {
+        let error = registry::register_callbacks(bad, User::with_bytes(0).callbacks());
+        assert_eq!(error, Err(RegisterError::BadName(bad.to_owned())), "{bad:?}");
+    }
+}
+
+#[test]
+fn bad_and_taken_keys_are_refused_with_their_prefix() {
+    let with = |name: &str, key: &str| {
+        let make = |_: Arc<dyn Driver>, _: &_| Err("never".into());
+        Registration::new(name, make).key(UserKey::anything(key, "")).register()
+    };
+    for bad in ["other_size", "keyed_", "keyed", "keyed_Size", "keyed_a b", "max_split_size_mb"] {
+        let error = with("keyed", bad).unwrap_err();
+        assert!(error.to_string().contains("beginning with keyed_"), "{error}");
+    }
+    let error = with("pinned", "pinned_free_catch_all").unwrap_err();
+    let (name, key) = ("pinned".to_owned(), "pinned_free_catch_all".to_owned());
+    assert_eq!(error, RegisterError::KeyTaken { name, key });
+    assert!(!registry::names().contains(&"keyed".to_owned()), "nothing has changed");
+    with("keyed-up", "keyed_up_size").unwrap();
+    assert!(matches!(with("keyed_up", "keyed_up_size"), Err(RegisterError::KeyTaken { .. })));
+}
+
+#[test]
+fn a_name_is_settled_by_its_first_use() {
+    assert!(matches!(build("backend:late"), Err(BuildError::UnknownBackend { .. })));
+    let error = registry::register_callbacks("late", User::with_bytes(0).callbacks()).unwrap_err();
+    assert_eq!(error, RegisterError::TooLate("late".to_owned()));
+    assert!(error.to_string().contains("before the first use"));
+    registry::register_callbacks("early", User::with_bytes(0).callbacks()).unwrap();
+    build("backend:early").unwrap();
+    let error = registry::register_callbacks("early", User::with_bytes(0).callbacks()).unwrap_err();
+    assert_eq!(error, RegisterError::InUse("early".to_owned()));
+}
+
+#[test]
+fn a_constructor_says_why_it_made_nothing() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("the moon is {0} km away")]
+    struct TooFar(u32);
+    registry::register("moon", |_, _| Err(TooFar(384_400).into())).unwrap();
+    let error = build("backend:moon").unwrap_err();
+    assert_eq!(error.to_string(), "backend:moon was not built: the moon is 384400 km away");
+    assert!(matches!(error, BuildError::Refused { source, .. } if source.is::<TooFar>()));
+    registry::register("far", |driver, _| {
+        driver.allocate(u64::MAX)?;
+        unreachable!("no device is as large")
+    })
+    .unwrap();
+    assert!(matches!(build("backend:far"), Err(BuildError::Driver(_))));
+}
