@@ -13,6 +13,7 @@ use crate::cache::EngineOptions;
 use crate::config::{Config, Settings};
 use crate::driver::Driver;
 use crate::error::DriverError;
+use crate::layers::{self, LayerError};
 use crate::strategies::{ExpandableAllocator, NativeAllocator, Strategy};
 
 /// What a registered constructor makes.
@@ -54,6 +55,9 @@ pub enum BuildError {
         /// The key and value.
         what: String,
     },
+    /// A layer cannot be put on.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -103,7 +107,8 @@ pub fn names() -> Vec<String> {
     BUILT_IN.iter().map(|(name, _)| (*name).to_owned()).chain(users).collect()
 }
 
-/// Builds the allocator that the configuration names.
+/// Builds the allocator that the configuration names, with the layers that it lists. Without layers a
+/// built-in strategy is dispatched to statically; with some, it rides in a box.
 ///
 /// # Errors
 ///
@@ -114,6 +119,18 @@ pub fn build(
     options: BuildOptions,
 ) -> Result<Strategy, BuildError> {
     let settings = config.settings();
+    let strategy = strategy(settings, Arc::clone(&driver), options)?;
+    if settings.layers.is_empty() {
+        return Ok(strategy);
+    }
+    Ok(layers::wear(Box::new(strategy), &settings.layers, &driver)?.into())
+}
+
+fn strategy(
+    settings: &Settings,
+    driver: Arc<dyn Driver>,
+    options: BuildOptions,
+) -> Result<Strategy, BuildError> {
     let name = settings.backend.as_str();
     if name == "native" {
         let options =

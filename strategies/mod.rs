@@ -30,7 +30,7 @@ pub enum Strategy {
     Native(NativeAllocator),
     /// `backend:native,expandable_segments:True`.
     Expandable(ExpandableAllocator),
-    /// Registered by a user.
+    /// Registered by a user, or any strategy that wears layers.
     User(Box<dyn DeviceAllocator>),
 }
 

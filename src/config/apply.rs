@@ -4,6 +4,7 @@
 
 use super::error::{ConfigError, Span};
 use super::keys::Known;
+use super::layers::layers;
 use super::parse::{Entry, Value, pairs, word};
 use super::settings::{Compat, Reserve, Settings};
 use super::token::Token;
@@ -68,6 +69,7 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         "expandable_segments_reserve_by_class" => {
             settings.expandable_reserve_by_class = read.reserves()?;
         }
+        "layers" => settings.layers = layers(key.name, value)?,
         "compat" => settings.compat = read.compat()?,
         _ => apply_pinned(settings, &read)?,
     }

@@ -1,6 +1,7 @@
 //! Every key, its value, where it came from, and what to know about it.
 
 use super::keys::{Acts, BUILT_IN, Key};
+use super::layers::LayerSetting;
 use super::settings::{Compat, Reserve, Settings};
 use super::{Config, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
@@ -94,6 +95,10 @@ fn value_of(settings: &Settings, key: &str) -> String {
                 .iter()
                 .map(|(name, size)| format!("\"{name}\":{}", reserve(*size)))
                 .collect();
+            format!("[{}]", parts.join(","))
+        }
+        "layers" => {
+            let parts: Vec<_> = settings.layers.iter().map(LayerSetting::text).collect();
             format!("[{}]", parts.join(","))
         }
         "pinned_use_background_threads" => flag(pinned.use_background_threads),

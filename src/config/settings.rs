@@ -1,6 +1,7 @@
 //! The typed configuration. What a string says is in range; what code puts in is brought into range
 //! by whoever takes it, once.
 
+use super::layers::LayerSetting;
 use crate::size::{
     EIB, LARGE_SEGMENT_DEFAULT_BYTES, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, RoundupDivisions,
     align_up,
@@ -43,6 +44,8 @@ pub struct Settings {
     pub expandable_reserve: Option<Reserve>,
     /// `expandable_segments_reserve_by_class`, in the order given.
     pub expandable_reserve_by_class: Vec<(String, Reserve)>,
+    /// `layers`, from outside to inside. Looked at once, when an allocator is built.
+    pub layers: Vec<LayerSetting>,
     /// The `pinned_*` keys.
     pub pinned: PinnedSettings,
     /// `compat`: whose decisions are made where PyTorch's are defects.
@@ -91,6 +94,7 @@ impl Default for Settings {
             throw_on_device_oom: false,
             expandable_reserve: None,
             expandable_reserve_by_class: Vec::new(),
+            layers: Vec::new(),
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
             extra: Vec::new(),

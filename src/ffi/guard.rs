@@ -173,7 +173,7 @@ impl From<BuildError> for Failure {
         let status = match &error {
             BuildError::Driver(driver) => of_driver(driver),
             BuildError::NotAvailable { .. } => Status::NotSupported,
-            BuildError::UnknownBackend { .. } => Status::BadConfiguration,
+            BuildError::UnknownBackend { .. } | BuildError::Layer(_) => Status::BadConfiguration,
         };
         Self::new(status, error)
     }
