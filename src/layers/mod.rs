@@ -11,11 +11,13 @@
 //! | `log:"PATH"` | RMM's CSV | [`log`] |
 //! | `fault:[...]` | requests fail on purpose | [`fault`] |
 //! | `oom_retry:TIMES` | asks again when out of memory | [`oom_retry`] |
+//! | `front` | a cache of each thread | [`front`] |
 //!
 //! Read next: `doors`, through which blocks come and go, and `stack`, which puts a list on.
 
 mod doors;
 pub mod fault;
+pub mod front;
 pub mod limit;
 pub mod log;
 pub mod oom_retry;

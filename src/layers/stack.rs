@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::{fault, limit, log, oom_retry, statistics, track};
+use super::{fault, front, limit, log, oom_retry, statistics, track};
 use crate::allocator::DeviceAllocator;
 use crate::config::LayerSetting;
 use crate::driver::Driver;
@@ -66,10 +66,11 @@ fn put_on(
         },
         LayerSetting::Fault(when) => Box::new(fault::fault(inner, *when)),
         LayerSetting::OomRetry { times } => Box::new(oom_retry::retry(inner, *times)),
-        LayerSetting::Align { .. } | LayerSetting::Guard | LayerSetting::Front { .. } => {
+        LayerSetting::Front { block_max_bytes } => Box::new(front::front(inner, *block_max_bytes)),
+        LayerSetting::Align { .. } | LayerSetting::Guard => {
             let driver = driver.info().driver;
             return Err(LayerError::NotHere {
-                layer: "align, guard, front",
+                layer: "align, guard",
                 why: "not available in this version",
                 driver,
             });
