@@ -10,10 +10,12 @@ use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
 use crate::cache::EngineOptions;
-use crate::config::{Config, Settings};
+use crate::config::{Config, LayerSetting, Settings};
 use crate::driver::Driver;
 use crate::error::DriverError;
+use crate::layers::front::front;
 use crate::layers::{self, LayerError};
+use crate::size::MIN_BLOCK_BYTES;
 use crate::strategies::{ExpandableAllocator, NativeAllocator, Strategy};
 
 /// What a registered constructor makes.
@@ -123,7 +125,14 @@ pub fn build(
     if settings.layers.is_empty() {
         return Ok(strategy);
     }
-    Ok(layers::wear(Box::new(strategy), &settings.layers, &driver)?.into())
+    let aligned_bytes = if strategy.engine().is_some() { MIN_BLOCK_BYTES } else { 1 };
+    let wear = |layers| layers::wear(Box::new(strategy), layers, &driver, aligned_bytes);
+    Ok(match settings.layers.as_slice() {
+        [LayerSetting::Front { block_max_bytes }, rest @ ..] => {
+            front(wear(rest)?, *block_max_bytes).into()
+        }
+        all => wear(all)?.into(),
+    })
 }
 
 fn strategy(

@@ -18,6 +18,7 @@ use crate::allocator::{
     PrivatePools, RawAddresses, Request, Sharing,
 };
 use crate::error::{AllocError, FreeError};
+use crate::layers::front::Fronted;
 
 pub use expandable::ExpandableAllocator;
 pub use native::NativeAllocator;
@@ -32,6 +33,8 @@ pub enum Strategy {
     Expandable(ExpandableAllocator),
     /// Registered by a user, or any strategy that wears layers.
     User(Box<dyn DeviceAllocator>),
+    /// Any of these whose outermost layer is `front`: its hits are worth a static call.
+    Fronted(Fronted<Box<dyn DeviceAllocator>>),
 }
 
 /// A strategy that keeps no cache was asked for what only caches can do.
@@ -58,7 +61,7 @@ impl Strategy {
         match self {
             Self::Native(native) => Some(native.engine()),
             Self::Expandable(expandable) => Some(expandable.engine()),
-            Self::User(_) => None,
+            Self::User(_) | Self::Fronted(_) => None,
         }
     }
 }

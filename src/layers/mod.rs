@@ -11,21 +11,27 @@
 //! | `log:"PATH"` | RMM's CSV | [`log`] |
 //! | `fault:[...]` | requests fail on purpose | [`fault`] |
 //! | `oom_retry:TIMES` | asks again when out of memory | [`oom_retry`] |
+//! | `align:SIZE` | blocks start at multiples | [`align`] |
+//! | `guard` | guard bytes and poison, on host memory | [`guard`] |
 //! | `front` | a cache of each thread | [`front`] |
 //!
 //! Read next: `doors`, through which blocks come and go, and `stack`, which puts a list on.
 
+pub mod align;
 mod doors;
 pub mod fault;
 pub mod front;
+pub mod guard;
 pub mod limit;
 pub mod log;
 pub mod oom_retry;
+mod shift;
 mod stack;
 pub mod statistics;
 pub mod track;
 mod watch;
 
 pub use doors::{Layer, Way, Worn};
+pub use shift::{Placement, Shifted};
 pub use stack::{LayerError, wear};
 pub use watch::{Block, Watch, Watching};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::{fault, front, limit, log, oom_retry, statistics, track};
+use super::{align, fault, front, guard, limit, log, oom_retry, statistics, track};
 use crate::allocator::DeviceAllocator;
 use crate::config::LayerSetting;
 use crate::driver::Driver;
@@ -38,7 +38,8 @@ pub enum LayerError {
     },
 }
 
-/// `inner` wearing `layers`, which go from outside to inside. Opens the files of logs.
+/// `inner`, whose blocks start at multiples of `aligned_bytes` (1 if nothing is known), wearing `layers`,
+/// which go from outside to inside. Opens the files of logs.
 ///
 /// # Errors
 ///
@@ -47,14 +48,16 @@ pub fn wear(
     inner: Box<dyn DeviceAllocator>,
     layers: &[LayerSetting],
     driver: &Arc<dyn Driver>,
+    aligned_bytes: u64,
 ) -> Result<Box<dyn DeviceAllocator>, LayerError> {
-    layers.iter().rev().try_fold(inner, |inner, layer| put_on(inner, layer, driver))
+    layers.iter().rev().try_fold(inner, |inner, layer| put_on(inner, layer, driver, aligned_bytes))
 }
 
 fn put_on(
     inner: Box<dyn DeviceAllocator>,
     layer: &LayerSetting,
     driver: &Arc<dyn Driver>,
+    aligned_bytes: u64,
 ) -> Result<Box<dyn DeviceAllocator>, LayerError> {
     Ok(match layer {
         LayerSetting::Limit { bytes } => Box::new(limit::limit(inner, *bytes)),
@@ -67,13 +70,14 @@ fn put_on(
         LayerSetting::Fault(when) => Box::new(fault::fault(inner, *when)),
         LayerSetting::OomRetry { times } => Box::new(oom_retry::retry(inner, *times)),
         LayerSetting::Front { block_max_bytes } => Box::new(front::front(inner, *block_max_bytes)),
-        LayerSetting::Align { .. } | LayerSetting::Guard => {
-            let driver = driver.info().driver;
-            return Err(LayerError::NotHere {
-                layer: "align, guard",
-                why: "not available in this version",
-                driver,
-            });
+        LayerSetting::Align { bytes } => Box::new(align::align(inner, *bytes, aligned_bytes)),
+        LayerSetting::Guard => {
+            let name = driver.info().driver;
+            if name != "host" {
+                let why = "only memory of the host can be looked at whenever a block is freed";
+                return Err(LayerError::NotHere { layer: "guard", why, driver: name });
+            }
+            Box::new(guard::guard(inner, Arc::clone(driver)))
         }
     })
 }

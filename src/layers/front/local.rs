@@ -27,10 +27,12 @@ pub(super) fn class_of(bytes: u64) -> usize {
     usize::try_from(bytes.wrapping_sub(1) / STEP_BYTES).unwrap_or(usize::MAX)
 }
 
-/// What the allocator below is asked for on behalf of a request.
+/// What the allocator below is asked for on behalf of a request of at least 1 byte.
+#[inline]
 pub(super) fn class_bytes(bytes: u64) -> u64 {
-    bytes.next_multiple_of(STEP_BYTES)
+    (bytes.wrapping_sub(1) | (STEP_BYTES - 1)).wrapping_add(1)
 }
+const _: () = assert!(STEP_BYTES.is_power_of_two());
 
 /// A block that waits, as the allocator below knows it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,7 +62,8 @@ pub(super) struct Counts {
     pub(super) hits: AtomicU64,
     pub(super) misses: AtomicU64,
     pub(super) frees: AtomicU64,
-    pub(super) held_blocks: AtomicU64,
+    /// Of the blocks that were kept, those that went back below.
+    pub(super) returned: AtomicU64,
     pub(super) held_bytes: AtomicU64,
 }
 
@@ -119,12 +122,13 @@ impl Cache {
             return None;
         }
         let bin = self.bins.get_mut(class_of(request.bytes))?;
-        bin.len = bin.len.checked_sub(1)?;
-        let held = *bin.blocks.get(bin.len)?;
+        let top = bin.len.checked_sub(1)?;
+        let held = *bin.blocks.get(top)?;
+        let owner = self.owner?;
+        bin.len = top;
         bump(&self.counts.hits, 1);
-        lower(&self.counts.held_blocks, 1);
         lower(&self.counts.held_bytes, class_bytes(request.bytes));
-        Some(Allocation::new(held.address, request.bytes, self.owner?, held.token))
+        Some(Allocation::new(held.address, request.bytes, owner, held.token))
     }
 
     #[inline]
@@ -143,7 +147,6 @@ impl Cache {
         *place = Held { address: allocation.address(), token: allocation.token() };
         bin.len += 1;
         bump(&self.counts.frees, 1);
-        bump(&self.counts.held_blocks, 1);
         self.counts.held_bytes.store(held, Ordering::Relaxed);
         true
     }
@@ -155,7 +158,7 @@ impl Cache {
             let kept = bin.blocks.iter().take(std::mem::take(&mut bin.len));
             leaving.extend(kept.map(|held| Leaving { held: *held, bytes }));
         }
-        self.counts.held_blocks.store(0, Ordering::Relaxed);
+        bump(&self.counts.returned, leaving.len() as u64);
         self.counts.held_bytes.store(0, Ordering::Relaxed);
         leaving
     }

@@ -58,7 +58,9 @@ impl FrontCounts {
             hits: read(&counts.hits),
             misses: read(&counts.misses),
             frees: read(&counts.frees),
-            held_blocks: read(&counts.held_blocks),
+            held_blocks: read(&counts.frees)
+                .saturating_sub(read(&counts.hits))
+                .saturating_sub(read(&counts.returned)),
             held_bytes: read(&counts.held_bytes),
         }
     }
