@@ -4,6 +4,9 @@
 //! A cache is its thread's alone, so a hit takes no lock and no atomic read-modify-write. It is valid
 //! while its `state` equals the front's; whoever wants it emptied changes the front's. Nothing here calls
 //! an allocator while the thread's caches are borrowed: what has to go is handed to the caller.
+//!
+//! What a hit takes is always inlined: a handle that is written to memory in pieces and read back as a
+//! whole makes a processor wait longer than all the rest takes.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -116,7 +119,7 @@ impl Cache {
         Self { bins: vec![bin; classes].into(), counts, home: Some(home), ..Self::unused() }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, request: Request, state: u64) -> Option<Allocation> {
         if self.state != state || self.stream != request.stream {
             return None;
@@ -131,7 +134,7 @@ impl Cache {
         Some(Allocation::new(held.address, request.bytes, owner, held.token))
     }
 
-    #[inline]
+    #[inline(always)]
     fn keep(&mut self, allocation: &Allocation, state: u64) -> bool {
         if self.state != state || self.owner != Some(allocation.owner()) {
             return false;
@@ -190,7 +193,7 @@ thread_local! {
 }
 
 /// Does something with this thread's cache number `index`; `None` when there is none, or the thread ends.
-#[inline]
+#[inline(always)]
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
     let found = LOCAL.try_with(|local| {
         let mut local = local.try_borrow_mut().ok()?;
@@ -200,13 +203,13 @@ fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T>
 }
 
 /// A block for the request, if this thread keeps one.
-#[inline]
+#[inline(always)]
 pub(super) fn take(index: usize, request: Request, state: u64) -> Option<Allocation> {
     with(index, |cache| cache.take(request, state))
 }
 
 /// Keeps a block, if there is room for it. The handle is then used up.
-#[inline]
+#[inline(always)]
 pub(super) fn keep(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| cache.keep(allocation, state).then_some(())).is_some()
 }

@@ -407,7 +407,7 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
         &self.shared.inner
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
         let shared = &*self.shared;
         if way != Way::Plain {
@@ -419,7 +419,7 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
         let shared = &*self.shared;
         let state = shared.state.load(Ordering::Relaxed);
