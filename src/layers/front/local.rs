@@ -25,17 +25,16 @@ pub(super) const THREAD_MAX_BYTES: u64 = 4 << 20;
 
 /// The number of a request's size.
 #[inline]
-pub(super) fn class_of(bytes: u64) -> usize {
+pub(super) fn class_of(bytes: u64) -> u32 {
     // Zero bytes become a class that no cache has.
-    usize::try_from(bytes.wrapping_sub(1) / STEP_BYTES).unwrap_or(usize::MAX)
+    u32::try_from(bytes.wrapping_sub(1) / STEP_BYTES).unwrap_or(u32::MAX)
 }
 
-/// What the allocator below is asked for on behalf of a request of at least 1 byte.
+/// What the allocator below is asked for on behalf of requests of a class.
 #[inline]
-pub(super) fn class_bytes(bytes: u64) -> u64 {
-    (bytes.wrapping_sub(1) | (STEP_BYTES - 1)).wrapping_add(1)
+pub(super) fn bytes_of(class: u32) -> u64 {
+    (u64::from(class) + 1) * STEP_BYTES
 }
-const _: () = assert!(STEP_BYTES.is_power_of_two());
 
 /// A block that waits, as the allocator below knows it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -95,8 +94,9 @@ pub(super) struct Cache {
     /// The front's when this was last emptied; 0 is no front's.
     state: u64,
     stream: StreamId,
-    /// What handles of the front's blocks on this stream carry.
-    owner: Option<OwnerId>,
+    /// Handles of the front's blocks on this stream carry this number plus that of their size as their
+    /// owner: a free finds its place by it alone, without waiting for the rest of the handle.
+    first_owner: u32,
     bins: Box<[Bin]>,
     counts: Arc<Counts>,
     home: Option<Weak<dyn Home>>,
@@ -107,16 +107,21 @@ impl Cache {
         Self {
             state: 0,
             stream: StreamId::DEFAULT,
-            owner: None,
+            first_owner: 0,
             bins: Box::default(),
             counts: Arc::default(),
             home: None,
         }
     }
 
-    fn new(classes: usize, counts: Arc<Counts>, home: Weak<dyn Home>) -> Self {
+    fn new(classes: u32, counts: Arc<Counts>, home: Weak<dyn Home>) -> Self {
         let bin = Bin { len: 0, blocks: [Held::default(); DEPTH] };
-        Self { bins: vec![bin; classes].into(), counts, home: Some(home), ..Self::unused() }
+        Self {
+            bins: vec![bin; classes as usize].into(),
+            counts,
+            home: Some(home),
+            ..Self::unused()
+        }
     }
 
     #[inline(always)]
@@ -124,26 +129,28 @@ impl Cache {
         if self.state != state || self.stream != request.stream {
             return None;
         }
-        let bin = self.bins.get_mut(class_of(request.bytes))?;
+        let class = class_of(request.bytes);
+        let bin = self.bins.get_mut(class as usize)?;
         let top = bin.len.checked_sub(1)?;
         let held = *bin.blocks.get(top)?;
-        let owner = self.owner?;
         bin.len = top;
         bump(&self.counts.hits, 1);
-        lower(&self.counts.held_bytes, class_bytes(request.bytes));
+        lower(&self.counts.held_bytes, bytes_of(class));
+        let owner = OwnerId::numbered(self.first_owner.wrapping_add(class));
         Some(Allocation::new(held.address, request.bytes, owner, held.token))
     }
 
     #[inline(always)]
     fn keep(&mut self, allocation: &Allocation, state: u64) -> bool {
-        if self.state != state || self.owner != Some(allocation.owner()) {
+        if self.state != state {
             return false;
         }
-        let bytes = class_bytes(allocation.size_bytes());
-        let Some(bin) = self.bins.get_mut(class_of(allocation.size_bytes())) else {
+        // Numbers of other owners are no class.
+        let class = allocation.owner().number().wrapping_sub(self.first_owner);
+        let Some(bin) = self.bins.get_mut(class as usize) else {
             return false;
         };
-        let held = self.counts.held_bytes.load(Ordering::Relaxed) + bytes;
+        let held = self.counts.held_bytes.load(Ordering::Relaxed) + bytes_of(class);
         let Some(place) = bin.blocks.get_mut(bin.len).filter(|_| held <= THREAD_MAX_BYTES) else {
             return false;
         };
@@ -214,14 +221,14 @@ pub(super) fn keep(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| cache.keep(allocation, state).then_some(())).is_some()
 }
 
-/// Whether this thread's cache is in force for `stream`; then a miss is counted. Its owner number if so.
-pub(super) fn missed(index: usize, stream: StreamId, state: u64) -> Option<OwnerId> {
+/// Whether this thread's cache is in force for `stream`; then a miss is counted. Its first owner number if so.
+pub(super) fn missed(index: usize, stream: StreamId, state: u64) -> Option<u32> {
     with(index, |cache| {
         let in_force = cache.state == state && cache.stream == stream;
         if in_force {
             bump(&cache.counts.misses, 1);
         }
-        cache.owner.filter(|_| in_force)
+        in_force.then_some(cache.first_owner)
     })
 }
 
@@ -244,8 +251,8 @@ pub(super) fn put_in_force(
     index: usize,
     state: u64,
     stream: StreamId,
-    owner: OwnerId,
-    make: impl FnOnce() -> (usize, Arc<Counts>, Weak<dyn Home>),
+    first_owner: u32,
+    make: impl FnOnce() -> (u32, Arc<Counts>, Weak<dyn Home>),
 ) -> Option<Out> {
     let put = LOCAL.try_with(|local| {
         let mut local = local.try_borrow_mut().ok()?;
@@ -259,7 +266,7 @@ pub(super) fn put_in_force(
             let (classes, counts, home) = make();
             Out::Replaced(std::mem::replace(cache, Cache::new(classes, counts, home)))
         };
-        (cache.state, cache.stream, cache.owner) = (state, stream, Some(owner));
+        (cache.state, cache.stream, cache.first_owner) = (state, stream, first_owner);
         Some(out)
     });
     put.ok().flatten()

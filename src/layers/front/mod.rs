@@ -18,7 +18,7 @@
 
 mod local;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -28,13 +28,13 @@ use super::doors::{Layer, Way, Worn, cross_of, raw_of};
 use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::error::{AllocError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
-use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, class_bytes};
+use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, bytes_of, class_of};
 
 /// See the [module](self).
 pub type Fronted<A> = Worn<Front<A>>;
 
 /// The most streams whose blocks are kept; those of others go straight through.
-const STREAMS_MAX: usize = 4096;
+const STREAMS_MAX: usize = 256;
 
 /// What a front has counted. Of one thread, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +90,7 @@ struct Shared<A> {
     state: AtomicU64,
     /// Which of each thread's caches is this front's.
     index: usize,
-    classes: usize,
+    classes: u32,
     /// Marked blocks: how many, for those who only ask whether there is any.
     marked: AtomicUsize,
     marks: Mutex<HashSet<u64>>,
@@ -112,11 +112,18 @@ struct Phase {
     epoch: u32,
 }
 
-/// Each stream's blocks carry an owner number of their own, so that a free knows the stream.
+/// Blocks of each stream carry owner numbers of a row of their own, one for each size, so that a free
+/// knows both.
 #[derive(Debug, Default)]
 struct Streams {
-    owner_of: HashMap<StreamId, OwnerId>,
-    stream_of: HashMap<OwnerId, StreamId>,
+    first_owner_of: HashMap<StreamId, u32>,
+    stream_of: BTreeMap<u32, StreamId>,
+}
+
+/// What an owner number of ours says.
+struct Said {
+    stream: StreamId,
+    class: u32,
 }
 
 #[derive(Debug, Default)]
@@ -141,7 +148,7 @@ fn take_place() -> usize {
 /// `inner` behind caches of threads, which keep blocks of up to `block_max_bytes` (0 keeps none; at most
 /// 1 MiB).
 pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fronted<A> {
-    let classes = usize::try_from(block_max_bytes.min(1 << 20) / STEP_BYTES).unwrap_or(0);
+    let classes = u32::try_from(block_max_bytes.min(1 << 20) / STEP_BYTES).unwrap_or(0);
     let id = u64::from(OwnerId::next().number());
     let handled = inner.raw_addresses().is_some().then(Mutex::default);
     let shared = Arc::new_cyclic(|this| Shared {
@@ -201,44 +208,47 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         self.state.store(id << 32 | low, Ordering::SeqCst);
     }
 
-    fn stream_of(&self, owner: OwnerId) -> Option<StreamId> {
-        self.streams.read().stream_of.get(&owner).copied()
+    fn said_by(&self, owner: OwnerId) -> Option<Said> {
+        let streams = self.streams.read();
+        let (first, stream) = streams.stream_of.range(..=owner.number()).next_back()?;
+        let class = owner.number() - first;
+        (class < self.classes).then_some(Said { stream: *stream, class })
     }
 
-    fn owner_of(&self, stream: StreamId) -> Option<OwnerId> {
-        if let Some(owner) = self.streams.read().owner_of.get(&stream) {
-            return Some(*owner);
+    /// The first owner number of a stream; `None` when there are too many streams.
+    fn first_owner_of(&self, stream: StreamId) -> Option<u32> {
+        if let Some(first) = self.streams.read().first_owner_of.get(&stream) {
+            return Some(*first);
         }
         let mut streams = self.streams.write();
-        if let Some(owner) = streams.owner_of.get(&stream) {
-            return Some(*owner);
+        if let Some(first) = streams.first_owner_of.get(&stream) {
+            return Some(*first);
         }
-        if streams.owner_of.len() == STREAMS_MAX {
+        if streams.first_owner_of.len() == STREAMS_MAX {
             return None;
         }
-        let owner = OwnerId::next();
-        streams.owner_of.insert(stream, owner);
-        streams.stream_of.insert(owner, stream);
-        Some(owner)
+        let first = OwnerId::next_row(self.classes)?.number();
+        streams.first_owner_of.insert(stream, first);
+        streams.stream_of.insert(first, stream);
+        Some(first)
     }
 
     /// The handle that the allocator below knows for one of ours.
-    fn below(&self, allocation: &Allocation) -> Option<Allocation> {
+    fn below(&self, allocation: &Allocation, class: u32) -> Option<Allocation> {
         let owner = *self.owner_below.get()?;
-        let bytes = class_bytes(allocation.size_bytes());
-        Some(Allocation::new(allocation.address(), bytes, owner, allocation.token()))
+        Some(Allocation::new(allocation.address(), bytes_of(class), owner, allocation.token()))
     }
 
-    /// Makes this thread's cache one of `stream` under `state`; what it kept goes back. The owner number
-    /// of its blocks; `None` when nothing is kept now.
-    fn ready(&self, stream: StreamId, state: u64) -> Option<OwnerId> {
+    /// Makes this thread's cache one of `stream` under `state`; what it kept goes back. The first
+    /// owner number of its blocks; `None` when nothing is kept now.
+    fn ready(&self, stream: StreamId, state: u64) -> Option<u32> {
         if Self::scope_is_open(state) {
             self.take_back(local::drain(self.index, state));
             return None;
         }
-        let owner = self.owner_of(stream)?;
+        let first_owner = self.first_owner_of(stream)?;
         let home = Weak::clone(&self.this);
-        let out = local::put_in_force(self.index, state, stream, owner, || {
+        let out = local::put_in_force(self.index, state, stream, first_owner, || {
             let counts = Arc::default();
             let mut threads = self.threads.lock();
             threads.alive.retain(|counts| counts.strong_count() > 0);
@@ -248,7 +258,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         if let Out::Blocks(leaving) = out {
             self.take_back(leaving);
         }
-        Some(owner)
+        Some(first_owner)
     }
 
     /// Frees one block for good; one that is refused is kept aside and offered again.
@@ -292,16 +302,17 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     #[cold]
     #[inline(never)]
     fn take_below(&self, request: Request) -> Result<Allocation, AllocError> {
-        if local::class_of(request.bytes) >= self.classes {
+        let class = class_of(request.bytes);
+        if class >= self.classes {
             return self.ask(request);
         }
         let state = self.state.load(Ordering::SeqCst);
         let missed = || local::missed(self.index, request.stream, state);
         let ready = || self.ready(request.stream, state).and_then(|_| missed());
-        let Some(owner) = missed().or_else(ready) else {
+        let Some(first_owner) = missed().or_else(ready) else {
             return self.ask(request);
         };
-        let rounded = Request { bytes: class_bytes(request.bytes), ..request };
+        let rounded = Request { bytes: bytes_of(class), ..request };
         let found = self.ask(rounded)?;
         let known = *self.owner_below.get_or_init(|| found.owner()) == found.owner();
         // Whoever opened a scope meanwhile may have routed this request to a pool.
@@ -312,13 +323,14 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         if let Some(handled) = &self.handled {
             handled.lock().insert(found.address());
         }
+        let owner = OwnerId::numbered(first_owner + class);
         Ok(Allocation::new(found.address(), request.bytes, owner, found.token()))
     }
 
     #[cold]
     #[inline(never)]
     fn give_below(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let Some(stream) = self.stream_of(allocation.owner()) else {
+        let Some(Said { stream, class }) = self.said_by(allocation.owner()) else {
             return self.inner.free(allocation);
         };
         let marked = self.unmark(allocation.address());
@@ -330,7 +342,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
                 return Ok(());
             }
         }
-        let Some(below) = self.below(&allocation) else {
+        let Some(below) = self.below(&allocation, class) else {
             let reason = HandleError::Stale { address: allocation.address() };
             return Err(FreeError { reason, allocation });
         };
@@ -458,8 +470,8 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
     }
 
     fn below(&self, allocation: &Allocation) -> Option<Allocation> {
-        self.shared.stream_of(allocation.owner())?;
-        self.shared.below(allocation)
+        let Said { class, .. } = self.shared.said_by(allocation.owner())?;
+        self.shared.below(allocation, class)
     }
 
     fn scope_opens(&self) {
