@@ -95,8 +95,12 @@ pub(super) struct Cache {
     state: u64,
     stream: StreamId,
     /// Handles of the front's blocks on this stream carry this number plus that of their size as their
-    /// owner: a free finds its place by it alone, without waiting for the rest of the handle.
+    /// owner: a free finds its place by it alone.
     first_owner: u32,
+    /// The owner number of the last block taken, and the number of its size: a free of a block that was
+    /// just taken is guessed to be of that size, so that its place is known before the handle, which is
+    /// on its way through memory, can be read.
+    last: (u32, usize),
     bins: Box<[Bin]>,
     counts: Arc<Counts>,
     home: Option<Weak<dyn Home>>,
@@ -108,6 +112,7 @@ impl Cache {
             state: 0,
             stream: StreamId::DEFAULT,
             first_owner: 0,
+            last: (0, usize::MAX),
             bins: Box::default(),
             counts: Arc::default(),
             home: None,
@@ -137,6 +142,7 @@ impl Cache {
         bump(&self.counts.hits, 1);
         lower(&self.counts.held_bytes, bytes_of(class));
         let owner = OwnerId::numbered(self.first_owner.wrapping_add(class));
+        self.last = (owner.number(), class as usize);
         Some(Allocation::new(held.address, request.bytes, owner, held.token))
     }
 
@@ -145,12 +151,13 @@ impl Cache {
         if self.state != state {
             return false;
         }
-        // Numbers of other owners are no class.
-        let class = allocation.owner().number().wrapping_sub(self.first_owner);
-        let Some(bin) = self.bins.get_mut(class as usize) else {
+        let owner = allocation.owner().number();
+        let class = if owner == self.last.0 { self.last.1 } else { self.class_by(owner) };
+        let Some(bin) = self.bins.get_mut(class) else {
             return false;
         };
-        let held = self.counts.held_bytes.load(Ordering::Relaxed) + bytes_of(class);
+        let bytes = (class as u64 + 1) * STEP_BYTES;
+        let held = self.counts.held_bytes.load(Ordering::Relaxed) + bytes;
         let Some(place) = bin.blocks.get_mut(bin.len).filter(|_| held <= THREAD_MAX_BYTES) else {
             return false;
         };
@@ -159,6 +166,13 @@ impl Cache {
         bump(&self.counts.frees, 1);
         self.counts.held_bytes.store(held, Ordering::Relaxed);
         true
+    }
+
+    /// The number of a size by an owner number. Those of other owners are no size's. A call, so that the
+    /// choice above is a branch, which can be guessed, and no arithmetic, which waits.
+    #[inline(never)]
+    fn class_by(&self, owner: u32) -> usize {
+        owner.wrapping_sub(self.first_owner) as usize
     }
 
     /// Everything that is kept.
@@ -267,6 +281,7 @@ pub(super) fn put_in_force(
             Out::Replaced(std::mem::replace(cache, Cache::new(classes, counts, home)))
         };
         (cache.state, cache.stream, cache.first_owner) = (state, stream, first_owner);
+        cache.last = (first_owner, 0);
         Some(out)
     });
     put.ok().flatten()
