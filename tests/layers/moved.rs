@@ -118,7 +118,8 @@ mod guards {
             let host = Arc::new(Host::new(options));
             let driver: Arc<dyn Driver> = Arc::clone(&host) as _;
             let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
-            let native = NativeAllocator::new(Arc::clone(&driver), &options).unwrap();
+            let native = NativeAllocator::new(Arc::clone(&driver), &options)
+                .expect("nothing is asked of it");
             let told: Arc<Mutex<Vec<Damage>>> = Arc::default();
             let sink = Arc::clone(&told);
             let report = Box::new(move |damage: &Damage| sink.lock().push(damage.clone()));
@@ -127,7 +128,9 @@ mod guards {
 
         fn byte(&self, address: u64) -> u8 {
             let mut byte = [0];
-            self.host.copy_to_host(&mut byte, address, DEFAULT).unwrap();
+            self.host
+                .copy_to_host(&mut byte, address, DEFAULT)
+                .expect("it is memory of the device");
             byte[0]
         }
     }

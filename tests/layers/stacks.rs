@@ -29,7 +29,7 @@ enum Op {
 impl Arbitrary for Op {
     fn arbitrary(g: &mut Gen) -> Self {
         let sizes = [1, 300, 512, 513, 5000, 70_000, 1 << 20, 3 << 20, 40 << 20];
-        let (bytes, stream) = (*g.choose(&sizes).unwrap(), u64::arbitrary(g) % 3);
+        let (bytes, stream) = (*g.choose(&sizes).expect("a size"), u64::arbitrary(g) % 3);
         let pick = usize::arbitrary(g);
         match u8::arbitrary(g) % 16 {
             0..=5 => Self::Take { bytes, stream },
