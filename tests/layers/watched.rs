@@ -218,7 +218,7 @@ fn a_log_that_cannot_be_written_is_refused_when_it_is_built() {
 }
 
 #[test]
-fn a_full_disk_ends_the_log_and_not_the_allocator() {
+fn a_full_disk_refuses_the_log_when_it_is_made() {
     let full = std::path::Path::new("/dev/full");
     if !full.exists() {
         println!("skipped: no /dev/full");
