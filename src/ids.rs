@@ -61,6 +61,8 @@ impl PoolId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(u32);
 
+static NEXT_OWNER: AtomicU32 = AtomicU32::new(1);
+
 impl OwnerId {
     /// A number no other allocator of this process has.
     ///
@@ -69,9 +71,23 @@ impl OwnerId {
     /// After 2^32 - 1 allocators: a reused number would let one allocator free another's blocks.
     #[must_use]
     pub fn next() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
-        let taken = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1));
+        let after = |n: u32| n.checked_add(1);
+        let taken = NEXT_OWNER.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
         Self(taken.expect("owner numbers are never reused"))
+    }
+
+    /// The first of `count` numbers in a row that no other allocator has; `None` when half of all
+    /// numbers are gone: the rest is for those who need one only.
+    pub(crate) fn next_row(count: u32) -> Option<Self> {
+        const END: u32 = u32::MAX / 2;
+        let after = |n: u32| n.checked_add(count).filter(|after| *after <= END);
+        NEXT_OWNER.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).ok().map(Self)
+    }
+
+    /// The allocator with this number, which [`next_row`](Self::next_row) gave out.
+    #[inline]
+    pub(crate) const fn numbered(number: u32) -> Self {
+        Self(number)
     }
 
     /// The number, for messages.

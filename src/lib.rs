@@ -13,6 +13,7 @@ pub mod ffi;
 pub mod heap;
 pub mod history;
 pub mod ids;
+pub mod layers;
 pub mod registry;
 #[cfg(feature = "replay")]
 pub mod replay;

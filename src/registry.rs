@@ -15,10 +15,13 @@ use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
 use crate::cache::EngineOptions;
-use crate::config::{Config, KeyTable, Settings, UserKey};
+use crate::config::{Config, KeyTable, LayerSetting, Settings, UserKey};
 use crate::driver::Driver;
 use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::error::DriverError;
+use crate::layers::front::front;
+use crate::layers::{self, LayerError};
+use crate::size::MIN_BLOCK_BYTES;
 use crate::strategies::{
     ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, PluggableAllocator, Strategy,
 };
@@ -97,6 +100,9 @@ pub enum BuildError {
         /// The key and value.
         what: String,
     },
+    /// A layer cannot be put on.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -345,7 +351,8 @@ fn settle(name: &str) -> Option<Constructor> {
     None
 }
 
-/// Builds the allocator that the configuration names.
+/// Builds the allocator that the configuration names, with the layers that it lists. Without layers a
+/// built-in strategy is dispatched to statically; with some, it rides in a box.
 ///
 /// # Errors
 ///
@@ -356,6 +363,25 @@ pub fn build(
     options: BuildOptions,
 ) -> Result<Strategy, BuildError> {
     let settings = config.settings();
+    let strategy = strategy(settings, Arc::clone(&driver), options)?;
+    if settings.layers.is_empty() {
+        return Ok(strategy);
+    }
+    let aligned_bytes = if strategy.engine().is_some() { MIN_BLOCK_BYTES } else { 1 };
+    let wear = |layers| layers::wear(Box::new(strategy), layers, &driver, aligned_bytes);
+    Ok(match settings.layers.as_slice() {
+        [LayerSetting::Front { block_max_bytes }, rest @ ..] => {
+            front(wear(rest)?, *block_max_bytes).into()
+        }
+        all => wear(all)?.into(),
+    })
+}
+
+fn strategy(
+    settings: &Settings,
+    driver: Arc<dyn Driver>,
+    options: BuildOptions,
+) -> Result<Strategy, BuildError> {
     let name = settings.backend.as_str();
     if name == "native" {
         let options =

@@ -22,6 +22,7 @@ use crate::allocator::{
     PrivatePools, RawAddresses, Request, Sharing,
 };
 use crate::error::{AllocError, FreeError};
+use crate::layers::front::Fronted;
 
 pub use expandable::ExpandableAllocator;
 pub use malloc_async::{MallocAsyncAllocator, MallocAsyncNotes};
@@ -40,8 +41,10 @@ pub enum Strategy {
     MallocAsync(Box<MallocAsyncAllocator>),
     /// `backend:pluggable`.
     Pluggable(Box<PluggableAllocator>),
-    /// Registered by a user.
+    /// Registered by a user, or any strategy that wears layers.
     User(Box<dyn DeviceAllocator>),
+    /// Any of these whose outermost layer is `front`: its hits are worth a static call.
+    Fronted(Fronted<Box<dyn DeviceAllocator>>),
 }
 
 /// A strategy that keeps no cache was asked for what only caches can do.
@@ -68,7 +71,7 @@ impl Strategy {
         match self {
             Self::Native(native) => Some(native.engine()),
             Self::Expandable(expandable) => Some(expandable.engine()),
-            Self::MallocAsync(_) | Self::Pluggable(_) | Self::User(_) => None,
+            Self::MallocAsync(_) | Self::Pluggable(_) | Self::User(_) | Self::Fronted(_) => None,
         }
     }
 }

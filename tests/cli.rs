@@ -192,3 +192,27 @@ fn bench_prints_the_fixed_fields() {
     assert_eq!(names, ["case", "threads", "conf", "device", "ns_per_op", "mops"]);
     assert_eq!(run(&["bench", "--case", "pear"]).status.code(), Some(1));
 }
+
+#[test]
+fn a_log_that_a_replay_writes_can_be_replayed_and_not_verified() {
+    let log = std::env::temp_dir().join(format!("stratalloc-cli-log-{}.csv", std::process::id()));
+    let path = log.to_str().unwrap();
+    let conf = format!("backend:native,layers:[log:\"{path}\",front]");
+    let recorded = trace("multistream.default");
+    let json = |args: &[&str]| -> serde_json::Value {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        serde_json::from_str(&text(&output.stdout)).unwrap()
+    };
+    let first = json(&["replay", recorded.to_str().unwrap(), "--conf", &conf, "--json"]);
+    let second = json(&["replay", path, "--json"]);
+    assert!(first["allocations"].as_u64().unwrap() > 1000);
+    assert_eq!(first["allocations"], second["allocations"]);
+    let refused = run(&["replay", path, "--verify"]);
+    std::fs::remove_file(&log).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("a log of requests"), "{}", text(&refused.stderr));
+    let unverifiable =
+        run(&["replay", recorded.to_str().unwrap(), "--verify", "--conf", "layers:[track]"]);
+    assert_eq!(unverifiable.status.code(), Some(1));
+}

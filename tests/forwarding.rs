@@ -13,7 +13,7 @@ use stratalloc::allocator::{
     PoolOptions, Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
     Token,
 };
-use stratalloc::config::{Config, Settings};
+use stratalloc::config::{Config, FaultSetting, LayerSetting, Settings};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{
@@ -21,6 +21,7 @@ use stratalloc::error::{
 };
 use stratalloc::history::SegmentLayout;
 use stratalloc::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use stratalloc::layers;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::sharing::{SharedHandle, SharingError};
 use stratalloc::stats::Statistics;
@@ -361,6 +362,50 @@ fn every_wrapper_hands_every_method_through() {
     answers_come_through(&Box::new(Arc::new(strategy)), &witness);
 }
 
+/// Layers do their work and change nothing else; those that move blocks or keep them are asked with
+/// nothing to do.
+#[test]
+fn every_layer_hands_every_method_through() {
+    let witness = Arc::new(Witness::new());
+    let held = || Arc::clone(&witness);
+    let driver = || -> Arc<dyn Driver> { Arc::new(Sim::new(SimOptions::default())) };
+    answers_come_through(&layers::limit::limit(held(), 1 << 20), &witness);
+    answers_come_through(&layers::statistics::statistics(held()), &witness);
+    answers_come_through(&layers::track::track_to(held(), Box::new(|_| {})), &witness);
+    let when = FaultSetting { call: Some(u64::MAX), ..FaultSetting::default() };
+    answers_come_through(&layers::fault::fault(held(), when), &witness);
+    answers_come_through(&layers::oom_retry::retry(held(), 3), &witness);
+    answers_come_through(&layers::align::align(held(), 512, 512), &witness);
+    answers_come_through(&layers::front::front(held(), 0), &witness);
+    let path = std::env::temp_dir().join(format!("forwarding-{}.csv", std::process::id()));
+    answers_come_through(&layers::log::log(held(), &path).unwrap(), &witness);
+    let list = [
+        LayerSetting::Statistics,
+        LayerSetting::Limit { bytes: 1 << 20 },
+        LayerSetting::Fault(when),
+        LayerSetting::OomRetry { times: 3 },
+        LayerSetting::Align { bytes: 512 },
+    ];
+    let worn = layers::wear(Box::new(held()), &list, &driver(), 512).unwrap();
+    answers_come_through(&Strategy::from(worn), &witness);
+    let fronted = layers::front::front(Box::new(held()) as Box<dyn DeviceAllocator>, 0);
+    let fronted = Strategy::from(fronted);
+    assert!(fronted.engine().is_none());
+    answers_come_through(&fronted, &witness);
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// What names blocks below by their address is absent above a layer that moves them; the rest is there.
+#[test]
+fn a_layer_that_moves_blocks_hides_what_would_name_the_wrong_ones() {
+    let moved = layers::align::align(Witness::new(), 4096, 1);
+    assert!(moved.private_pools().is_none() && moved.sharing().is_none());
+    assert!(moved.cross_stream().is_some() && moved.caching().is_some());
+    assert!(moved.counters().is_some() && moved.raw_addresses().is_some());
+    assert!(moved.pressure().is_some() && moved.peer_access().is_some());
+    assert_eq!(moved.name(), "witness");
+}
+
 #[test]
 fn a_registered_allocator_comes_through_the_registry_unchanged() {
     let witness = Arc::new(Witness::new());
@@ -400,6 +445,10 @@ fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
     let boxed: Box<dyn DeviceAllocator> = Box::new(Arc::new(Least));
     is_bare(&boxed);
     is_bare(&Strategy::from(boxed));
+    is_bare(&layers::limit::limit(Least, 1));
+    is_bare(&layers::oom_retry::retry(Least, 1));
+    is_bare(&layers::align::align(Least, 4096, 1));
+    is_bare(&layers::front::front(Least, 4096));
 }
 
 /// Names of the functions between `from` and the first later line that is `to`.

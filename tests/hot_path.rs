@@ -18,6 +18,7 @@ use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::ids::{DeviceId, StreamId};
+use stratalloc::layers::front::front;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{GIB, MIB, TIB};
 use stratalloc::strategies::{PluggableAllocator, Strategy};
@@ -201,6 +202,20 @@ fn a_hit_by_bare_address_takes_nothing_from_the_heap_and_asks_no_driver() {
     let mut live = vec![0; LIVE];
     replace_raw(&strategy, &mut live, &draws, WARM_STEPS + DRAWS);
     costs_nothing(&sim, &strategy, || replace_raw(&strategy, &mut live, &draws, STEPS));
+}
+
+#[test]
+fn a_hit_of_the_front_reaches_neither_the_heap_nor_the_strategy() {
+    let (sim, strategy) = native(4 * TIB, false, EventMode::Immediate);
+    let fronted = Strategy::from(front(Box::new(strategy) as Box<dyn DeviceAllocator>, MIB));
+    let sizes = [1, 500, 512, 513, 4096, 100_000, MIB];
+    let step = |bytes: u64| give(&fronted, take(&fronted, bytes));
+    sizes.into_iter().for_each(step);
+    let requests = || fronted.counters().expect("native counts").statistics().hits;
+    let (before, calls, (taken, _)) = (requests(), sim.total_calls(), heap());
+    (0..10_000).for_each(|n| step(sizes[n % sizes.len()]));
+    let taken = heap().0 - taken;
+    assert_eq!((requests() - before, sim.total_calls() - calls, taken), (0, 0, 0));
 }
 
 #[test]

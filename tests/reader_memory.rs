@@ -224,3 +224,27 @@ fn the_smallest_json_entries_stay_within_six_times() {
     assert!(result.unwrap().segments.len() > 50_000);
     assert_within("segments", peak, bytes.len() as u64);
 }
+
+#[test]
+fn the_smallest_rows_of_a_log_stay_within_six_times() {
+    let head = b"Thread,Time,Action,Pointer,Size,Stream\n";
+    let bytes = repeated(head, b"1,00:00:00.0,free,1,1,0\n", b"");
+    let (result, peak) = read_all(&bytes);
+    assert!(result.unwrap().events.len() > 300_000);
+    assert_within("frees of one pointer", peak, bytes.len() as u64);
+
+    let mut bytes = head.to_vec();
+    for pointer in 1..150_000_u32 {
+        bytes.extend(format!("1,00:00:00.0,allocate,{pointer},1,0\n").bytes());
+    }
+    let (result, peak) = read_all(&bytes);
+    assert!(result.unwrap().events.len() == 149_999);
+    assert_within("blocks that all live", peak, bytes.len() as u64);
+
+    let mut gz = GzEncoder::new(Vec::new(), Compression::best());
+    gz.write_all(&bytes).unwrap();
+    let packed = gz.finish().unwrap();
+    let (result, peak) = peak_of(|| read_bytes("log", packed.as_slice(), &Limits::default(), None));
+    assert!(result.is_ok());
+    assert_within("the same, compressed", peak, bytes.len() as u64);
+}

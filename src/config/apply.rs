@@ -4,6 +4,7 @@
 
 use super::error::{ConfigError, Span};
 use super::keys::Known;
+use super::layers::layers;
 use super::parse::{Entry, Value, pairs, word};
 use super::settings::{Compat, Reserve, Settings};
 use super::token::Token;
@@ -72,6 +73,7 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
             settings.expandable_reserve_by_class = read.reserves()?;
         }
         "malloc_async_own_pool" => settings.malloc_async_own_pool = read.flag()?,
+        "layers" => settings.layers = layers(key.name, value)?,
         "compat" => settings.compat = read.compat()?,
         _ => match settings.pluggable.place(key.name) {
             Some(place) => *place = Some(read.name_of_code()?),

@@ -1,6 +1,7 @@
 //! Every key, its value, where it came from, and what to know about it.
 
 use super::keys::{Acts, BUILT_IN, Key};
+use super::layers::LayerSetting;
 use super::settings::{Compat, Reserve, Settings};
 use super::{Config, KeyTable, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
@@ -116,6 +117,10 @@ fn value_of(settings: &Settings, key: &str) -> String {
             format!("[{}]", parts.join(","))
         }
         "malloc_async_own_pool" => flag(settings.malloc_async_own_pool),
+        "layers" => {
+            let parts: Vec<_> = settings.layers.iter().map(LayerSetting::text).collect();
+            format!("[{}]", parts.join(","))
+        }
         "pinned_use_background_threads" => flag(pinned.use_background_threads),
         "pinned_max_round_threshold_mb" => or(pinned.max_round_threshold_bytes, "unlimited"),
         "pinned_max_cached_size_mb" => or(pinned.max_cached_bytes, "unlimited"),

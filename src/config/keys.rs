@@ -128,6 +128,12 @@ pub const BUILT_IN: &[Key] = &[
         Acts::MallocAsync,
         "a driver pool of one's own instead of the device's default pool",
     ),
+    key(
+        "layers",
+        "[limit:8GiB,track,log:\"PATH\",...]",
+        Acts::Always,
+        "what is worn around the strategy, from outside to inside; read when it is built",
+    ),
     key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory"),
     key(
         "pinned_max_round_threshold_mb",

@@ -12,6 +12,7 @@ mod environment;
 mod error;
 mod explain;
 mod keys;
+mod layers;
 mod parse;
 mod settings;
 mod token;
@@ -24,6 +25,7 @@ pub use environment::{EnvironmentError, FromEnvironment, VARIABLES, from_environ
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
+pub use layers::{FaultSetting, LayerSetting};
 pub use settings::{Compat, PinnedSettings, PluggableSettings, Reserve, Settings};
 pub use user::UserKey;
 

@@ -1,6 +1,7 @@
 //! The typed configuration. What a string says is in range; what code puts in is brought into range
 //! by whoever takes it, once.
 
+use super::layers::LayerSetting;
 use crate::size::{
     EIB, LARGE_SEGMENT_DEFAULT_BYTES, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, RoundupDivisions,
     align_up,
@@ -46,6 +47,8 @@ pub struct Settings {
     /// `malloc_async_own_pool`: `backend:cudaMallocAsync` takes a driver pool of its own. Looked at
     /// once, when an allocator is built.
     pub malloc_async_own_pool: bool,
+    /// `layers`, from outside to inside. Looked at once, when an allocator is built.
+    pub layers: Vec<LayerSetting>,
     /// The `pinned_*` keys.
     pub pinned: PinnedSettings,
     /// `compat`: whose decisions are made where PyTorch's are defects.
@@ -104,6 +107,7 @@ impl Default for Settings {
             expandable_reserve: None,
             expandable_reserve_by_class: Vec::new(),
             malloc_async_own_pool: false,
+            layers: Vec::new(),
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
             pluggable: PluggableSettings::default(),

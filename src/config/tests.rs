@@ -218,14 +218,55 @@ fn the_last_of_repeated_keys_counts_and_is_warned_about() {
 
 #[test]
 fn users_keys_are_handed_on_as_text() {
-    let table = KeyTable::default().with_extra("layers").with_extra("arena_file");
-    let text = "backend:mine,layers:[limit:8GiB,track],arena_file:\"/a,b:c\"";
+    let table = KeyTable::default().with_extra("wrappers").with_extra("arena_file");
+    let text = "backend:mine,wrappers:[limit:8GiB,track],arena_file:\"/a,b:c\"";
     let config = Config::parse(text, &table).unwrap();
     let extra = &config.settings().extra;
-    assert_eq!(extra[0], ("layers".to_owned(), "[limit:8GiB,track]".to_owned()));
+    assert_eq!(extra[0], ("wrappers".to_owned(), "[limit:8GiB,track]".to_owned()));
     assert_eq!(extra[1], ("arena_file".to_owned(), "/a,b:c".to_owned()));
-    let deep = format!("layers:{}", "[".repeat(100_000));
+    let deep = format!("wrappers:{}", "[".repeat(100_000));
     assert!(Config::parse(&deep, &table).is_err());
+}
+
+#[test]
+fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
+    let given = settings("backend:native,layers:[track,limit:512MiB,fault:[above:4KiB],limit:7]");
+    let above = FaultSetting { above_bytes: Some(4096), ..FaultSetting::default() };
+    let (outer, inner) =
+        (LayerSetting::Limit { bytes: 512 * MIB }, LayerSetting::Limit { bytes: 7 });
+    assert_eq!(given.layers, [LayerSetting::Track, outer, LayerSetting::Fault(above), inner]);
+    for (text, at) in [
+        ("layers:track", 7),
+        ("layers:[tracks]", 8),
+        ("layers:[track,]", 13),
+        ("layers:[track:1]", 8),
+        ("layers:[limit]", 8),
+        ("layers:[limit:8GB]", 14),
+        ("layers:[limit:0]", 14),
+        ("layers:[limit:99999999999GiB]", 14),
+        ("layers:[limit:-1]", 14),
+        ("layers:[limit::]", 13),
+        ("layers:[log:\"\"]", 12),
+        ("layers:[fault]", 8),
+        ("layers:[fault:[]]", 8),
+        ("layers:[fault:[seed:3]]", 8),
+        ("layers:[fault:[call:0]]", 20),
+        ("layers:[fault:[probability:1.5]]", 27),
+        ("layers:[fault:[probability:NaN]]", 27),
+        ("layers:[fault:[when:1]]", 15),
+        ("layers:[fault:[call:[1]]]", 15),
+        ("layers:[oom_retry:0]", 18),
+        ("layers:[align:3]", 14),
+        ("layers:[align:2GiB]", 14),
+        ("layers:[front:2MiB]", 14),
+        ("layers:[front:[x]]", 8),
+        ("layers:[track track]", 14),
+    ] {
+        let found = wrong(text);
+        assert!(found.starts_with(&format!("{at}: ")), "{text}: {found}");
+    }
+    let many = format!("layers:[{}]", ["track"; 17].join(","));
+    assert!(wrong(&many).contains("at most 16"));
 }
 
 #[test]
@@ -238,6 +279,9 @@ fn settings_far_from_the_defaults_are_told_back_as_they_are() {
         "expandable_segments_reserve:0.00000000001G",
         "roundup_power2_divisions:[64:8,256:4,>:2],compat:pytorch,backend:mine",
         "expandable_segments_reserve_by_class:[a:0.25,b:8g]",
+        "layers:[limit:8GiB,statistics,track,log:\"/a b,c]\",oom_retry:3,align:4KiB,guard,front]",
+        "layers:[fault:[call:5,probability:0.25,seed:7,above:1000],front:4KiB,limit:1]",
+        "layers:[]",
     ] {
         let config = parse(text).unwrap();
         let again = parse(&config.to_text()).unwrap();

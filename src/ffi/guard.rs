@@ -177,6 +177,7 @@ impl From<BuildError> for Failure {
             BuildError::UnknownBackend { .. }
             | BuildError::MissingKey { .. }
             | BuildError::Library(_)
+            | BuildError::Layer(_)
             | BuildError::Refused { .. } => Status::BadConfiguration,
         };
         Self::new(status, error)

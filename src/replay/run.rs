@@ -36,6 +36,9 @@ pub enum ReplayError {
     /// Only strategies built on the caching engine make comparable decisions.
     #[error("this strategy makes no decisions that a recording could be compared with")]
     NotVerifiable,
+    /// A log of requests says no decisions.
+    #[error("the recording is a log of requests: it can be replayed without --verify")]
+    RequestsOnly,
     /// Decisions depend on what happened before the recording began.
     #[error(
         "{blocks} blocks lived before the recording began, so its decisions cannot be verified; \

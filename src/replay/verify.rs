@@ -71,6 +71,9 @@ pub fn verify(
     total_bytes: u64,
     memory_fraction: Option<f64>,
 ) -> Result<Verification, ReplayError> {
+    if trace.requests_only {
+        return Err(ReplayError::RequestsOnly);
+    }
     let begin = Instant::now();
     let sim = Arc::new(Sim::new(SimOptions {
         total_bytes,

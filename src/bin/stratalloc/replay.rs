@@ -21,7 +21,7 @@ use crate::show::{grouped, mib, progress};
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
-    /// PyTorch memory snapshots: .pickle or .json, plain, .xz, .gz or .zst.
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz, .gz or .zst.
     #[arg(required = true)]
     trace: Vec<PathBuf>,
     /// The configuration. Default: the one recorded in the trace.
@@ -114,7 +114,7 @@ pub(crate) fn read(path: &Path, max_input: u64) -> Result<Trace, Box<dyn Error>>
 /// The name of a recording: its file's, without the endings.
 pub(crate) fn name_of(path: &Path) -> String {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let known = [".xz", ".gz", ".zst", ".pickle", ".json"];
+    let known = [".xz", ".gz", ".zst", ".pickle", ".json", ".csv"];
     known
         .iter()
         .fold(file, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))

@@ -26,6 +26,8 @@ const FILE_BUFFER_BYTES: usize = 16 * 1024;
 pub(super) enum Format {
     Pickle,
     Json,
+    /// A log of requests.
+    Rmm,
 }
 
 /// The decoded bytes of a file. Reports the bytes taken from it to `progress`.
@@ -67,6 +69,7 @@ pub(super) fn format(input: &mut Input<'_>) -> Result<Format, Failure> {
         match at_hand {
             [0x80, ..] => return Ok(Format::Pickle),
             [b'{' | b'[', ..] => return Ok(Format::Json),
+            [b'T', ..] => return Ok(Format::Rmm),
             [b' ' | b'\t' | b'\r' | b'\n', ..] => input.consume(1),
             [0xef, 0xbb, 0xbf, ..] if at == 0 => input.consume(3),
             _ => {

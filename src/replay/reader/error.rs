@@ -29,7 +29,7 @@ pub enum TraceError {
     },
     /// The first bytes are those of no format that is read here.
     #[error(
-        "{file}: expected a pickle of protocol 2 to 5 or JSON, plain or in xz, gzip or zstd; \
+        "{file}: expected a pickle of protocol 2 to 5, JSON or RMM's CSV, plain or in xz, gzip or zstd; \
          {found} (the name does not count)"
     )]
     Unknown {

@@ -14,6 +14,7 @@ mod json;
 mod parts;
 mod path;
 mod pickle;
+mod rmm;
 mod words;
 
 use std::fs::File;
@@ -54,6 +55,8 @@ impl Default for Limits {
 /// Reads the recording at `path`: a PyTorch snapshot as pickle (protocol 2 to 5) or JSON, plain or
 /// compressed with xz, gzip or zstd.
 ///
+/// A log of requests in RMM's CSV format is read too; it says nothing of what an allocator decided.
+///
 /// The first bytes decide what the file is, not its name. A bare list is a snapshot of segments
 /// only, without events.
 ///
@@ -93,6 +96,7 @@ pub fn read_bytes(
             drop(input);
             pickle::interpret(heap, limits).map_err(in_file)
         }
+        Format::Rmm => rmm::parse(input).map_err(in_file),
         Format::Json => json::parse(&mut input, limits).map_err(in_file),
     }
 }

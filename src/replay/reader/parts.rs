@@ -32,7 +32,7 @@ impl Parts {
             .map(|s| s.layout)
             .collect();
         segments.sort_unstable_by_key(|s| s.address);
-        Trace { events: self.events, segments, conf: self.conf, device }
+        Trace { events: self.events, segments, conf: self.conf, device, requests_only: false }
     }
 }
 

@@ -3,6 +3,7 @@
 //! `hostile` has what they refuse; `writer` makes the files.
 
 mod hostile;
+mod rmm;
 mod stored;
 mod writer;
 

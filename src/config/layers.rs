@@ -1,0 +1,287 @@
+//! `layers:[limit:8GiB,track,log:"PATH"]`: the list, typed and in range.
+//!
+//! The first of the list is the outermost: it is asked first. A layer may stand twice. What a layer
+//! does is told where it lives (`src/layers`); nothing here knows.
+
+use super::error::ConfigError;
+use super::parse::{Value, pairs};
+use super::token::{Kind, Token};
+use crate::size::{EIB, GIB, KIB, MIB};
+
+/// The most layers of one allocator.
+const LAYERS_MAX: usize = 16;
+/// The most repetitions that `oom_retry` may be asked for.
+const RETRIES_MAX: u64 = 1000;
+/// The largest alignment.
+const ALIGN_MAX_BYTES: u64 = GIB;
+/// The largest block that `front` may keep: its tables grow with it.
+const FRONT_MAX_BYTES: u64 = MIB;
+/// What `front` keeps when nothing is said.
+const FRONT_DEFAULT_BYTES: u64 = 64 * KIB;
+
+/// One layer and what was said about it. Sizes are bytes.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum LayerSetting {
+    /// `limit:SIZE`: the most bytes in callers' hands.
+    Limit {
+        /// The most.
+        bytes: u64,
+    },
+    /// `statistics`.
+    Statistics,
+    /// `track`: leaks with backtraces at the end.
+    Track,
+    /// `log:"PATH"`: a file in RMM's format.
+    Log {
+        /// The file.
+        path: String,
+    },
+    /// `fault:[call:K,probability:P,seed:N,above:SIZE]`.
+    Fault(FaultSetting),
+    /// `oom_retry:TIMES`.
+    OomRetry {
+        /// The most repetitions of one request.
+        times: u32,
+    },
+    /// `align:SIZE`: every block starts at a multiple.
+    Align {
+        /// A power of two.
+        bytes: u64,
+    },
+    /// `guard`: bytes around each block that nobody may write.
+    Guard,
+    /// `front` or `front:SIZE`: a cache of each thread.
+    Front {
+        /// The largest block that is kept.
+        block_max_bytes: u64,
+    },
+}
+
+/// Which requests fail on purpose: each that one of these chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FaultSetting {
+    /// `call`: this one, counted from 1.
+    pub call: Option<u64>,
+    /// `probability`: each with this chance, in [0, 1].
+    pub probability: f64,
+    /// `seed` of that chance.
+    pub seed: u64,
+    /// `above`: each of more bytes.
+    pub above_bytes: Option<u64>,
+}
+
+const NAMES: &str = "limit:SIZE, statistics, track, log:\"PATH\", fault:[...], oom_retry:TIMES, \
+                     align:SIZE, guard, front or front:SIZE";
+const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
+const SIZE: &str = "a size, as 8GiB, 512MiB, 4KiB or plain bytes";
+
+/// What stands behind a layer's name.
+enum Said<'v, 't> {
+    Nothing,
+    Word(&'v Token<'t>),
+    List(&'v [Token<'t>]),
+}
+
+/// All layers of the list.
+pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, ConfigError> {
+    if !value.is_list {
+        return Err(ConfigError::new(key, value.span, format!("a list of {NAMES}")));
+    }
+    let mut found = Vec::new();
+    let mut rest = value.tokens.as_slice();
+    while let [name, more @ ..] = rest {
+        if found.len() == LAYERS_MAX {
+            let what = format!("at most {LAYERS_MAX} layers");
+            return Err(ConfigError::new(key, name.span, what));
+        }
+        if name.kind != Kind::Word {
+            return Err(ConfigError::new(key, name.span, NAMES));
+        }
+        let (said, more) = said(key, name, more)?;
+        found.push(layer(key, name, &said)?);
+        rest = match more {
+            [] => &[],
+            [comma] if comma.kind == Kind::Comma => {
+                return Err(ConfigError::new(key, comma.span, "a layer behind the comma"));
+            }
+            [comma, more @ ..] if comma.kind == Kind::Comma => more,
+            [other, ..] => {
+                return Err(ConfigError::new(key, other.span, "a comma or a closing bracket"));
+            }
+        };
+    }
+    Ok(found)
+}
+
+/// What stands behind a name, and the tokens after that.
+fn said<'v, 't>(
+    key: &str,
+    name: &Token<'t>,
+    rest: &'v [Token<'t>],
+) -> Result<(Said<'v, 't>, &'v [Token<'t>]), ConfigError> {
+    match rest {
+        [colon, word, more @ ..] if colon.kind == Kind::Colon && word.is_word() => {
+            Ok((Said::Word(word), more))
+        }
+        [colon, open, more @ ..] if colon.kind == Kind::Colon && open.kind == Kind::Open => {
+            // The list as a whole is closed, so this bracket is too.
+            let mut depth = 1;
+            let end = more.iter().position(|token| {
+                match token.kind {
+                    Kind::Open => depth += 1,
+                    Kind::Close => depth -= 1,
+                    _ => {}
+                }
+                depth == 0
+            });
+            let end = end.ok_or_else(|| ConfigError::new(key, open.span, "a closing bracket"))?;
+            Ok((Said::List(&more[..end]), &more[end + 1..]))
+        }
+        [colon, ..] if colon.kind == Kind::Colon => {
+            let what = format!("a value for {}", name.text);
+            Err(ConfigError::new(key, colon.span, what))
+        }
+        rest => Ok((Said::Nothing, rest)),
+    }
+}
+
+fn layer(key: &str, name: &Token<'_>, said: &Said<'_, '_>) -> Result<LayerSetting, ConfigError> {
+    let wrong = |what: &str| ConfigError::new(key, name.span, what);
+    let word = |what: &'static str| match said {
+        Said::Word(word) => Ok(*word),
+        Said::Nothing | Said::List(_) => Err(wrong(what)),
+    };
+    let alone = |setting: LayerSetting, what: &'static str| match said {
+        Said::Nothing => Ok(setting),
+        Said::Word(_) | Said::List(_) => Err(wrong(what)),
+    };
+    match name.text {
+        "limit" => {
+            Ok(LayerSetting::Limit { bytes: size(key, word("limit:SIZE, as limit:8GiB")?)? })
+        }
+        "statistics" => alone(LayerSetting::Statistics, "statistics without a value"),
+        "track" => alone(LayerSetting::Track, "track without a value"),
+        "guard" => alone(LayerSetting::Guard, "guard without a value"),
+        "log" => {
+            let path = word("log:\"PATH\"")?;
+            let legal = !path.text.is_empty() && !path.text.contains('\0');
+            if !legal {
+                return Err(ConfigError::new(key, path.span, "the path of a file"));
+            }
+            Ok(LayerSetting::Log { path: path.text.to_owned() })
+        }
+        "fault" => match said {
+            Said::List(tokens) => fault(key, name, tokens),
+            Said::Nothing | Said::Word(_) => Err(wrong("fault:[call:5], with at least one part")),
+        },
+        "oom_retry" => {
+            let times = word("oom_retry:TIMES, as oom_retry:3")?;
+            let legal = times.text.parse::<u64>().ok().filter(|n| (1..=RETRIES_MAX).contains(n));
+            let legal = legal.and_then(|n| u32::try_from(n).ok());
+            let what = format!("a whole number from 1 to {RETRIES_MAX}");
+            let times = legal.ok_or_else(|| ConfigError::new(key, times.span, what))?;
+            Ok(LayerSetting::OomRetry { times })
+        }
+        "align" => {
+            let word = word("align:SIZE, as align:4KiB")?;
+            let bytes = size(key, word)?;
+            if !bytes.is_power_of_two() || bytes > ALIGN_MAX_BYTES {
+                return Err(ConfigError::new(key, word.span, "a power of two up to 1GiB"));
+            }
+            Ok(LayerSetting::Align { bytes })
+        }
+        "front" => {
+            let block_max_bytes = match said {
+                Said::Nothing => FRONT_DEFAULT_BYTES,
+                Said::Word(word) => Some(size(key, word)?)
+                    .filter(|bytes| (512..=FRONT_MAX_BYTES).contains(bytes))
+                    .ok_or_else(|| ConfigError::new(key, word.span, "a size from 512 to 1MiB"))?,
+                Said::List(_) => return Err(wrong("front or front:SIZE")),
+            };
+            Ok(LayerSetting::Front { block_max_bytes })
+        }
+        _ => Err(wrong(NAMES)),
+    }
+}
+
+fn fault(key: &str, name: &Token<'_>, tokens: &[Token<'_>]) -> Result<LayerSetting, ConfigError> {
+    let span = name.span;
+    let list = Value { tokens: tokens.to_vec(), is_list: true, span, text: name.text };
+    let mut setting = FaultSetting::default();
+    let mut chooses = false;
+    for (part, word) in pairs(key, &list, FAULTS)? {
+        let wrong = |what: &str| ConfigError::new(key, word.span, what);
+        chooses |= part.text != "seed";
+        match part.text {
+            "call" => {
+                let call = word.text.parse().ok().filter(|n| *n >= 1);
+                setting.call = Some(call.ok_or_else(|| wrong("a whole number >= 1"))?);
+            }
+            "probability" => {
+                let legal = |p: &f64| (0.0..=1.0).contains(p);
+                let probability = word.text.parse().ok().filter(legal);
+                setting.probability = probability.ok_or_else(|| wrong("a number from 0 to 1"))?;
+            }
+            "seed" => {
+                setting.seed = word.text.parse().map_err(|_| wrong("a whole number"))?;
+            }
+            "above" => setting.above_bytes = Some(size(key, word)?),
+            _ => return Err(ConfigError::new(key, part.span, FAULTS)),
+        }
+    }
+    if !chooses {
+        return Err(ConfigError::new(key, span, "fault with call, probability or above"));
+    }
+    Ok(LayerSetting::Fault(setting))
+}
+
+/// The units, the largest first.
+const UNITS: [(&str, u64); 3] = [("GiB", GIB), ("MiB", MIB), ("KiB", KIB)];
+
+/// A number of bytes up to 1 EiB, with a unit or without.
+fn size(key: &str, word: &Token<'_>) -> Result<u64, ConfigError> {
+    let unit = UNITS.iter().find_map(|(name, bytes)| Some((word.text.strip_suffix(name)?, *bytes)));
+    let (digits, unit_bytes) = unit.unwrap_or((word.text, 1));
+    let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    let count: Option<u64> = plain.then(|| digits.parse().ok()).flatten();
+    let bytes = count.and_then(|count| count.checked_mul(unit_bytes));
+    bytes
+        .filter(|bytes| (1..=EIB).contains(bytes))
+        .ok_or_else(|| ConfigError::new(key, word.span, format!("{SIZE}, at most 1 EiB")))
+}
+
+/// Bytes as [`size`] reads them.
+fn told(bytes: u64) -> String {
+    let unit = UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
+    unit.map_or_else(|| bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
+}
+
+impl LayerSetting {
+    /// The layer in the syntax of the string.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Limit { bytes } => format!("limit:{}", told(*bytes)),
+            Self::Statistics => "statistics".to_owned(),
+            Self::Track => "track".to_owned(),
+            Self::Log { path } => format!("log:\"{path}\""),
+            Self::Fault(fault) => {
+                let call = fault.call.map(|call| format!("call:{call}"));
+                let above = fault.above_bytes.map(|bytes| format!("above:{}", told(bytes)));
+                // A zero that was said chooses nothing, but says that there is a layer.
+                let chosen = call.is_some() || above.is_some();
+                let chance = (fault.probability > 0.0 || !chosen)
+                    .then(|| format!("probability:{}", fault.probability));
+                let seed = (fault.seed != 0).then(|| format!("seed:{}", fault.seed));
+                let parts: Vec<String> =
+                    [call, chance, seed, above].into_iter().flatten().collect();
+                format!("fault:[{}]", parts.join(","))
+            }
+            Self::OomRetry { times } => format!("oom_retry:{times}"),
+            Self::Align { bytes } => format!("align:{}", told(*bytes)),
+            Self::Guard => "guard".to_owned(),
+            Self::Front { block_max_bytes: FRONT_DEFAULT_BYTES } => "front".to_owned(),
+            Self::Front { block_max_bytes } => format!("front:{}", told(*block_max_bytes)),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! `align:4KiB`: every block starts at a multiple of a power of two.
+//!
+//! A request asks the allocator below for as much more as it takes to find such an address inside,
+//! which is the alignment less what the allocator below keeps anyhow. When that is enough already, all
+//! calls go straight through and all capabilities stay; otherwise see [`Shifted`] for what is absent.
+
+use super::doors::Worn;
+use super::shift::{Placement, Shifted};
+use super::watch::Block;
+use crate::allocator::DeviceAllocator;
+use crate::error::{DriverError, DriverErrorKind};
+
+/// See the [module](self).
+pub type Aligned<A> = Worn<Shifted<A, Align>>;
+
+/// The alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct Align {
+    align_bytes: u64,
+    /// What is asked for besides.
+    slack_bytes: u64,
+}
+
+/// `inner` with blocks at multiples of `align_bytes`, given that its own are at multiples of `known_bytes`
+/// (1 if nothing is known). Both are rounded up to powers of two, at most 2^62.
+pub fn align<A: DeviceAllocator>(inner: A, align_bytes: u64, known_bytes: u64) -> Aligned<A> {
+    let power = |bytes: u64| bytes.clamp(1, 1 << 62).next_power_of_two();
+    let align_bytes = power(align_bytes);
+    let slack_bytes = align_bytes.saturating_sub(power(known_bytes));
+    Worn::new(Shifted::new(inner, Align { align_bytes, slack_bytes }))
+}
+
+impl Placement for Align {
+    fn acts(&self) -> bool {
+        self.slack_bytes > 0
+    }
+
+    fn below_bytes(&self, bytes: u64) -> Option<u64> {
+        bytes.checked_add(self.slack_bytes)
+    }
+
+    fn offset_bytes(&self, below_address: u64) -> u64 {
+        below_address.wrapping_neg() & (self.align_bytes - 1)
+    }
+
+    /// Refuses a block of an allocator that keeps less alignment than was said: the end of the caller's
+    /// bytes would lie outside.
+    fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError> {
+        if block.address - below_address <= self.slack_bytes {
+            return Ok(());
+        }
+        let known = self.align_bytes - self.slack_bytes;
+        let message = format!("the block at {below_address:#x} is not at a multiple of {known}");
+        Err(DriverError::new(DriverErrorKind::InvalidValue, "align", 0, message))
+    }
+}

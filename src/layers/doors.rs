@@ -1,0 +1,458 @@
+//! The doors by which a block is had and given back, and what a layer does at each.
+//!
+//! [`Layer`] is what a layer's author writes: only the doors it watches, the rest goes straight to the
+//! allocator below. [`Worn`] makes a [`DeviceAllocator`] of it and is the one place that forwards every
+//! capability; it keeps no state. A capability that the allocator below lacks stays absent. Read
+//! next: `watch`, for layers that look on, and `front`, the one that acts.
+
+use std::fmt;
+use std::ops::Deref;
+
+use crate::allocator::{
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
+    ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, PoolCheckpoint,
+    PoolOptions, Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
+};
+use crate::config::Config;
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
+use crate::history::SegmentLayout;
+use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::sharing::{SharedHandle, SharingError};
+use crate::stats::Statistics;
+
+/// Through which call a block with a handle is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// [`DeviceAllocator::allocate`].
+    Plain,
+    /// [`Caching::allocate_at`] this address.
+    At(u64),
+    /// [`PrivatePools::allocate_in`] this pool.
+    In(PoolId),
+}
+
+impl Way {
+    /// Asks `inner` for a block in this way. May wait as that call does.
+    ///
+    /// # Errors
+    ///
+    /// Those of the call.
+    #[inline]
+    pub fn take<A: DeviceAllocator>(
+        self,
+        inner: &A,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        match self {
+            Self::Plain => inner.allocate(request),
+            Self::At(address) => caching_of(inner).allocate_at(request, address),
+            Self::In(pool) => pools_of(inner).allocate_in(pool, request),
+        }
+    }
+}
+
+/// What a layer does. Everything has a default that goes straight to the allocator below.
+pub trait Layer: fmt::Debug + Send + Sync {
+    /// The allocator below.
+    type Inner: DeviceAllocator;
+
+    /// The allocator below.
+    fn inner(&self) -> &Self::Inner;
+
+    /// Hands out a block with a handle. May wait as the allocator below does.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    #[inline]
+    fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
+        way.take(self.inner(), request)
+    }
+
+    /// Takes a block back.
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError`] with the allocation as it was.
+    #[inline]
+    fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.inner().free(allocation)
+    }
+
+    /// Hands out a block by address.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    #[inline]
+    fn take_raw(&self, request: Request) -> Result<u64, AllocError> {
+        raw_of(self.inner()).allocate_raw(request)
+    }
+
+    /// Takes a block back by address.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    #[inline]
+    fn give_raw(&self, address: u64) -> Result<(), HandleError> {
+        raw_of(self.inner()).free_raw(address)
+    }
+
+    /// Announces another stream's use by address.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    fn record_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        raw_of(self.inner()).record_stream_raw(address, stream)
+    }
+
+    /// Announces another stream's use.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    fn record(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        cross_of(self.inner()).record_stream(allocation, stream)
+    }
+
+    /// Whether blocks have other addresses or sizes below than above. Then capabilities that speak of
+    /// the blocks below by address (pools, sharing, exact addresses) are absent above.
+    fn moves_blocks(&self) -> bool {
+        false
+    }
+
+    /// The handle that the allocator below knows, for calls that only look; `None` when it is the same.
+    fn below(&self, allocation: &Allocation) -> Option<Allocation> {
+        let _ = allocation;
+        None
+    }
+
+    /// Gives a pool's blocks back and hands out those of the checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`]; nothing has changed then.
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        pools_of(self.inner()).restore(checkpoint)
+    }
+
+    /// A scope is about to open. Called again with [`scope_closed`](Self::scope_closed) if it does not.
+    fn scope_opens(&self) {}
+
+    /// A scope has closed.
+    fn scope_closed(&self) {}
+
+    /// Idle memory is about to be released.
+    fn empties(&self) {}
+
+    /// Whether the layer counts.
+    fn counts(&self) -> bool {
+        self.inner().counters().is_some()
+    }
+
+    /// The counters.
+    fn statistics(&self) -> Statistics {
+        self.inner().counters().map(Counters::statistics).unwrap_or_default()
+    }
+
+    /// Peaks become current values.
+    fn reset_peaks(&self) {
+        if let Some(counters) = self.inner().counters() {
+            counters.reset_peaks();
+        }
+    }
+
+    /// Sums become zero.
+    fn reset_accumulated(&self) {
+        if let Some(counters) = self.inner().counters() {
+            counters.reset_accumulated();
+        }
+    }
+}
+
+const PRESENT: &str = "a capability is handed out only while the allocator below has it";
+
+pub(super) fn caching_of<A: DeviceAllocator>(inner: &A) -> &dyn Caching {
+    inner.caching().expect(PRESENT)
+}
+
+pub(super) fn pools_of<A: DeviceAllocator>(inner: &A) -> &dyn PrivatePools {
+    inner.private_pools().expect(PRESENT)
+}
+
+pub(super) fn raw_of<A: DeviceAllocator>(inner: &A) -> &dyn RawAddresses {
+    inner.raw_addresses().expect(PRESENT)
+}
+
+pub(super) fn cross_of<A: DeviceAllocator>(inner: &A) -> &dyn CrossStream {
+    inner.cross_stream().expect(PRESENT)
+}
+
+fn sharing_of<A: DeviceAllocator>(inner: &A) -> &dyn Sharing {
+    inner.sharing().expect(PRESENT)
+}
+
+fn pressure_of<A: DeviceAllocator>(inner: &A) -> &dyn Pressure {
+    inner.pressure().expect(PRESENT)
+}
+
+fn peers_of<A: DeviceAllocator>(inner: &A) -> &dyn PeerAccess {
+    inner.peer_access().expect(PRESENT)
+}
+
+/// An allocator that wears a layer. Dereferences to the layer, for what only that layer can answer.
+#[derive(Debug)]
+pub struct Worn<L>(L);
+
+impl<L: Layer> Worn<L> {
+    /// The allocator below, wearing `layer`.
+    pub fn new(layer: L) -> Self {
+        Self(layer)
+    }
+
+    /// What the allocator below is asked with: the handle as it is, or as it is known there.
+    fn seen<R>(&self, allocation: &Allocation, ask: impl FnOnce(&Allocation) -> R) -> R {
+        match self.0.below(allocation) {
+            Some(below) => ask(&below),
+            None => ask(allocation),
+        }
+    }
+}
+
+impl<L> Deref for Worn<L> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        &self.0
+    }
+}
+
+impl<L: Layer> DeviceAllocator for Worn<L> {
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.0.take(request, Way::Plain)
+    }
+
+    #[inline]
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.0.give(allocation)
+    }
+
+    fn name(&self) -> &str {
+        self.0.inner().name()
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        self.0.inner().cross_stream().map(|_| self as &dyn CrossStream)
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        self.0.inner().caching().map(|_| self as &dyn Caching)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        self.0.counts().then_some(self as &dyn Counters)
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        self.0.inner().raw_addresses().map(|_| self as &dyn RawAddresses)
+    }
+
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        self.0.inner().pressure().map(|_| self as &dyn Pressure)
+    }
+
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        let pools = self.0.inner().private_pools().filter(|_| !self.0.moves_blocks());
+        pools.map(|_| self as &dyn PrivatePools)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        self.0.inner().peer_access().map(|_| self as &dyn PeerAccess)
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        let sharing = self.0.inner().sharing().filter(|_| !self.0.moves_blocks());
+        sharing.map(|_| self as &dyn Sharing)
+    }
+}
+
+impl<L: Layer> CrossStream for Worn<L> {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        self.0.record(allocation, stream)
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        cross_of(self.0.inner()).process_events()
+    }
+}
+
+impl<L: Layer> Caching for Worn<L> {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        self.0.empties();
+        caching_of(self.0.inner()).empty_cache()
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        caching_of(self.0.inner()).set_limit_bytes(limit_bytes);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        caching_of(self.0.inner()).set_memory_fraction(fraction)
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        caching_of(self.0.inner()).limit_bytes()
+    }
+
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        caching_of(self.0.inner()).apply(config)
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        caching_of(self.0.inner()).cache_info()
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        caching_of(self.0.inner()).layout()
+    }
+
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        if self.0.moves_blocks() {
+            let (rounded_bytes, stream) = (request.bytes, request.stream);
+            return Err(AllocError::NoBlockAt { address, rounded_bytes, stream });
+        }
+        self.0.take(request, Way::At(address))
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        caching_of(self.0.inner()).expandable_segments()
+    }
+
+    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
+        caching_of(self.0.inner()).set_reserve_class(stream, class);
+    }
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        self.seen(allocation, |below| caching_of(self.0.inner()).base_allocation(below))
+    }
+}
+
+impl<L: Layer> Counters for Worn<L> {
+    fn statistics(&self) -> Statistics {
+        self.0.statistics()
+    }
+
+    fn reset_peaks(&self) {
+        self.0.reset_peaks();
+    }
+
+    fn reset_accumulated(&self) {
+        self.0.reset_accumulated();
+    }
+}
+
+impl<L: Layer> RawAddresses for Worn<L> {
+    #[inline]
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        self.0.take_raw(request)
+    }
+
+    #[inline]
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        self.0.give_raw(address)
+    }
+
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        self.0.record_raw(address, stream)
+    }
+}
+
+impl<L: Layer> Pressure for Worn<L> {
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        pressure_of(self.0.inner()).add_free_memory_callback(callback);
+    }
+
+    fn add_oom_observer(&self, observer: OomObserver) {
+        pressure_of(self.0.inner()).add_oom_observer(observer);
+    }
+}
+
+impl<L: Layer> PeerAccess for Worn<L> {
+    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
+        peers_of(self.0.inner()).enable_peer_access(device)
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        peers_of(self.0.inner()).peers()
+    }
+}
+
+impl<L: Layer> Sharing for Worn<L> {
+    fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
+        self.seen(allocation, |below| sharing_of(self.0.inner()).share(below))
+    }
+
+    fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
+        sharing_of(self.0.inner()).open(handle)
+    }
+}
+
+impl<L: Layer> PrivatePools for Worn<L> {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        pools_of(self.0.inner()).create_pool(pool, options)
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        pools_of(self.0.inner()).retain_pool(pool)
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        pools_of(self.0.inner()).release_pool(pool)
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        pools_of(self.0.inner()).pool_users(pool)
+    }
+
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        self.0.scope_opens();
+        let opened = pools_of(self.0.inner()).open_scope(pool, filter);
+        if opened.is_err() {
+            self.0.scope_closed();
+        }
+        opened
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        pools_of(self.0.inner()).close_scope(pool)?;
+        self.0.scope_closed();
+        Ok(())
+    }
+
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        self.0.take(request, Way::In(pool))
+    }
+
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        pools_of(self.0.inner()).empty_pool(pool)
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        pools_of(self.0.inner()).live_addresses(pool)
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        pools_of(self.0.inner()).pool_layout(pool)
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        pools_of(self.0.inner()).checkpoint(pool)
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        self.0.restore(checkpoint)
+    }
+}

@@ -1,0 +1,96 @@
+//! `fault:[call:5]`: requests that fail on purpose, to see what a program does then.
+//!
+//! Fails the k-th request, each with a probability, or each above a size; whichever holds. Chance comes
+//! from a seed and the number of the request, so that a program without threads fails at the same
+//! places every time. A request that fails here is out of memory and never reaches the allocator below.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::doors::Worn;
+use super::watch::{Block, Watch, Watching};
+use crate::allocator::{DeviceAllocator, Request};
+use crate::config::FaultSetting;
+use crate::error::{AllocError, OutOfMemory};
+
+/// See the [module](self).
+pub type Faulting<A> = Worn<Watching<A, Faults>>;
+
+/// When requests fail, and how many there were.
+#[derive(Debug)]
+pub struct Faults {
+    when: FaultSetting,
+    /// Requests so far.
+    calls: AtomicU64,
+    injected: AtomicU64,
+}
+
+/// `inner` with requests that fail on purpose.
+pub fn fault<A: DeviceAllocator>(inner: A, when: FaultSetting) -> Faulting<A> {
+    let (calls, injected) = (AtomicU64::new(0), AtomicU64::new(0));
+    Worn::new(Watching::new(inner, Faults { when, calls, injected }))
+}
+
+impl<A: DeviceAllocator> Watching<A, Faults> {
+    /// How many requests failed on purpose so far. Never waits.
+    pub fn injected(&self) -> u64 {
+        self.watch().injected.load(Ordering::Relaxed)
+    }
+}
+
+/// A number in [0, 1) that looks random, from a seed and a position.
+///
+/// Source: the output function of SplitMix64 (Steele, Lea and Flood, 2014).
+fn chance(seed: u64, position: u64) -> f64 {
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut x = seed.wrapping_add(position.wrapping_mul(STEP));
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^= x >> 31;
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+    let part = (x >> 11) as f64 / (1u64 << 53) as f64;
+    part
+}
+
+impl Watch for Faults {
+    type Note = ();
+
+    const KEEPS_BOOK: bool = false;
+
+    fn ask(&self, request: Request) -> Result<(), AllocError> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let FaultSetting { call: chosen, probability, seed, above_bytes } = self.when;
+        let why = if chosen == Some(call) {
+            format!("it is request number {call}")
+        } else if above_bytes.is_some_and(|above| request.bytes > above) {
+            format!("it asks for more than {} bytes", above_bytes.unwrap_or_default())
+        } else if probability > 0.0 && chance(seed, call) < probability {
+            format!("a chance of {probability} met request number {call}")
+        } else {
+            return Ok(());
+        };
+        self.injected.fetch_add(1, Ordering::Relaxed);
+        Err(AllocError::OutOfMemory(Box::new(OutOfMemory {
+            stream: request.stream,
+            requested_bytes: request.bytes,
+            rounded_bytes: request.bytes,
+            segment_bytes: request.bytes,
+            hints: vec![format!("layers:[fault] refused this on purpose: {why}")],
+            ..OutOfMemory::default()
+        })))
+    }
+
+    fn took(&self, _: &Block) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chance;
+
+    #[test]
+    fn chances_are_even_and_repeat() {
+        let below_a_tenth = (0..100_000).filter(|n| chance(7, *n) < 0.1).count();
+        assert!((9_500..10_500).contains(&below_a_tenth), "{below_a_tenth}");
+        assert!((chance(7, 3) - chance(7, 3)).abs() < f64::EPSILON);
+        assert!((chance(7, 3) - chance(8, 3)).abs() > f64::EPSILON);
+    }
+}

@@ -1,0 +1,489 @@
+//! `front`: each thread keeps a few small blocks of its own, so that taking one takes no lock.
+//!
+//! A freed block of up to 64 KiB (`front:SIZE` for another border, at most 1 MiB) stays with the thread
+//! that freed it, at most 8 of a size and 4 MiB in all, and serves that thread's next request of the same
+//! size, rounded to 512 bytes, on the same stream. **For the strategy below a kept block is allocated**: its
+//! counters, layout, limit and history say so, and it sees the rounded size. [`Front::here`] and
+//! [`Front::totals`] tell what is kept.
+//!
+//! A thread keeps blocks of one stream at a time. It gives them back when it asks or frees on another one,
+//! when it ends, before an out-of-memory error (the request is then made again), and on `empty_cache`. The
+//! last two reach the calling thread at once and every other thread at its next call here: nobody may touch
+//! another thread's cache, so a thread that never calls again keeps its blocks until it ends.
+//!
+//! These go straight to the strategy below: blocks whose use by another stream was announced, while a scope
+//! of a private pool is open everything, requests for a pool or at an address, and calls by bare address.
+//! A block goes back by the door it came through: a block that was taken with a handle is unknown by its
+//! address. When the allocator goes, what other threads keep goes with the strategy below.
+
+mod local;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::doors::{Layer, Way, Worn, cross_of, raw_of};
+use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::error::{AllocError, FreeError, HandleError};
+use crate::ids::{OwnerId, StreamId};
+use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, bytes_of, class_of};
+
+/// See the [module](self).
+pub type Fronted<A> = Worn<Front<A>>;
+
+/// The most streams whose blocks are kept; those of others go straight through.
+const STREAMS_MAX: usize = 256;
+
+/// What a front has counted. Of one thread, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrontCounts {
+    /// Requests that a kept block served.
+    pub hits: u64,
+    /// Requests that were of a kept size, and were passed on.
+    pub misses: u64,
+    /// Frees that were kept.
+    pub frees: u64,
+    /// Blocks that are kept now.
+    pub held_blocks: u64,
+    /// Their bytes, as the strategy below counts them.
+    pub held_bytes: u64,
+}
+
+impl FrontCounts {
+    fn of(counts: &Counts) -> Self {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            hits: read(&counts.hits),
+            misses: read(&counts.misses),
+            frees: read(&counts.frees),
+            held_blocks: read(&counts.frees)
+                .saturating_sub(read(&counts.hits))
+                .saturating_sub(read(&counts.returned)),
+            held_bytes: read(&counts.held_bytes),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            frees: self.frees + other.frees,
+            held_blocks: self.held_blocks + other.held_blocks,
+            held_bytes: self.held_bytes + other.held_bytes,
+        }
+    }
+}
+
+/// An allocator behind caches of threads.
+#[derive(Debug)]
+pub struct Front<A: DeviceAllocator + 'static> {
+    shared: Arc<Shared<A>>,
+}
+
+#[derive(Debug)]
+struct Shared<A> {
+    inner: A,
+    /// This front's number, how often caches were told to empty, and whether a scope is open; see
+    /// [`Shared::publish`]. A cache with another state keeps nothing.
+    state: AtomicU64,
+    /// Which of each thread's caches is this front's.
+    index: usize,
+    classes: u32,
+    /// Marked blocks: how many, for those who only ask whether there is any.
+    marked: AtomicUsize,
+    marks: Mutex<HashSet<u64>>,
+    phase: Mutex<Phase>,
+    /// What handles of the allocator below carry.
+    owner_below: OnceLock<OwnerId>,
+    streams: RwLock<Streams>,
+    /// Blocks that came through here with a handle, if there are callers that know addresses only.
+    handled: Option<Mutex<HashSet<u64>>>,
+    /// Blocks that the allocator below did not take back yet.
+    refused: Mutex<Vec<Allocation>>,
+    threads: Mutex<Threads>,
+    this: Weak<Shared<A>>,
+}
+
+#[derive(Debug, Default)]
+struct Phase {
+    scopes: u32,
+    epoch: u32,
+}
+
+/// Blocks of each stream carry owner numbers of a row of their own, one for each size, so that a free
+/// knows both.
+#[derive(Debug, Default)]
+struct Streams {
+    first_owner_of: HashMap<StreamId, u32>,
+    stream_of: BTreeMap<u32, StreamId>,
+}
+
+/// What an owner number of ours says.
+struct Said {
+    stream: StreamId,
+    class: u32,
+}
+
+#[derive(Debug, Default)]
+struct Threads {
+    alive: Vec<Weak<Counts>>,
+    gone: FrontCounts,
+}
+
+/// Places of fronts in the lists of threads; true is taken.
+static PLACES: Mutex<Vec<bool>> = Mutex::new(Vec::new());
+
+fn take_place() -> usize {
+    let mut places = PLACES.lock();
+    let free = places.iter().position(|taken| !taken).unwrap_or(places.len());
+    if free == places.len() {
+        places.push(true);
+    }
+    places[free] = true;
+    free
+}
+
+/// `inner` behind caches of threads, which keep blocks of up to `block_max_bytes` (0 keeps none; at most
+/// 1 MiB).
+pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fronted<A> {
+    let classes = u32::try_from(block_max_bytes.min(1 << 20) / STEP_BYTES).unwrap_or(0);
+    let id = u64::from(OwnerId::next().number());
+    let handled = inner.raw_addresses().is_some().then(Mutex::default);
+    let shared = Arc::new_cyclic(|this| Shared {
+        inner,
+        state: AtomicU64::new(id << 32),
+        index: take_place(),
+        classes,
+        marked: AtomicUsize::new(0),
+        marks: Mutex::default(),
+        phase: Mutex::default(),
+        owner_below: OnceLock::new(),
+        streams: RwLock::default(),
+        handled,
+        refused: Mutex::default(),
+        threads: Mutex::default(),
+        this: Weak::clone(this),
+    });
+    Worn::new(Front { shared })
+}
+
+impl<A: DeviceAllocator + 'static> Front<A> {
+    /// What the calling thread keeps and has counted. Never waits.
+    #[must_use]
+    pub fn here(&self) -> FrontCounts {
+        let state = self.shared.state.load(Ordering::Relaxed);
+        let counts = local::counts(self.shared.index, state);
+        counts.map(|counts| FrontCounts::of(&counts)).unwrap_or_default()
+    }
+
+    /// What each thread that lives keeps and has counted, in no order. Exact when no call overlaps.
+    #[must_use]
+    pub fn threads(&self) -> Vec<FrontCounts> {
+        let threads = self.shared.threads.lock();
+        threads.alive.iter().filter_map(Weak::upgrade).map(|c| FrontCounts::of(&c)).collect()
+    }
+
+    /// The same for all threads together, also those that have ended. Exact when no call overlaps.
+    #[must_use]
+    pub fn totals(&self) -> FrontCounts {
+        let gone = self.shared.threads.lock().gone;
+        self.threads().into_iter().fold(gone, FrontCounts::plus)
+    }
+}
+
+impl<A: DeviceAllocator + 'static> Shared<A> {
+    fn scope_is_open(state: u64) -> bool {
+        state & 1 == 1
+    }
+
+    /// Changes the state, so that every cache empties at its thread's next call.
+    fn publish(&self, change: impl FnOnce(&mut Phase)) {
+        let mut phase = self.phase.lock();
+        change(&mut phase);
+        phase.epoch = phase.epoch.wrapping_add(1) & (u32::MAX >> 1);
+        let id = self.state.load(Ordering::Relaxed) >> 32;
+        let low = u64::from(phase.epoch) << 1 | u64::from(phase.scopes > 0);
+        self.state.store(id << 32 | low, Ordering::SeqCst);
+    }
+
+    fn said_by(&self, owner: OwnerId) -> Option<Said> {
+        let streams = self.streams.read();
+        let (first, stream) = streams.stream_of.range(..=owner.number()).next_back()?;
+        let class = owner.number() - first;
+        (class < self.classes).then_some(Said { stream: *stream, class })
+    }
+
+    /// The first owner number of a stream; `None` when there are too many streams.
+    fn first_owner_of(&self, stream: StreamId) -> Option<u32> {
+        if let Some(first) = self.streams.read().first_owner_of.get(&stream) {
+            return Some(*first);
+        }
+        let mut streams = self.streams.write();
+        if let Some(first) = streams.first_owner_of.get(&stream) {
+            return Some(*first);
+        }
+        if streams.first_owner_of.len() == STREAMS_MAX {
+            return None;
+        }
+        let first = OwnerId::next_row(self.classes)?.number();
+        streams.first_owner_of.insert(stream, first);
+        streams.stream_of.insert(first, stream);
+        Some(first)
+    }
+
+    /// The handle that the allocator below knows for one of ours.
+    fn below(&self, allocation: &Allocation, class: u32) -> Option<Allocation> {
+        let owner = *self.owner_below.get()?;
+        Some(Allocation::new(allocation.address(), bytes_of(class), owner, allocation.token()))
+    }
+
+    /// Makes this thread's cache one of `stream` under `state`; what it kept goes back. The first
+    /// owner number of its blocks; `None` when nothing is kept now.
+    fn ready(&self, stream: StreamId, state: u64) -> Option<u32> {
+        if Self::scope_is_open(state) {
+            self.take_back(local::drain(self.index, state));
+            return None;
+        }
+        let first_owner = self.first_owner_of(stream)?;
+        let home = Weak::clone(&self.this);
+        let out = local::put_in_force(self.index, state, stream, first_owner, || {
+            let counts = Arc::default();
+            let mut threads = self.threads.lock();
+            threads.alive.retain(|counts| counts.strong_count() > 0);
+            threads.alive.push(Arc::downgrade(&counts));
+            (self.classes, counts, home as Weak<dyn Home>)
+        })?;
+        if let Out::Blocks(leaving) = out {
+            self.take_back(leaving);
+        }
+        Some(first_owner)
+    }
+
+    /// Frees one block for good; one that is refused is kept aside and offered again.
+    fn free_below(&self, below: Allocation) -> Result<(), FreeError> {
+        let address = below.address();
+        if let Some(handled) = &self.handled {
+            handled.lock().remove(&address);
+        }
+        let freed = self.inner.free(below);
+        if let (Err(_), Some(handled)) = (&freed, &self.handled) {
+            handled.lock().insert(address);
+        }
+        freed
+    }
+
+    /// Lets go of what threads kept; returns whether anything went.
+    fn release(&self) -> bool {
+        let state = self.state.load(Ordering::SeqCst);
+        let leaving = local::drain(self.index, state);
+        let refused = std::mem::take(&mut *self.refused.lock());
+        let some = !leaving.is_empty() || !refused.is_empty();
+        self.take_back(leaving);
+        for below in refused {
+            if let Err(error) = self.free_below(below) {
+                self.refused.lock().push(error.allocation);
+            }
+        }
+        some
+    }
+
+    /// Asks below; when memory is short, lets go of what is kept and asks again.
+    fn ask(&self, request: Request) -> Result<Allocation, AllocError> {
+        let first = self.inner.allocate(request);
+        if !matches!(first, Err(AllocError::OutOfMemory(_))) {
+            return first;
+        }
+        self.publish(|_| {});
+        if self.release() { self.inner.allocate(request) } else { first }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_below(&self, request: Request) -> Result<Allocation, AllocError> {
+        let class = class_of(request.bytes);
+        if class >= self.classes {
+            return self.ask(request);
+        }
+        let state = self.state.load(Ordering::SeqCst);
+        let missed = || local::missed(self.index, request.stream, state);
+        let ready = || self.ready(request.stream, state).and_then(|_| missed());
+        let Some(first_owner) = missed().or_else(ready) else {
+            return self.ask(request);
+        };
+        let rounded = Request { bytes: bytes_of(class), ..request };
+        let found = self.ask(rounded)?;
+        let known = *self.owner_below.get_or_init(|| found.owner()) == found.owner();
+        // Whoever opened a scope meanwhile may have routed this request to a pool.
+        let routed = Self::scope_is_open(self.state.load(Ordering::SeqCst));
+        if routed || !known || found.size_bytes() != rounded.bytes {
+            return Ok(found);
+        }
+        if let Some(handled) = &self.handled {
+            handled.lock().insert(found.address());
+        }
+        let owner = OwnerId::numbered(first_owner + class);
+        Ok(Allocation::new(found.address(), request.bytes, owner, found.token()))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_below(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let Some(Said { stream, class }) = self.said_by(allocation.owner()) else {
+            return self.inner.free(allocation);
+        };
+        let marked = self.unmark(allocation.address());
+        let state = self.state.load(Ordering::SeqCst);
+        if !marked {
+            let in_force = local::is_in_force(self.index, stream, state)
+                || self.ready(stream, state).is_some();
+            if in_force && local::keep(self.index, &allocation, state) {
+                return Ok(());
+            }
+        }
+        let Some(below) = self.below(&allocation, class) else {
+            let reason = HandleError::Stale { address: allocation.address() };
+            return Err(FreeError { reason, allocation });
+        };
+        self.free_below(below).map_err(|error| {
+            if marked {
+                self.mark(allocation.address());
+            }
+            FreeError { reason: error.reason, allocation }
+        })
+    }
+
+    /// Whether the mark is new.
+    fn mark(&self, address: u64) -> bool {
+        let mut marks = self.marks.lock();
+        let new = marks.insert(address);
+        self.marked.store(marks.len(), Ordering::SeqCst);
+        new
+    }
+
+    fn unmark(&self, address: u64) -> bool {
+        if self.marked.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut marks = self.marks.lock();
+        let was = marks.remove(&address);
+        self.marked.store(marks.len(), Ordering::SeqCst);
+        was
+    }
+
+    /// Whether callers that know addresses only must not see this block.
+    fn is_handled(&self, address: u64) -> bool {
+        self.handled.as_ref().is_some_and(|handled| handled.lock().contains(&address))
+    }
+}
+
+impl<A: DeviceAllocator + 'static> Home for Shared<A> {
+    fn take_back(&self, leaving: Vec<Leaving>) {
+        let Some(&owner) = self.owner_below.get() else {
+            return;
+        };
+        for Leaving { held: Held { address, token }, bytes } in leaving {
+            if let Err(error) = self.free_below(Allocation::new(address, bytes, owner, token)) {
+                self.refused.lock().push(error.allocation);
+            }
+        }
+    }
+
+    fn remember(&self, counts: &Counts) {
+        let mut threads = self.threads.lock();
+        threads.gone = threads.gone.plus(FrontCounts::of(counts));
+        threads.alive.retain(|alive| !std::ptr::eq(alive.as_ptr(), counts));
+    }
+}
+
+impl<A> Drop for Shared<A> {
+    fn drop(&mut self) {
+        if let Some(place) = PLACES.lock().get_mut(self.index) {
+            *place = false;
+        }
+    }
+}
+
+impl<A: DeviceAllocator + 'static> Drop for Front<A> {
+    fn drop(&mut self) {
+        self.shared.release();
+    }
+}
+
+impl<A: DeviceAllocator + 'static> Layer for Front<A> {
+    type Inner = A;
+
+    #[inline]
+    fn inner(&self) -> &A {
+        &self.shared.inner
+    }
+
+    #[inline(always)]
+    fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
+        let shared = &*self.shared;
+        if way != Way::Plain {
+            return way.take(&shared.inner, request);
+        }
+        match local::take(shared.index, request, shared.state.load(Ordering::Relaxed)) {
+            Some(found) => Ok(found),
+            None => shared.take_below(request),
+        }
+    }
+
+    #[inline(always)]
+    fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let shared = &*self.shared;
+        let state = shared.state.load(Ordering::Relaxed);
+        if shared.marked.load(Ordering::Relaxed) == 0
+            && local::keep(shared.index, &allocation, state)
+        {
+            return Ok(());
+        }
+        shared.give_below(allocation)
+    }
+
+    fn give_raw(&self, address: u64) -> Result<(), HandleError> {
+        if self.shared.is_handled(address) {
+            return Err(HandleError::UnknownAddress { address });
+        }
+        raw_of(self.inner()).free_raw(address)
+    }
+
+    fn record_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        if self.shared.is_handled(address) {
+            return Err(HandleError::UnknownAddress { address });
+        }
+        raw_of(self.inner()).record_stream_raw(address, stream)
+    }
+
+    fn record(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        let Some(below) = self.below(allocation) else {
+            return cross_of(self.inner()).record_stream(allocation, stream);
+        };
+        let new = self.shared.mark(allocation.address());
+        cross_of(self.inner()).record_stream(&below, stream).inspect_err(|_| {
+            if new {
+                self.shared.unmark(allocation.address());
+            }
+        })
+    }
+
+    fn below(&self, allocation: &Allocation) -> Option<Allocation> {
+        let Said { class, .. } = self.shared.said_by(allocation.owner())?;
+        self.shared.below(allocation, class)
+    }
+
+    fn scope_opens(&self) {
+        self.shared.publish(|phase| phase.scopes += 1);
+    }
+
+    fn scope_closed(&self) {
+        self.shared.publish(|phase| phase.scopes = phase.scopes.saturating_sub(1));
+    }
+
+    fn empties(&self) {
+        self.shared.publish(|_| {});
+        self.shared.release();
+    }
+}

@@ -1,0 +1,37 @@
+//! Layers that any allocator can wear, from code or from the string `layers:[limit:8GiB,track]`.
+//!
+//! A layer is an allocator around another one; the first of the list is the outermost. Without layers
+//! nothing of this is built and nothing is paid. No layer takes device memory of its own.
+//!
+//! | layer | what it does | file |
+//! |---|---|---|
+//! | `limit:SIZE` | callers hold at most so much | [`limit`] |
+//! | `statistics` | counts what callers hold | [`statistics`] |
+//! | `track` | leaks with backtraces at the end | [`track`] |
+//! | `log:"PATH"` | RMM's CSV | [`log`] |
+//! | `fault:[...]` | requests fail on purpose | [`fault`] |
+//! | `oom_retry:TIMES` | asks again when out of memory | [`oom_retry`] |
+//! | `align:SIZE` | blocks start at multiples | [`align`] |
+//! | `guard` | guard bytes and poison, on host memory | [`guard`] |
+//! | `front` | a cache of each thread | [`front`] |
+//!
+//! Read next: `doors`, through which blocks come and go, and `stack`, which puts a list on.
+
+pub mod align;
+mod doors;
+pub mod fault;
+pub mod front;
+pub mod guard;
+pub mod limit;
+pub mod log;
+pub mod oom_retry;
+mod shift;
+mod stack;
+pub mod statistics;
+pub mod track;
+mod watch;
+
+pub use doors::{Layer, Way, Worn};
+pub use shift::{Placement, Shifted};
+pub use stack::{LayerError, wear};
+pub use watch::{Block, Watch, Watching};

@@ -1,0 +1,83 @@
+//! A list of layers put around an allocator.
+//!
+//! The list goes from outside to inside, so the last one is put on first. Each layer stands in a box;
+//! what a layer needs of the device is checked here, before anything is built.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{align, fault, front, guard, limit, log, oom_retry, statistics, track};
+use crate::allocator::DeviceAllocator;
+use crate::config::LayerSetting;
+use crate::driver::Driver;
+
+/// A layer that could not be put on.
+#[non_exhaustive]
+#[derive(Debug, Error)]
+pub enum LayerError {
+    /// The file of a log cannot be written.
+    #[error("layers:[log:{path:?}]: the file cannot be written: {source}")]
+    Log {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The layer is not for this device.
+    #[error("layers:[{layer}]: {why}; this device's driver is {driver}")]
+    NotHere {
+        /// The layer.
+        layer: &'static str,
+        /// What it needs.
+        why: &'static str,
+        /// The device's driver.
+        driver: &'static str,
+    },
+}
+
+/// `inner`, whose blocks start at multiples of `aligned_bytes` (1 if nothing is known), wearing `layers`,
+/// which go from outside to inside. Opens the files of logs.
+///
+/// # Errors
+///
+/// [`LayerError`] for the innermost layer that cannot be put on; `inner` is dropped then.
+pub fn wear(
+    inner: Box<dyn DeviceAllocator>,
+    layers: &[LayerSetting],
+    driver: &Arc<dyn Driver>,
+    aligned_bytes: u64,
+) -> Result<Box<dyn DeviceAllocator>, LayerError> {
+    layers.iter().rev().try_fold(inner, |inner, layer| put_on(inner, layer, driver, aligned_bytes))
+}
+
+fn put_on(
+    inner: Box<dyn DeviceAllocator>,
+    layer: &LayerSetting,
+    driver: &Arc<dyn Driver>,
+    aligned_bytes: u64,
+) -> Result<Box<dyn DeviceAllocator>, LayerError> {
+    Ok(match layer {
+        LayerSetting::Limit { bytes } => Box::new(limit::limit(inner, *bytes)),
+        LayerSetting::Statistics => Box::new(statistics::statistics(inner)),
+        LayerSetting::Track => Box::new(track::track(inner)),
+        LayerSetting::Log { path } => match log::log(inner, Path::new(path)) {
+            Ok(logged) => Box::new(logged),
+            Err(source) => return Err(LayerError::Log { path: path.clone(), source }),
+        },
+        LayerSetting::Fault(when) => Box::new(fault::fault(inner, *when)),
+        LayerSetting::OomRetry { times } => Box::new(oom_retry::retry(inner, *times)),
+        LayerSetting::Front { block_max_bytes } => Box::new(front::front(inner, *block_max_bytes)),
+        LayerSetting::Align { bytes } => Box::new(align::align(inner, *bytes, aligned_bytes)),
+        LayerSetting::Guard => {
+            let name = driver.info().driver;
+            if name != "host" {
+                let why = "only memory of the host can be looked at whenever a block is freed";
+                return Err(LayerError::NotHere { layer: "guard", why, driver: name });
+            }
+            Box::new(guard::guard(inner, Arc::clone(driver)))
+        }
+    })
+}

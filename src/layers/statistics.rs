@@ -1,0 +1,116 @@
+//! `statistics`: counts what callers hold, for an allocator that counts nothing or counts otherwise.
+//!
+//! Blocks and bytes are those that callers asked for, exact at every moment at which no call overlaps
+//! (one lock). What only the allocator below can know (segments, reserved bytes, splits, hits) is
+//! taken from its counters where it has any and is zero otherwise. Over a `front`, whose idle blocks
+//! are allocated for the strategy below, this tells what callers really hold.
+
+use parking_lot::Mutex;
+
+use super::doors::Worn;
+use super::watch::{Block, Watch, Watching};
+use crate::allocator::{DeviceAllocator, Request};
+use crate::error::AllocError;
+use crate::size::PoolKind;
+use crate::stats::{Counter, PerPool, Statistics};
+
+/// See the [module](self).
+pub type Counted<A> = Worn<Watching<A, Count>>;
+
+/// The counters of this layer.
+#[derive(Debug, Default)]
+pub struct Count {
+    own: Mutex<Own>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Own {
+    blocks: PerPool,
+    bytes: PerPool,
+    ooms: i64,
+}
+
+/// `inner` with counters of its own.
+pub fn statistics<A: DeviceAllocator>(inner: A) -> Counted<A> {
+    Worn::new(Watching::new(inner, Count::default()))
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// The counter of a block's kind and the common one.
+fn both(family: &mut PerPool, size_bytes: u64, change: impl Fn(&mut Counter)) {
+    change(&mut family.all);
+    change(match PoolKind::of(size_bytes) {
+        PoolKind::Small => &mut family.small,
+        PoolKind::Large => &mut family.large,
+    });
+}
+
+/// Something for each counter of a family.
+fn each(family: &mut PerPool, change: impl Fn(&mut Counter)) {
+    [&mut family.all, &mut family.small, &mut family.large].into_iter().for_each(change);
+}
+
+impl Own {
+    fn families(&mut self) -> [&mut PerPool; 2] {
+        [&mut self.blocks, &mut self.bytes]
+    }
+}
+
+impl Watch for Count {
+    type Note = ();
+
+    const COUNTS: bool = true;
+
+    fn failed(&self, _: Request, error: &AllocError, _: bool) {
+        if matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) {
+            self.own.lock().ooms += 1;
+        }
+    }
+
+    fn took(&self, block: &Block) {
+        let bytes = signed(block.size_bytes);
+        let mut own = self.own.lock();
+        both(&mut own.blocks, block.size_bytes, |counter| counter.increase(1));
+        both(&mut own.bytes, block.size_bytes, |counter| counter.increase(bytes));
+    }
+
+    fn gave(&self, block: &Block, (): ()) {
+        let bytes = signed(block.size_bytes);
+        let mut own = self.own.lock();
+        both(&mut own.blocks, block.size_bytes, |counter| counter.decrease(1));
+        both(&mut own.bytes, block.size_bytes, |counter| counter.decrease(bytes));
+    }
+
+    fn statistics(&self, below: Option<Statistics>) -> Statistics {
+        let own = self.own.lock().clone();
+        let num_ooms = below.as_ref().map_or(own.ooms, |below| below.num_ooms);
+        Statistics {
+            allocation: own.blocks,
+            active: own.blocks,
+            allocated_bytes: own.bytes,
+            active_bytes: own.bytes,
+            requested_bytes: own.bytes,
+            num_ooms,
+            ..below.unwrap_or_default()
+        }
+    }
+
+    fn reset_peaks(&self) {
+        let mut own = self.own.lock();
+        own.families().into_iter().for_each(|family| each(family, |c| c.peak = c.current));
+    }
+
+    fn reset_accumulated(&self) {
+        let mut own = self.own.lock();
+        own.families().into_iter().for_each(|family| {
+            each(family, |c| {
+                c.allocated = 0;
+                c.freed = 0;
+            });
+        });
+        own.ooms = 0;
+    }
+}

@@ -1,0 +1,357 @@
+//! Layers that look on: told of every block that is had or given back, through whichever door.
+//!
+//! [`Watch`] is what such a layer does, [`Watching`] wears it. A book of live blocks by address (16
+//! shards, each with its lock) remembers what a block was when it comes back as a bare address. A free
+//! strikes the block from the book before the allocator below hears of it, because the address may be
+//! handed out again at once, and enters it again if the free is refused. No lock is held while the
+//! allocator below or a watcher runs.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::doors::{Layer, Way, pools_of, raw_of};
+use crate::allocator::{
+    Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request, Restored, Token,
+};
+use crate::error::{AllocError, FreeError, HandleError, PoolError};
+use crate::ids::{OwnerId, StreamId};
+use crate::stats::Statistics;
+
+/// A block as watchers see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Where it starts.
+    pub address: u64,
+    /// How many bytes were asked for.
+    pub size_bytes: u64,
+    /// The stream of the request.
+    pub stream: StreamId,
+}
+
+/// What a layer that looks on does at each moment. Called with no lock held, by many threads at once.
+pub trait Watch: fmt::Debug + Send + Sync + Sized {
+    /// What it keeps with each live block.
+    type Note: fmt::Debug + Send;
+
+    /// Whether live blocks are remembered. Without it only [`ask`](Self::ask), [`failed`](Self::failed)
+    /// and [`again`](Self::again) are called.
+    const KEEPS_BOOK: bool = true;
+
+    /// Before the allocator below is asked.
+    ///
+    /// # Errors
+    ///
+    /// What the caller gets instead of a block.
+    fn ask(&self, request: Request) -> Result<(), AllocError> {
+        let _ = request;
+        Ok(())
+    }
+
+    /// After a request has failed: `asked` if the allocator below refused it, not this layer.
+    fn failed(&self, request: Request, error: &AllocError, asked: bool) {
+        let _ = (request, error, asked);
+    }
+
+    /// Whether to ask the allocator below once more. `attempt` counts from 1.
+    fn again<A: DeviceAllocator>(
+        &self,
+        inner: &A,
+        request: Request,
+        error: &AllocError,
+        attempt: u32,
+    ) -> bool {
+        let _ = (inner, request, error, attempt);
+        false
+    }
+
+    /// A block that nobody asked this layer for is about to be entered: a checkpoint's.
+    fn adopted(&self, block: &Block) {
+        let _ = block;
+    }
+
+    /// A block is in the caller's hands.
+    fn took(&self, block: &Block) -> Self::Note;
+
+    /// A block is about to be given back.
+    fn giving(&self, block: &Block) {
+        let _ = block;
+    }
+
+    /// The allocator below did not take it back.
+    fn kept(&self, block: &Block) {
+        let _ = block;
+    }
+
+    /// A block was given back.
+    fn gave(&self, block: &Block, note: Self::Note) {
+        let _ = (block, note);
+    }
+
+    /// The allocator goes; these blocks were never given back.
+    fn ends(&self, live: Vec<(Block, Self::Note)>) {
+        let _ = live;
+    }
+
+    /// Whether it counts by itself, although nobody below does.
+    const COUNTS: bool = false;
+
+    /// The counters, given those of the allocator below.
+    fn statistics(&self, below: Option<Statistics>) -> Statistics {
+        below.unwrap_or_default()
+    }
+
+    /// Peaks become current values.
+    fn reset_peaks(&self) {}
+
+    /// Sums become zero.
+    fn reset_accumulated(&self) {}
+}
+
+/// What the book says of a live block.
+#[derive(Debug)]
+struct Record<N> {
+    block: Block,
+    /// The handle, if it was had with one.
+    handle: Option<(OwnerId, Token)>,
+    /// When it was entered.
+    serial: u64,
+    note: N,
+}
+
+const SHARDS: usize = 16;
+
+/// Live blocks by address.
+#[derive(Debug)]
+struct Book<N> {
+    shards: [Mutex<HashMap<u64, Record<N>>>; SHARDS],
+    serial: AtomicU64,
+}
+
+impl<N> Default for Book<N> {
+    fn default() -> Self {
+        Self { shards: Default::default(), serial: AtomicU64::new(1) }
+    }
+}
+
+impl<N> Book<N> {
+    fn shard(&self, address: u64) -> &Mutex<HashMap<u64, Record<N>>> {
+        // Blocks are at least 512 bytes apart, in segments of 2 MiB: bits of both are mixed.
+        let [low, ..] = ((address >> 9) ^ (address >> 21)).to_le_bytes();
+        &self.shards[usize::from(low) % SHARDS]
+    }
+
+    fn enter(&self, block: Block, handle: Option<(OwnerId, Token)>, note: N) -> Option<Record<N>> {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let record = Record { block, handle, serial, note };
+        self.shard(block.address).lock().insert(block.address, record)
+    }
+
+    /// Strikes the block at `address`, if `is_meant`.
+    fn strike(&self, address: u64, is_meant: impl FnOnce(&Record<N>) -> bool) -> Option<Record<N>> {
+        match self.shard(address).lock().entry(address) {
+            Entry::Occupied(found) if is_meant(found.get()) => Some(found.remove()),
+            _ => None,
+        }
+    }
+
+    fn enter_again(&self, record: Record<N>) {
+        self.shard(record.block.address).lock().insert(record.block.address, record);
+    }
+
+    fn all<T>(&self, mut tell: impl FnMut(&Block, &N) -> T) -> Vec<T> {
+        let mut told = Vec::new();
+        for shard in &self.shards {
+            told.extend(shard.lock().values().map(|record| tell(&record.block, &record.note)));
+        }
+        told
+    }
+}
+
+/// An allocator that is looked at.
+#[derive(Debug)]
+pub struct Watching<A: DeviceAllocator, W: Watch> {
+    inner: A,
+    watch: W,
+    book: Book<W::Note>,
+}
+
+impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
+    pub(super) fn new(inner: A, watch: W) -> Self {
+        Self { inner, watch, book: Book::default() }
+    }
+
+    /// Who looks.
+    pub(super) fn watch(&self) -> &W {
+        &self.watch
+    }
+
+    /// Something about each live block, in no order. Locks the book's shards one after the other.
+    pub(super) fn live<T>(&self, tell: impl FnMut(&Block, &W::Note) -> T) -> Vec<T> {
+        self.book.all(tell)
+    }
+
+    /// Asks until it is served, refused for good, or not to be asked again.
+    #[inline]
+    fn attempts<T>(
+        &self,
+        request: Request,
+        take: impl Fn() -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
+        if let Err(error) = self.watch.ask(request) {
+            self.watch.failed(request, &error, false);
+            return Err(error);
+        }
+        let mut attempt = 1;
+        loop {
+            match take() {
+                Ok(taken) => return Ok(taken),
+                Err(error) if self.watch.again(&self.inner, request, &error, attempt) => {
+                    attempt += 1;
+                }
+                Err(error) => {
+                    self.watch.failed(request, &error, true);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn took(&self, block: Block, handle: Option<(OwnerId, Token)>) {
+        if !W::KEEPS_BOOK {
+            return;
+        }
+        let note = self.watch.took(&block);
+        // An allocator that hands out a live address has taken the old block back by itself.
+        if let Some(lost) = self.book.enter(block, handle, note) {
+            self.watch.gave(&lost.block, lost.note);
+        }
+    }
+
+    /// Strikes a block, lets `give` free it, and enters it again if that fails.
+    #[inline]
+    fn gives<E>(
+        &self,
+        address: u64,
+        is_meant: impl FnOnce(&Record<W::Note>) -> bool,
+        give: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let record = if W::KEEPS_BOOK { self.book.strike(address, is_meant) } else { None };
+        let Some(record) = record else {
+            return give();
+        };
+        self.watch.giving(&record.block);
+        match give() {
+            Ok(()) => {
+                self.watch.gave(&record.block, record.note);
+                Ok(())
+            }
+            Err(error) => {
+                self.watch.kept(&record.block);
+                self.book.enter_again(record);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
+    type Inner = A;
+
+    #[inline]
+    fn inner(&self) -> &A {
+        &self.inner
+    }
+
+    #[inline]
+    fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
+        let found = self.attempts(request, || way.take(&self.inner, request))?;
+        let (address, size_bytes) = (found.address(), request.bytes);
+        let block = Block { address, size_bytes, stream: request.stream };
+        self.took(block, Some((found.owner(), found.token())));
+        Ok(found)
+    }
+
+    #[inline]
+    fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let handle = Some((allocation.owner(), allocation.token()));
+        // A handle of another allocator may name the same address; so may one that is stale.
+        let is_meant = |record: &Record<W::Note>| record.handle == handle;
+        self.gives(allocation.address(), is_meant, || self.inner.free(allocation))
+    }
+
+    #[inline]
+    fn take_raw(&self, request: Request) -> Result<u64, AllocError> {
+        let raw = raw_of(&self.inner);
+        let address = self.attempts(request, || raw.allocate_raw(request))?;
+        self.took(Block { address, size_bytes: request.bytes, stream: request.stream }, None);
+        Ok(address)
+    }
+
+    #[inline]
+    fn give_raw(&self, address: u64) -> Result<(), HandleError> {
+        self.gives(address, |_| true, || raw_of(&self.inner).free_raw(address))
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let before = self.book.serial.load(Ordering::Relaxed);
+        let restored = pools_of(&self.inner).restore(checkpoint)?;
+        if !W::KEEPS_BOOK {
+            return Ok(restored);
+        }
+        for address in &restored.freed {
+            // A block that was handed out since is another one.
+            if let Some(gone) = self.book.strike(*address, |record| record.serial < before) {
+                self.watch.giving(&gone.block);
+                self.watch.gave(&gone.block, gone.note);
+            }
+        }
+        for allocation in &restored.live {
+            let address = allocation.address();
+            let inside =
+                |start: u64, size: u64| (start..start.saturating_add(size)).contains(&address);
+            let segment = checkpoint.segments.iter().find(|s| inside(s.address, s.size_bytes));
+            let stream = segment.map(|segment| segment.stream).unwrap_or_default();
+            let block = Block { address, size_bytes: allocation.size_bytes(), stream };
+            self.watch.adopted(&block);
+            self.took(block, Some((allocation.owner(), allocation.token())));
+        }
+        Ok(restored)
+    }
+
+    fn counts(&self) -> bool {
+        W::COUNTS || self.inner.counters().is_some()
+    }
+
+    fn statistics(&self) -> Statistics {
+        self.watch.statistics(self.inner.counters().map(Counters::statistics))
+    }
+
+    fn reset_peaks(&self) {
+        self.watch.reset_peaks();
+        if let Some(counters) = self.inner.counters() {
+            counters.reset_peaks();
+        }
+    }
+
+    fn reset_accumulated(&self) {
+        self.watch.reset_accumulated();
+        if let Some(counters) = self.inner.counters() {
+            counters.reset_accumulated();
+        }
+    }
+}
+
+impl<A: DeviceAllocator, W: Watch> Drop for Watching<A, W> {
+    fn drop(&mut self) {
+        let mut live = Vec::new();
+        for shard in &mut self.book.shards {
+            live.extend(shard.get_mut().drain().map(|(_, record)| (record.block, record.note)));
+        }
+        self.watch.ends(live);
+    }
+}

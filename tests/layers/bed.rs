@@ -1,0 +1,100 @@
+//! Allocators to wear layers: a user's with two methods, and the native strategy on a simulated device.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
+use stratalloc::cache::EngineOptions;
+use stratalloc::config::{Config, KeyTable, Settings};
+use stratalloc::driver::sim::{EventMode, SimOptions};
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::error::{AllocError, FreeError, HandleError, OutOfMemory};
+use stratalloc::ids::{OwnerId, StreamId};
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::strategies::{NativeAllocator, Strategy};
+
+pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;
+
+/// Hands out ever higher addresses up to a limit and remembers what lives.
+#[derive(Debug)]
+pub(crate) struct Two {
+    owner: OwnerId,
+    pub(crate) state: Mutex<TwoState>,
+}
+
+#[derive(Debug)]
+pub(crate) struct TwoState {
+    next: u64,
+    pub(crate) live: HashMap<u64, u64>,
+    pub(crate) limit_bytes: u64,
+    /// Refuses frees while it is set.
+    pub(crate) stubborn: bool,
+}
+
+impl Two {
+    pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
+        let state = TwoState { next: 1000, live: HashMap::new(), limit_bytes, stubborn: false };
+        Arc::new(Self { owner: OwnerId::next(), state: Mutex::new(state) })
+    }
+
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.state.lock().live.values().sum()
+    }
+}
+
+impl DeviceAllocator for Two {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let mut state = self.state.lock();
+        let live: u64 = state.live.values().sum();
+        if request.bytes == 0 {
+            return Err(AllocError::ZeroBytes);
+        }
+        if live + request.bytes > state.limit_bytes {
+            let report = OutOfMemory { requested_bytes: request.bytes, ..OutOfMemory::default() };
+            return Err(AllocError::OutOfMemory(Box::new(report)));
+        }
+        let address = state.next;
+        state.next += request.bytes + 24;
+        state.live.insert(address, request.bytes);
+        Ok(Allocation::new(address, request.bytes, self.owner, Token([1, 2, 3])))
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let address = allocation.address();
+        let foreign = HandleError::Foreign { owner: allocation.owner(), asked: self.owner };
+        let mut state = self.state.lock();
+        if allocation.owner() != self.owner {
+            return Err(FreeError { reason: foreign, allocation });
+        }
+        let whole = state.live.get(&address) == Some(&allocation.size_bytes());
+        if state.stubborn || !whole {
+            return Err(FreeError { reason: HandleError::Stale { address }, allocation });
+        }
+        state.live.remove(&address);
+        Ok(())
+    }
+}
+
+pub(crate) fn sim() -> Arc<Sim> {
+    Arc::new(Sim::new(SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() }))
+}
+
+pub(crate) fn native(sim: &Arc<Sim>, raw_addresses: bool) -> NativeAllocator {
+    let options = EngineOptions { settings: Settings::default(), raw_addresses };
+    NativeAllocator::new(Arc::clone(sim) as Arc<dyn Driver>, &options)
+        .expect("nothing is asked of it")
+}
+
+pub(crate) fn built(text: &str, driver: Arc<dyn Driver>, raw_addresses: bool) -> Strategy {
+    let config = Config::parse(text, &KeyTable::default()).expect(text);
+    registry::build(&config, driver, BuildOptions { raw_addresses }).expect(text)
+}
+
+pub(crate) fn take<A: DeviceAllocator>(allocator: &A, bytes: u64, stream: StreamId) -> Allocation {
+    allocator.allocate(Request::new(bytes, stream)).expect("there is memory")
+}
+
+pub(crate) fn allocated<A: DeviceAllocator>(allocator: &A) -> i64 {
+    allocator.counters().expect("it counts").statistics().allocation.all.current
+}

@@ -1,0 +1,231 @@
+//! The cache of each thread: what it keeps, and when it lets go.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions, Request};
+use stratalloc::error::{AllocError, HandleError};
+use stratalloc::ids::StreamId;
+use stratalloc::layers::front::{FrontCounts, front};
+use stratalloc::layers::limit;
+
+use crate::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+
+const KEPT_MAX: u64 = 64 << 10;
+const SIDE: StreamId = StreamId(64);
+
+#[test]
+fn a_freed_block_serves_the_next_request_of_its_size_and_the_strategy_never_hears_of_it() {
+    let fronted = front(native(&sim(), false), KEPT_MAX);
+    let block = take(&fronted, 500, DEFAULT);
+    let address = block.address();
+    fronted.free(block).unwrap();
+    assert_eq!(allocated(&fronted), 1, "for the strategy it is allocated");
+    let kept = FrontCounts { hits: 0, misses: 1, frees: 1, held_blocks: 1, held_bytes: 512 };
+    assert_eq!(fronted.here(), kept);
+    let hits = || fronted.counters().unwrap().statistics().hits;
+    let before = hits();
+    let again = take(&fronted, 300, DEFAULT);
+    assert_eq!((again.address(), again.size_bytes()), (address, 300));
+    assert_eq!(hits(), before);
+    let out = FrontCounts { hits: 1, misses: 1, frees: 1, held_blocks: 0, held_bytes: 0 };
+    assert_eq!((fronted.here(), fronted.totals()), (out, out));
+    let other = take(&fronted, 513, DEFAULT);
+    assert_ne!(other.address(), address);
+    fronted.free(again).unwrap();
+    fronted.free(other).unwrap();
+    assert_eq!(fronted.here().held_bytes, 512 + 1024);
+}
+
+#[test]
+fn what_comes_back_below_is_exactly_what_was_taken_there() {
+    let two = Two::new(u64::MAX);
+    let fronted = front(Arc::clone(&two), KEPT_MAX);
+    // `Two` refuses a free whose size is not that of the request.
+    let blocks: Vec<_> = (1..2000).map(|bytes| take(&fronted, bytes * 40, DEFAULT)).collect();
+    blocks.into_iter().for_each(|block| fronted.free(block).unwrap());
+    let here = fronted.here();
+    assert!(here.held_blocks > 300 && here.held_bytes <= 4 << 20, "{here:?}");
+    assert_eq!(two.live_bytes(), here.held_bytes);
+    drop(fronted);
+    assert_eq!(two.live_bytes(), 0, "this thread's blocks go back before the front goes");
+}
+
+#[test]
+fn empty_cache_lets_go_at_once_here_and_at_the_next_call_elsewhere() {
+    let fronted = Arc::new(front(native(&sim(), false), KEPT_MAX));
+    let (to_other, orders) = mpsc::channel::<()>();
+    let (done, from_other) = mpsc::channel::<FrontCounts>();
+    let other = {
+        let fronted = Arc::clone(&fronted);
+        std::thread::spawn(move || {
+            fronted.free(take(&*fronted, 512, DEFAULT)).unwrap();
+            done.send(fronted.here()).unwrap();
+            orders.recv().unwrap();
+            fronted.free(take(&*fronted, 2048, DEFAULT)).unwrap();
+            done.send(fronted.here()).unwrap();
+            orders.recv().unwrap();
+        })
+    };
+    fronted.free(take(&*fronted, 512, DEFAULT)).unwrap();
+    assert_eq!(from_other.recv().unwrap().held_bytes, 512);
+    assert_eq!(allocated(&*fronted), 2);
+    fronted.caching().unwrap().empty_cache().unwrap();
+    assert_eq!((allocated(&*fronted), fronted.here().held_blocks), (1, 0));
+    to_other.send(()).unwrap();
+    assert_eq!(from_other.recv().unwrap().held_bytes, 2048, "the old block went back first");
+    assert_eq!(allocated(&*fronted), 1);
+    assert_eq!(fronted.threads().len(), 2);
+    to_other.send(()).unwrap();
+    other.join().unwrap();
+    assert_eq!(allocated(&*fronted), 0, "a thread that ends keeps nothing");
+    let totals = fronted.totals();
+    assert_eq!((totals.frees, totals.held_blocks, fronted.threads().len()), (3, 0, 1));
+}
+
+#[test]
+fn kept_blocks_go_back_before_a_request_fails() {
+    let two = Two::new(4096);
+    let fronted = front(Arc::clone(&two), KEPT_MAX);
+    let blocks: Vec<_> = (0..8).map(|_| take(&fronted, 512, DEFAULT)).collect();
+    blocks.into_iter().for_each(|block| fronted.free(block).unwrap());
+    assert_eq!(two.live_bytes(), 4096);
+    let whole = take(&fronted, 4096, DEFAULT);
+    let failed = fronted.allocate(Request::new(1, DEFAULT));
+    assert!(matches!(failed, Err(AllocError::OutOfMemory(_))));
+    fronted.free(whole).unwrap();
+}
+
+#[test]
+fn blocks_of_one_stream_are_kept_at_a_time() {
+    let fronted = front(native(&sim(), false), KEPT_MAX);
+    let (ours, theirs) = (take(&fronted, 512, DEFAULT), take(&fronted, 512, SIDE));
+    fronted.free(ours).unwrap();
+    assert_eq!(fronted.here().held_blocks, 1);
+    fronted.free(theirs).unwrap();
+    assert_eq!((fronted.here().held_blocks, allocated(&fronted)), (1, 1), "the other's went back");
+    let default = take(&fronted, 512, DEFAULT);
+    assert_eq!((fronted.here().held_blocks, allocated(&fronted)), (0, 1));
+    fronted.free(default).unwrap();
+}
+
+#[test]
+fn a_block_that_another_stream_uses_is_not_kept() {
+    let sim = sim();
+    let fronted = front(native(&sim, false), KEPT_MAX);
+    let (used, plain) = (take(&fronted, 512, DEFAULT), take(&fronted, 512, DEFAULT));
+    fronted.cross_stream().unwrap().record_stream(&used, SIDE).unwrap();
+    fronted.free(used).unwrap();
+    let told = fronted.counters().unwrap().statistics();
+    assert_eq!((told.allocation.all.current, told.active.all.current), (1, 2), "it drains below");
+    fronted.free(plain).unwrap();
+    assert_eq!(fronted.here().held_blocks, 1, "the mark was that block's alone");
+    let foreign = take(&Two::new(10), 1, DEFAULT);
+    let refused = fronted.cross_stream().unwrap().record_stream(&foreign, SIDE).unwrap_err();
+    assert!(matches!(refused, HandleError::Foreign { .. }));
+}
+
+#[test]
+fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
+    let fronted = front(native(&sim(), false), KEPT_MAX);
+    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
+    let pool = MemoryPool::new(fronted.private_pools().unwrap(), PoolOptions::default()).unwrap();
+    let scope = pool.enter().unwrap();
+    let inside = take(&fronted, 512, DEFAULT);
+    let live = fronted.private_pools().unwrap().live_addresses(pool.id()).unwrap();
+    assert_eq!(live, [inside.address()], "the kept block did not serve it");
+    drop(scope);
+    let before = fronted.here();
+    fronted.free(inside).unwrap();
+    assert!(fronted.private_pools().unwrap().live_addresses(pool.id()).unwrap().is_empty());
+    assert_eq!(fronted.here().frees, before.frees, "a pool's block is not kept");
+    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
+    assert_eq!(fronted.here().held_blocks, 1, "it goes on when the scope is closed");
+    let refused = fronted.private_pools().unwrap().close_scope(pool.id());
+    assert!(refused.is_err());
+}
+
+#[test]
+fn by_address_only_what_was_taken_by_address_is_known() {
+    let fronted = front(native(&sim(), true), KEPT_MAX);
+    let raw = fronted.raw_addresses().unwrap();
+    let typed = take(&fronted, 512, DEFAULT);
+    let address = typed.address();
+    let unknown = HandleError::UnknownAddress { address };
+    assert_eq!(raw.free_raw(address), Err(unknown.clone()));
+    assert_eq!(raw.record_stream_raw(address, SIDE), Err(unknown.clone()));
+    fronted.free(typed).unwrap();
+    assert_eq!(raw.free_raw(address), Err(unknown), "a kept block is nobody's");
+    fronted.caching().unwrap().empty_cache().unwrap();
+    let bare = raw.allocate_raw(Request::new(512, DEFAULT)).unwrap();
+    raw.free_raw(bare).unwrap();
+    assert_eq!(allocated(&fronted), 0);
+}
+
+#[test]
+fn foreign_handles_and_odd_requests_pass_unkept() {
+    let (fronted, other) = (front(native(&sim(), false), KEPT_MAX), Two::new(u64::MAX));
+    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
+    let refused = fronted.free(take(&other, 512, DEFAULT)).unwrap_err();
+    assert!(matches!(refused.reason, HandleError::Foreign { .. }));
+    other.free(refused.allocation).unwrap();
+    assert!(matches!(fronted.allocate(Request::new(0, DEFAULT)), Err(AllocError::ZeroBytes)));
+    let huge = fronted.allocate(Request::new(u64::MAX, DEFAULT));
+    assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
+    let large = take(&fronted, KEPT_MAX + 1, DEFAULT);
+    fronted.free(large).unwrap();
+    assert_eq!(fronted.here().held_blocks, 1);
+    // Two fronts of one thread, one inside the other, and one after another in the same place.
+    let twice = front(front(Two::new(u64::MAX), KEPT_MAX), KEPT_MAX);
+    twice.free(take(&twice, 100, DEFAULT)).unwrap();
+    assert_eq!(take(&twice, 100, DEFAULT).size_bytes(), 100);
+    drop(twice);
+    let next = front(Two::new(u64::MAX), KEPT_MAX);
+    assert_eq!(next.here(), FrontCounts::default());
+    next.free(take(&next, 100, DEFAULT)).unwrap();
+    assert_eq!(next.here().held_blocks, 1);
+}
+
+#[test]
+fn blocks_that_are_refused_below_are_offered_again() {
+    let two = Two::new(u64::MAX);
+    let fronted = front(limit::limit(Arc::clone(&two), 4096), KEPT_MAX);
+    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
+    two.state.lock().stubborn = true;
+    fronted.free(take(&fronted, 512, SIDE)).unwrap();
+    assert_eq!(two.live_bytes(), 1024, "the first was offered and refused");
+    two.state.lock().stubborn = false;
+    let whole = take(&fronted, 4096, SIDE);
+    assert_eq!(two.live_bytes(), 4096, "both went back when memory was short");
+    fronted.free(whole).unwrap();
+}
+
+#[test]
+fn blocks_may_be_freed_by_another_thread_than_the_one_that_took_them() {
+    let strategy = built("backend:native,layers:[front]", sim(), false);
+    let (send, receive) = mpsc::sync_channel(64);
+    std::thread::scope(|scope| {
+        let strategy = &strategy;
+        scope.spawn(move || {
+            for step in 0..5000u64 {
+                send.send(take(strategy, 1 + step % 3000, StreamId(step / 1000 % 2))).unwrap();
+            }
+        });
+        scope.spawn(move || {
+            let mut held = std::collections::VecDeque::new();
+            for block in receive {
+                held.push_back(block);
+                if held.len() > 20 {
+                    strategy.free(held.pop_front().unwrap()).unwrap();
+                }
+            }
+            held.into_iter().for_each(|block| strategy.free(block).unwrap());
+        });
+    });
+    // A scope waits for its closures, not for what a thread does at its very end.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while allocated(&strategy) != 0 && std::time::Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(allocated(&strategy), 0);
+}

@@ -1,0 +1,13 @@
+//! What each layer does, on a strategy of ours and on a user's allocator of two methods.
+//!
+//! `watched` is about the layers that look on, `front` about the cache of each thread, `moved` about
+//! alignment and guards, `stacks` about all of them together under random histories.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bed;
+mod front;
+mod moved;
+mod stacks;
+mod watched;

@@ -1,0 +1,200 @@
+//! Alignment and guards: blocks that start elsewhere than below.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::error::{AllocError, HandleError};
+use stratalloc::ids::StreamId;
+use stratalloc::layers::align;
+
+use crate::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+
+#[test]
+fn every_block_starts_at_a_multiple_and_lies_inside_what_was_taken() {
+    let two = Two::new(u64::MAX);
+    let aligned = align::align(Arc::clone(&two), 256, 1);
+    let blocks: Vec<_> = (1..200).map(|bytes| take(&aligned, bytes, DEFAULT)).collect();
+    for block in &blocks {
+        let (start, end) = (block.address(), block.address() + block.size_bytes());
+        assert!(start.is_multiple_of(256));
+        let inside =
+            two.state.lock().live.iter().any(|(at, size)| *at <= start && end <= at + size);
+        assert!(inside, "{block:?}");
+    }
+    blocks.into_iter().for_each(|block| aligned.free(block).unwrap());
+    assert_eq!(two.live_bytes(), 0);
+    let huge = aligned.allocate(Request::new(u64::MAX - 10, DEFAULT));
+    assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
+    assert!(matches!(aligned.allocate(Request::new(0, DEFAULT)), Err(AllocError::ZeroBytes)));
+}
+
+#[test]
+fn an_allocator_that_keeps_less_than_was_said_is_found_out() {
+    let two = Two::new(u64::MAX);
+    let aligned = align::align(Arc::clone(&two), 4096, 2048);
+    let refused = aligned.allocate(Request::new(10, DEFAULT)).unwrap_err();
+    assert!(matches!(refused, AllocError::Driver(_)), "{refused}");
+    assert_eq!(two.live_bytes(), 0, "the block went back");
+}
+
+#[test]
+fn handles_of_moved_blocks_are_checked() {
+    let (two, other) = (Two::new(u64::MAX), Two::new(u64::MAX));
+    let aligned = align::align(Arc::clone(&two), 64, 1);
+    let block = take(&aligned, 10, DEFAULT);
+    let (address, owner, token) = (block.address(), block.owner(), block.token());
+    let forged = || stratalloc::allocator::Allocation::new(address, 10, owner, token);
+    two.state.lock().stubborn = true;
+    let block = aligned.free(block).unwrap_err().allocation;
+    assert_eq!(block, forged(), "a refused free gives the handle back as it was");
+    two.state.lock().stubborn = false;
+    aligned.free(block).unwrap();
+    let refused = aligned.free(forged()).unwrap_err();
+    assert_eq!(refused.reason, HandleError::Stale { address });
+    let refused = aligned.free(take(&other, 10, DEFAULT)).unwrap_err();
+    assert!(matches!(refused.reason, HandleError::Foreign { .. }));
+    other.free(refused.allocation).unwrap();
+}
+
+#[test]
+fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below() {
+    let aligned = align::align(native(&sim(), true), 4096, 512);
+    let (block, raw) = (take(&aligned, 100, DEFAULT), aligned.raw_addresses().unwrap());
+    let bare = raw.allocate_raw(Request::new(100, DEFAULT)).unwrap();
+    assert!(block.address().is_multiple_of(4096) && bare.is_multiple_of(4096));
+    let crossing = aligned.cross_stream().unwrap();
+    crossing.record_stream(&block, StreamId(64)).unwrap();
+    raw.record_stream_raw(bare, StreamId(64)).unwrap();
+    let base = aligned.caching().unwrap().base_allocation(&block).unwrap();
+    assert!((base.address..base.address + base.size_bytes).contains(&block.address()));
+    aligned.free(block).unwrap();
+    raw.free_raw(bare).unwrap();
+    assert_eq!(raw.free_raw(bare), Err(HandleError::UnknownAddress { address: bare }));
+    let told = aligned.counters().unwrap().statistics();
+    assert_eq!((told.allocation.all.current, told.active.all.current), (0, 2), "both drain");
+    assert!(aligned.private_pools().is_none() && aligned.sharing().is_none());
+    let at = aligned.caching().unwrap().allocate_at(Request::new(1, DEFAULT), 4096);
+    assert!(matches!(at, Err(AllocError::NoBlockAt { .. })));
+
+    let enough = align::align(native(&sim(), true), 512, 512);
+    assert!(enough.private_pools().is_some() && enough.sharing().is_some());
+    enough.free(take(&enough, 1, DEFAULT)).unwrap();
+    assert_eq!(allocated(&enough), 0);
+}
+
+#[test]
+fn guards_are_for_memory_of_the_host_only() {
+    use stratalloc::config::{Config, KeyTable};
+    use stratalloc::registry::{self, BuildOptions};
+
+    let config = Config::parse("layers:[guard]", &KeyTable::default()).unwrap();
+    let refused = registry::build(&config, sim(), BuildOptions::default()).unwrap_err();
+    assert!(refused.to_string().contains("driver is sim"), "{refused}");
+    let plain = built("layers:[align:64KiB]", sim(), false);
+    assert!(take(&plain, 5, DEFAULT).address().is_multiple_of(64 << 10));
+}
+
+#[cfg(target_os = "linux")]
+mod guards {
+    use parking_lot::Mutex;
+    use stratalloc::cache::EngineOptions;
+    use stratalloc::config::Settings;
+    use stratalloc::driver::host::HostOptions;
+    use stratalloc::driver::{Driver, Host};
+    use stratalloc::layers::guard::{self, Damage, FREED, FRESH, GUARD, Side};
+    use stratalloc::strategies::NativeAllocator;
+
+    use super::*;
+
+    struct Bed {
+        host: Arc<Host>,
+        guarded: guard::Guarded<NativeAllocator>,
+        told: Arc<Mutex<Vec<Damage>>>,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let options = HostOptions { total_bytes: 1 << 28, ..HostOptions::default() };
+            let host = Arc::new(Host::new(options));
+            let driver: Arc<dyn Driver> = Arc::clone(&host) as _;
+            let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
+            let native = NativeAllocator::new(Arc::clone(&driver), &options)
+                .expect("nothing is asked of it");
+            let told: Arc<Mutex<Vec<Damage>>> = Arc::default();
+            let sink = Arc::clone(&told);
+            let report = Box::new(move |damage: &Damage| sink.lock().push(damage.clone()));
+            Self { guarded: guard::guard_to(native, driver, report), host, told }
+        }
+
+        fn byte(&self, address: u64) -> u8 {
+            let mut byte = [0];
+            self.host
+                .copy_to_host(&mut byte, address, DEFAULT)
+                .expect("it is memory of the device");
+            byte[0]
+        }
+    }
+
+    #[test]
+    fn bytes_written_past_a_block_are_told_with_their_place() {
+        let bed = Bed::new();
+        let block = take(&bed.guarded, 1001, DEFAULT);
+        let (start, end) = (block.address(), block.address() + 1001);
+        bed.host.copy_from_host(start, &[7; 1001], DEFAULT).unwrap();
+        bed.guarded.free(block).unwrap();
+        assert_eq!(bed.told.lock().as_slice(), [], "its own bytes are the caller's");
+
+        let block = take(&bed.guarded, 1001, DEFAULT);
+        assert_eq!(block.address(), start);
+        bed.host.copy_from_host(end + 3, &[1, GUARD, 2], DEFAULT).unwrap();
+        bed.host.copy_from_host(start - 2, &[9, GUARD], DEFAULT).unwrap();
+        bed.guarded.free(block).unwrap();
+        let told = std::mem::take(&mut *bed.told.lock());
+        let [before, behind] = told.as_slice() else { panic!("{told:?}") };
+        assert!(matches!(
+            before,
+            Damage::Overwritten { side: Side::Before, nearest_bytes: 2, count: 1, found: 9, .. }
+        ));
+        let Damage::Overwritten { block, side, nearest_bytes, count, address, found } = behind
+        else {
+            panic!("{behind}");
+        };
+        assert_eq!((*side, *nearest_bytes, *count), (Side::Behind, 3, 2));
+        assert_eq!((*address, *found, block.size_bytes), (end + 3, 1, 1001));
+        assert!(behind.to_string().contains("2 guard bytes behind it"), "{behind}");
+        assert_eq!(
+            (bed.guarded.damaged(), allocated(&bed.guarded)),
+            (2, 0),
+            "it is freed all the same"
+        );
+    }
+
+    #[test]
+    fn fresh_and_freed_memory_look_like_neither_zero_nor_data() {
+        let bed = Bed::new();
+        let block = take(&bed.guarded, 600, DEFAULT);
+        let address = block.address();
+        assert_eq!((bed.byte(address), bed.byte(address + 599)), (FRESH, FRESH));
+        assert_eq!((bed.byte(address - 1), bed.byte(address + 600)), (GUARD, GUARD));
+        bed.guarded.free(block).unwrap();
+        assert_eq!((bed.byte(address), bed.byte(address + 599)), (FREED, FREED));
+    }
+
+    #[test]
+    fn a_free_looks_after_the_work_of_all_announced_streams() {
+        let bed = Bed::new();
+        let side = StreamId(64);
+        let raw = bed.guarded.raw_addresses().unwrap();
+        let address = raw.allocate_raw(Request::new(64, DEFAULT)).unwrap();
+        bed.host.synchronize_device().unwrap();
+        raw.record_stream_raw(address, side).unwrap();
+        let gate = bed.host.hold(side);
+        bed.host.fill(address + 64, 0, 5, side).unwrap();
+        std::thread::scope(|scope| {
+            let freeing = scope.spawn(|| raw.free_raw(address));
+            drop(gate);
+            freeing.join().unwrap().unwrap();
+        });
+        assert!(matches!(bed.told.lock().as_slice(), [Damage::Overwritten { count: 5, .. }]));
+    }
+}

@@ -1,0 +1,197 @@
+//! All layers at once under random histories, on memory that is only numbers and on memory that is real.
+//!
+//! After each history everything is freed, and every layer, the strategy and the device must agree that
+//! nothing is left.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quickcheck::{Arbitrary, Gen};
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::error::AllocError;
+use stratalloc::ids::StreamId;
+use stratalloc::strategies::Strategy;
+
+use crate::bed::{allocated, built};
+use crate::common::base::Base;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Take { bytes: u64, stream: u64 },
+    TakeRaw { bytes: u64, stream: u64 },
+    Free { pick: usize },
+    FreeRaw { pick: usize },
+    Record { pick: usize, stream: u64 },
+    Empty,
+}
+
+impl Arbitrary for Op {
+    fn arbitrary(g: &mut Gen) -> Self {
+        let sizes = [1, 300, 512, 513, 5000, 70_000, 1 << 20, 3 << 20, 40 << 20];
+        let (bytes, stream) = (*g.choose(&sizes).expect("a size"), u64::arbitrary(g) % 3);
+        let pick = usize::arbitrary(g);
+        match u8::arbitrary(g) % 16 {
+            0..=5 => Self::Take { bytes, stream },
+            6 => Self::TakeRaw { bytes, stream },
+            7..=11 => Self::Free { pick },
+            12 => Self::FreeRaw { pick },
+            13..=14 => Self::Record { pick, stream },
+            _ => Self::Empty,
+        }
+    }
+}
+
+/// Allocates, frees and checks that live blocks never overlap.
+struct Player<'a> {
+    strategy: &'a Strategy,
+    typed: Vec<Allocation>,
+    raw: Vec<(u64, u64)>,
+}
+
+impl Player<'_> {
+    fn check_apart(&self, address: u64, bytes: u64) {
+        let typed = self.typed.iter().map(|block| (block.address(), block.size_bytes()));
+        for (start, size) in typed.chain(self.raw.iter().copied()) {
+            let apart = address + bytes <= start || start + size <= address;
+            assert!(apart, "{bytes} bytes at {address:#x} overlap {size} at {start:#x}");
+        }
+    }
+
+    fn step(&mut self, op: Op) {
+        let raw = self.strategy.raw_addresses().expect("it was built with addresses");
+        let crossing = self.strategy.cross_stream().expect("the strategy knows streams");
+        match op {
+            Op::Take { bytes, stream } => {
+                match self.strategy.allocate(Request::new(bytes, StreamId(stream))) {
+                    Ok(block) => {
+                        assert_eq!(block.size_bytes(), bytes);
+                        assert!(block.address().is_multiple_of(4096));
+                        self.check_apart(block.address(), bytes);
+                        self.typed.push(block);
+                    }
+                    Err(AllocError::OutOfMemory(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Op::TakeRaw { bytes, stream } => {
+                match raw.allocate_raw(Request::new(bytes, StreamId(stream))) {
+                    Ok(address) => {
+                        self.check_apart(address, bytes);
+                        self.raw.push((address, bytes));
+                    }
+                    Err(AllocError::OutOfMemory(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Op::Free { pick } if !self.typed.is_empty() => {
+                let block = self.typed.swap_remove(pick % self.typed.len());
+                self.strategy.free(block).expect("it is live");
+            }
+            Op::FreeRaw { pick } if !self.raw.is_empty() => {
+                let (address, _) = self.raw.swap_remove(pick % self.raw.len());
+                raw.free_raw(address).expect("it is live");
+                assert!(raw.free_raw(address).is_err(), "twice");
+            }
+            Op::Record { pick, stream } if !self.typed.is_empty() => {
+                let block = &self.typed[pick % self.typed.len()];
+                crossing.record_stream(block, StreamId(stream)).expect("it is live");
+            }
+            Op::Empty => {
+                self.strategy.caching().expect("it has a cache").empty_cache().expect("it works");
+            }
+            Op::Free { .. } | Op::FreeRaw { .. } | Op::Record { .. } => {}
+        }
+    }
+
+    fn finish(self) {
+        let raw = self.strategy.raw_addresses().expect("it was built with addresses");
+        self.typed.into_iter().for_each(|block| self.strategy.free(block).expect("it is live"));
+        self.raw.iter().for_each(|(address, _)| raw.free_raw(*address).expect("it is live"));
+    }
+}
+
+/// A file of this test's own.
+fn log_path() -> std::path::PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("stratalloc-stack-{}-{number}.csv", std::process::id()))
+}
+
+fn survives<B: Base>(ops: &[Vec<Op>], guard: &str) {
+    let device = Arc::new(B::with_bytes(256 << 20));
+    let path = log_path();
+    let text = format!(
+        "layers:[statistics,front:1MiB,track,log:\"{}\",oom_retry:1,limit:120MiB,\
+         fault:[probability:0.05,seed:3],align:4KiB,{guard}statistics]",
+        path.display()
+    );
+    let strategy = built(&text, Arc::clone(&device) as Arc<dyn Driver>, true);
+    std::thread::scope(|scope| {
+        for ops in ops {
+            let strategy = &strategy;
+            scope.spawn(move || {
+                let mut player = Player { strategy, typed: Vec::new(), raw: Vec::new() };
+                ops.iter().for_each(|op| player.step(*op));
+                player.finish();
+            });
+        }
+    });
+    assert_eq!(allocated(&strategy), 0, "callers hold nothing");
+    device.finish_all();
+    // Whoever asks may be faster than the end of a thread, which gives back what that kept.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    loop {
+        strategy.caching().expect("it has a cache").empty_cache().expect("it works");
+        if device.held().segments.is_empty() || std::time::Instant::now() > deadline {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    assert_eq!(device.held().segments.len(), 0, "all idle memory went back");
+    assert_eq!(strategy.counters().expect("it counts").statistics().memory_reserved(), 0);
+    drop(strategy);
+    read_back(&path);
+    std::fs::remove_file(&path).expect("the log is there");
+}
+
+/// The log says that everything was given back.
+#[cfg(feature = "replay")]
+fn read_back(path: &std::path::Path) {
+    use stratalloc::replay::{Limits, Op, Workload, reader};
+
+    let trace = reader::read(path, &Limits::default()).expect("a log can be read");
+    let workload = Workload::of(&trace, 1 << 40);
+    let of = |wanted: fn(&Op) -> bool| workload.ops.iter().filter(|op| wanted(op)).count();
+    let taken = of(|op| matches!(op, Op::Allocate { .. }));
+    assert_eq!(taken, of(|op| matches!(op, Op::Free { .. })), "of {}", workload.ops.len());
+}
+
+#[cfg(not(feature = "replay"))]
+fn read_back(path: &std::path::Path) {
+    assert!(path.exists());
+}
+
+quickcheck::quickcheck! {
+    fn nothing_is_left_after_any_history_on_a_simulated_device(ops: Vec<Op>) -> bool {
+        survives::<Sim>(&[ops], "");
+        true
+    }
+
+    fn nothing_is_left_after_the_histories_of_three_threads(
+        one: Vec<Op>, two: Vec<Op>, three: Vec<Op>
+    ) -> bool {
+        survives::<Sim>(&[one, two, three], "");
+        true
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn nothing_is_left_after_random_histories_on_real_memory_with_guards() {
+    let mut g = Gen::new(60);
+    for _ in 0..12 {
+        let ops: Vec<Vec<Op>> = (0..2).map(|_| Vec::arbitrary(&mut g)).collect();
+        survives::<stratalloc::driver::Host>(&ops, "guard,");
+    }
+}

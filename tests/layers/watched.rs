@@ -1,0 +1,310 @@
+//! Limit, statistics, track, log, fault and retry.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use stratalloc::allocator::{Counters, DeviceAllocator, MemoryPool, PoolOptions, Request};
+use stratalloc::config::FaultSetting;
+use stratalloc::error::{AllocError, HandleError};
+use stratalloc::ids::StreamId;
+use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
+
+use crate::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+
+fn is_oom<T>(result: Result<T, AllocError>) -> bool {
+    matches!(result, Err(AllocError::OutOfMemory(_)))
+}
+
+#[test]
+fn a_limit_refuses_with_its_numbers_and_lets_go_with_each_free() {
+    let two = Two::new(u64::MAX);
+    let limited = limit::limit(Arc::clone(&two), 1000);
+    let first = take(&limited, 600, DEFAULT);
+    let Err(AllocError::OutOfMemory(report)) = limited.allocate(Request::new(401, DEFAULT)) else {
+        panic!("401 bytes are one too many");
+    };
+    assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(1000), 600));
+    assert_eq!(two.state.lock().live.len(), 1, "the allocator below was not asked");
+    let second = take(&limited, 400, DEFAULT);
+    limited.free(first).unwrap();
+    assert_eq!(limited.held_bytes(), 400);
+    assert!(limited.allocate(Request::new(0, DEFAULT)).is_err());
+    assert!(is_oom(limited.allocate(Request::new(u64::MAX, DEFAULT))));
+    limited.free(second).unwrap();
+    assert_eq!(limited.held_bytes(), 0);
+}
+
+#[test]
+fn what_the_allocator_below_refuses_is_not_counted() {
+    let two = Two::new(100);
+    let limited = limit::limit(Arc::clone(&two), 1000);
+    assert!(is_oom(limited.allocate(Request::new(101, DEFAULT))));
+    assert_eq!(limited.held_bytes(), 0);
+    let block = take(&limited, 50, DEFAULT);
+    two.state.lock().stubborn = true;
+    let refused = limited.free(block).unwrap_err();
+    assert_eq!(limited.held_bytes(), 50, "a block that stays is held");
+    two.state.lock().stubborn = false;
+    limited.free(refused.allocation).unwrap();
+    assert_eq!(limited.held_bytes(), 0);
+}
+
+#[test]
+fn a_handle_of_another_allocator_at_the_same_address_changes_no_count() {
+    let (ours, theirs) = (Two::new(1000), Two::new(1000));
+    let limited = limit::limit(Arc::clone(&ours), 1000);
+    let counted = statistics::statistics(limited);
+    let block = take(&counted, 10, DEFAULT);
+    let foreign = take(&theirs, 10, DEFAULT);
+    assert_eq!(block.address(), foreign.address());
+    let refused = counted.free(foreign).unwrap_err();
+    assert!(matches!(refused.reason, HandleError::Foreign { .. }));
+    assert_eq!(refused.allocation.size_bytes(), 10);
+    assert_eq!(allocated(&counted), 1);
+    counted.free(block).unwrap();
+    assert_eq!(allocated(&counted), 0);
+    theirs.free(refused.allocation).unwrap();
+}
+
+#[test]
+fn blocks_are_counted_by_whichever_door_they_come_and_go() {
+    let counted = statistics::statistics(limit::limit(native(&sim(), true), 10_000));
+    let raw = counted.raw_addresses().unwrap();
+    let first = raw.allocate_raw(Request::new(700, DEFAULT)).unwrap();
+    let typed = take(&counted, 600, DEFAULT);
+    assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (1300, 2));
+    raw.free_raw(typed.address()).unwrap();
+    raw.free_raw(first).unwrap();
+    assert!(raw.free_raw(first).is_err());
+    assert!(counted.free(typed).is_err(), "it was given back by its address");
+    assert_eq!(allocated(&counted), 0);
+
+    let caching = counted.caching().unwrap();
+    let at = caching.allocate_at(Request::new(512, DEFAULT), first + 1024).unwrap();
+    let pool = MemoryPool::new(counted.private_pools().unwrap(), PoolOptions::default()).unwrap();
+    let pools = counted.private_pools().unwrap();
+    let inside = pools.allocate_in(pool.id(), Request::new(100, DEFAULT)).unwrap();
+    assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
+    let checkpoint = pools.checkpoint(pool.id()).unwrap();
+    let later = pools.allocate_in(pool.id(), Request::new(200, StreamId(1))).unwrap();
+    assert_eq!(allocated(&counted), 3);
+    let mut restored = pools.restore(&checkpoint).unwrap();
+    assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
+    assert!(counted.free(later).is_err() && counted.free(inside).is_err(), "both are stale");
+    assert_eq!(allocated(&counted), 2);
+    counted.free(restored.live.pop().unwrap()).unwrap();
+    counted.free(at).unwrap();
+    let end = counted.statistics();
+    assert_eq!((end.memory_allocated(), end.allocation.all.freed), (0, 6));
+}
+
+#[test]
+fn an_allocator_of_two_methods_gets_counters() {
+    let two = Two::new(3 << 20);
+    assert!(two.counters().is_none());
+    let counted = statistics::statistics(Arc::clone(&two));
+    let (small, large) = (take(&counted, 5, DEFAULT), take(&counted, 2 << 20, DEFAULT));
+    assert!(is_oom(counted.allocate(Request::new(2 << 20, DEFAULT))));
+    counted.free(large).unwrap();
+    let counters = counted.counters().unwrap();
+    let told = counters.statistics();
+    assert_eq!((told.allocation.all.current, told.allocation.all.peak, told.num_ooms), (1, 2, 1));
+    assert_eq!((told.allocated_bytes.small.current, told.allocated_bytes.large.current), (5, 0));
+    assert_eq!(told.max_memory_allocated(), 5 + (2 << 20));
+    counters.reset_peaks();
+    counters.reset_accumulated();
+    let told = counters.statistics();
+    assert_eq!((told.max_memory_allocated(), told.num_ooms), (5, 0));
+    assert_eq!((told.allocation.all.allocated, told.allocation.all.freed), (0, 0));
+    counted.free(small).unwrap();
+}
+
+#[inline(never)]
+fn the_place_that_forgets<A: DeviceAllocator>(allocator: &A) -> u64 {
+    take(allocator, 77, StreamId(5)).address()
+}
+
+#[test]
+fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
+    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let sink = Arc::clone(&told);
+    let report = move |report: &track::LeakReport| sink.lock().push(report.to_string());
+    let tracked = track::track_to(Two::new(1000), Box::new(report));
+    let kept = take(&tracked, 10, DEFAULT);
+    let address = the_place_that_forgets(&tracked);
+    assert_eq!(tracked.live_blocks().leaks.len(), 2);
+    tracked.free(kept).unwrap();
+    drop(tracked);
+    let told = told.lock().pop().expect("there was a leak");
+    assert!(told.contains("1 blocks") && told.contains("stream 5"), "{told}");
+    assert!(told.contains(&format!("77 bytes at {address:#x}")), "{told}");
+    assert!(told.contains("the_place_that_forgets"), "{told}");
+
+    let silent = track::track_to(Two::new(10), Box::new(|_| panic!("nothing is leaked")));
+    let block = take(&silent, 1, DEFAULT);
+    silent.free(block).unwrap();
+}
+
+fn file(name: &str) -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("stratalloc-layers-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn a_log_has_a_row_for_every_attempt_and_every_free() {
+    let path = file("rows.csv");
+    let logged = log::log(Two::new(100), &path).unwrap();
+    let block = take(&logged, 60, StreamId(255));
+    assert!(is_oom(logged.allocate(Request::new(61, StreamId(2)))));
+    let address = block.address();
+    logged.free(block).unwrap();
+    logged.flush().unwrap();
+    assert_eq!(logged.error(), None);
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(rows[0], ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]);
+    let pointer = format!("{address:#x}");
+    assert_eq!(rows[1][2..], ["allocate", &pointer, "60", "0xff"]);
+    assert_eq!(rows[2][2..], ["allocate failure", "0x0", "61", "0x2"]);
+    assert_eq!(rows[3][2..], ["free", &pointer, "60", "0xff"]);
+    assert_eq!(rows.len(), 4);
+    assert!(rows[1..].iter().all(|row| row[1].len() == 15 && row[0] == rows[1][0]), "{text}");
+}
+
+#[cfg(feature = "replay")]
+#[test]
+fn a_log_of_many_threads_is_read_back_as_what_they_did() {
+    use stratalloc::replay::{self, Limits, Workload, reader};
+
+    const THREADS: u64 = 4;
+    const STEPS: u64 = 500;
+    let path = file("threads.csv");
+    let logged = log::log(native(&sim(), false), &path).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let logged = &logged;
+            scope.spawn(move || {
+                for step in 1..=STEPS {
+                    let block = take(logged, step * 7, StreamId(thread % 2));
+                    logged.free(block).unwrap();
+                }
+            });
+        }
+    });
+    let left = take(&logged, 9, DEFAULT);
+    drop(logged);
+    let trace = reader::read(&path, &Limits::default()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let workload = Workload::of(&trace, 1 << 40);
+    assert_eq!(u64::from(workload.blocks), THREADS * STEPS + 1);
+    assert_eq!(workload.seeded, 0);
+    let again = native(&sim(), false);
+    let run = replay::run(&workload, &again, None, 1, &|_| {}).unwrap();
+    assert_eq!((run.allocations, run.frees), (THREADS * STEPS + 1, THREADS * STEPS));
+    assert!(left.size_bytes() == 9);
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_refused_when_it_is_built() {
+    use stratalloc::config::{Config, KeyTable};
+    use stratalloc::registry::{self, BuildError, BuildOptions};
+
+    let text = "layers:[log:\"/nowhere at all/x.csv\"]";
+    let config = Config::parse(text, &KeyTable::default()).unwrap();
+    let refused = registry::build(&config, sim(), BuildOptions::default()).unwrap_err();
+    assert!(matches!(refused, BuildError::Layer(_)));
+    assert!(refused.to_string().contains("/nowhere at all/x.csv"), "{refused}");
+}
+
+#[test]
+fn a_full_disk_refuses_the_log_when_it_is_made() {
+    let full = std::path::Path::new("/dev/full");
+    if !full.exists() {
+        println!("skipped: no /dev/full");
+        return;
+    }
+    let refused = log::log(Two::new(10), full).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull);
+}
+
+#[test]
+fn chosen_requests_fail_and_never_reach_the_allocator_below() {
+    let two = Two::new(u64::MAX);
+    let when = FaultSetting { call: Some(2), above_bytes: Some(100), ..FaultSetting::default() };
+    let faulty = fault::fault(Arc::clone(&two), when);
+    let outcomes: Vec<bool> =
+        [10, 10, 10, 101].map(|bytes| is_oom(faulty.allocate(Request::new(bytes, DEFAULT)))).into();
+    assert_eq!(outcomes, [false, true, false, true]);
+    assert_eq!((faulty.injected(), two.live_bytes()), (2, 20));
+
+    let chances = |seed| {
+        let when = FaultSetting { probability: 0.3, seed, ..FaultSetting::default() };
+        let faulty = fault::fault(Two::new(u64::MAX), when);
+        (0..200).map(|_| is_oom(faulty.allocate(Request::new(1, DEFAULT)))).collect::<Vec<_>>()
+    };
+    let failed = chances(1).iter().filter(|failed| **failed).count();
+    assert!((40..80).contains(&failed), "{failed}");
+    assert_eq!(chances(1), chances(1));
+    assert_ne!(chances(1), chances(2));
+}
+
+#[test]
+fn a_callback_frees_something_and_the_request_is_made_again() {
+    let two = Two::new(100);
+    let spare = Arc::new(Mutex::new(Some(take(&two, 80, DEFAULT))));
+    let calls = Arc::new(AtomicU64::new(0));
+    let callback = {
+        let (two, spare, calls) = (Arc::clone(&two), Arc::clone(&spare), Arc::clone(&calls));
+        move |request: Request, _: &_, attempt: u32| {
+            assert!(request.bytes == 50 && attempt >= 1);
+            calls.fetch_add(1, Ordering::Relaxed);
+            spare.lock().take().is_some_and(|block| two.free(block).is_ok())
+        }
+    };
+    let retrying = oom_retry::retry_with(Arc::clone(&two), 5, Arc::new(callback));
+    let block = take(&retrying, 50, DEFAULT);
+    // The second callback has nothing to free and says so.
+    let second = take(&retrying, 50, DEFAULT);
+    assert!(is_oom(retrying.allocate(Request::new(50, DEFAULT))));
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    retrying.free(block).unwrap();
+    retrying.free(second).unwrap();
+}
+
+#[test]
+fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback() {
+    let two = Two::new(10);
+    let calls = Arc::new(AtomicU64::new(0));
+    let (inner, counted) = (Arc::clone(&two), Arc::clone(&calls));
+    let callback = move |_: Request, _: &_, _: u32| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        // A callback that allocates from an allocator that retries gets its answer at once.
+        let nested = oom_retry::retry(Arc::clone(&inner), 1000);
+        assert!(is_oom(nested.allocate(Request::new(11, DEFAULT))));
+        true
+    };
+    let retrying = oom_retry::retry_with(Arc::clone(&two), 3, Arc::new(callback));
+    assert!(is_oom(retrying.allocate(Request::new(11, DEFAULT))));
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+    assert!(matches!(retrying.allocate(Request::new(0, DEFAULT)), Err(AllocError::ZeroBytes)));
+    assert_eq!(calls.load(Ordering::Relaxed), 3, "only memory is worth asking twice");
+}
+
+#[test]
+fn the_first_layer_of_the_list_is_asked_first() {
+    // The limit refuses before the fault counts the call.
+    let outer_limit = built("layers:[limit:100,fault:[call:1]]", sim(), false);
+    let Err(AllocError::OutOfMemory(report)) = outer_limit.allocate(Request::new(101, DEFAULT))
+    else {
+        panic!("it is too much");
+    };
+    assert_eq!(report.limit_bytes, Some(100));
+    let outer_fault = built("layers:[fault:[call:1],limit:100]", sim(), false);
+    let Err(AllocError::OutOfMemory(report)) = outer_fault.allocate(Request::new(101, DEFAULT))
+    else {
+        panic!("it fails on purpose");
+    };
+    assert_eq!(report.limit_bytes, None);
+    assert!(outer_fault.allocate(Request::new(100, DEFAULT)).is_ok());
+}
