@@ -10,6 +10,7 @@ pub mod driver;
 pub mod error;
 #[cfg(feature = "ffi")]
 pub mod ffi;
+pub mod handle;
 pub mod heap;
 pub mod history;
 pub mod ids;

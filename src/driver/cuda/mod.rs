@@ -13,6 +13,8 @@
 //! `processes`, `gates`, `fabric`.
 
 mod api;
+#[cfg(feature = "cudarc")]
+mod cudarc;
 mod fabric;
 mod gates;
 mod graph;
@@ -34,6 +36,8 @@ use super::{
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 use api::{Api, api};
+#[cfg(feature = "cudarc")]
+pub use cudarc::{CudaVec, stream_of};
 pub use gates::Gate;
 use gates::Gates;
 pub use graph::Graph;

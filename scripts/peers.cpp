@@ -1,0 +1,273 @@
+// Times other allocators on the cases of `stratalloc bench`, one CSV row a case:
+//   peer,case,threads,ns_per_op,mops
+//
+// One source, three programs:
+//   -DPEER_TORCH   PyTorch's allocator (c10), whichever backend PYTORCH_CUDA_ALLOC_CONF names
+//   -DPEER_RMM     RMM: pool, arena, async
+//   neither        the raw driver: cudaMallocAsync, and cudaMalloc with fewer steps
+// The sizes come from the same distributions as ours, from another generator: the same kind of work, not
+// the same bytes.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(PEER_TORCH)
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+#elif defined(PEER_RMM)
+#include <rmm/cuda_stream_view.hpp>
+#include <rmm/mr/arena_memory_resource.hpp>
+#include <rmm/mr/cuda_async_memory_resource.hpp>
+#include <rmm/mr/cuda_memory_resource.hpp>
+#include <rmm/mr/pool_memory_resource.hpp>
+#endif
+
+namespace {
+
+constexpr std::size_t KiB = 1024;
+constexpr std::size_t MiB = 1024 * KiB;
+
+double seconds() {
+  using clock = std::chrono::steady_clock;
+  return std::chrono::duration<double>(clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Allocator {
+  std::string name;
+  std::function<void*(std::size_t, cudaStream_t)> take;
+  std::function<void(void*, std::size_t, cudaStream_t)> give;
+  // 1 for caches; a thousandth for those that go to the driver each time.
+  double effort = 1.0;
+
+  int steps(int of) const { return std::max(50, static_cast<int>(of * effort)); }
+
+  void row(const char* what, int threads, double ns, double mops) const {
+    std::printf("%s,%s,%d,%.1f,%.3f\n", name.c_str(), what, threads, ns, mops);
+    std::fflush(stdout);
+  }
+
+  void row(const char* what, double ns) const { row(what, 1, ns, 1000.0 / ns); }
+};
+
+// Median of `repetitions` timings of `steps` calls, in nanoseconds a call.
+double timed(int repetitions, int steps, const std::function<void(int)>& step) {
+  std::vector<double> times;
+  for (int r = 0; r < repetitions; r++) {
+    const double start = seconds();
+    for (int s = 0; s < steps; s++) step(s);
+    times.push_back((seconds() - start) * 1e9 / steps);
+  }
+  return median(times);
+}
+
+void pairs(const Allocator& a) {
+  const std::pair<const char*, std::size_t> cases[] = {{"pair:512B", 512},
+                                                       {"pair:64KiB", 64 * KiB},
+                                                       {"pair:2MiB", 2 * MiB},
+                                                       {"pair:64MiB", 64 * MiB}};
+  for (const auto& [what, bytes] : cases) {
+    const std::size_t size = bytes;
+    auto step = [&](int) { a.give(a.take(size, nullptr), size, nullptr); };
+    for (int s = 0; s < a.steps(1000); s++) step(s);
+    a.row(what, timed(7, a.steps(300000), step));
+  }
+}
+
+struct Mix {
+  std::vector<std::size_t> sizes, picks;
+
+  Mix(std::size_t live, std::size_t largest) : sizes(65536), picks(65536) {
+    std::mt19937_64 dice(1);
+    std::lognormal_distribution<double> log(11.0, 2.5);
+    for (auto& size : sizes) {
+      size = static_cast<std::size_t>(std::clamp(log(dice), 1.0, static_cast<double>(largest)));
+    }
+    for (auto& pick : picks) pick = dice() % live;
+  }
+};
+
+struct Block {
+  void* address = nullptr;
+  std::size_t bytes = 0;
+};
+
+void mix(const Allocator& a) {
+  const Mix mix(4096, 64 * MiB);
+  std::vector<Block> live(4096);
+  auto step = [&](int s) {
+    Block& block = live[mix.picks[s & 65535]];
+    if (block.address) a.give(block.address, block.bytes, nullptr);
+    block.bytes = mix.sizes[(s * 7) & 65535];
+    block.address = a.take(block.bytes, nullptr);
+  };
+  for (int s = 0; s < a.steps(200000); s++) step(s);
+  a.row("mix:4096live", timed(5, a.steps(300000), step));
+  for (const Block& block : live) {
+    if (block.address) a.give(block.address, block.bytes, nullptr);
+  }
+}
+
+void holes(const Allocator& a, int count, int steps) {
+  std::vector<void*> live(2 * static_cast<std::size_t>(count));
+  for (auto& address : live) address = a.take(KiB, nullptr);
+  std::vector<int> order(count);
+  for (int i = 0; i < count; i++) order[i] = i;
+  std::shuffle(order.begin(), order.end(), std::mt19937(3));
+  for (int i : order) {
+    a.give(live[2 * static_cast<std::size_t>(i)], KiB, nullptr);
+    live[2 * static_cast<std::size_t>(i)] = nullptr;
+  }
+  auto step = [&](int) { a.give(a.take(KiB, nullptr), KiB, nullptr); };
+  for (int s = 0; s < 200; s++) step(s);
+  a.row(("holes:" + std::to_string(count)).c_str(), timed(5, steps, step));
+  for (void* address : live) {
+    if (address) a.give(address, KiB, nullptr);
+  }
+}
+
+void threads(const Allocator& a, int count, bool own, const char* what) {
+  std::vector<cudaStream_t> streams(count);
+  for (auto& stream : streams) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  const int steps = a.steps(200000);
+  std::vector<double> slowest;
+  for (int repetition = 0; repetition < 3; repetition++) {
+    std::atomic<int> ready{0};
+    std::atomic<bool> go{false};
+    std::vector<double> took(count);
+    std::vector<std::thread> crew;
+    for (int t = 0; t < count; t++) {
+      crew.emplace_back([&, t] {
+        cudaSetDevice(0);
+        const cudaStream_t stream = streams[own ? t : 0];
+        std::mt19937_64 dice(t);
+        std::size_t sizes[64];
+        for (auto& size : sizes) size = 512 * (1 + dice() % 512);
+        Block held[8];
+        auto run = [&](int n) {
+          for (int s = 0; s < n; s++) {
+            Block& block = held[s & 7];
+            if (block.address) a.give(block.address, block.bytes, stream);
+            block.bytes = sizes[s & 63];
+            block.address = a.take(block.bytes, stream);
+          }
+        };
+        run(steps / 4);
+        ready++;
+        while (!go) std::this_thread::yield();
+        const double start = seconds();
+        run(steps);
+        took[t] = seconds() - start;
+        for (const Block& block : held) {
+          if (block.address) a.give(block.address, block.bytes, stream);
+        }
+      });
+    }
+    while (ready < count) std::this_thread::yield();
+    go = true;
+    for (auto& member : crew) member.join();
+    slowest.push_back(*std::max_element(took.begin(), took.end()));
+  }
+  const double time = median(slowest);
+  a.row(what, count, time * 1e9 / steps, count * static_cast<double>(steps) / time / 1e6);
+  for (auto stream : streams) cudaStreamDestroy(stream);
+}
+
+void all(const Allocator& a, bool many_holes = true) {
+  pairs(a);
+  mix(a);
+  if (a.effort == 1.0) {
+    holes(a, 4096, many_holes ? 20000 : 300);
+    if (many_holes) holes(a, 65536, 20000);
+  }
+  const int most = std::getenv("PEER_THREADS") ? std::atoi(std::getenv("PEER_THREADS")) : 16;
+  for (int count = 1; count <= most; count *= 4) threads(a, count, true, "threads:own_stream");
+}
+
+}  // namespace
+
+int main() {
+  cudaSetDevice(0);
+  cudaFree(nullptr);
+#if defined(PEER_TORCH)
+  namespace cached = c10::cuda::CUDACachingAllocator;
+  cached::init(1);
+  const char* conf = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
+  const std::string text = conf ? conf : "";
+  Allocator torch{text.find("Async") != text.npos        ? "torch cudaMallocAsync"
+                  : text.find("expandable") != text.npos ? "torch expandable"
+                                                         : "torch native",
+                  [](std::size_t n, cudaStream_t s) { return cached::raw_alloc_with_stream(n, s); },
+                  [](void* p, std::size_t, cudaStream_t) { cached::raw_delete(p); }};
+  all(torch);
+  if (text.find("Async") == text.npos) {
+    cudaStream_t other;
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    const auto stream = c10::cuda::getStreamFromExternal(other, 0);
+    auto step = [&](int) {
+      auto block = cached::get()->allocate(64 * KiB);
+      cached::recordStream(block, stream);
+    };
+    for (int s = 0; s < 1000; s++) step(s);
+    torch.row("record_stream:64KiB", timed(5, 20000, step));
+  }
+#elif defined(PEER_RMM)
+  auto over = [](const char* name, auto& resource) {
+    return Allocator{name,
+                     [&resource](std::size_t n, cudaStream_t s) {
+                       return resource.allocate(rmm::cuda_stream_view{s}, n, 256);
+                     },
+                     [&resource](void* p, std::size_t n, cudaStream_t s) {
+                       resource.deallocate(rmm::cuda_stream_view{s}, p, n, 256);
+                     }};
+  };
+  {
+    rmm::mr::pool_memory_resource pool{rmm::mr::cuda_memory_resource{}, std::size_t{1} << 30};
+    all(over("rmm pool", pool), false);
+  }
+  {
+    rmm::mr::arena_memory_resource arena{rmm::mr::cuda_memory_resource{}, std::size_t{64} << 30};
+    all(over("rmm arena", arena));
+  }
+  {
+    rmm::mr::cuda_async_memory_resource async{};
+    all(over("rmm async", async));
+  }
+#else
+  cudaMemPool_t pool;
+  cudaDeviceGetDefaultMemPool(&pool, 0);
+  std::uint64_t keep = ~std::uint64_t{0};
+  cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep);
+  all(Allocator{"raw cudaMallocAsync",
+                [](std::size_t n, cudaStream_t s) {
+                  void* p = nullptr;
+                  cudaMallocAsync(&p, n, s);
+                  return p;
+                },
+                [](void* p, std::size_t, cudaStream_t s) { cudaFreeAsync(p, s); }});
+  all(Allocator{"raw cudaMalloc",
+                [](std::size_t n, cudaStream_t) {
+                  void* p = nullptr;
+                  cudaMalloc(&p, n);
+                  return p;
+                },
+                [](void* p, std::size_t, cudaStream_t) { cudaFree(p); },
+                0.001});
+#endif
+}

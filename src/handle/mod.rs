@@ -1,0 +1,164 @@
+//! What users hold: an allocator together with its device, and typed buffers of it.
+//!
+//! [`Handle`] is cheap to clone and is itself a [`DeviceAllocator`]. A [`DeviceVec`] keeps its handle
+//! alive, frees its block when it is dropped, and knows its stream. Nothing here decides where memory
+//! comes from. With the feature `cudarc` a buffer becomes one that cudarc's code takes for its own.
+//! Read next: `vec`, then `view`.
+
+#[cfg(all(feature = "cudarc", target_pointer_width = "64", unix))]
+mod cudarc;
+mod error;
+mod vec;
+mod view;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytemuck::Pod;
+
+use crate::allocator::{DeviceAllocator, Request};
+use crate::config::Config;
+use crate::driver::Driver;
+use crate::ids::StreamId;
+use crate::registry::{self, BuildError, BuildOptions};
+use crate::strategies::Strategy;
+
+pub use error::BufferError;
+pub use vec::{DeviceVec, Released};
+pub use view::{DeviceView, DeviceViewMut};
+
+/// An allocator and the device whose memory it hands out.
+///
+/// ```
+/// use std::sync::Arc;
+/// use stratalloc::config::{Config, KeyTable};
+/// use stratalloc::driver::Sim;
+/// use stratalloc::handle::Handle;
+/// use stratalloc::ids::StreamId;
+///
+/// let config = Config::parse("backend:native", &KeyTable::default())?;
+/// let handle = Handle::build(&config, Arc::new(Sim::new(Default::default())))?;
+/// let weights = handle.zeroed::<f32>(1024, StreamId::DEFAULT)?;
+/// assert_eq!(weights.size_bytes(), 4096);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Handle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    strategy: Strategy,
+    driver: Arc<dyn Driver>,
+    lost: AtomicU64,
+}
+
+impl Handle {
+    /// Puts an allocator and the driver that it was built over together.
+    #[must_use]
+    pub fn new(strategy: Strategy, driver: Arc<dyn Driver>) -> Self {
+        Self { inner: Arc::new(Inner { strategy, driver, lost: AtomicU64::new(0) }) }
+    }
+
+    /// Builds the allocator that the configuration names.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]; nothing was taken from the device then.
+    pub fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, BuildError> {
+        let strategy = registry::build(config, Arc::clone(&driver), BuildOptions::default())?;
+        Ok(Self::new(strategy, driver))
+    }
+
+    /// The allocator.
+    #[must_use]
+    pub fn strategy(&self) -> &Strategy {
+        &self.inner.strategy
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.inner.driver
+    }
+
+    /// Blocks of dropped buffers that the allocator refused to take back: the driver failed, or somebody
+    /// freed them by address. A drop cannot tell, so it counts.
+    #[must_use]
+    pub fn lost_blocks(&self) -> u64 {
+        self.inner.lost.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lost_one(&self) {
+        self.inner.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A buffer of `len` values whose bytes are whatever was there. May wait as
+    /// [`allocate`](DeviceAllocator::allocate) does.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when there is no memory, or no size for so many values.
+    pub fn uninit<T: Pod>(
+        &self,
+        len: usize,
+        stream: StreamId,
+    ) -> Result<DeviceVec<T>, BufferError> {
+        let size_bytes = size_of_many::<T>(len)?;
+        let block = match size_bytes {
+            0 => None,
+            bytes => Some(self.allocate(Request::new(bytes, stream))?),
+        };
+        Ok(DeviceVec::of_block(self.clone(), block, len, stream))
+    }
+
+    /// A buffer of zeros. The zeros are written in the order of the stream: who reads on another stream
+    /// waits for this one.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`]; nothing stays allocated then.
+    pub fn zeroed<T: Pod>(
+        &self,
+        len: usize,
+        stream: StreamId,
+    ) -> Result<DeviceVec<T>, BufferError> {
+        let mut vec = self.uninit(len, stream)?;
+        vec.view_mut().fill_zero()?;
+        Ok(vec)
+    }
+
+    /// A buffer with a copy of these values. Waits for the copy.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`]; nothing stays allocated then.
+    pub fn from_slice<T: Pod>(
+        &self,
+        values: &[T],
+        stream: StreamId,
+    ) -> Result<DeviceVec<T>, BufferError> {
+        let mut vec = self.uninit(values.len(), stream)?;
+        vec.view_mut().copy_from_host(values)?;
+        Ok(vec)
+    }
+}
+
+/// The bytes of so many values.
+fn size_of_many<T>(len: usize) -> Result<u64, BufferError> {
+    let too_long = BufferError::TooLong { len, item_bytes: size_of::<T>() };
+    let bytes = len.checked_mul(size_of::<T>()).ok_or(too_long)?;
+    Ok(bytes as u64)
+}
+
+impl DeviceAllocator for Handle {
+    crate::forward_device_allocator!(self => self.inner.strategy);
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.inner.driver.info().device;
+        f.debug_struct("Handle").field("name", &self.name()).field("device", &device).finish()
+    }
+}

@@ -1,0 +1,258 @@
+//! A typed buffer: values of one type in one block, freed when it is dropped.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+
+use bytemuck::Pod;
+
+use super::{BufferError, DeviceView, DeviceViewMut, Handle, size_of_many};
+use crate::allocator::{Allocation, DeviceAllocator};
+use crate::ids::StreamId;
+
+/// Values of type `T` on a device.
+///
+/// Its block belongs to one stream, on which its copies and fills run. Dropping it frees the block:
+/// work that was submitted to that stream may still run, work on other streams must have been
+/// announced with [`record_stream`](Self::record_stream).
+pub struct DeviceVec<T> {
+    handle: Handle,
+    memory: Memory,
+    address: u64,
+    len: usize,
+    stream: StreamId,
+    of: PhantomData<T>,
+}
+
+/// Whose memory a buffer lies in.
+enum Memory {
+    /// No bytes, no block.
+    None,
+    Block(Allocation),
+    /// Somebody else's, who keeps it as long as this lives.
+    Foreign(Box<dyn Any + Send + Sync>),
+}
+
+/// What [`DeviceVec::release`] gives up.
+#[must_use = "dropping it leaks the block until the allocator goes, or lets go of foreign memory"]
+pub enum Released {
+    /// There was no memory.
+    Nothing,
+    /// A block to be freed with the allocator of the buffer's handle.
+    Block(Allocation),
+    /// What kept foreign memory.
+    Foreign(Box<dyn Any + Send + Sync>),
+}
+
+impl<T: Pod> DeviceVec<T> {
+    /// A buffer in a block that holds at least so many values.
+    pub(super) fn of_block(
+        handle: Handle,
+        block: Option<Allocation>,
+        len: usize,
+        stream: StreamId,
+    ) -> Self {
+        let address = block.as_ref().map_or(0, Allocation::address);
+        let memory = block.map_or(Memory::None, Memory::Block);
+        Self { handle, memory, address, len, stream, of: PhantomData }
+    }
+
+    /// A buffer over a block that was allocated by hand: as many values as fit, on the block's stream.
+    ///
+    /// # Errors
+    ///
+    /// The block, when values have no size, or when it belongs to another allocator than the handle's
+    /// and that one can tell (those with a cache can).
+    pub fn from_block(
+        handle: &Handle,
+        block: Allocation,
+        stream: StreamId,
+    ) -> Result<Self, Allocation> {
+        let item_bytes = size_of::<T>() as u64;
+        let own = handle
+            .strategy()
+            .caching()
+            .map_or(Ok(()), |caching| caching.base_allocation(&block).map(drop));
+        match usize::try_from(block.size_bytes().checked_div(item_bytes).unwrap_or(0)) {
+            Ok(len) if own.is_ok() && item_bytes > 0 => {
+                Ok(Self::of_block(handle.clone(), Some(block), len, stream))
+            }
+            _ => Err(block),
+        }
+    }
+
+    /// A buffer over memory of somebody else: `len` values at `address`, which stay valid as long as
+    /// `keeps` lives. Dropping the buffer drops `keeps` and frees nothing.
+    ///
+    /// Addresses are numbers here: a wrong one makes the device's calls fail or touch other memory of
+    /// the device, never memory of the host.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::TooLong`].
+    pub fn adopt(
+        handle: &Handle,
+        address: u64,
+        len: usize,
+        stream: StreamId,
+        keeps: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self, BufferError> {
+        let bytes = size_of_many::<T>(len)?;
+        if address.checked_add(bytes).is_none() {
+            return Err(BufferError::TooLong { len, item_bytes: size_of::<T>() });
+        }
+        let memory = Memory::Foreign(keeps);
+        Ok(Self { handle: handle.clone(), memory, address, len, stream, of: PhantomData })
+    }
+
+    /// The handle that made it.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Where the first value stands on the device; 0 when the buffer has no bytes.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How many values it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many bytes its values have.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        (self.len * size_of::<T>()) as u64
+    }
+
+    /// The stream it belongs to.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// All values, to read.
+    #[must_use]
+    pub fn view(&self) -> DeviceView<'_, T> {
+        DeviceView {
+            handle: &self.handle,
+            address: self.address,
+            len: self.len,
+            stream: self.stream,
+            of: PhantomData,
+        }
+    }
+
+    /// All values, to write.
+    #[must_use]
+    pub fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        DeviceViewMut { view: self.view() }
+    }
+
+    /// Some values, to read.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceView<'_, T>, BufferError> {
+        self.view().slice(range)
+    }
+
+    /// Some values, to write.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::OutOfRange`].
+    pub fn slice_mut(
+        &mut self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<DeviceViewMut<'_, T>, BufferError> {
+        Ok(DeviceViewMut { view: self.view().slice(range)? })
+    }
+
+    /// The values, on the host. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the device fails.
+    pub fn to_vec(&self) -> Result<Vec<T>, BufferError> {
+        self.view().to_vec()
+    }
+
+    /// Announces that work on another stream uses the buffer. After its drop the block is used again
+    /// only when the work submitted there before the drop has finished. Foreign memory is not ours to
+    /// keep: nothing happens then.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the allocator knows no streams, or the block no more.
+    pub fn record_stream(&self, stream: StreamId) -> Result<(), BufferError> {
+        let Memory::Block(block) = &self.memory else {
+            return Ok(());
+        };
+        if stream == self.stream {
+            return Ok(());
+        }
+        let streams = self
+            .handle
+            .cross_stream()
+            .ok_or_else(|| BufferError::NoStreams { backend: self.handle.name().to_owned() })?;
+        Ok(streams.record_stream(block, stream)?)
+    }
+
+    /// Gives up the memory without freeing it.
+    pub fn release(mut self) -> Released {
+        match std::mem::replace(&mut self.memory, Memory::None) {
+            Memory::None => Released::Nothing,
+            Memory::Block(block) => Released::Block(block),
+            Memory::Foreign(keeps) => Released::Foreign(keeps),
+        }
+    }
+}
+
+impl<T> Drop for DeviceVec<T> {
+    fn drop(&mut self) {
+        if let Memory::Block(block) = std::mem::replace(&mut self.memory, Memory::None)
+            && self.handle.free(block).is_err()
+        {
+            self.handle.lost_one();
+        }
+    }
+}
+
+impl<T> fmt::Debug for DeviceVec<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.memory {
+            Memory::None => "none",
+            Memory::Block(_) => "block",
+            Memory::Foreign(_) => "foreign",
+        };
+        f.debug_struct("DeviceVec")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .field("stream", &self.stream)
+            .field("memory", &kind)
+            .finish()
+    }
+}
+
+impl fmt::Debug for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("Nothing"),
+            Self::Block(block) => f.debug_tuple("Block").field(block).finish(),
+            Self::Foreign(_) => f.write_str("Foreign"),
+        }
+    }
+}

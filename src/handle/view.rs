@@ -1,0 +1,211 @@
+//! Parts of buffers, and the copies between them and the host.
+//!
+//! All work goes to the stream of the buffer. A view borrows its buffer, so none outlives the block.
+
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+
+use bytemuck::Pod;
+
+use super::{BufferError, Handle};
+use crate::ids::StreamId;
+
+/// Values of a buffer that can be read.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceView<'a, T> {
+    pub(super) handle: &'a Handle,
+    pub(super) address: u64,
+    pub(super) len: usize,
+    pub(super) stream: StreamId,
+    pub(super) of: PhantomData<&'a T>,
+}
+
+/// Values of a buffer that can be written.
+#[derive(Debug)]
+pub struct DeviceViewMut<'a, T> {
+    pub(super) view: DeviceView<'a, T>,
+}
+
+impl<'a, T: Pod> DeviceView<'a, T> {
+    /// Where the first value stands on the device.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How many values there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many bytes they have.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        (self.len * size_of::<T>()) as u64
+    }
+
+    /// A part of the values.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceView<'a, T>, BufferError> {
+        let start = match range.start_bound() {
+            Bound::Included(&at) => at,
+            Bound::Excluded(&at) => at.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&at) => at.saturating_add(1),
+            Bound::Excluded(&at) => at,
+            Bound::Unbounded => self.len,
+        };
+        if start > end || end > self.len {
+            return Err(BufferError::OutOfRange { start, end, len: self.len });
+        }
+        let address = self.address + (start * size_of::<T>()) as u64;
+        Ok(DeviceView { address, len: end - start, ..*self })
+    }
+
+    /// The values before `middle`, and the rest.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::OutOfRange`].
+    pub fn split_at(
+        &self,
+        middle: usize,
+    ) -> Result<(DeviceView<'a, T>, DeviceView<'a, T>), BufferError> {
+        Ok((self.slice(..middle)?, self.slice(middle..)?))
+    }
+
+    /// Copies the values to the host. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the lengths differ or the device fails.
+    pub fn copy_to_host(&self, into: &mut [T]) -> Result<(), BufferError> {
+        self.same_length(self.len, into.len())?;
+        if self.size_bytes() == 0 {
+            return Ok(());
+        }
+        let bytes = bytemuck::cast_slice_mut(into);
+        Ok(self.handle.driver().copy_to_host(bytes, self.address, self.stream)?)
+    }
+
+    /// The values, on the host. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the device fails.
+    pub fn to_vec(&self) -> Result<Vec<T>, BufferError> {
+        let mut values = vec![T::zeroed(); self.len];
+        self.copy_to_host(&mut values)?;
+        Ok(values)
+    }
+
+    fn same_length(&self, from: usize, to: usize) -> Result<(), BufferError> {
+        if from == to { Ok(()) } else { Err(BufferError::Length { from, to }) }
+    }
+}
+
+impl<'a, T: Pod> DeviceViewMut<'a, T> {
+    /// The same, to read.
+    #[must_use]
+    pub fn as_view(&self) -> DeviceView<'_, T> {
+        self.view
+    }
+
+    /// Where the first value stands on the device.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.view.address
+    }
+
+    /// How many values there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.view.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.view.len == 0
+    }
+
+    /// A part of the values.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::OutOfRange`].
+    pub fn slice_mut(
+        &mut self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<DeviceViewMut<'_, T>, BufferError> {
+        Ok(DeviceViewMut { view: self.view.slice(range)? })
+    }
+
+    /// The values before `middle`, and the rest.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::OutOfRange`].
+    pub fn split_at_mut(
+        self,
+        middle: usize,
+    ) -> Result<(DeviceViewMut<'a, T>, DeviceViewMut<'a, T>), BufferError> {
+        let (before, behind) = self.view.split_at(middle)?;
+        Ok((DeviceViewMut { view: before }, DeviceViewMut { view: behind }))
+    }
+
+    /// Copies values from the host. Waits for the copy.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the lengths differ or the device fails.
+    pub fn copy_from_host(&mut self, from: &[T]) -> Result<(), BufferError> {
+        self.view.same_length(from.len(), self.view.len)?;
+        if self.view.size_bytes() == 0 {
+            return Ok(());
+        }
+        let (to, stream) = (self.view.address, self.view.stream);
+        Ok(self.view.handle.driver().copy_from_host(to, bytemuck::cast_slice(from), stream)?)
+    }
+
+    /// Submits a copy of values of the same device. Work on the source's stream is not waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the lengths differ or the device refuses.
+    pub fn copy_from(&mut self, from: &DeviceView<'_, T>) -> Result<(), BufferError> {
+        self.view.same_length(from.len, self.view.len)?;
+        let bytes = self.view.size_bytes();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let driver = self.view.handle.driver();
+        Ok(driver.copy(self.view.address, from.address, bytes, self.view.stream)?)
+    }
+
+    /// Submits zeros for every byte.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the device refuses.
+    pub fn fill_zero(&mut self) -> Result<(), BufferError> {
+        let bytes = self.view.size_bytes();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let driver = self.view.handle.driver();
+        Ok(driver.fill(self.view.address, 0, bytes, self.view.stream)?)
+    }
+}

@@ -1,0 +1,202 @@
+//! Typed buffers: what they hold, what they refuse, and when their memory goes.
+
+mod common;
+#[cfg(all(feature = "cudarc", target_os = "linux"))]
+#[path = "buffers/cudarc.rs"]
+mod cudarc;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::Driver;
+use stratalloc::handle::{BufferError, DeviceVec, Handle, Released};
+use stratalloc::ids::StreamId;
+use stratalloc::size::MIB;
+
+#[cfg(target_os = "linux")]
+use common::machine::HostMachine;
+use common::machine::Machine;
+use common::machine::SimMachine;
+
+const ON: StreamId = StreamId::DEFAULT;
+const CONFS: [&str; 3] =
+    ["backend:native", "backend:native,expandable_segments:True", "backend:cudaMallocAsync"];
+
+fn handle(machine: &impl Machine, conf: &str) -> Handle {
+    let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+    Handle::build(&config, machine.driver()).expect("the machine can")
+}
+
+fn live_blocks(handle: &Handle) -> i64 {
+    handle.counters().expect("these strategies count").statistics().allocation.all.current
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn values_come_back_as_they_went() {
+    for conf in CONFS {
+        let machine = HostMachine::new(256 * MIB);
+        let handle = handle(&machine, conf);
+        let values: Vec<u32> = (0..100_000).collect();
+        let vec = handle.from_slice(&values, ON).unwrap();
+        assert_eq!((vec.len(), vec.size_bytes(), vec.is_empty()), (100_000, 400_000, false));
+        assert_eq!(vec.to_vec().unwrap(), values);
+        let zeros = handle.zeroed::<[f64; 2]>(333, ON).unwrap();
+        assert_eq!(zeros.to_vec().unwrap(), vec![[0.0; 2]; 333]);
+        let mut copy = handle.uninit::<u32>(100_000, ON).unwrap();
+        copy.view_mut().copy_from(&vec.view()).unwrap();
+        assert_eq!(copy.to_vec().unwrap(), values);
+        drop((vec, copy));
+        assert_eq!(live_blocks(&handle), 1);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn parts_are_read_and_written_where_they_lie() {
+    let machine = HostMachine::new(64 * MIB);
+    let handle = handle(&machine, CONFS[0]);
+    let mut vec = handle.from_slice(&[0u16, 1, 2, 3, 4, 5, 6, 7], ON).unwrap();
+    assert_eq!(vec.slice(2..5).unwrap().to_vec().unwrap(), [2, 3, 4]);
+    assert_eq!(vec.slice(..=1).unwrap().slice(1..).unwrap().to_vec().unwrap(), [1]);
+    vec.slice_mut(6..).unwrap().copy_from_host(&[60, 70]).unwrap();
+    let (mut front, mut back) = vec.view_mut().split_at_mut(4).unwrap();
+    back.slice_mut(..2).unwrap().fill_zero().unwrap();
+    front.copy_from(&back.as_view()).unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [0, 0, 60, 70, 0, 0, 60, 70]);
+    let (a, b) = vec.view().split_at(0).unwrap();
+    assert!(a.is_empty() && b.len() == 8);
+    assert_eq!(a.to_vec().unwrap(), [0u16; 0]);
+}
+
+#[test]
+fn what_does_not_lie_inside_is_refused() {
+    let machine = SimMachine::new(64 * MIB);
+    let handle = handle(&machine, CONFS[0]);
+    let mut vec = handle.zeroed::<u64>(10, ON).unwrap();
+    for (start, end) in [(0, 11), (11, 11), (5, 4), (usize::MAX, usize::MAX)] {
+        let error = vec.slice(start..end).unwrap_err();
+        assert!(matches!(error, BufferError::OutOfRange { len: 10, .. }), "{error}");
+    }
+    assert!(vec.slice(0..=usize::MAX).is_err());
+    assert!(vec.slice(10..).unwrap().is_empty());
+    assert!(vec.view().split_at(11).is_err());
+    let error = vec.view_mut().copy_from_host(&[1; 9]).unwrap_err();
+    assert_eq!(error.to_string(), "a copy of 9 values into 10");
+    assert!(vec.view().copy_to_host(&mut [0; 11]).is_err());
+    let error = handle.uninit::<u64>(usize::MAX / 4, ON).unwrap_err();
+    assert!(matches!(error, BufferError::TooLong { .. }), "{error}");
+    let error = handle.uninit::<u8>(1 << 40, ON).unwrap_err();
+    assert!(matches!(error, BufferError::Alloc(_)), "{error}");
+    assert_eq!(live_blocks(&handle), 1);
+}
+
+#[test]
+fn nothing_has_no_block_and_no_address() {
+    let machine = SimMachine::new(64 * MIB);
+    let handle = handle(&machine, CONFS[0]);
+    let mut vec = handle.from_slice::<u32>(&[], ON).unwrap();
+    assert_eq!((vec.address(), vec.len(), live_blocks(&handle)), (0, 0, 0));
+    vec.view_mut().fill_zero().unwrap();
+    assert_eq!(vec.to_vec().unwrap(), [0u32; 0]);
+    vec.record_stream(StreamId(7)).unwrap();
+    assert!(matches!(vec.release(), Released::Nothing));
+    let units = handle.uninit::<()>(5, ON).unwrap();
+    assert_eq!((units.len(), units.size_bytes(), units.to_vec().unwrap().len()), (5, 0, 5));
+}
+
+#[test]
+fn a_drop_frees_on_its_stream_and_waits_for_recorded_ones() {
+    for conf in &CONFS[..2] {
+        let machine = SimMachine::new(64 * MIB);
+        let handle = handle(&machine, conf);
+        let (own, other) =
+            (machine.driver().create_stream().unwrap(), machine.driver().create_stream().unwrap());
+        let vec = handle.zeroed::<u8>(4096, own).unwrap();
+        let address = vec.address();
+        vec.record_stream(own).unwrap();
+        vec.record_stream(other).unwrap();
+        drop(vec);
+        let next = handle.zeroed::<u8>(4096, own).unwrap();
+        assert_ne!(next.address(), address, "{conf}: other may still read it");
+        machine.finish_stream(other);
+        let third = handle.zeroed::<u8>(4096, own).unwrap();
+        assert_eq!(third.address(), address, "{conf}");
+        drop((next, third));
+        assert_eq!((live_blocks(&handle), handle.lost_blocks()), (0, 0));
+    }
+}
+
+#[test]
+fn released_blocks_can_be_freed_by_hand_and_taken_back() {
+    let machine = SimMachine::new(64 * MIB);
+    let (handle, stranger) = (handle(&machine, CONFS[0]), handle(&machine, CONFS[0]));
+    let vec = handle.zeroed::<f32>(256, ON).unwrap();
+    let address = vec.address();
+    let Released::Block(block) = vec.release() else { panic!("it had a block") };
+    assert_eq!(live_blocks(&handle), 1);
+    let block = DeviceVec::<u16>::from_block(&stranger, block, ON).unwrap_err();
+    let block = DeviceVec::<()>::from_block(&handle, block, ON).unwrap_err();
+    let vec = DeviceVec::<u16>::from_block(&handle, block, ON).unwrap();
+    assert_eq!((vec.address(), vec.len()), (address, 512));
+    let Released::Block(block) = vec.release() else { panic!("it had a block") };
+    handle.free(block).unwrap();
+    assert_eq!(live_blocks(&handle), 0);
+}
+
+struct Told(Arc<AtomicBool>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn foreign_memory_is_kept_and_never_freed() {
+    let machine = SimMachine::new(64 * MIB);
+    let handle = handle(&machine, CONFS[0]);
+    let block = handle.allocate(Request::new(1024, ON)).unwrap();
+    let gone = Arc::new(AtomicBool::new(false));
+    let adopt = |address, len| {
+        let keeps = Box::new(Told(Arc::clone(&gone)));
+        DeviceVec::<u32>::adopt(&handle, address, len, ON, keeps)
+    };
+    let vec = adopt(block.address(), 256).unwrap();
+    vec.record_stream(StreamId(9)).unwrap();
+    assert_eq!(vec.slice(1..).unwrap().address(), block.address() + 4);
+    drop(vec);
+    assert!(gone.swap(false, Ordering::Relaxed));
+    assert_eq!(live_blocks(&handle), 1);
+    let Released::Foreign(keeps) = adopt(block.address(), 256).unwrap().release() else {
+        panic!("it was foreign")
+    };
+    assert!(!gone.load(Ordering::Relaxed));
+    drop(keeps);
+    assert!(adopt(u64::MAX - 10, 256).is_err());
+    handle.free(block).unwrap();
+}
+
+#[test]
+fn buffers_keep_their_allocator_alive() {
+    let machine = SimMachine::new(64 * MIB);
+    let vec = handle(&machine, CONFS[0]).zeroed::<u8>(100, ON).unwrap();
+    assert!(machine.used_bytes() > 0);
+    let also = vec.handle().clone();
+    drop(vec);
+    assert_eq!(live_blocks(&also), 0);
+    drop(also);
+    assert_eq!(machine.used_bytes(), 0);
+}
+
+#[test]
+fn a_block_that_was_freed_behind_the_buffers_back_is_counted() {
+    let machine = SimMachine::new(64 * MIB);
+    let handle = handle(&machine, "backend:cudaMallocAsync");
+    let vec = handle.zeroed::<u8>(100, ON).unwrap();
+    handle.raw_addresses().unwrap().free_raw(vec.address()).unwrap();
+    drop(vec);
+    assert_eq!(handle.lost_blocks(), 1);
+}
