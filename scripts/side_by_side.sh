@@ -18,7 +18,8 @@ threads=$(nproc)
 threads=$((threads > 16 ? 16 : threads))
 export PEER_THREADS=$threads
 
-build() { g++ -O2 -std=c++20 -I"$cuda/include" -I"$cuda/include/cccl" "$here/peers.cpp" "$@" -L"$cuda/lib64" -lcudart -lpthread; }
+# The caller's folders come first: RMM brings headers that are newer than the toolkit's.
+build() { g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" -L"$cuda/lib64" -lcudart -lpthread; }
 left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
 
 : >"$out/left_out.txt"
@@ -47,9 +48,9 @@ if [ -n "$wheels" ]; then
     rmm=$work/site/librmm
     libs=$(dirname "$(find "$rmm" -name librmm.so | head -1)")
     logger=$(dirname "$(find "$work/site" -name 'librapids_logger.so' | head -1)")
-    includes=$(find "$work/site" -type d -name include -printf '-I%p ')$(find "$work/site" -type d -path '*include/rapids' -printf '-I%p ')
+    includes="-I$rmm/include -I$rmm/include/rapids -I$(dirname "$logger")/include"
     # shellcheck disable=SC2086
-    if build -DPEER_RMM -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE $includes -L"$libs" -L"$logger" -lrmm \
+    if build -DPEER_RMM $includes -L"$libs" -L"$logger" -lrmm \
         -lrapids_logger "-Wl,-rpath,$libs:$logger" -o "$work/rmm"; then
         "$work/rmm" >"$out/rmm.csv" || left_out "a part of RMM"
     else

@@ -76,6 +76,7 @@ calls! {
     CanAccess can_access,
     EnableAccess enable_access,
     CopyPeer copy_peer,
+    ExpectCaptures expect_captures,
     Begin begin,
     End end,
     Frontier frontier,

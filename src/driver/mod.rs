@@ -328,6 +328,9 @@ pub struct NodeId(pub u64);
 pub trait Capture: Send + Sync {
     /// Starts capturing `stream` and returns the capture's id.
     fn begin(&self, stream: StreamId) -> DriverResult<u64>;
+    /// Says that somebody may be capturing from now on, or, once for each time, that it is over. Between
+    /// the two, calls of other threads do without what would break a capture.
+    fn expect_captures(&self, expected: bool) -> DriverResult<()>;
     /// Ends the capture that started on `stream`. A capture that broke, or that has streams which
     /// were not joined again, ends too, but with an error.
     fn end(&self, stream: StreamId) -> DriverResult<()>;

@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
 use super::Route;
 use crate::error::HandleError;
@@ -30,7 +29,7 @@ pub(super) struct Block {
     pub(super) pool: PoolId,
     /// The capture that asked for it.
     pub(super) capture: Option<u64>,
-    pub(super) uses: SmallVec<[Use; 2]>,
+    pub(super) uses: Vec<Use>,
     serial: u64,
 }
 
@@ -41,7 +40,7 @@ impl Block {
             stream,
             pool: route.pool,
             capture: route.capture,
-            uses: SmallVec::new(),
+            uses: Vec::new(),
             serial: 0,
         }
     }

@@ -100,6 +100,23 @@ impl Captures {
 }
 
 impl MallocAsyncAllocator {
+    pub(super) fn scope_opened(&self) {
+        self.captures.scope_opened();
+        self.expect_captures(true);
+    }
+
+    pub(super) fn scope_closed(&self) {
+        self.captures.scope_closed();
+        self.expect_captures(false);
+    }
+
+    fn expect_captures(&self, expected: bool) {
+        if let Some(capture) = self.driver.capture() {
+            // A driver that does not hear it behaves as one that nobody tells.
+            let _ = capture.expect_captures(expected);
+        }
+    }
+
     /// The capture that a stream belongs to. A stream that is gone belongs to none.
     pub(super) fn capture_of(&self, stream: StreamId) -> Result<Option<u64>, DriverError> {
         match self.driver.capture_status(stream) {

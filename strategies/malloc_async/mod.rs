@@ -269,7 +269,8 @@ impl Drop for MallocAsyncAllocator {
             let _ = self.driver.destroy_stream(stream);
         }
         let pools = self.memory_pools();
-        self.pools.lock().destroy_all(pools);
+        let open = self.pools.lock().destroy_all(pools);
+        (0..open).for_each(|_| self.scope_closed());
         let _ = pools.trim_graphs();
         let _ = if self.main.own {
             pools.destroy_pool(self.main.id)

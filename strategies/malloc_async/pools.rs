@@ -77,11 +77,13 @@ impl Pools {
         self.entries.iter().filter(|e| e.users > 0).map(|e| e.driver_pool).collect()
     }
 
-    pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) {
+    /// Destroys all pools and forgets all scopes, and returns how many were open.
+    pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) -> usize {
         for entry in self.entries.drain(..).filter(|entry| entry.users > 0) {
             // A driver that fails now keeps the memory; there is nobody to tell.
             let _ = driver.destroy_pool(entry.driver_pool);
         }
+        std::mem::take(&mut self.scopes).len()
     }
 }
 
@@ -167,7 +169,7 @@ impl MallocAsyncAllocator {
             self.memory_pools().destroy_pool(entry.driver_pool)?;
             let open = pools.scopes.len();
             pools.scopes.retain(|scope| scope.pool != id);
-            (pools.scopes.len()..open).for_each(|_| self.captures.scope_closed());
+            (pools.scopes.len()..open).for_each(|_| self.scope_closed());
         }
         pools.entry(id)?.users -= 1;
         drop(pools);
@@ -199,7 +201,7 @@ impl MallocAsyncAllocator {
         }
         let captures = matches!(filter, ScopeFilter::Capture(_));
         pools.scopes.push(Scope { pool: id, filter, captures });
-        self.captures.scope_opened();
+        self.scope_opened();
         Ok(())
     }
 
@@ -209,7 +211,7 @@ impl MallocAsyncAllocator {
             pools.entry(id)?;
             let open = pools.scopes.iter().position(|scope| scope.pool == id);
             pools.scopes.remove(open.ok_or(PoolError::ScopeClosed { pool: id })?);
-            self.captures.scope_closed();
+            self.scope_closed();
         }
         Ok(self.settle_deferred()?)
     }

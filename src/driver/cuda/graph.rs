@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::Ordering;
 
 use super::api::Api;
 use super::{Cuda, RELAXED};
@@ -112,6 +113,20 @@ impl Cuda {
 }
 
 impl Capture for Cuda {
+    fn expect_captures(&self, expected: bool) -> DriverResult<()> {
+        let count = &self.captures_expected;
+        if expected {
+            count.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        let less = |count: usize| count.checked_sub(1);
+        let changed = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        changed.map(drop).map_err(|_| {
+            let message = "no captures were expected";
+            DriverError::new(DriverErrorKind::InvalidValue, "expect_captures", 0, message)
+        })
+    }
+
     fn begin(&self, stream: StreamId) -> DriverResult<u64> {
         let _entered = self.enter()?;
         self.api.capture_begin(stream.0, RELAXED).ok()?;

@@ -26,6 +26,8 @@ mod processes;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use hashbrown::HashSet;
 use parking_lot::Mutex;
 
@@ -80,6 +82,8 @@ pub struct Cuda {
     fabric: Mutex<Option<bool>>,
     /// Streams whose work was ever held back.
     gates: Mutex<Gates>,
+    /// How often somebody said that there may be captures, and not that they are over.
+    captures_expected: AtomicUsize,
 }
 
 /// What the device and its driver can do.
@@ -191,6 +195,7 @@ impl Cuda {
             own_pools: Mutex::default(),
             fabric: Mutex::default(),
             gates: Mutex::default(),
+            captures_expected: AtomicUsize::new(0),
         };
         if can.virtual_memory {
             match cuda.ask_granularity() {
@@ -222,6 +227,12 @@ impl Cuda {
         }
         self.api.context_push(context).ok()?;
         Ok(Entered(Some(self.api)))
+    }
+
+    /// The same where captures are expected; otherwise it saves two calls.
+    #[inline]
+    fn relax_if_captures(&self) -> Option<Relaxed> {
+        if self.captures_expected.load(Ordering::Relaxed) == 0 { None } else { self.relax() }
     }
 
     /// Allows calls that would break a capture, of this thread or another, while the guard lives: taking

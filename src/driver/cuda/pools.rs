@@ -3,7 +3,7 @@
 //! While any thread captures in the mode `global`, taking memory, giving it back and trimming are
 //! refused to all threads and break that capture (seen with driver 13.0, also where the stream is
 //! not captured). None of them depends on the order of captured work, so the thread's mode is
-//! relaxed for these calls.
+//! relaxed for these calls: for the two of every request only while captures are expected.
 
 use super::api::{AccessDescription, Location, PoolProperties};
 use super::{Cuda, foreign, size};
@@ -89,7 +89,7 @@ impl MemoryPools for Cuda {
 
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
         let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _relaxed = self.relax_if_captures();
         let mut address = 0;
         self.api.pool_allocate(&mut address, size(bytes)?, pool.0, on.0).ok()?;
         Ok(address)
@@ -97,7 +97,7 @@ impl MemoryPools for Cuda {
 
     fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
         let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _relaxed = self.relax_if_captures();
         self.api.pool_free(address, on.0).ok()
     }
 

@@ -34,5 +34,6 @@ pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
         own_pools: Default::default(),
         fabric: Default::default(),
         gates: Default::default(),
+        captures_expected: 0.into(),
     }
 }

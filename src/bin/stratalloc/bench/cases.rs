@@ -288,16 +288,20 @@ impl<C: Client> Drop for Turns<'_, C> {
     }
 }
 
-/// Threads on these streams in turn: the median of seven runs.
+/// Threads on these streams in turn: the median of seven runs of 200,000 steps, or of as many as half a
+/// second has room for.
 pub(crate) fn threads<C: Client>(client: &C, threads: usize, streams: &[StreamId]) -> Together {
-    let run = |_| {
-        together(threads, 200_000, |thread| {
+    const FEWEST: usize = 2000;
+    let run = |steps| {
+        together(threads, steps, |thread| {
             let stream = streams[thread % streams.len()];
             let mut turns = Turns::new(client, stream, thread as u64);
             move |steps| turns.run(steps)
         })
     };
-    let mut runs: Vec<Together> = (0..7).map(run).collect();
+    #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
+    let steps = ((5e8 / run(FEWEST).ns) as usize).clamp(FEWEST, 200_000);
+    let mut runs: Vec<Together> = (0..7).map(|_| run(steps)).collect();
     runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
     runs[runs.len() / 2]
 }
