@@ -5,6 +5,7 @@
 //! ALLOC_CONF=backend:arena,arena_mb:64 cargo run --release --example arena
 //! ```
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,14 +31,18 @@ struct Arena {
 #[derive(Debug, Default)]
 struct Step {
     number: u32,
-    live: u64,
+    /// Addresses in callers' hands; none is given out twice in a step.
+    live: BTreeSet<u64>,
     taken_bytes: u64,
 }
 
 impl DeviceAllocator for Arena {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = request.bytes.checked_next_multiple_of(512).filter(|bytes| *bytes > 0);
+        if request.bytes == 0 {
+            return Err(AllocError::ZeroBytes);
+        }
+        let bytes = request.bytes.checked_next_multiple_of(512);
         let Some(bytes) = bytes.filter(|bytes| *bytes <= self.size_bytes - step.taken_bytes) else {
             let requested_bytes = request.bytes;
             let report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
@@ -49,7 +54,7 @@ impl DeviceAllocator for Arena {
         }
         let address = self.start + step.taken_bytes;
         step.taken_bytes += bytes;
-        step.live += 1;
+        step.live.insert(address);
         Ok(Allocation::new(address, request.bytes, self.owner, Token([step.number, 0, 0])))
     }
 
@@ -60,11 +65,10 @@ impl DeviceAllocator for Arena {
             let reason = HandleError::Foreign { owner, asked: self.owner };
             return Err(FreeError { reason, allocation });
         }
-        if allocation.token().0[0] != step.number || step.live == 0 {
+        if allocation.token().0[0] != step.number || !step.live.remove(&address) {
             return Err(FreeError { reason: HandleError::Stale { address }, allocation });
         }
-        step.live -= 1;
-        if step.live == 0 {
+        if step.live.is_empty() {
             *step = Step { number: step.number.wrapping_add(1), ..Step::default() };
         }
         Ok(())
@@ -106,4 +110,44 @@ fn main() -> Result<(), Box<dyn Error>> {
         blocks.into_iter().try_for_each(|block| allocator.free(block))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena() -> Arena {
+        let driver: Arc<dyn Driver> = Arc::new(Sim::new(SimOptions::default()));
+        let start = driver.allocate(MIB).unwrap();
+        let (owner, step) = (OwnerId::next(), Mutex::default());
+        Arena { driver, start, size_bytes: MIB, owner, step }
+    }
+
+    #[test]
+    fn a_block_that_was_freed_in_this_step_is_refused_and_others_stay() {
+        let arena = arena();
+        let take = || arena.allocate(Request::new(512, StreamId::DEFAULT)).unwrap();
+        let (first, second) = (take(), take());
+        let again = Allocation::new(first.address(), 512, first.owner(), first.token());
+        arena.free(first).unwrap();
+        let refused = arena.free(again).unwrap_err();
+        assert_eq!(refused.reason, HandleError::Stale { address: refused.allocation.address() });
+        let third = take();
+        assert!(third.address() > second.address(), "the step goes on while a block is held");
+        arena.free(second).unwrap();
+        arena.free(third).unwrap();
+        let next = take();
+        assert_eq!(next.address(), arena.start, "a new step begins at the front");
+        assert!(arena.free(refused.allocation).is_err(), "its address lives again, it does not");
+        arena.free(next).unwrap();
+    }
+
+    #[test]
+    fn zero_bytes_and_too_many_are_told_apart() {
+        let arena = arena();
+        let ask = |bytes| arena.allocate(Request::new(bytes, StreamId::DEFAULT)).unwrap_err();
+        assert!(matches!(ask(0), AllocError::ZeroBytes));
+        assert!(matches!(ask(MIB + 1), AllocError::OutOfMemory(_)));
+        assert!(matches!(ask(u64::MAX), AllocError::OutOfMemory(_)));
+    }
 }
