@@ -1,6 +1,6 @@
 //! What a cache hit costs: `cargo bench --bench hot_path`.
 //!
-//! Configurations come from `ALLOC_CONF`, or from the list below. The cases are those of
+//! Configurations come from `ALLOC_CONF`, or are every built-in strategy. The cases are those of
 //! `stratalloc bench`, which runs on machines without cargo.
 
 #[path = "../src/bin/stratalloc/bench/cases.rs"]
@@ -20,16 +20,19 @@ use stratalloc::strategies::Strategy;
 
 use cases::{Client, Raw, Typed};
 
-const BUILT_IN: [&str; 2] = [
-    "backend:native",
+/// What else of the native strategy is worth a row.
+const NATIVE: [&str; 2] = [
+    "backend:native,expandable_segments:True",
     "backend:native,garbage_collection_threshold:0.9,per_process_memory_fraction:0.9",
 ];
 
+/// `pluggable` needs somebody's library: name it in `ALLOC_CONF`.
 fn confs() -> Vec<String> {
-    match std::env::var("ALLOC_CONF") {
-        Ok(text) => vec![text],
-        Err(_) => BUILT_IN.map(str::to_owned).to_vec(),
+    if let Ok(text) = std::env::var("ALLOC_CONF") {
+        return vec![text];
     }
+    let names = registry::names().into_iter().filter(|name| name != "pluggable");
+    names.map(|name| format!("backend:{name}")).chain(NATIVE.map(str::to_owned)).collect()
 }
 
 fn build(conf: &str, raw_addresses: bool) -> Strategy {

@@ -18,12 +18,13 @@ use crate::cache::EngineOptions;
 use crate::config::{Config, KeyTable, LayerSetting, Settings, UserKey};
 use crate::driver::Driver;
 use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
-use crate::error::DriverError;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::layers::front::front;
 use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
 use crate::strategies::{
-    ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, PluggableAllocator, Strategy,
+    CpuAllocator, ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, PluggableAllocator,
+    Strategy,
 };
 
 /// Why a constructor made nothing: any error that can say so.
@@ -38,10 +39,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("native", "fixed segments cached per stream; PyTorch's decisions"),
     ("cudaMallocAsync", "the driver's stream-ordered pools"),
     ("pluggable", "your own functions, from a shared library written for PyTorch"),
+    ("cpu", "memory of the host, cached by exact size"),
 ];
-
-/// Names that are known and come with a later version.
-const PLANNED: [&str; 1] = ["cpu"];
 
 /// A registered name can be at most this long.
 const NAME_MAX_BYTES: usize = 64;
@@ -94,8 +93,8 @@ pub enum BuildError {
         /// What there is.
         known: Vec<String>,
     },
-    /// The strategy exists in the plan, not in this version.
-    #[error("{what} is not available in this version")]
+    /// This system, or this build of the library, cannot do it.
+    #[error("{what} is not available here")]
     NotAvailable {
         /// The key and value.
         what: String,
@@ -221,7 +220,7 @@ impl Registration {
             return Err(error(own.name));
         }
         let also_known_as = |name: &str| name == "hipMallocAsync";
-        let known = BUILT_IN.iter().map(|(name, _)| *name).chain(PLANNED).any(|n| n == own.name);
+        let known = BUILT_IN.iter().any(|(name, _)| *name == own.name);
         if known || also_known_as(&own.name) {
             return Err(RegisterError::Taken(own.name));
         }
@@ -397,8 +396,8 @@ fn strategy(
     if name == "pluggable" {
         return Ok(Box::new(build_pluggable(driver, settings)?).into());
     }
-    if PLANNED.contains(&name) {
-        return Err(BuildError::NotAvailable { what: format!("backend:{name}") });
+    if name == "cpu" {
+        return Ok(build_cpu(&*driver, settings)?.into());
     }
     let Some(make) = settle(name) else {
         return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
@@ -410,6 +409,20 @@ fn strategy(
             Err(source) => BuildError::Refused { name: name.to_owned(), source },
         }),
     }
+}
+
+/// On a device that has memory of its own, programs would take an address of the host for one of the
+/// device.
+fn build_cpu(driver: &dyn Driver, settings: &Settings) -> Result<CpuAllocator, DriverError> {
+    let info = driver.info();
+    if !matches!(info.driver, "host" | "sim") {
+        let message = format!(
+            "backend:cpu gives out memory of the host, which {}:{} does not take for its own",
+            info.driver, info.device
+        );
+        return Err(DriverError::new(DriverErrorKind::NotSupported, "build", 0, message));
+    }
+    CpuAllocator::new(info.device, settings)
 }
 
 fn build_pluggable(

@@ -6,10 +6,12 @@
 //! | `native` with `expandable_segments:True` | `expandable.rs` | one growing range per stream and kind | sizes vary, or memory is short |
 //! | `cudaMallocAsync` | `malloc_async/` | the driver's stream-ordered pools | memory is shared with other libraries that use those pools |
 //! | `pluggable` | `pluggable/` | your own functions, from a shared library or as closures | to bring an allocator that was written for PyTorch |
+//! | `cpu` | `cpu/` | the host's own, cached by exact size | programs on the host that ask for the same sizes again and again |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
 //! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box.
 
+mod cpu;
 mod expandable;
 mod malloc_async;
 mod native;
@@ -24,6 +26,9 @@ use crate::allocator::{
 use crate::error::{AllocError, FreeError};
 use crate::layers::front::Fronted;
 
+pub use cpu::{
+    Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
+};
 pub use expandable::ExpandableAllocator;
 pub use malloc_async::{MallocAsyncAllocator, MallocAsyncNotes};
 pub use native::NativeAllocator;
@@ -41,6 +46,8 @@ pub enum Strategy {
     MallocAsync(Box<MallocAsyncAllocator>),
     /// `backend:pluggable`.
     Pluggable(Box<PluggableAllocator>),
+    /// `backend:cpu`.
+    Cpu(CpuAllocator),
     /// Registered by a user, or any strategy that wears layers.
     User(Box<dyn DeviceAllocator>),
     /// Any of these whose outermost layer is `front`: its hits are worth a static call.
@@ -71,7 +78,11 @@ impl Strategy {
         match self {
             Self::Native(native) => Some(native.engine()),
             Self::Expandable(expandable) => Some(expandable.engine()),
-            Self::MallocAsync(_) | Self::Pluggable(_) | Self::User(_) | Self::Fronted(_) => None,
+            Self::MallocAsync(_)
+            | Self::Pluggable(_)
+            | Self::Cpu(_)
+            | Self::User(_)
+            | Self::Fronted(_) => None,
         }
     }
 }

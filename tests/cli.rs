@@ -163,7 +163,7 @@ fn a_recording_with_private_pools_replays_without_verification() {
 #[test]
 fn a_strategy_that_is_not_there_says_so() {
     let path = trace("multistream.default");
-    for conf in ["backend:cpu", "backend:nobody"] {
+    for conf in ["backend:cpu,cpu_numa_node:900", "backend:nobody"] {
         let output = run(&["replay", path.to_str().unwrap(), "--conf", conf]);
         assert_eq!(output.status.code(), Some(1), "{conf}");
         assert!(text(&output.stderr).starts_with("stratalloc: "), "{}", text(&output.stderr));

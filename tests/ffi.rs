@@ -65,7 +65,7 @@ fn a_block_comes_and_goes() {
 fn what_cannot_be_built_is_told() {
     for (conf, device, expected, words) in [
         ("max_split_size_mb:1", "sim", Status::BadConfiguration, "max_split_size_mb"),
-        ("backend:cpu", "sim", Status::NotSupported, "backend:cpu"),
+        ("backend:cpu,cpu_numa_node:900", "sim", Status::NotSupported, "node 900"),
         ("backend:nobodys", "sim", Status::BadConfiguration, "nobodys"),
         ("", "gpu", Status::InvalidArgument, "\"gpu\" is no device"),
     ] {

@@ -2,11 +2,13 @@
 //!
 //! Source: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`; reset-or-stick rules are in [`reset`].
 
+use std::time::Duration;
+
 use super::error::{ConfigError, Span};
 use super::keys::Known;
 use super::layers::layers;
 use super::parse::{Entry, Value, pairs, word};
-use super::settings::{Compat, Reserve, Settings};
+use super::settings::{Compat, CpuSettings, Reserve, Settings};
 use super::token::Token;
 use crate::size::{EIB, GIB, MIB, RoundupDivisions};
 
@@ -23,7 +25,20 @@ pub(super) fn reset(settings: &mut Settings) {
 pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
     let (first, rest): (Vec<_>, Vec<_>) =
         entries.iter().partition(|entry| entry.key.name() == "large_segment_size_mb");
-    first.into_iter().chain(rest).try_for_each(|entry| apply_one(settings, entry))
+    first.into_iter().chain(rest).try_for_each(|entry| apply_one(settings, entry))?;
+    check_fills(settings, entries)
+}
+
+/// Blocks of `backend:cpu` cannot start as zeros and as junk.
+fn check_fills(settings: &Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
+    if !(settings.cpu.zero_fill && settings.cpu.junk_fill) {
+        return Ok(());
+    }
+    let fill = |entry: &&Entry<'_, '_>| entry.key.name().ends_with("_fill");
+    let last = entries.iter().rev().find(fill);
+    let (name, span) = last
+        .map_or(("cpu_junk_fill", Span::default()), |entry| (entry.key.name(), entry.value.span));
+    Err(ConfigError::new(name, span, "False, because the other fill is True"))
 }
 
 fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), ConfigError> {
@@ -77,8 +92,29 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         "compat" => settings.compat = read.compat()?,
         _ => match settings.pluggable.place(key.name) {
             Some(place) => *place = Some(read.name_of_code()?),
+            None if key.name.starts_with("cpu_") => apply_cpu(&mut settings.cpu, &read)?,
             None => apply_pinned(settings, &read)?,
         },
+    }
+    Ok(())
+}
+
+fn apply_cpu(cpu: &mut CpuSettings, read: &Reader<'_, '_>) -> Result<(), ConfigError> {
+    match read.key {
+        "cpu_alignment" => {
+            let legal = |n: u64| n.is_power_of_two() && CpuSettings::ALIGNMENTS.contains(&n);
+            cpu.alignment_bytes = read.whole(legal)?;
+        }
+        "cpu_cached_max_mb" => cpu.cached_max_bytes = read.whole(|_| true)?.checked_mul(MIB),
+        "cpu_trim_age_s" => {
+            let seconds = read.number(|x| (0.0..=1e9).contains(&x))?;
+            cpu.trim_age = Some(Duration::from_secs_f64(seconds));
+        }
+        "cpu_huge_pages" => cpu.huge_pages = read.flag()?,
+        "cpu_zero_fill" => cpu.zero_fill = read.flag()?,
+        "cpu_junk_fill" => cpu.junk_fill = read.flag()?,
+        "cpu_numa_node" => cpu.numa_node = read.node()?,
+        other => unreachable!("every key of the table is applied: {other}"),
     }
     Ok(())
 }
@@ -160,6 +196,16 @@ impl<'v, 't> Reader<'v, 't> {
             return Err(self.wrong(token.span));
         }
         Ok(if text == "hipMallocAsync" { "cudaMallocAsync" } else { text }.to_owned())
+    }
+
+    /// A node's number; `None` for any.
+    fn node(&self) -> Result<Option<u32>, ConfigError> {
+        let token = self.word()?;
+        if token.text == "any" {
+            return Ok(None);
+        }
+        let node = whole(token.text).and_then(|node| u32::try_from(node).ok());
+        node.map(Some).ok_or_else(|| self.wrong(token.span))
     }
 
     /// The path of a library, or the name of a function in one.

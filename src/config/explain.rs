@@ -2,7 +2,7 @@
 
 use super::keys::{Acts, BUILT_IN, Key};
 use super::layers::LayerSetting;
-use super::settings::{Compat, Reserve, Settings};
+use super::settings::{Compat, CpuSettings, Reserve, Settings};
 use super::{Config, KeyTable, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
 
@@ -132,11 +132,29 @@ fn value_of(settings: &Settings, key: &str) -> String {
             Compat::Default => "default".to_owned(),
             Compat::PyTorch => "pytorch".to_owned(),
         },
+        cpu if cpu.starts_with("cpu_") => cpu_value(&settings.cpu, cpu),
         other => {
             let mut pluggable = settings.pluggable.clone();
             let place = pluggable.place(other).expect("every key of the table has a value");
             place.as_deref().map_or_else(|| "unset".to_owned(), word)
         }
+    }
+}
+
+fn cpu_value(cpu: &CpuSettings, key: &str) -> String {
+    let flag = |on: bool| if on { "True" } else { "False" }.to_owned();
+    let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_owned());
+    match key {
+        "cpu_alignment" => cpu.alignment_bytes.to_string(),
+        "cpu_cached_max_mb" => {
+            or(cpu.cached_max_bytes.map(|bytes| (bytes / MIB).to_string()), "unlimited")
+        }
+        "cpu_trim_age_s" => or(cpu.trim_age.map(|age| age.as_secs_f64().to_string()), "off"),
+        "cpu_huge_pages" => flag(cpu.huge_pages),
+        "cpu_zero_fill" => flag(cpu.zero_fill),
+        "cpu_junk_fill" => flag(cpu.junk_fill),
+        "cpu_numa_node" => or(cpu.numa_node.map(|node| node.to_string()), "any"),
+        other => unreachable!("every key of the table has a value: {other}"),
     }
 }
 
@@ -172,10 +190,11 @@ fn note(settings: &Settings, key: &Key) -> String {
     let is_default = value_of(settings, key.name) == value_of(&Settings::default(), key.name);
     let idle = match key.acts {
         Acts::NotYet => Some("parsed and checked; not yet acted on"),
-        // Two of the native backend's keys are about limits and compat, which others have too.
+        // The native backend's keys about limits and compat are others' too.
         Acts::Native
-            if settings.backend == "cudaMallocAsync"
-                && matches!(key.name, "per_process_memory_fraction" | "compat") =>
+            if (settings.backend == "cudaMallocAsync"
+                && matches!(key.name, "per_process_memory_fraction" | "compat"))
+                || (settings.backend == "cpu" && key.name == "per_process_memory_fraction") =>
         {
             None
         }
@@ -185,6 +204,7 @@ fn note(settings: &Settings, key: &Key) -> String {
         Acts::Native if settings.backend != "native" => Some("the native backend only"),
         Acts::Expandable if settings.backend != "native" => Some("the native backend only"),
         Acts::Pluggable if settings.backend != "pluggable" => Some("the pluggable backend only"),
+        Acts::Cpu if settings.backend != "cpu" => Some("backend:cpu only"),
         Acts::Expandable if !settings.expandable_segments => {
             Some("acts with expandable_segments:True only")
         }

@@ -18,6 +18,8 @@ pub enum Acts {
     MallocAsync,
     /// `backend:pluggable` only.
     Pluggable,
+    /// `backend:cpu` only.
+    Cpu,
     /// Nobody yet: parsed and checked.
     NotYet,
 }
@@ -179,6 +181,33 @@ pub const BUILT_IN: &[Key] = &[
     key("begin_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "routes requests to a private pool"),
     key("end_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "ends that routing"),
     key("release_pool_fn", SYMBOL, Acts::Pluggable, "told that a private pool has lost its users"),
+    key(
+        "cpu_alignment",
+        "a power of two of bytes from 16 to 2097152",
+        Acts::Cpu,
+        "where blocks start; read when it is built",
+    ),
+    key("cpu_cached_max_mb", MIB, Acts::Cpu, "more idle memory than this goes back to the system"),
+    key(
+        "cpu_trim_age_s",
+        "a number of seconds from 0 to 1000000000",
+        Acts::Cpu,
+        "memory idle for longer goes back to the system",
+    ),
+    key(
+        "cpu_huge_pages",
+        BOOL,
+        Acts::Cpu,
+        "transparent huge pages from 2 MiB on; read when it is built",
+    ),
+    key("cpu_zero_fill", BOOL, Acts::Cpu, "every block starts as zeros"),
+    key("cpu_junk_fill", BOOL, Acts::Cpu, "every block starts as the pattern 0x7fedbeef"),
+    key(
+        "cpu_numa_node",
+        "a node's number, or any",
+        Acts::Cpu,
+        "where blocks from 1 MiB on lie; read when it is built",
+    ),
 ];
 
 /// The keys that are known: the built-in ones and those of user-defined strategies.

@@ -26,7 +26,7 @@ pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
-pub use settings::{Compat, PinnedSettings, PluggableSettings, Reserve, Settings};
+pub use settings::{Compat, CpuSettings, PinnedSettings, PluggableSettings, Reserve, Settings};
 pub use user::UserKey;
 
 /// Where a key's value came from.

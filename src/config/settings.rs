@@ -1,6 +1,9 @@
 //! The typed configuration. What a string says is in range; what code puts in is brought into range
 //! by whoever takes it, once.
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
 use super::layers::LayerSetting;
 use crate::size::{
     EIB, LARGE_SEGMENT_DEFAULT_BYTES, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, RoundupDivisions,
@@ -55,6 +58,8 @@ pub struct Settings {
     pub compat: Compat,
     /// The keys of `backend:pluggable`.
     pub pluggable: PluggableSettings,
+    /// The keys of `backend:cpu`.
+    pub cpu: CpuSettings,
     /// Keys that the table of known keys says belong to user-defined strategies, with their
     /// values, in the order given.
     pub extra: Vec<(String, String)>,
@@ -111,6 +116,7 @@ impl Default for Settings {
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
             pluggable: PluggableSettings::default(),
+            cpu: CpuSettings::default(),
             extra: Vec::new(),
         }
     }
@@ -181,6 +187,46 @@ impl PluggableSettings {
             "release_pool_fn" => &mut self.release_pool_fn,
             _ => return None,
         })
+    }
+}
+
+/// What `backend:cpu` is told.
+///
+/// Source of the alignment and of the fills: PyTorch's `alloc_cpu`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CpuSettings {
+    /// `cpu_alignment`, in bytes: a power of two.
+    pub alignment_bytes: u64,
+    /// `cpu_cached_max_mb`: the most idle bytes that are kept. `None`: all.
+    pub cached_max_bytes: Option<u64>,
+    /// `cpu_trim_age_s`: for how long idle memory is kept. `None`: for ever.
+    pub trim_age: Option<Duration>,
+    /// `cpu_huge_pages`.
+    pub huge_pages: bool,
+    /// `cpu_zero_fill`. Never together with `junk_fill`.
+    pub zero_fill: bool,
+    /// `cpu_junk_fill`.
+    pub junk_fill: bool,
+    /// `cpu_numa_node`. `None`: any.
+    pub numa_node: Option<u32>,
+}
+
+impl CpuSettings {
+    /// Legal alignments, in bytes.
+    pub const ALIGNMENTS: RangeInclusive<u64> = 16..=2 << 20;
+}
+
+impl Default for CpuSettings {
+    fn default() -> Self {
+        Self {
+            alignment_bytes: 64,
+            cached_max_bytes: None,
+            trim_age: None,
+            huge_pages: false,
+            zero_fill: false,
+            junk_fill: false,
+            numa_node: None,
+        }
     }
 }
 

@@ -27,6 +27,7 @@ pub mod host;
 pub mod plugin;
 mod recorded;
 pub mod sim;
+pub mod system;
 
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;

@@ -133,7 +133,14 @@ pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
 
 /// `unsafe` needs a home where somebody expects it.
 pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
-    let home = ["src/driver/cuda", "src/driver/host", "src/driver/plugin", "src/sync", "src/ffi"];
+    let home = [
+        "src/driver/cuda",
+        "src/driver/host",
+        "src/driver/plugin",
+        "src/driver/system",
+        "src/sync",
+        "src/ffi",
+    ];
     let at_home = |home: &str| {
         let rest = file.path.strip_prefix(home);
         rest.is_some_and(|rest| rest.starts_with('/') || rest == ".rs")

@@ -2,6 +2,7 @@
 
 mod cases;
 mod floors;
+mod host_memory;
 
 use std::error::Error;
 use std::io::Write;
@@ -9,6 +10,7 @@ use std::io::Write;
 use clap::Args;
 use serde::Serialize;
 use stratalloc::allocator::DeviceAllocator;
+use stratalloc::config::Config;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::BuildOptions;
 use stratalloc::size::{KIB, MIB};
@@ -82,6 +84,9 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
         };
         printer.typed(&build)?;
         printer.raw(&build)?;
+        if config.settings().backend == "cpu" {
+            printer.host_memory(config)?;
+        }
     }
     if confs.iter().any(|(_, config)| config.settings().backend == "cudaMallocAsync") {
         printer.conf = "driver";
@@ -214,6 +219,26 @@ impl Printer<'_> {
         Ok(())
     }
 
+    /// What only memory of the host has: threads with caches of their own, and pages that are touched,
+    /// beside other allocators of host memory.
+    fn host_memory(&mut self, config: &Config) -> Result<(), Box<dyn Error>> {
+        if self.wants("threads:own_guard") {
+            for threads in self.thread_counts() {
+                let done = host_memory::guards(config.settings(), threads)?;
+                self.row("threads:own_guard", threads, done.ns, done.mops)?;
+            }
+        }
+        let conf = self.conf;
+        for (name, memory) in host_memory::all(config.settings())? {
+            self.conf = name.unwrap_or(conf);
+            for (case, bytes) in host_memory::TOUCHED {
+                self.single(case, || host_memory::touch(&*memory, bytes))?;
+            }
+        }
+        self.conf = conf;
+        Ok(())
+    }
+
     /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
     fn driver_alone(&mut self) -> Result<(), Box<dyn Error>> {
         let (device, most) = (self.args.device, self.args.threads.max(1));
@@ -240,9 +265,11 @@ impl Printer<'_> {
 
     /// The same by bare address, where the strategy can.
     fn raw(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
-        let Built { strategy, .. } = build(true)?;
-        if let Some(raw) = strategy.raw_addresses() {
-            self.single("pair_raw:512B", || cases::pair(&Raw(raw), 512))?;
+        for (case, bytes) in PAIRS {
+            let Built { strategy, .. } = build(true)?;
+            if let Some(raw) = strategy.raw_addresses() {
+                self.single(&case.replace("pair", "pair_raw"), || cases::pair(&Raw(raw), bytes))?;
+            }
         }
         let Built { strategy, .. } = build(true)?;
         if let Some(raw) = strategy.raw_addresses() {

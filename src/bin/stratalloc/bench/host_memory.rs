@@ -1,0 +1,108 @@
+//! Cases of host memory: ours, the system's allocator and, where it was built in, mimalloc.
+
+use std::alloc::System;
+use std::hint::black_box;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::Settings;
+use stratalloc::driver::system::{FromGlobal, Source};
+use stratalloc::error::DriverError;
+use stratalloc::ids::{DeviceId, StreamId};
+use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::{CpuAllocator, CpuCachingGuard, current};
+
+use super::cases::{Together, median_ns, together};
+
+const PAGE_BYTES: usize = 4096;
+const ALIGNMENT_BYTES: u64 = 64;
+
+/// Sizes that are taken, touched page by page, and given back.
+pub(crate) const TOUCHED: [(&str, u64); 7] = [
+    ("touch:1MiB", MIB),
+    ("touch:2MiB", 2 * MIB),
+    ("touch:4MiB", 4 * MIB),
+    ("touch:8MiB", 8 * MIB),
+    ("touch:16MiB", 16 * MIB),
+    ("touch:32MiB", 32 * MIB),
+    ("touch:64MiB", 64 * MIB),
+];
+
+/// Somebody's memory of the host.
+pub(crate) trait Memory {
+    /// Takes so many bytes, writes one on each page, and gives them back.
+    fn touch(&self, bytes: u64);
+}
+
+fn write_each_page(bytes: &mut [MaybeUninit<u8>]) {
+    for page in bytes.chunks_mut(PAGE_BYTES) {
+        black_box(&mut page[0]).write(1);
+    }
+}
+
+impl Memory for CpuAllocator {
+    fn touch(&self, bytes: u64) {
+        write_each_page(self.buffer(bytes).expect("cases fit the machine").bytes());
+    }
+}
+
+/// An allocator of Rust's.
+struct Global<A: 'static>(FromGlobal<A>);
+
+impl<A> Memory for Global<A>
+where
+    FromGlobal<A>: Source,
+{
+    fn touch(&self, bytes: u64) {
+        let block = self.0.take(bytes, ALIGNMENT_BYTES);
+        write_each_page(block.expect("cases fit the machine").bytes());
+    }
+}
+
+/// Somebody's memory with a name, ours without.
+type Named = (Option<&'static str>, Box<dyn Memory>);
+
+/// Ours and the others.
+pub(crate) fn all(settings: &Settings) -> Result<Vec<Named>, DriverError> {
+    let mut all: Vec<Named> = vec![
+        (None, Box::new(CpuAllocator::new(DeviceId(0), settings)?)),
+        (Some("system"), Box::new(Global(FromGlobal(&System)))),
+    ];
+    #[cfg(feature = "mimalloc")]
+    all.push((Some("mimalloc"), Box::new(Global(FromGlobal(&mimalloc::MiMalloc)))));
+    #[cfg(not(feature = "mimalloc"))]
+    eprintln!("note: no rows of mimalloc: this program was built without the feature mimalloc");
+    all.shrink_to_fit();
+    Ok(all)
+}
+
+/// Nanoseconds for taking, touching and giving back.
+pub(crate) fn touch(memory: &dyn Memory, bytes: u64) -> f64 {
+    let steps = usize::try_from((256 * MIB / bytes).max(8)).unwrap_or(8);
+    (0..4).for_each(|_| memory.touch(bytes));
+    median_ns(7, steps, |_| memory.touch(bytes))
+}
+
+/// Threads that each take and give back 64 KiB, with an instance of their own: the median of seven.
+pub(crate) fn guards(settings: &Settings, threads: usize) -> Result<Together, DriverError> {
+    let own = || CpuAllocator::new(DeviceId(0), settings).map(Arc::new);
+    let instances: Vec<_> = (0..threads).map(|_| own()).collect::<Result<_, _>>()?;
+    let request = Request::new(64 * KIB, StreamId::DEFAULT);
+    let run = |_| {
+        together(threads, 300_000, |thread| {
+            let guard = CpuCachingGuard::new(Arc::clone(&instances[thread]));
+            move |steps| {
+                let _guard = &guard;
+                for _ in 0..steps {
+                    let own = current().expect("the guard lives");
+                    let block = own.allocate(black_box(request)).expect("cases fit the machine");
+                    own.free(block).expect("cases free what they took");
+                }
+            }
+        })
+    };
+    let mut runs: Vec<Together> = (0..7).map(run).collect();
+    runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
+    Ok(runs[runs.len() / 2])
+}

@@ -1,0 +1,212 @@
+//! Bytes of the host that belong to one value.
+#![expect(unsafe_code, reason = "memory from the system's own functions, seen as bytes")]
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use super::super::DriverResult;
+use super::{not_supported, refused};
+use crate::error::DriverError;
+
+#[cfg(target_os = "linux")]
+use super::{SystemOptions, mapping};
+
+/// What the bytes of a block shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Zeros.
+    Zero,
+    /// A pattern that is no sensible number and no good address: 0x7fedbeef.
+    ///
+    /// Source of the pattern: PyTorch's `alloc_cpu`.
+    Junk,
+}
+
+/// Who takes the bytes back.
+enum Home {
+    /// The C library, or Rust's system allocator where there is none.
+    System,
+    #[cfg(target_os = "linux")]
+    Mapping,
+    Global(&'static (dyn GlobalAlloc + Sync)),
+}
+
+/// Memory of the host. It goes back to where it came from when this is dropped; `std::mem::forget` gives
+/// it away to whoever has its address.
+pub struct SystemBlock {
+    start: NonNull<u8>,
+    layout: Layout,
+    home: Home,
+    content: Content,
+}
+
+/// What is known of the bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// Fresh pages: nobody has written to them.
+    Zeros,
+    /// Each byte was written.
+    Written,
+    Unknown,
+}
+
+// SAFETY: the memory belongs to this value alone and no thread matters to those who take it back.
+unsafe impl Send for SystemBlock {}
+// SAFETY: through a shared reference nothing can be read or written.
+unsafe impl Sync for SystemBlock {}
+
+fn layout_of(size_bytes: u64, alignment_bytes: u64) -> DriverResult<Layout> {
+    let as_usize = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let layout = Layout::from_size_align(as_usize(size_bytes), as_usize(alignment_bytes));
+    layout.ok().filter(|layout| layout.size() > 0).ok_or_else(|| {
+        let message = format!("no memory has {size_bytes} bytes aligned to {alignment_bytes}");
+        not_supported("take", message)
+    })
+}
+
+impl SystemBlock {
+    /// From the C library.
+    #[cfg(unix)]
+    pub(super) fn from_system(size_bytes: u64, alignment_bytes: u64) -> DriverResult<Self> {
+        let layout = layout_of(size_bytes, alignment_bytes)?;
+        // The C library wants at least a pointer's alignment.
+        let alignment = layout.align().max(size_of::<usize>());
+        let mut start = std::ptr::null_mut();
+        // SAFETY: `start` may be written to; the alignment is a power of two and a multiple of a
+        // pointer's size.
+        let number = unsafe { libc::posix_memalign(&raw mut start, alignment, layout.size()) };
+        match NonNull::new(start.cast()) {
+            Some(start) if number == 0 => {
+                Ok(Self { start, layout, home: Home::System, content: Content::Unknown })
+            }
+            _ => Err(refused("posix_memalign", size_bytes, alignment_bytes, number)),
+        }
+    }
+
+    /// From Rust's system allocator.
+    #[cfg(not(unix))]
+    pub(super) fn from_system(size_bytes: u64, alignment_bytes: u64) -> DriverResult<Self> {
+        Self::from_global(&std::alloc::System, size_bytes, alignment_bytes)
+    }
+
+    /// From an allocator of Rust's.
+    pub(super) fn from_global<A: GlobalAlloc + Sync>(
+        global: &'static A,
+        size_bytes: u64,
+        alignment_bytes: u64,
+    ) -> DriverResult<Self> {
+        let layout = layout_of(size_bytes, alignment_bytes)?;
+        // SAFETY: the layout has bytes.
+        let start = unsafe { global.alloc(layout) };
+        let start = NonNull::new(start)
+            .ok_or_else(|| refused("alloc", size_bytes, alignment_bytes, OUT_OF_MEMORY))?;
+        Ok(Self { start, layout, home: Home::Global(global), content: Content::Unknown })
+    }
+
+    /// A mapping of its own.
+    #[cfg(target_os = "linux")]
+    pub(super) fn map(
+        size_bytes: u64,
+        alignment_bytes: u64,
+        options: SystemOptions,
+    ) -> DriverResult<Self> {
+        let layout = layout_of(size_bytes, alignment_bytes)?;
+        let start = mapping::map(layout, options)?;
+        Ok(Self { start, layout, home: Home::Mapping, content: Content::Zeros })
+    }
+
+    /// Where it starts.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.layout.size() as u64
+    }
+
+    /// Its bytes, which nobody may have written yet.
+    pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
+        self.content = Content::Unknown;
+        // SAFETY: the memory is this value's own, as long as the layout says, and borrowed as long as
+        // the value is; bytes that may be anything need no initial value.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.layout.size()) }
+    }
+
+    /// Its bytes, if each of them is known to have been written: after a fill, or fresh from the system,
+    /// which gives out zeros.
+    pub fn initialized(&mut self) -> Option<&mut [u8]> {
+        if self.content == Content::Unknown {
+            return None;
+        }
+        self.content = Content::Written;
+        // SAFETY: the memory is this value's own, as long as the layout says, and borrowed as long as
+        // the value is; each byte was written, here or by the system that made the pages, and nobody was
+        // shown the bytes since as what may be unwritten.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) })
+    }
+
+    /// Says that somebody may have written to it by its address.
+    pub fn mark_touched(&mut self) {
+        self.content = Content::Unknown;
+    }
+
+    /// Fills it; pages that are fresh from the system are zero already, and are not touched for that.
+    pub fn fill(&mut self, fill: Fill) {
+        let fresh = self.content == Content::Zeros;
+        match fill {
+            Fill::Zero if fresh => return,
+            Fill::Zero => self.bytes().fill(MaybeUninit::new(0)),
+            Fill::Junk => {
+                let pattern = 0x7fed_beef_u32.to_le_bytes().map(MaybeUninit::new);
+                let mut chunks = self.bytes().chunks_exact_mut(pattern.len());
+                chunks.by_ref().for_each(|chunk| chunk.copy_from_slice(&pattern));
+                let rest = chunks.into_remainder();
+                let len = rest.len();
+                rest.copy_from_slice(&pattern[..len]);
+            }
+        }
+        self.content = Content::Written;
+    }
+}
+
+/// What the system calls it when there is no memory.
+const OUT_OF_MEMORY: i32 = 12;
+
+impl Drop for SystemBlock {
+    fn drop(&mut self) {
+        let start = self.start.as_ptr();
+        match self.home {
+            #[cfg(unix)]
+            // SAFETY: it came from `posix_memalign`, and nobody else gives it back.
+            Home::System => unsafe { libc::free(start.cast()) },
+            #[cfg(not(unix))]
+            Home::System => {}
+            #[cfg(target_os = "linux")]
+            Home::Mapping => mapping::unmap(self.start, self.layout),
+            // SAFETY: it came from there, with this layout.
+            Home::Global(global) => unsafe { global.dealloc(start, self.layout) },
+        }
+    }
+}
+
+impl fmt::Debug for SystemBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SystemBlock({:p}, {} bytes)", self.start, self.layout.size())
+    }
+}
+
+/// The kind of error that a failed call is.
+#[cfg(target_os = "linux")]
+pub(super) fn failed(
+    call: &'static str,
+    layout: Layout,
+    error: impl Into<std::io::Error>,
+) -> DriverError {
+    let number = error.into().raw_os_error().unwrap_or(0);
+    refused(call, layout.size() as u64, layout.align() as u64, number)
+}

@@ -1,0 +1,95 @@
+//! Mappings of the system's memory, with its wishes: huge pages, a node.
+#![expect(unsafe_code, reason = "mapping memory")]
+
+use std::alloc::Layout;
+use std::ffi::{c_long, c_ulong, c_void};
+use std::ptr::{self, NonNull};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::super::DriverResult;
+use super::block::failed;
+use super::{HUGE_PAGE_BYTES, SystemOptions, not_supported};
+
+const PAGE_BYTES: usize = 4096;
+/// The system's word for "on these nodes if they have room".
+const PREFERRED: c_long = 1;
+/// Nodes that a mask of ours can name.
+pub(super) const NODES_MAX: u32 = 1024;
+
+/// Where a block of this layout starts and ends in pages: how much to ask for, and how to align it.
+fn pages(layout: Layout) -> Option<usize> {
+    layout.size().checked_next_multiple_of(PAGE_BYTES)
+}
+
+/// Maps fresh, zeroed memory. What is not touched costs nothing.
+pub(super) fn map(layout: Layout, options: SystemOptions) -> DriverResult<NonNull<u8>> {
+    let too_large = || failed("mmap", layout, Errno::NOMEM);
+    let size = pages(layout).ok_or_else(too_large)?;
+    let huge = options.huge_pages && layout.size() as u64 >= HUGE_PAGE_BYTES;
+    let wanted = if huge { layout.align().max(2 << 20) } else { layout.align() };
+    let spare = if wanted > PAGE_BYTES { wanted } else { 0 };
+    let whole = size.checked_add(spare).ok_or_else(too_large)?;
+    let (access, kind) =
+        (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: an anonymous mapping at an address the system chooses replaces nothing.
+    let mapped = unsafe { mmap_anonymous(ptr::null_mut(), whole, access, kind) }
+        .map_err(|error| failed("mmap", layout, error))?;
+    let mapped = mapped.cast::<u8>();
+    let head = if spare > 0 { mapped.align_offset(wanted) } else { 0 };
+    let start = mapped.wrapping_add(head);
+    cut(mapped, head);
+    cut(start.wrapping_add(size), spare - head);
+    let start = NonNull::new(start).ok_or_else(too_large)?;
+    let wished = wish(start, size, huge, options.numa_node);
+    if let Err((call, error)) = wished {
+        unmap(start, layout);
+        let error = failed(call, layout, error);
+        return Err(not_supported(call, error.message));
+    }
+    Ok(start)
+}
+
+/// Unmaps the `size_bytes` before or behind a block. A failure leaves address space without memory.
+fn cut(start: *mut u8, size_bytes: usize) {
+    if size_bytes > 0 {
+        // SAFETY: this part of our own mapping belongs to no block.
+        let _ = unsafe { munmap(start.cast(), size_bytes) };
+    }
+}
+
+type Failed = (&'static str, Errno);
+
+fn wish(start: NonNull<u8>, size: usize, huge: bool, node: Option<u32>) -> Result<(), Failed> {
+    let start = start.as_ptr().cast::<c_void>();
+    if huge {
+        // SAFETY: this advice changes no byte of our own mapping.
+        unsafe { madvise(start, size, Advice::LinuxHugepage) }.map_err(|e| ("madvise", e))?;
+    }
+    let Some(node) = node else { return Ok(()) };
+    let mut mask = [0 as c_ulong; NODES_MAX as usize / c_ulong::BITS as usize];
+    mask[(node / c_ulong::BITS) as usize] |= 1 << (node % c_ulong::BITS);
+    // The system reads one bit less than it is told.
+    let bits = c_ulong::from(NODES_MAX) + 1;
+    // SAFETY: the call reads as many bits of the mask as it has, and touches no byte of the mapping.
+    let done =
+        unsafe { libc::syscall(libc::SYS_mbind, start, size, PREFERRED, mask.as_ptr(), bits, 0) };
+    if done == 0 { Ok(()) } else { Err(("mbind", last_error())) }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
+
+/// Unmaps what [`map`] gave. The system refuses only when it has no room for its own lists: then the
+/// pages are given back and address space is lost.
+pub(super) fn unmap(start: NonNull<u8>, layout: Layout) {
+    let size = pages(layout).unwrap_or(0);
+    let start = start.as_ptr().cast::<c_void>();
+    // SAFETY: the mapping is the block's own, and the block goes.
+    if unsafe { munmap(start, size) }.is_err() {
+        // SAFETY: as above; nobody will read these bytes.
+        let _ = unsafe { madvise(start, size, Advice::LinuxDontNeed) };
+    }
+}

@@ -1,0 +1,219 @@
+//! Memory of the host, straight from its system: what `backend:cpu` caches.
+//!
+//! A [`SystemBlock`] owns its bytes and gives them back when it is dropped, so whoever keeps blocks keeps
+//! memory, and nobody can give it back twice. A [`Source`] is where blocks come from: [`SystemMemory`]
+//! for the system's own, [`FromGlobal`] for any allocator of Rust's, or a test's. Large blocks are
+//! mappings of their own, small ones come from the C library. Nothing is cached here. Unsafe code is in
+//! `block` (the bytes) and `mapping` (the system's calls) only.
+
+mod block;
+#[cfg(target_os = "linux")]
+mod mapping;
+mod usage;
+
+use std::alloc::GlobalAlloc;
+use std::fmt;
+
+use super::DriverResult;
+use crate::error::{DriverError, DriverErrorKind};
+
+pub use block::{Fill, SystemBlock};
+pub use usage::memory_info;
+
+/// Blocks of this size or more are mappings of their own, where the system has mappings.
+pub const MAPPING_MIN_BYTES: u64 = 1 << 20;
+/// Blocks of this size or more can be made of huge pages.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Where blocks come from.
+pub trait Source: fmt::Debug + Send + Sync {
+    /// Takes `size_bytes` (at least 1), aligned to `alignment_bytes` (a power of two). May wait for the
+    /// system, which may have to find memory first.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] with the system's error number as its code.
+    fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock>;
+
+    /// Gives a block back.
+    fn give(&self, block: SystemBlock) {
+        drop(block);
+    }
+}
+
+/// What is asked of the system beside the memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SystemOptions {
+    /// Blocks of at least [`HUGE_PAGE_BYTES`] shall be made of transparent huge pages.
+    pub huge_pages: bool,
+    /// Mappings shall lie on this node if it has room. `None`: near the thread that touches them first.
+    pub numa_node: Option<u32>,
+}
+
+/// The system's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemMemory {
+    options: SystemOptions,
+}
+
+impl SystemMemory {
+    /// Memory with these options.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverErrorKind::NotSupported`] when this machine has no huge pages or no such node.
+    pub fn new(options: SystemOptions) -> DriverResult<Self> {
+        if options.huge_pages {
+            usage::check_huge_pages()?;
+        }
+        if let Some(node) = options.numa_node {
+            usage::check_node(node)?;
+        }
+        Ok(Self { options })
+    }
+}
+
+impl Source for SystemMemory {
+    fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock> {
+        #[cfg(target_os = "linux")]
+        if size_bytes >= MAPPING_MIN_BYTES {
+            return SystemBlock::map(size_bytes, alignment_bytes, self.options);
+        }
+        SystemBlock::from_system(size_bytes, alignment_bytes)
+    }
+}
+
+/// An allocator of Rust's as a source. It is never dropped, because blocks outlive everything that
+/// could drop it.
+pub struct FromGlobal<A: 'static>(pub &'static A);
+
+impl<A: GlobalAlloc + Send + Sync> Source for FromGlobal<A> {
+    fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock> {
+        SystemBlock::from_global(self.0, size_bytes, alignment_bytes)
+    }
+}
+
+impl<A> fmt::Debug for FromGlobal<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FromGlobal({})", std::any::type_name::<A>())
+    }
+}
+
+fn not_supported(call: &'static str, message: impl Into<String>) -> DriverError {
+    DriverError::new(DriverErrorKind::NotSupported, call, 0, message)
+}
+
+/// The system refused `size_bytes`, with this error number.
+fn refused(call: &'static str, size_bytes: u64, alignment_bytes: u64, number: i32) -> DriverError {
+    let words = std::io::Error::from_raw_os_error(number);
+    let message = format!("{words} for {size_bytes} bytes aligned to {alignment_bytes}");
+    DriverError::new(DriverErrorKind::OutOfMemory, call, i64::from(number), message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::size::{GIB, KIB, MIB};
+
+    #[test]
+    fn blocks_are_aligned_and_hold_what_is_written() {
+        let memory = SystemMemory::default();
+        for alignment in [1, 64, 4096, 2 * MIB] {
+            for size in [1, 63, 64 * KIB, MIB - 1, MIB, 3 * MIB + 1] {
+                let mut block = memory.take(size, alignment).unwrap();
+                assert!(block.address().is_multiple_of(alignment), "{size} at {alignment}");
+                assert_eq!(block.size_bytes(), size);
+                block.fill(Fill::Zero);
+                let bytes = block.initialized().unwrap();
+                assert_eq!(bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 0);
+                bytes[usize::try_from(size - 1).unwrap()] = 7;
+                memory.give(block);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_called_written_only_while_they_are() {
+        let mut block = SystemMemory::default().take(100, 64).unwrap();
+        assert!(block.initialized().is_none());
+        block.fill(Fill::Zero);
+        block.initialized().unwrap()[3] = 1;
+        block.fill(Fill::Zero);
+        assert_eq!(block.initialized().unwrap()[3], 0);
+        let _ = block.bytes();
+        assert!(block.initialized().is_none());
+        let mut fresh = SystemMemory::default().take(MIB, 64).unwrap();
+        if let Some(zeros) = fresh.initialized() {
+            assert!(zeros.iter().all(|byte| *byte == 0));
+            zeros[5] = 9;
+            fresh.fill(Fill::Zero);
+            assert_eq!(fresh.initialized().unwrap()[5], 0);
+        }
+        fresh.mark_touched();
+        assert!(fresh.initialized().is_none());
+    }
+
+    #[test]
+    fn junk_is_the_pattern_again_and_again() {
+        for size in [1, 4, 10, MIB + 2] {
+            let mut block = SystemMemory::default().take(size, 64).unwrap();
+            block.fill(Fill::Junk);
+            let bytes = block.initialized().unwrap();
+            let pattern = 0x7fed_beef_u32.to_le_bytes();
+            assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == pattern[at % 4]), "{size}");
+        }
+    }
+
+    #[test]
+    fn what_the_system_has_not_is_an_error_with_its_number() {
+        let error = SystemMemory::default().take(1 << 59, 64).unwrap_err();
+        assert!(error.is_out_of_memory());
+        assert_eq!(error.code, 12, "{error}");
+        assert!(error.to_string().contains(&(1u64 << 59).to_string()), "{error}");
+        let error = SystemBlock::from_system(1 << 60, 64).unwrap_err();
+        assert_eq!((error.call, error.code), ("posix_memalign", 12));
+    }
+
+    #[test]
+    fn a_size_that_no_layout_has_is_an_error() {
+        for (size, alignment) in [(u64::MAX, 64), (1 << 63, 64), (8, 3)] {
+            assert!(SystemMemory::default().take(size, alignment).is_err(), "{size} {alignment}");
+            assert!(FromGlobal(&std::alloc::System).take(size, alignment).is_err());
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_refused_by_number() {
+        let options = SystemOptions { numa_node: Some(1000), ..SystemOptions::default() };
+        let error = SystemMemory::new(options).unwrap_err();
+        assert!(error.message.contains("1000"), "{error}");
+    }
+
+    #[test]
+    fn the_first_node_can_be_preferred() {
+        let options = SystemOptions { numa_node: Some(0), ..SystemOptions::default() };
+        match SystemMemory::new(options).and_then(|memory| memory.take(4 * MIB, 64)) {
+            Ok(mut block) => assert_eq!(block.bytes().len() as u64, 4 * MIB),
+            // Some containers forbid to say where memory shall lie.
+            Err(error) => eprintln!("skipped: {error}"),
+        }
+    }
+
+    #[test]
+    fn huge_pages_start_where_huge_pages_start() {
+        let options = SystemOptions { huge_pages: true, ..SystemOptions::default() };
+        match SystemMemory::new(options) {
+            Ok(memory) => {
+                let block = memory.take(5 * MIB, 64).unwrap();
+                assert!(block.address().is_multiple_of(HUGE_PAGE_BYTES));
+            }
+            Err(error) => eprintln!("skipped: {error}"),
+        }
+    }
+
+    #[test]
+    fn the_machine_has_memory() {
+        let info = memory_info().unwrap();
+        assert!(info.total_bytes > GIB / 4 && info.free_bytes <= info.total_bytes, "{info:?}");
+    }
+}

@@ -1,0 +1,97 @@
+//! What the machine has: memory, huge pages, nodes.
+
+use super::super::{DriverResult, MemoryInfo};
+use super::not_supported;
+
+/// Free and total bytes of the machine, or of the container that limits this process.
+///
+/// # Errors
+///
+/// [`DriverErrorKind::NotSupported`](crate::error::DriverErrorKind::NotSupported) where the system does
+/// not say.
+pub fn memory_info() -> DriverResult<MemoryInfo> {
+    let whole = machine()?;
+    Ok(container().map_or(whole, |own| MemoryInfo {
+        free_bytes: whole.free_bytes.min(own.free_bytes),
+        total_bytes: whole.total_bytes.min(own.total_bytes),
+    }))
+}
+
+#[cfg(target_os = "linux")]
+fn machine() -> DriverResult<MemoryInfo> {
+    let text = std::fs::read_to_string("/proc/meminfo")
+        .map_err(|error| not_supported("meminfo", error.to_string()))?;
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let found = bytes("MemTotal:").zip(bytes("MemAvailable:"));
+    let (total_bytes, free_bytes) =
+        found.ok_or_else(|| not_supported("meminfo", "it does not say how much is available"))?;
+    Ok(MemoryInfo { free_bytes, total_bytes })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn machine() -> DriverResult<MemoryInfo> {
+    Err(not_supported("memory_info", "this system is not asked for its memory"))
+}
+
+/// What the innermost group of processes that this one sees is limited to.
+fn container() -> Option<MemoryInfo> {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let total_bytes = number("/sys/fs/cgroup/memory.max")?;
+    let used_bytes = number("/sys/fs/cgroup/memory.current")?;
+    Some(MemoryInfo { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes })
+}
+
+#[cfg(target_os = "linux")]
+pub(super) fn check_huge_pages() -> DriverResult<()> {
+    const PATH: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    match std::fs::read_to_string(PATH) {
+        Ok(text) if !text.contains("[never]") => Ok(()),
+        Ok(_) => Err(not_supported("huge_pages", "this machine's transparent huge pages are off")),
+        Err(error) => Err(not_supported("huge_pages", format!("{PATH}: {error}"))),
+    }
+}
+
+#[cfg(target_os = "linux")]
+pub(super) fn check_node(node: u32) -> DriverResult<()> {
+    let online = std::fs::read_to_string("/sys/devices/system/node/online");
+    let online = online.unwrap_or_else(|_| "0".to_owned());
+    if node < super::mapping::NODES_MAX && is_listed(online.trim(), node) {
+        return Ok(());
+    }
+    let message = format!("there is no node {node}; this machine has {}", online.trim());
+    Err(not_supported("numa_node", message))
+}
+
+/// Whether a list like `0-3,8` names it.
+#[cfg(target_os = "linux")]
+fn is_listed(list: &str, node: u32) -> bool {
+    list.split(',').any(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let range = first.trim().parse::<u32>().ok().zip(last.trim().parse::<u32>().ok());
+        range.is_some_and(|(first, last)| (first..=last).contains(&node))
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn check_huge_pages() -> DriverResult<()> {
+    Err(not_supported("huge_pages", "on Linux only"))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn check_node(node: u32) -> DriverResult<()> {
+    Err(not_supported("numa_node", format!("node {node}: nodes are chosen on Linux only")))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::is_listed;
+
+    #[test]
+    fn lists_of_nodes_name_single_ones_and_ranges() {
+        assert!(is_listed("0-3,8", 0) && is_listed("0-3,8", 3) && is_listed("0-3,8", 8));
+        assert!(!is_listed("0-3,8", 4) && !is_listed("", 0) && !is_listed("x-y", 0));
+    }
+}

@@ -1,0 +1,451 @@
+//! What one instance holds: every block with its state, free ones by exact size, and the sums.
+//!
+//! Bookkeeping only: whoever calls holds the lock, and gives back what falls out after it. Blocks stand in
+//! slots that link to one another, so that a hit and a free touch a few numbers and allocate nothing. Free
+//! blocks of one size are a stack, the last freed on top; all free blocks together are a list from the
+//! oldest to the newest, from whose end trimming takes.
+
+use hashbrown::HashMap;
+
+use crate::driver::system::SystemBlock;
+use crate::ids::StreamId;
+use crate::size::PoolKind;
+use crate::stats::{Counter, PerPool, Statistics};
+
+/// No slot, no bin.
+const NONE: u32 = u32::MAX;
+
+/// Where a block is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// No block is here.
+    Vacant,
+    /// In a caller's hands, who has its address.
+    Live,
+    /// In a caller's hands, who has the block itself.
+    Lent,
+    /// Free.
+    Idle,
+}
+
+/// Which life of which slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) slot: u32,
+    /// Goes up each time the slot's block is taken back.
+    pub(super) life: u64,
+}
+
+/// A block in a caller's hands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handed {
+    pub(super) address: u64,
+    pub(super) place: Place,
+}
+
+#[derive(Debug)]
+struct Slot {
+    address: u64,
+    bytes: u64,
+    life: u64,
+    /// When it was freed last, in nanoseconds of the allocator's clock.
+    freed_at_ns: u64,
+    stream: StreamId,
+    state: State,
+    bin: u32,
+    /// In the stack of its size: towards the top and towards the bottom. `below` also links vacant slots.
+    above: u32,
+    below: u32,
+    /// In the list of all free blocks.
+    older: u32,
+    newer: u32,
+    block: Option<SystemBlock>,
+}
+
+/// Blocks of one size.
+#[derive(Clone, Copy, Debug)]
+struct Bin {
+    bytes: u64,
+    top: u32,
+    /// Idle or not. The bin goes with its last block.
+    blocks: u32,
+}
+
+/// What [`Blocks::visit`] shows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) stream: StreamId,
+    pub(super) idle: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Blocks {
+    slots: Vec<Slot>,
+    vacant: u32,
+    bins: Vec<Bin>,
+    vacant_bins: Vec<u32>,
+    by_size: HashMap<u64, u32>,
+    oldest: u32,
+    newest: u32,
+    idle: u64,
+    idle_bytes: u64,
+    /// Bytes on their way from the source.
+    pub(super) coming_bytes: u64,
+    /// Nobody asks any more: what is freed goes back to the system.
+    pub(super) retired: bool,
+    live: PerPool,
+    live_bytes: PerPool,
+    held: PerPool,
+    held_bytes: PerPool,
+    hits: u64,
+    misses: u64,
+    pub(super) num_retries: i64,
+    pub(super) num_ooms: i64,
+}
+
+impl Default for Blocks {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            vacant: NONE,
+            bins: Vec::new(),
+            vacant_bins: Vec::new(),
+            by_size: HashMap::new(),
+            oldest: NONE,
+            newest: NONE,
+            idle: 0,
+            idle_bytes: 0,
+            coming_bytes: 0,
+            retired: false,
+            live: PerPool::default(),
+            live_bytes: PerPool::default(),
+            held: PerPool::default(),
+            held_bytes: PerPool::default(),
+            hits: 0,
+            misses: 0,
+            num_retries: 0,
+            num_ooms: 0,
+        }
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).expect("requests are at most 1 EiB")
+}
+
+fn of_kind(family: &mut PerPool, bytes: u64) -> [&mut Counter; 2] {
+    match PoolKind::of(bytes) {
+        PoolKind::Small => [&mut family.all, &mut family.small],
+        PoolKind::Large => [&mut family.all, &mut family.large],
+    }
+}
+
+fn increase(family: &mut PerPool, bytes: u64, n: i64) {
+    of_kind(family, bytes).into_iter().for_each(|counter| counter.increase(n));
+}
+
+fn decrease(family: &mut PerPool, bytes: u64, n: i64) {
+    of_kind(family, bytes).into_iter().for_each(|counter| counter.decrease(n));
+}
+
+impl Blocks {
+    fn at(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    /// Hands out the last freed block of this size.
+    #[inline]
+    pub(super) fn reuse(&mut self, bytes: u64, stream: StreamId) -> Option<Handed> {
+        let bin = *self.by_size.get(&bytes)?;
+        let slot = self.bins[bin as usize].top;
+        if slot == NONE {
+            return None;
+        }
+        self.unlink(slot);
+        self.hits += 1;
+        self.count_out(bytes);
+        let own = self.at(slot);
+        (own.state, own.stream) = (State::Live, stream);
+        Some(Handed { address: own.address, place: Place { slot, life: own.life } })
+    }
+
+    /// Enters a new block, which is handed out.
+    pub(super) fn enter(&mut self, block: SystemBlock, stream: StreamId) -> Handed {
+        let (address, bytes) = (block.address(), block.size_bytes());
+        let bin = self.bin_of(bytes);
+        self.bins[bin as usize].blocks += 1;
+        let life = if self.vacant == NONE { 0 } else { self.at(self.vacant).life };
+        let fresh = Slot {
+            address,
+            bytes,
+            life,
+            freed_at_ns: 0,
+            stream,
+            state: State::Live,
+            bin,
+            above: NONE,
+            below: NONE,
+            older: NONE,
+            newer: NONE,
+            block: Some(block),
+        };
+        let slot = if self.vacant == NONE {
+            self.slots.push(fresh);
+            u32::try_from(self.slots.len() - 1).expect("fewer blocks than 64-byte pieces of memory")
+        } else {
+            let slot = self.vacant;
+            self.vacant = self.at(slot).below;
+            *self.at(slot) = fresh;
+            slot
+        };
+        self.misses += 1;
+        self.count_out(bytes);
+        increase(&mut self.held, bytes, 1);
+        increase(&mut self.held_bytes, bytes, signed(bytes));
+        Handed { address, place: Place { slot, life } }
+    }
+
+    fn bin_of(&mut self, bytes: u64) -> u32 {
+        if let Some(bin) = self.by_size.get(&bytes) {
+            return *bin;
+        }
+        let fresh = Bin { bytes, top: NONE, blocks: 0 };
+        let bin = match self.vacant_bins.pop() {
+            Some(bin) => {
+                self.bins[bin as usize] = fresh;
+                bin
+            }
+            None => {
+                self.bins.push(fresh);
+                u32::try_from(self.bins.len() - 1).expect("fewer sizes than blocks")
+            }
+        };
+        self.by_size.insert(bytes, bin);
+        bin
+    }
+
+    #[inline]
+    fn count_out(&mut self, bytes: u64) {
+        increase(&mut self.live, bytes, 1);
+        increase(&mut self.live_bytes, bytes, signed(bytes));
+    }
+
+    #[inline]
+    fn count_back(&mut self, bytes: u64) {
+        decrease(&mut self.live, bytes, 1);
+        decrease(&mut self.live_bytes, bytes, signed(bytes));
+    }
+
+    /// Whether the slot holds that block in this state, in that life if one is given.
+    #[inline]
+    fn is(&self, slot: u32, address: u64, life: Option<u64>, state: State) -> bool {
+        self.slots.get(slot as usize).is_some_and(|own| {
+            own.state == state && own.address == address && life.is_none_or(|l| l == own.life)
+        })
+    }
+
+    /// The size of the live block at that place.
+    pub(super) fn live_bytes_at(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
+        let there = [State::Live, State::Lent].into_iter();
+        let there = there.clone().any(|state| self.is(slot, address, life, state));
+        there.then(|| self.slots[slot as usize].bytes)
+    }
+
+    /// Takes a live block back: it is idle from now on. Its size and stream, or `None` when that block is
+    /// not live there.
+    #[inline]
+    pub(super) fn take_back(
+        &mut self,
+        slot: u32,
+        address: u64,
+        life: Option<u64>,
+        now_ns: u64,
+    ) -> Option<(u64, StreamId)> {
+        if !self.is(slot, address, life, State::Live) {
+            return None;
+        }
+        let (newest, own) = (self.newest, self.at(slot));
+        let (bytes, stream, bin) = (own.bytes, own.stream, own.bin);
+        own.state = State::Idle;
+        own.life += 1;
+        if let Some(block) = &mut own.block {
+            // Its holder had its address.
+            block.mark_touched();
+        }
+        own.freed_at_ns = now_ns;
+        (own.older, own.newer) = (newest, NONE);
+        let top = std::mem::replace(&mut self.bins[bin as usize].top, slot);
+        let own = self.at(slot);
+        (own.above, own.below) = (NONE, top);
+        if top != NONE {
+            self.at(top).above = slot;
+        }
+        match newest {
+            NONE => self.oldest = slot,
+            newest => self.at(newest).newer = slot,
+        }
+        self.newest = slot;
+        self.idle += 1;
+        self.idle_bytes += bytes;
+        self.count_back(bytes);
+        Some((bytes, stream))
+    }
+
+    /// Takes an idle block out of its stack and out of the list.
+    #[inline]
+    fn unlink(&mut self, slot: u32) {
+        let own = self.at(slot);
+        let (above, below, bin, bytes) = (own.above, own.below, own.bin, own.bytes);
+        let (older, newer) = (own.older, own.newer);
+        if above == NONE {
+            self.bins[bin as usize].top = below;
+        } else {
+            self.at(above).below = below;
+        }
+        if below != NONE {
+            self.at(below).above = above;
+        }
+        match older {
+            NONE => self.oldest = newer,
+            older => self.at(older).newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => self.at(newer).older = older,
+        }
+        self.idle -= 1;
+        self.idle_bytes -= bytes;
+    }
+
+    /// Takes the block out of a live slot, for its holder to keep.
+    pub(super) fn lend(&mut self, place: Place, address: u64) -> Option<SystemBlock> {
+        if !self.is(place.slot, address, Some(place.life), State::Live) {
+            return None;
+        }
+        let own = self.at(place.slot);
+        own.state = State::Lent;
+        own.block.take()
+    }
+
+    /// Puts a lent block back: live again.
+    pub(super) fn restore(&mut self, place: Place, block: SystemBlock) {
+        let own = self.at(place.slot);
+        debug_assert!(own.state == State::Lent && own.life == place.life);
+        own.state = State::Live;
+        own.block = Some(block);
+    }
+
+    /// Forgets a live block.
+    pub(super) fn forget(&mut self, slot: u32, address: u64) -> Option<(SystemBlock, StreamId)> {
+        if !self.is(slot, address, None, State::Live) {
+            return None;
+        }
+        let (bytes, stream) = (self.at(slot).bytes, self.at(slot).stream);
+        self.count_back(bytes);
+        self.vacate(slot).map(|block| (block, stream))
+    }
+
+    /// Empties a slot whose block is in no list.
+    fn vacate(&mut self, slot: u32) -> Option<SystemBlock> {
+        let vacant = std::mem::replace(&mut self.vacant, slot);
+        let own = self.at(slot);
+        own.state = State::Vacant;
+        own.life += 1;
+        own.below = vacant;
+        let (bytes, bin, block) = (own.bytes, own.bin, own.block.take());
+        decrease(&mut self.held, bytes, 1);
+        decrease(&mut self.held_bytes, bytes, signed(bytes));
+        let bin_of = &mut self.bins[bin as usize];
+        bin_of.blocks -= 1;
+        if bin_of.blocks == 0 {
+            self.by_size.remove(&bytes);
+            self.vacant_bins.push(bin);
+        }
+        block
+    }
+
+    /// The free block that has waited longest, if `goes` says so of when it was freed and of how many
+    /// bytes are idle.
+    pub(super) fn evict(
+        &mut self,
+        goes: impl FnOnce(u64, u64) -> bool,
+    ) -> Option<(SystemBlock, StreamId)> {
+        let slot = self.oldest;
+        if slot == NONE {
+            return None;
+        }
+        let idle_bytes = self.idle_bytes;
+        let own = self.at(slot);
+        if !goes(own.freed_at_ns, idle_bytes) {
+            return None;
+        }
+        let stream = own.stream;
+        self.unlink(slot);
+        self.vacate(slot).map(|block| (block, stream))
+    }
+
+    /// Held from the system, and on the way from there.
+    pub(super) fn charged_bytes(&self) -> u64 {
+        self.held_bytes.all.current.unsigned_abs().saturating_add(self.coming_bytes)
+    }
+
+    /// How many blocks are in callers' hands.
+    pub(super) fn live_blocks(&self) -> i64 {
+        self.live.all.current
+    }
+
+    /// How many blocks are free, and the size of the largest.
+    pub(super) fn idle(&self) -> (u64, u64) {
+        let idle = self.bins.iter().filter(|bin| bin.blocks > 0 && bin.top != NONE);
+        (self.idle, idle.map(|bin| bin.bytes).max().unwrap_or(0))
+    }
+
+    /// Shows every block, in no order.
+    pub(super) fn visit(&self, mut visit: impl FnMut(Seen)) {
+        for own in self.slots.iter().filter(|own| own.state != State::Vacant) {
+            let Slot { address, bytes, stream, .. } = *own;
+            visit(Seen { address, bytes, stream, idle: own.state == State::Idle });
+        }
+    }
+
+    /// Every counter. What callers asked for is what they hold, and nobody waits for streams.
+    pub(super) fn statistics(&self) -> Statistics {
+        Statistics {
+            allocation: self.live,
+            active: self.live,
+            allocated_bytes: self.live_bytes,
+            active_bytes: self.live_bytes,
+            requested_bytes: self.live_bytes,
+            segment: self.held,
+            reserved_bytes: self.held_bytes,
+            num_device_alloc: self.held.all.allocated,
+            num_device_free: self.held.all.freed,
+            num_alloc_retries: self.num_retries,
+            num_ooms: self.num_ooms,
+            hits: self.hits,
+            misses: self.misses,
+            free_blocks: self.idle,
+            ..Statistics::default()
+        }
+    }
+
+    fn each_counter(&mut self, mut change: impl FnMut(&mut Counter)) {
+        let Self { live, live_bytes, held, held_bytes, .. } = self;
+        for family in [live, live_bytes, held, held_bytes] {
+            [&mut family.all, &mut family.large, &mut family.small]
+                .into_iter()
+                .for_each(&mut change);
+        }
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.each_counter(|counter| counter.peak = counter.current);
+    }
+
+    pub(super) fn reset_accumulated(&mut self) {
+        self.each_counter(|counter| (counter.allocated, counter.freed) = (0, 0));
+        (self.hits, self.misses, self.num_retries, self.num_ooms) = (0, 0, 0, 0);
+    }
+}

@@ -1,0 +1,115 @@
+//! A block that belongs to one value: its bytes without unsafe code, and back to its instance by itself.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use super::blocks::Place;
+use super::{Core, current};
+use crate::allocator::Request;
+use crate::driver::system::{Fill, Source, SystemBlock, SystemMemory};
+use crate::error::AllocError;
+use crate::ids::StreamId;
+use crate::size::REQUEST_MAX_BYTES;
+
+/// Bytes of the host. They go back to the instance that made them when this is dropped, on any thread
+/// and also after the instance's allocator is gone; without an instance, to the system.
+pub struct CpuBuffer {
+    /// `None` only while it is dropped.
+    block: Option<SystemBlock>,
+    home: Option<(Arc<Core>, Place)>,
+}
+
+/// Where blocks start that no instance makes.
+///
+/// Source: PyTorch's `alloc_cpu`.
+const ALIGNMENT_BYTES: u64 = 64;
+
+impl CpuBuffer {
+    /// `bytes` from the instance that this thread uses ([`current`]), or straight from the system.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    pub fn new(bytes: u64) -> Result<Self, AllocError> {
+        match current() {
+            Some(own) => own.buffer(bytes),
+            None if bytes == 0 => Err(AllocError::ZeroBytes),
+            None if bytes > REQUEST_MAX_BYTES => {
+                Err(AllocError::TooLarge { requested_bytes: bytes })
+            }
+            None => {
+                let block = SystemMemory::default().take(bytes, ALIGNMENT_BYTES)?;
+                Ok(Self { block: Some(block), home: None })
+            }
+        }
+    }
+
+    /// The same, all zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    pub fn zeroed(bytes: u64) -> Result<Self, AllocError> {
+        let mut own = Self::new(bytes)?;
+        own.fill(Fill::Zero);
+        Ok(own)
+    }
+
+    pub(super) fn of(core: &Arc<Core>, bytes: u64) -> Result<Self, AllocError> {
+        let handed = core.serve(Request::new(bytes, StreamId::DEFAULT))?;
+        let lent = core.blocks.lock().lend(handed.place, handed.address);
+        let block = Some(lent.expect("a block that was just handed out is live"));
+        Ok(Self { block, home: Some((Arc::clone(core), handed.place)) })
+    }
+
+    fn block(&mut self) -> &mut SystemBlock {
+        self.block.as_mut().expect("the block is here until the buffer goes")
+    }
+
+    /// Where it starts.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.block.as_ref().map_or(0, SystemBlock::address)
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.block.as_ref().map_or(0, SystemBlock::size_bytes)
+    }
+
+    /// Its bytes, which may be anything at first.
+    pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
+        self.block().bytes()
+    }
+
+    /// Its bytes, if each of them is known to have been written.
+    pub fn initialized(&mut self) -> Option<&mut [u8]> {
+        self.block().initialized()
+    }
+
+    /// Fills it.
+    pub fn fill(&mut self, fill: Fill) {
+        self.block().fill(fill);
+    }
+}
+
+impl Drop for CpuBuffer {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take()
+            && let Some((core, place)) = &self.home
+        {
+            let address = block.address();
+            core.blocks.lock().restore(*place, block);
+            let freed = core.free_slot(place.slot, address, Some(place.life));
+            debug_assert!(freed.is_some(), "a lent block is nobody else's");
+        }
+    }
+}
+
+impl fmt::Debug for CpuBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CpuBuffer({:#x}, {} bytes)", self.address(), self.size_bytes())
+    }
+}

@@ -1,0 +1,212 @@
+//! The CPU caching allocator as the trait's capabilities. Streams, pools, peers and sharing it has not.
+
+use std::sync::atomic::Ordering;
+
+use super::{Core, CpuAllocator, Place, UNLIMITED, fill_of, place_of};
+use crate::allocator::{
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, ExpandableSegment,
+    FreeMemoryCallback, OomObserver, Pressure, RawAddresses, Request,
+};
+use crate::config::Config;
+use crate::driver::system::memory_info;
+use crate::error::{
+    AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError,
+};
+use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
+use crate::size::PoolKind;
+use crate::stats::Statistics;
+
+impl DeviceAllocator for CpuAllocator {
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let handed = self.core.serve(request)?;
+        Ok(self.core.allocation(handed, request.bytes))
+    }
+
+    #[inline]
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.core.free(&allocation).map_err(|reason| FreeError { reason, allocation })
+    }
+
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        Some(self)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        Some(self)
+    }
+
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+}
+
+impl Caching for CpuAllocator {
+    /// Gives every idle block back to the system.
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        self.core.release_all();
+        Ok(())
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        self.core.limit_bytes.store(limit_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
+    }
+
+    /// A part of this machine's memory, or of its container's. Where the system does not say how much
+    /// that is, the limit stays as it was.
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(FractionError { fraction });
+        }
+        self.core.limit_to_fraction(fraction).map_err(|_| FractionError { fraction })
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        let limit = self.core.limit_bytes.load(Ordering::Relaxed);
+        (limit != UNLIMITED).then_some(limit)
+    }
+
+    /// The watermark, the age and the fills. What is read when an instance is built cannot change.
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        let (new, built) = (config.settings().cpu, self.core.built);
+        let fixed = [
+            ("cpu_alignment", new.alignment_bytes == built.alignment_bytes),
+            ("cpu_huge_pages", new.huge_pages == built.huge_pages),
+            ("cpu_numa_node", new.numa_node == built.numa_node),
+        ];
+        if let Some((key, _)) = fixed.iter().find(|(_, same)| !same) {
+            let message = format!("{key} is read when an instance is built, and cannot change");
+            return Err(DriverError::new(DriverErrorKind::NotSupported, "apply", 0, message));
+        }
+        self.core.tune(&new, fill_of(&new)?);
+        Ok(())
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        let info = memory_info()?;
+        let (free_blocks, largest_cached_bytes) = self.core.blocks.lock().idle();
+        Ok(CacheInfo {
+            device_free_bytes: info.free_bytes,
+            device_total_bytes: info.total_bytes,
+            largest_cached_bytes,
+            free_blocks,
+        })
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        let mut segments = Vec::new();
+        self.core.blocks.lock().visit(|seen| {
+            let state =
+                if seen.idle { BlockStateName::Inactive } else { BlockStateName::ActiveAllocated };
+            let (address, size_bytes) = (seen.address, seen.bytes);
+            segments.push(SegmentLayout {
+                address,
+                size_bytes,
+                stream: seen.stream,
+                kind: PoolKind::of(size_bytes),
+                pool: PoolId::DEFAULT,
+                expandable: false,
+                blocks: vec![BlockLayout {
+                    address,
+                    size_bytes,
+                    requested_bytes: size_bytes,
+                    state,
+                }],
+            });
+        });
+        segments.sort_by_key(|segment| segment.address);
+        segments
+    }
+
+    /// Blocks are never cut: always [`AllocError::NoBlockAt`].
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        let Request { bytes: rounded_bytes, stream } = request;
+        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        Vec::new()
+    }
+
+    /// Nothing is expandable: there is nothing to reserve.
+    fn set_reserve_class(&self, _: StreamId, _: Option<&str>) {}
+
+    /// The block itself: each came from the system as it is.
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        let address = allocation.address();
+        if allocation.owner() != self.core.owner {
+            let (owner, asked) = (allocation.owner(), self.core.owner);
+            return Err(HandleError::Foreign { owner, asked });
+        }
+        let Place { slot, life } = place_of(allocation.token());
+        let live = self.core.blocks.lock().live_bytes_at(slot, address, Some(life));
+        let size_bytes = live.ok_or(HandleError::Stale { address })?;
+        Ok(BaseAllocation { address, size_bytes, expandable: false })
+    }
+}
+
+impl Counters for CpuAllocator {
+    fn statistics(&self) -> Statistics {
+        self.core.blocks.lock().statistics()
+    }
+
+    fn reset_peaks(&self) {
+        self.core.blocks.lock().reset_peaks();
+    }
+
+    fn reset_accumulated(&self) {
+        self.core.blocks.lock().reset_accumulated();
+    }
+}
+
+impl RawAddresses for CpuAllocator {
+    #[inline]
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        self.core.serve(request).map(|handed| handed.address)
+    }
+
+    #[inline]
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        self.core.free_address(address)
+    }
+
+    /// Streams mean nothing to host memory: checks the address only.
+    fn record_stream_raw(&self, address: u64, _: StreamId) -> Result<(), HandleError> {
+        if self.core.is_live(address) {
+            Ok(())
+        } else {
+            Err(HandleError::UnknownAddress { address })
+        }
+    }
+}
+
+impl Core {
+    fn is_live(&self, address: u64) -> bool {
+        use super::live::{Owner, find};
+        let live = |core: &Core, slot| core.blocks.lock().live_bytes_at(slot, address, None);
+        match find(address, Some(self)) {
+            Owner::Asker(slot) => live(self, slot).is_some(),
+            Owner::Other(core, slot) => live(&core, slot).is_some(),
+            Owner::Nobody => false,
+        }
+    }
+}
+
+impl Pressure for CpuAllocator {
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.core.hooks.add_callback(callback);
+    }
+
+    fn add_oom_observer(&self, observer: OomObserver) {
+        self.core.hooks.add_observer(observer);
+    }
+}

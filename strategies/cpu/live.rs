@@ -1,0 +1,65 @@
+//! One map for all instances of the process: which address is whose.
+//!
+//! An address stays in the map from when its memory was taken from the system until it goes back, so that
+//! hits and frees only read it. Whoever frees by address finds the instance that made the block, also one
+//! that was dropped meanwhile. Sharded by address, a lock each; nobody takes another lock under these.
+
+use std::sync::{Arc, LazyLock, Weak};
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use super::Core;
+
+const SHARDS: usize = 64;
+
+#[derive(Debug)]
+struct Entry {
+    core: Weak<Core>,
+    slot: u32,
+}
+
+/// A shard, alone on its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard(Mutex<HashMap<u64, Entry>>);
+
+static SHARED: LazyLock<Box<[Shard]>> =
+    LazyLock::new(|| (0..SHARDS).map(|_| Shard::default()).collect());
+
+#[inline]
+fn shard(address: u64) -> &'static Mutex<HashMap<u64, Entry>> {
+    // Blocks start at multiples of powers of two: their low bits are equal.
+    let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
+    &SHARED[usize::try_from(hash).unwrap_or(0) % SHARDS].0
+}
+
+/// Whose an address is.
+pub(super) enum Owner {
+    /// The instance that asks.
+    Asker(u32),
+    Other(Arc<Core>, u32),
+    Nobody,
+}
+
+/// Enters an address that came from the system.
+pub(super) fn enter(address: u64, core: Weak<Core>, slot: u32) {
+    shard(address).lock().insert(address, Entry { core, slot });
+}
+
+/// Strikes an address that goes back to the system.
+pub(super) fn leave(address: u64) {
+    // What the entry holds goes after the lock.
+    let _entry = shard(address).lock().remove(&address);
+}
+
+/// Whose a block at this address is.
+#[inline]
+pub(super) fn find(address: u64, asker: Option<&Core>) -> Owner {
+    let shard = shard(address).lock();
+    let Some(entry) = shard.get(&address) else { return Owner::Nobody };
+    if asker.is_some_and(|asker| std::ptr::eq(asker, entry.core.as_ptr())) {
+        return Owner::Asker(entry.slot);
+    }
+    entry.core.upgrade().map_or(Owner::Nobody, |core| Owner::Other(core, entry.slot))
+}

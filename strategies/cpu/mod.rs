@@ -1,0 +1,481 @@
+//! `backend:cpu`: memory of the host, kept by exact size.
+//!
+//! A request is served by the free block of exactly its size that was freed last, else by the system. What
+//! is freed stays, until the cache is emptied, trimmed by age or by a watermark, or the instance goes. When
+//! the system has no memory, everything that is cached goes back and it is asked once more. Streams mean
+//! nothing here: host memory is used at once, so a freed block is anybody's. When to use: programs on the
+//! host that ask for the same sizes again and again.
+//!
+//! Many instances share one map of live memory (`live`): any of them takes any address back and hands it
+//! to the one that made it. An instance that is dropped gives back what it caches; what callers still
+//! hold stays good and goes back when it is freed, by address through any instance or with
+//! [`CpuAllocator::free_shared`]. A hit takes the instance's lock and nothing else; the map is read when a
+//! block is freed by its address alone. `blocks` keeps the account, `current` which instance a thread
+//! uses, `buffer` blocks that give themselves back, `pressure` what happens without memory.
+//!
+//! Source of the rules: PyTorch's `CPUCachingAllocator`.
+
+mod blocks;
+mod buffer;
+mod capabilities;
+mod current;
+mod live;
+mod pressure;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::allocator::{Allocation, Request, Token};
+use crate::cache::Hooks;
+use crate::config::{CpuSettings, Settings};
+use crate::driver::system::{Fill, Source, SystemBlock, SystemMemory, SystemOptions, memory_info};
+use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleError};
+use crate::history::{Action, Event, Recorder};
+use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use crate::size::REQUEST_MAX_BYTES;
+
+use blocks::{Blocks, Handed, Place};
+use live::Owner;
+
+pub use buffer::CpuBuffer;
+pub use current::{CpuCachingGuard, current, with_cpu_caching_allocator};
+
+/// A limit or a watermark that is none.
+const UNLIMITED: u64 = u64::MAX;
+
+/// How many blocks a miss or a free trims by age at most.
+const TRIM_STEP: usize = 4;
+/// How blocks may start.
+const FILLS: [Option<Fill>; 3] = [None, Some(Fill::Zero), Some(Fill::Junk)];
+
+/// Time since some moment: for trimming by age.
+pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// The CPU caching allocator. Each instance has a cache of its own.
+#[derive(Debug)]
+pub struct CpuAllocator {
+    core: Arc<Core>,
+}
+
+/// An instance. It outlives its [`CpuAllocator`] while callers hold blocks of it.
+struct Core {
+    me: Weak<Core>,
+    owner: OwnerId,
+    device: DeviceId,
+    source: Arc<dyn Source>,
+    clock: Clock,
+    alignment_bytes: u64,
+    /// What it was built with; the fill, the watermark and the age may change later.
+    built: CpuSettings,
+    /// How blocks start: a number of [`FILLS`].
+    fill: AtomicUsize,
+    limit_bytes: AtomicU64,
+    cached_max_bytes: AtomicU64,
+    trim_age_ns: AtomicU64,
+    blocks: Mutex<Blocks>,
+    /// Itself, once its allocator is gone and as long as callers hold blocks.
+    retired: Mutex<Option<Arc<Core>>>,
+    hooks: Hooks,
+    history: Recorder,
+}
+
+/// Why there was no memory.
+enum Refusal {
+    Limit,
+    System(DriverError),
+}
+
+impl CpuAllocator {
+    /// An instance over the system's memory, empty.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the settings ask for both fills, for an alignment that is none, or for huge
+    /// pages or a node that the machine does not have.
+    pub fn new(device: DeviceId, settings: &Settings) -> Result<Self, DriverError> {
+        let cpu = &settings.cpu;
+        let options = SystemOptions { huge_pages: cpu.huge_pages, numa_node: cpu.numa_node };
+        Self::with_source(device, settings, Arc::new(SystemMemory::new(options)?), monotonic())
+    }
+
+    /// An instance over any source of memory, with a clock for trimming by age.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the settings ask for both fills or for an alignment that is none.
+    pub fn with_source(
+        device: DeviceId,
+        settings: &Settings,
+        source: Arc<dyn Source>,
+        clock: Clock,
+    ) -> Result<Self, DriverError> {
+        let cpu = settings.cpu;
+        let alignment_bytes = cpu.alignment_bytes;
+        if !alignment_bytes.is_power_of_two() || !CpuSettings::ALIGNMENTS.contains(&alignment_bytes)
+        {
+            let message = format!("cpu_alignment {alignment_bytes} is no power of two in range");
+            return Err(DriverError::new(DriverErrorKind::InvalidValue, "build", 0, message));
+        }
+        let fill = fill_of(&cpu)?;
+        let owner = OwnerId::next();
+        let core = Arc::new_cyclic(|me| Core {
+            me: Weak::clone(me),
+            owner,
+            device,
+            source,
+            clock,
+            alignment_bytes,
+            built: cpu,
+            fill: AtomicUsize::new(0),
+            limit_bytes: AtomicU64::new(UNLIMITED),
+            cached_max_bytes: AtomicU64::new(UNLIMITED),
+            trim_age_ns: AtomicU64::new(UNLIMITED),
+            blocks: Mutex::default(),
+            retired: Mutex::default(),
+            hooks: Hooks::new(owner),
+            history: Recorder::default(),
+        });
+        core.tune(&cpu, fill);
+        if settings.per_process_memory_fraction < 1.0 {
+            core.limit_to_fraction(settings.per_process_memory_fraction)?;
+        }
+        Ok(Self { core })
+    }
+
+    /// What happens, for those who want to know.
+    #[must_use]
+    pub fn history(&self) -> &Recorder {
+        &self.core.history
+    }
+
+    /// Gives back what has been idle for longer than `cpu_trim_age_s`. Frees and misses do this by
+    /// themselves, a few blocks at a time; a program that pauses calls it. Returns the bytes.
+    pub fn trim(&self) -> u64 {
+        self.core.trim(usize::MAX)
+    }
+
+    /// A block that gives itself back. Its memory is reached through it without unsafe code.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`](crate::allocator::DeviceAllocator::allocate).
+    pub fn buffer(&self, bytes: u64) -> Result<CpuBuffer, AllocError> {
+        CpuBuffer::of(&self.core, bytes)
+    }
+
+    /// Forgets a live block, because somebody else has freed its memory or will. The memory comes with
+    /// it: drop it to give it back now, or let `std::mem::forget` have it if it is gone already.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::UnknownAddress`]: nothing of this process's instances lives there, or a
+    /// [`CpuBuffer`] does.
+    pub fn record_free(&self, address: u64) -> Result<SystemBlock, HandleError> {
+        let unknown = HandleError::UnknownAddress { address };
+        match live::find(address, Some(&self.core)) {
+            Owner::Asker(slot) => self.core.record_free(slot, address).ok_or(unknown),
+            Owner::Other(core, slot) => core.record_free(slot, address).ok_or(unknown),
+            Owner::Nobody => Err(unknown),
+        }
+    }
+
+    /// Frees the live block at an address, or lets `foreign` free what no instance of this process has
+    /// seen: the C library's `free`, say. An address that an instance knows and that is not live is an
+    /// error, as in [`free_raw`](crate::allocator::RawAddresses::free_raw).
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::UnknownAddress`]; nothing has changed then.
+    pub fn free_or(&self, address: u64, foreign: impl FnOnce(u64)) -> Result<(), HandleError> {
+        match live::find(address, Some(&self.core)) {
+            Owner::Nobody => {
+                foreign(address);
+                Ok(())
+            }
+            _ => self.core.free_address(address),
+        }
+    }
+
+    /// Frees a block of whichever instance made it, also one that was dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError`], which gives the allocation back; nothing has changed then.
+    pub fn free_shared(allocation: Allocation) -> Result<(), FreeError> {
+        let address = allocation.address();
+        let freed = match live::find(address, None) {
+            Owner::Other(core, _) if core.owner == allocation.owner() => core.free(&allocation),
+            _ => Err(HandleError::UnknownAddress { address }),
+        };
+        freed.map_err(|reason| FreeError { reason, allocation })
+    }
+}
+
+impl Drop for CpuAllocator {
+    /// Gives back what is cached. What callers hold goes back when they free it.
+    fn drop(&mut self) {
+        *self.core.retired.lock() = Some(Arc::clone(&self.core));
+        self.core.blocks.lock().retired = true;
+        self.core.wind_up();
+    }
+}
+
+fn token_of(place: Place) -> Token {
+    #[expect(clippy::cast_possible_truncation, reason = "cut into two halves")]
+    Token([place.slot, place.life as u32, (place.life >> 32) as u32])
+}
+
+fn place_of(Token([slot, low, high]): Token) -> Place {
+    Place { slot, life: u64::from(low) | u64::from(high) << 32 }
+}
+
+fn is_old(freed_at_ns: u64, now_ns: u64, age_ns: u64) -> bool {
+    age_ns != UNLIMITED && freed_at_ns.saturating_add(age_ns) <= now_ns
+}
+
+fn monotonic() -> Clock {
+    let start = Instant::now();
+    Arc::new(move || start.elapsed())
+}
+
+/// How the settings want blocks to start.
+fn fill_of(cpu: &CpuSettings) -> Result<Option<Fill>, DriverError> {
+    match (cpu.zero_fill, cpu.junk_fill) {
+        (false, false) => Ok(None),
+        (true, false) => Ok(Some(Fill::Zero)),
+        (false, true) => Ok(Some(Fill::Junk)),
+        (true, true) => {
+            let message =
+                "cpu_zero_fill and cpu_junk_fill are both True; blocks start as one of them";
+            Err(DriverError::new(DriverErrorKind::InvalidValue, "build", 0, message))
+        }
+    }
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (owner, source) = (self.owner, &self.source);
+        write!(f, "Core {{ owner: {owner:?}, source: {source:?}, .. }}")
+    }
+}
+
+impl Core {
+    fn tune(&self, cpu: &CpuSettings, fill: Option<Fill>) {
+        let age = cpu.trim_age.map(|age| u64::try_from(age.as_nanos()).unwrap_or(UNLIMITED));
+        let number = FILLS.iter().position(|known| *known == fill).unwrap_or(0);
+        self.fill.store(number, Ordering::Relaxed);
+        self.cached_max_bytes.store(cpu.cached_max_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
+        self.trim_age_ns.store(age.unwrap_or(UNLIMITED), Ordering::Relaxed);
+    }
+
+    fn limit_to_fraction(&self, fraction: f64) -> Result<(), DriverError> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a part of the machine's memory"
+        )]
+        let limit = match fraction {
+            whole if whole >= 1.0 => UNLIMITED,
+            part => (memory_info()?.total_bytes as f64 * part) as u64,
+        };
+        self.limit_bytes.store(limit, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn record(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
+        let pool = PoolId::DEFAULT;
+        self.history.record(|| Event { action, address, size_bytes, stream, pool });
+    }
+
+    #[inline]
+    fn serve(&self, request: Request) -> Result<Handed, AllocError> {
+        let Request { bytes, stream } = request;
+        let mut blocks = self.blocks.lock();
+        if let Some(found) = blocks.reuse(bytes, stream) {
+            self.record(Action::Alloc, found.address, bytes, stream);
+            drop(blocks);
+            self.filled(found);
+            return Ok(found);
+        }
+        drop(blocks);
+        self.miss(request)
+    }
+
+    #[cold]
+    fn miss(&self, request: Request) -> Result<Handed, AllocError> {
+        let bytes = request.bytes;
+        if bytes == 0 {
+            return Err(AllocError::ZeroBytes);
+        }
+        if bytes > REQUEST_MAX_BYTES {
+            return Err(AllocError::TooLarge { requested_bytes: bytes });
+        }
+        if self.trim_age_ns.load(Ordering::Relaxed) != UNLIMITED {
+            self.trim(TRIM_STEP);
+        }
+        let found = match self.take(request) {
+            Ok(found) => found,
+            Err(refusal) => self.serve_under_pressure(request, refusal)?,
+        };
+        self.filled(found);
+        Ok(found)
+    }
+
+    /// Asks the source for a new block.
+    fn take(&self, request: Request) -> Result<Handed, Refusal> {
+        let Request { bytes, stream } = request;
+        {
+            let mut blocks = self.blocks.lock();
+            let charged = blocks.charged_bytes().saturating_add(bytes);
+            if charged > self.limit_bytes.load(Ordering::Relaxed) {
+                return Err(Refusal::Limit);
+            }
+            blocks.coming_bytes += bytes;
+        }
+        let taken = self.source.take(bytes, self.alignment_bytes);
+        let mut blocks = self.blocks.lock();
+        blocks.coming_bytes -= bytes;
+        let block = taken.map_err(Refusal::System)?;
+        let handed = blocks.enter(block, stream);
+        self.record(Action::SegmentAlloc, handed.address, bytes, stream);
+        self.record(Action::Alloc, handed.address, bytes, stream);
+        drop(blocks);
+        live::enter(handed.address, Weak::clone(&self.me), handed.place.slot);
+        Ok(handed)
+    }
+
+    /// Writes what blocks shall start with. The block is out of its slot meanwhile, so nobody else can
+    /// have it.
+    #[inline]
+    fn filled(&self, handed: Handed) {
+        if let Some(fill) = FILLS[self.fill.load(Ordering::Relaxed)] {
+            self.fill(handed, fill);
+        }
+    }
+
+    #[cold]
+    fn fill(&self, handed: Handed, fill: Fill) {
+        let lent = self.blocks.lock().lend(handed.place, handed.address);
+        if let Some(mut block) = lent {
+            block.fill(fill);
+            self.blocks.lock().restore(handed.place, block);
+        }
+    }
+
+    fn allocation(&self, handed: Handed, bytes: u64) -> Allocation {
+        Allocation::new(handed.address, bytes, self.owner, token_of(handed.place))
+    }
+
+    /// Frees a block of this instance by its handle.
+    #[inline]
+    fn free(&self, allocation: &Allocation) -> Result<(), HandleError> {
+        let address = allocation.address();
+        if allocation.owner() != self.owner {
+            let (owner, asked) = (allocation.owner(), self.owner);
+            return Err(HandleError::Foreign { owner, asked });
+        }
+        let place = place_of(allocation.token());
+        self.free_slot(place.slot, address, Some(place.life)).ok_or(HandleError::Stale { address })
+    }
+
+    /// Frees the block of whichever instance lives at this address.
+    #[inline]
+    fn free_address(&self, address: u64) -> Result<(), HandleError> {
+        let freed = match live::find(address, Some(self)) {
+            Owner::Asker(slot) => self.free_slot(slot, address, None),
+            Owner::Other(core, slot) => core.free_slot(slot, address, None),
+            Owner::Nobody => None,
+        };
+        freed.ok_or(HandleError::UnknownAddress { address })
+    }
+
+    /// Frees a live block. `None` when it is not live there.
+    #[inline]
+    fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<()> {
+        let age = self.trim_age_ns.load(Ordering::Relaxed);
+        let now_ns = if age == UNLIMITED { 0 } else { self.now_ns() };
+        let mut blocks = self.blocks.lock();
+        let (bytes, stream) = blocks.take_back(slot, address, life, now_ns)?;
+        self.record(Action::FreeRequested, address, bytes, stream);
+        self.record(Action::FreeCompleted, address, bytes, stream);
+        let retired = blocks.retired;
+        drop(blocks);
+        if retired {
+            self.wind_up();
+        } else if age != UNLIMITED || self.cached_max_bytes.load(Ordering::Relaxed) != UNLIMITED {
+            self.after_free(now_ns, age);
+        }
+        Some(())
+    }
+
+    /// Gives back what is over the watermark, and some of what is too old.
+    #[cold]
+    fn after_free(&self, now_ns: u64, age_ns: u64) {
+        let most = self.cached_max_bytes.load(Ordering::Relaxed);
+        while self.evict(|_, idle_bytes| idle_bytes > most).is_some() {}
+        for _ in 0..TRIM_STEP {
+            if self.evict(|freed_at, _| is_old(freed_at, now_ns, age_ns)).is_none() {
+                break;
+            }
+        }
+    }
+
+    /// Gives back at most so many blocks that have been idle for too long. Returns their bytes.
+    fn trim(&self, most: usize) -> u64 {
+        let (now, age) = (self.now_ns(), self.trim_age_ns.load(Ordering::Relaxed));
+        let old = || self.evict(|freed_at, _| is_old(freed_at, now, age));
+        (0..most).map_while(|_| old()).sum()
+    }
+
+    /// Gives back everything that is idle.
+    fn release_all(&self) {
+        while self.evict(|_, _| true).is_some() {}
+    }
+
+    /// Gives the oldest idle block back if `goes` says so. Returns its bytes.
+    fn evict(&self, goes: impl FnOnce(u64, u64) -> bool) -> Option<u64> {
+        let mut blocks = self.blocks.lock();
+        let (block, stream) = blocks.evict(goes)?;
+        let (address, bytes) = (block.address(), block.size_bytes());
+        self.record(Action::SegmentFree, address, bytes, stream);
+        drop(blocks);
+        // Before the memory goes: the system may give the address to somebody else at once.
+        live::leave(address);
+        self.source.give(block);
+        Some(bytes)
+    }
+
+    fn record_free(&self, slot: u32, address: u64) -> Option<SystemBlock> {
+        let mut blocks = self.blocks.lock();
+        let (mut block, stream) = blocks.forget(slot, address)?;
+        let bytes = block.size_bytes();
+        for action in [Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree] {
+            self.record(action, address, bytes, stream);
+        }
+        let retired = blocks.retired;
+        drop(blocks);
+        live::leave(address);
+        block.mark_touched();
+        if retired {
+            self.wind_up();
+        }
+        Some(block)
+    }
+
+    /// After its allocator has gone: gives back what is idle, and with the last block goes itself.
+    #[cold]
+    fn wind_up(&self) {
+        self.release_all();
+        let empty = self.blocks.lock().live_blocks() == 0;
+        let itself = if empty { self.retired.lock().take() } else { None };
+        drop(itself);
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from((self.clock)().as_nanos()).unwrap_or(u64::MAX)
+    }
+}

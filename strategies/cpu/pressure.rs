@@ -1,0 +1,104 @@
+//! What happens when the system has no memory, or the limit forbids to ask it.
+//!
+//! Free-memory callbacks and one more attempt; then everything that this instance caches goes back, and
+//! the last attempt; then the report.
+
+use std::sync::atomic::Ordering;
+
+use super::{Core, Handed, Refusal, UNLIMITED};
+use crate::allocator::Request;
+use crate::driver::system::memory_info;
+use crate::error::{AllocError, LargestFree, OutOfMemory};
+use crate::history::Action;
+use crate::ids::{PoolId, StreamId};
+use crate::size::{PoolKind, human_bytes};
+
+impl Core {
+    #[cold]
+    pub(super) fn serve_under_pressure(
+        &self,
+        request: Request,
+        refusal: Refusal,
+    ) -> Result<Handed, AllocError> {
+        // Neither a system that fails nor one that is asked for nonsense has more after a release.
+        if let Refusal::System(error) = &refusal
+            && !error.is_out_of_memory()
+        {
+            return Err(AllocError::Driver(error.clone()));
+        }
+        if self.hooks.free_some_memory()
+            && let Ok(found) = self.try_again(request)
+        {
+            return Ok(found);
+        }
+        self.release_all();
+        self.blocks.lock().num_retries += 1;
+        let refusal = match self.try_again(request) {
+            Ok(found) => return Ok(found),
+            Err(refusal) => refusal,
+        };
+        let report = self.report(request, refusal);
+        let free = report.device_free_bytes.unwrap_or(0);
+        self.blocks.lock().num_ooms += 1;
+        self.record(Action::OutOfMemory, free, request.bytes, request.stream);
+        self.hooks.tell_out_of_memory(&report);
+        Err(AllocError::OutOfMemory(Box::new(report)))
+    }
+
+    /// What a callback or another thread has freed meanwhile, else the system.
+    fn try_again(&self, request: Request) -> Result<Handed, Refusal> {
+        let Request { bytes, stream } = request;
+        let mut blocks = self.blocks.lock();
+        if let Some(found) = blocks.reuse(bytes, stream) {
+            self.record(Action::Alloc, found.address, bytes, stream);
+            return Ok(found);
+        }
+        drop(blocks);
+        self.take(request)
+    }
+
+    fn report(&self, request: Request, refusal: Refusal) -> OutOfMemory {
+        let info = memory_info().ok();
+        let statistics = self.blocks.lock().statistics();
+        let (_, largest) = self.blocks.lock().idle();
+        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
+        let idle = |kind: PoolKind| {
+            let (held, live) = match kind {
+                PoolKind::Small => (statistics.reserved_bytes.small, statistics.active_bytes.small),
+                PoolKind::Large => (statistics.reserved_bytes.large, statistics.active_bytes.large),
+            };
+            bytes(held.current - live.current)
+        };
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        let mut report = OutOfMemory {
+            device: self.device,
+            stream: request.stream,
+            pool: PoolId::DEFAULT,
+            requested_bytes: request.bytes,
+            rounded_bytes: request.bytes,
+            segment_bytes: request.bytes,
+            device_free_bytes: info.map(|info| info.free_bytes),
+            device_total_bytes: info.map(|info| info.total_bytes),
+            limit_bytes: (limit != UNLIMITED).then_some(limit),
+            allocated_bytes: bytes(statistics.allocated_bytes.all.current),
+            reserved_bytes: bytes(statistics.reserved_bytes.all.current),
+            cached_small_bytes: idle(PoolKind::Small),
+            cached_large_bytes: idle(PoolKind::Large),
+            largest_free: (largest > 0).then_some(LargestFree {
+                size_bytes: largest,
+                stream: StreamId::DEFAULT,
+                pool: PoolId::DEFAULT,
+            }),
+            ..OutOfMemory::default()
+        };
+        report.hints.push("the \"device\" is this machine's own memory: backend:cpu.".to_owned());
+        match refusal {
+            Refusal::System(error) => report.driver = Some(error),
+            Refusal::Limit => report.hints.push(format!(
+                "the limit of {} refused it before the system was asked: raise the memory fraction.",
+                human_bytes(limit)
+            )),
+        }
+        report
+    }
+}

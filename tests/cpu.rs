@@ -1,0 +1,99 @@
+//! `backend:cpu`: exact sizes, one map for all instances, and what happens without memory.
+
+#[path = "cpu/instances.rs"]
+mod instances;
+#[path = "cpu/random.rs"]
+mod random;
+#[path = "cpu/rules.rs"]
+mod rules;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::config::{Config, KeyTable, Settings};
+use stratalloc::driver::DriverResult;
+use stratalloc::driver::system::{Source, SystemBlock, SystemMemory};
+use stratalloc::error::{DriverError, DriverErrorKind};
+use stratalloc::ids::{DeviceId, StreamId};
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::{Clock, CpuAllocator};
+
+const ANY: StreamId = StreamId::DEFAULT;
+
+/// The system with a count of what it gave out, and with as much memory as a test says.
+#[derive(Debug)]
+struct Counted {
+    memory: SystemMemory,
+    held: AtomicI64,
+    held_bytes: AtomicI64,
+    asked: AtomicU64,
+    most_bytes: AtomicI64,
+}
+
+impl Counted {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            memory: SystemMemory::default(),
+            held: AtomicI64::new(0),
+            held_bytes: AtomicI64::new(0),
+            asked: AtomicU64::new(0),
+            most_bytes: AtomicI64::new(i64::MAX),
+        })
+    }
+
+    fn held(&self) -> (i64, i64) {
+        (self.held.load(Ordering::SeqCst), self.held_bytes.load(Ordering::SeqCst))
+    }
+}
+
+impl Source for Counted {
+    fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let size = i64::try_from(size_bytes).expect("tests ask for little");
+        if self.held_bytes.load(Ordering::SeqCst) + size > self.most_bytes.load(Ordering::SeqCst) {
+            let message = format!("no memory for {size_bytes} bytes");
+            return Err(DriverError::new(DriverErrorKind::OutOfMemory, "test", 12, message));
+        }
+        let block = self.memory.take(size_bytes, alignment_bytes)?;
+        self.held.fetch_add(1, Ordering::SeqCst);
+        self.held_bytes.fetch_add(size, Ordering::SeqCst);
+        Ok(block)
+    }
+
+    fn give(&self, block: SystemBlock) {
+        self.held.fetch_sub(1, Ordering::SeqCst);
+        let size = i64::try_from(block.size_bytes()).expect("tests ask for little");
+        self.held_bytes.fetch_sub(size, Ordering::SeqCst);
+        drop(block);
+    }
+}
+
+/// A clock that tests set.
+fn hand_clock() -> (Arc<AtomicU64>, Clock) {
+    let seconds = Arc::new(AtomicU64::new(0));
+    let own = Arc::clone(&seconds);
+    (seconds, Arc::new(move || Duration::from_secs(own.load(Ordering::SeqCst))))
+}
+
+fn settings(conf: &str) -> Settings {
+    Config::parse(conf, &KeyTable::default()).expect("a legal string").settings().clone()
+}
+
+fn over(source: &Arc<Counted>, conf: &str) -> CpuAllocator {
+    timed(source, conf, hand_clock().1)
+}
+
+fn timed(source: &Arc<Counted>, conf: &str, clock: Clock) -> CpuAllocator {
+    let source = Arc::clone(source) as Arc<dyn Source>;
+    CpuAllocator::with_source(DeviceId(0), &settings(conf), source, clock).expect("legal settings")
+}
+
+fn take(allocator: &dyn DeviceAllocator, bytes: u64) -> Allocation {
+    allocator.allocate(Request::new(bytes, ANY)).expect("there is enough")
+}
+
+fn statistics(allocator: &dyn DeviceAllocator) -> Statistics {
+    allocator.counters().expect("it counts").statistics()
+}

@@ -1,0 +1,314 @@
+//! One instance: what is reused, what goes back, what is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Pressure, Request, Token};
+use stratalloc::config::{Config, KeyTable, Settings};
+use stratalloc::driver::Sim;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
+use stratalloc::history::{Action, BlockStateName};
+use stratalloc::ids::{DeviceId, StreamId};
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::{CpuAllocator, Strategy};
+
+use super::{ANY, Counted, hand_clock, over, settings, statistics, take, timed};
+
+#[test]
+fn only_the_exact_size_is_reused_and_the_last_freed_comes_first() {
+    let source = Counted::new();
+    let own = over(&source, "");
+    let (first, second) = (take(&own, 1000), take(&own, 1000));
+    let (first_at, second_at) = (first.address(), second.address());
+    own.free(first).unwrap();
+    own.free(second).unwrap();
+    assert_ne!(take(&own, 999).address(), second_at);
+    assert_eq!(take(&own, 1000).address(), second_at);
+    assert_eq!(take(&own, 1000).address(), first_at);
+    assert_eq!(source.held().0, 3);
+    let s = statistics(&own);
+    assert_eq!((s.hits, s.misses, s.free_blocks), (2, 3, 0));
+}
+
+#[test]
+fn streams_do_not_matter() {
+    let own = over(&Counted::new(), "");
+    assert!(own.cross_stream().is_none());
+    let block = own.allocate(Request::new(64, StreamId(64))).unwrap();
+    let address = block.address();
+    own.free(block).unwrap();
+    assert_eq!(own.allocate(Request::new(64, StreamId(128))).unwrap().address(), address);
+}
+
+#[test]
+fn blocks_start_where_the_alignment_says() {
+    for (conf, alignment) in
+        [("", 64), ("cpu_alignment:4096", 4096), ("cpu_alignment:2097152", 2 * MIB)]
+    {
+        let own = over(&Counted::new(), conf);
+        let sizes = [1, 17, 4 * KIB, 3 * MIB];
+        assert!(sizes.into_iter().all(|b| take(&own, b).address().is_multiple_of(alignment)));
+    }
+}
+
+#[test]
+fn without_memory_the_cache_goes_and_the_system_is_asked_once_more() {
+    let source = Counted::new();
+    source.most_bytes.store(1000, Ordering::SeqCst);
+    let own = over(&source, "");
+    let kept = take(&own, 300);
+    for _ in 0..2 {
+        let block = take(&own, 600);
+        own.free(block).unwrap();
+    }
+    assert_eq!(source.asked.load(Ordering::SeqCst), 2);
+    let block = take(&own, 700);
+    assert_eq!((source.asked.load(Ordering::SeqCst), source.held()), (4, (2, 1000)));
+    let s = statistics(&own);
+    assert_eq!((s.num_alloc_retries, s.num_ooms), (1, 0));
+    own.free(block).unwrap();
+    own.free(kept).unwrap();
+}
+
+#[test]
+fn a_failed_request_has_every_number_in_its_report_and_changes_nothing() {
+    let source = Counted::new();
+    source.most_bytes.store(1000, Ordering::SeqCst);
+    let own = over(&source, "");
+    let told = Arc::new(AtomicU32::new(0));
+    let heard = Arc::clone(&told);
+    own.add_oom_observer(Arc::new(move |_| _ = heard.fetch_add(1, Ordering::SeqCst)));
+    let kept = take(&own, 900);
+    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(101, ANY)) else {
+        panic!("1001 bytes of 1000");
+    };
+    assert_eq!((report.requested_bytes, report.allocated_bytes), (101, 900));
+    assert_eq!(report.driver.as_ref().unwrap().code, 12);
+    assert!(report.to_string().contains("101"), "{report}");
+    assert_eq!((told.load(Ordering::SeqCst), statistics(&own).num_ooms), (1, 1));
+    own.free(kept).unwrap();
+    assert_eq!(take(&own, 900).size_bytes(), 900);
+}
+
+#[test]
+fn a_callback_that_frees_saves_the_request() {
+    let source = Counted::new();
+    source.most_bytes.store(1000, Ordering::SeqCst);
+    let own = Arc::new(over(&source, ""));
+    let spare = parking_lot::Mutex::new(Some(take(&*own, 800)));
+    let weak = Arc::downgrade(&own);
+    own.add_free_memory_callback(Arc::new(move || {
+        let (own, spare) = (weak.upgrade().unwrap(), spare.lock().take());
+        spare.is_some_and(|block| own.free(block).is_ok())
+    }));
+    // The callback's block has the very size.
+    assert_eq!(take(&*own, 800).size_bytes(), 800);
+    assert_eq!((source.asked.load(Ordering::SeqCst), statistics(&*own).num_alloc_retries), (2, 0));
+}
+
+#[test]
+fn a_limit_counts_what_is_cached_and_gives_it_up() {
+    let source = Counted::new();
+    let own = over(&source, "");
+    own.set_limit_bytes(Some(1000));
+    let block = take(&own, 600);
+    own.free(block).unwrap();
+    let block = take(&own, 700);
+    assert_eq!(source.held(), (1, 700));
+    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(301, ANY)) else {
+        panic!("1001 bytes of 1000");
+    };
+    assert_eq!((report.limit_bytes, report.driver), (Some(1000), None));
+    assert!(own.set_memory_fraction(1.5).is_err() && own.set_memory_fraction(f64::NAN).is_err());
+    assert_eq!(own.limit_bytes(), Some(1000));
+    own.set_memory_fraction(1.0).unwrap();
+    assert_eq!(own.limit_bytes(), None);
+    own.free(block).unwrap();
+}
+
+#[test]
+fn over_the_watermark_the_longest_idle_go_back() {
+    let source = Counted::new();
+    let own = over(&source, "cpu_cached_max_mb:3");
+    let blocks: Vec<_> = (1..=3).map(|n| take(&own, n * MIB)).collect();
+    let addresses: Vec<_> = blocks.iter().map(Allocation::address).collect();
+    blocks.into_iter().for_each(|block| own.free(block).unwrap());
+    // 1 + 2, then 3 more: the first two go.
+    assert_eq!(source.held(), (1, 3 << 20));
+    assert_eq!(take(&own, 3 * MIB).address(), addresses[2]);
+    let large = take(&own, 4 * MIB);
+    own.free(large).unwrap();
+    assert_eq!(source.held(), (1, 3 << 20));
+}
+
+#[test]
+fn what_is_idle_for_too_long_goes_back() {
+    let source = Counted::new();
+    let (seconds, clock) = hand_clock();
+    let own = timed(&source, "cpu_trim_age_s:10", clock);
+    let blocks: Vec<_> = (1..=6).map(|n| take(&own, n)).collect();
+    for block in blocks {
+        seconds.fetch_add(1, Ordering::SeqCst);
+        own.free(block).unwrap();
+    }
+    seconds.store(12, Ordering::SeqCst);
+    assert_eq!(own.trim(), 1 + 2);
+    assert_eq!(own.trim(), 0);
+    seconds.store(14, Ordering::SeqCst);
+    // A miss trims too.
+    let seven = take(&own, 7);
+    assert_eq!(source.held(), (3, 5 + 6 + 7));
+    seconds.store(16, Ordering::SeqCst);
+    own.free(seven).unwrap();
+    assert_eq!(source.held(), (1, 7));
+}
+
+#[test]
+fn blocks_start_as_they_shall_also_the_second_time() {
+    for (conf, expected) in
+        [("cpu_zero_fill:True", [0; 4]), ("cpu_junk_fill:True", 0x7fed_beef_u32.to_le_bytes())]
+    {
+        let own = over(&Counted::new(), conf);
+        for size in [10, 3 * MIB] {
+            for _ in 0..2 {
+                let block = take(&own, size);
+                let mut memory = own.record_free(block.address()).unwrap();
+                let len = memory.bytes().len();
+                assert_eq!(len as u64, size);
+                drop(memory);
+                let mut buffer = own.buffer(size).unwrap();
+                let address = buffer.address();
+                buffer.bytes().fill(std::mem::MaybeUninit::new(7));
+                drop(buffer);
+                let mut again = own.buffer(size).unwrap();
+                assert_eq!(again.address(), address);
+                let written = again.initialized().expect("a filled block has no unwritten byte");
+                assert!(written.iter().enumerate().all(|(at, byte)| *byte == expected[at % 4]));
+            }
+        }
+    }
+    let plain = over(&Counted::new(), "");
+    assert!(plain.buffer(8).unwrap().initialized().is_none());
+}
+
+#[test]
+fn both_fills_are_an_error_at_the_second_and_nothing_is_built() {
+    let text = "cpu_zero_fill:True,cpu_junk_fill:True";
+    let error = Config::parse(text, &KeyTable::default()).unwrap_err();
+    assert!(error.to_string().contains("cpu_junk_fill"), "{error}");
+    assert!(error.to_string().contains("other fill"), "{error}");
+    let mut both = Settings::default();
+    (both.cpu.zero_fill, both.cpu.junk_fill) = (true, true);
+    let error = CpuAllocator::new(DeviceId(0), &both).unwrap_err();
+    assert_eq!(error.kind, DriverErrorKind::InvalidValue);
+    both.cpu.junk_fill = false;
+    both.cpu.alignment_bytes = 48;
+    assert!(CpuAllocator::new(DeviceId(0), &both).unwrap_err().message.contains("48"));
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_key() {
+    for text in [
+        "cpu_alignment:8",
+        "cpu_alignment:100",
+        "cpu_alignment:4194304",
+        "cpu_trim_age_s:-1",
+        "cpu_trim_age_s:inf",
+        "cpu_numa_node:-1",
+        "cpu_numa_node:4294967296",
+        "cpu_cached_max_mb:1.5",
+        "cpu_huge_pages:yes",
+    ] {
+        let error = Config::parse(text, &KeyTable::default()).unwrap_err();
+        assert!(error.to_string().contains(text.split(':').next().unwrap()), "{error}");
+    }
+    let far = settings("backend:cpu,cpu_numa_node:900");
+    assert!(CpuAllocator::new(DeviceId(0), &far).unwrap_err().message.contains("node 900"));
+}
+
+#[test]
+fn what_can_change_changes_and_the_rest_is_refused_as_a_whole() {
+    let own = over(&Counted::new(), "");
+    let parse = |text| Config::parse(text, &KeyTable::default()).unwrap();
+    let error = own.apply(&parse("cpu_alignment:128,cpu_cached_max_mb:0")).unwrap_err();
+    assert!(error.message.contains("cpu_alignment"), "{error}");
+    let block = take(&own, 5);
+    own.free(block).unwrap();
+    assert_eq!(statistics(&own).free_blocks, 1);
+    own.apply(&parse("cpu_cached_max_mb:0")).unwrap();
+    let block = take(&own, 5);
+    own.free(block).unwrap();
+    assert_eq!(statistics(&own).free_blocks, 0);
+}
+
+#[test]
+fn wrong_handles_are_refused_and_come_back() {
+    let (own, other) = (over(&Counted::new(), ""), over(&Counted::new(), ""));
+    let block = take(&own, 100);
+    let (address, token, owner) = (block.address(), block.token(), block.owner());
+    let copy = |address, token| Allocation::new(address, 100, owner, token);
+    let refused = other.free(copy(address, token)).unwrap_err();
+    assert!(matches!(refused.reason, HandleError::Foreign { .. }), "{refused:?}");
+    assert_eq!(refused.allocation.address(), address);
+    for wild in [
+        copy(address + 64, token),
+        copy(address, Token([7, 0, 0])),
+        copy(address, Token([0, 9, 0])),
+    ] {
+        assert!(own.free(wild).is_err());
+    }
+    own.free(block).unwrap();
+    let before = statistics(&own);
+    let stale = own.free(copy(address, token)).unwrap_err();
+    assert_eq!(stale.reason, HandleError::Stale { address });
+    // The next life of the same slot is not the old handle's.
+    let again = take(&own, 100);
+    assert_eq!(again.address(), address);
+    assert!(own.free(copy(address, token)).is_err());
+    own.free(again).unwrap();
+    assert_eq!(statistics(&own).allocated_bytes.all.current, before.allocated_bytes.all.current);
+    for (bytes, error) in [(0, "zero"), (u64::MAX, "1 EiB"), (1 << 60, "out of memory")] {
+        let refused = own.allocate(Request::new(bytes, ANY)).unwrap_err();
+        assert!(refused.to_string().contains(error), "{refused}");
+    }
+}
+
+#[test]
+fn layout_history_and_base_tell_of_every_block() {
+    let own = over(&Counted::new(), "");
+    own.history().start(100);
+    let (small, large) = (take(&own, 512), take(&own, 5 * MIB));
+    let base = own.base_allocation(&large).unwrap();
+    assert_eq!((base.address, base.size_bytes), (large.address(), 5 * MIB));
+    own.free(small).unwrap();
+    let mut states: Vec<_> =
+        own.layout().iter().map(|s| (s.size_bytes, s.blocks[0].state)).collect();
+    states.sort_by_key(|(bytes, _)| *bytes);
+    let live = BlockStateName::ActiveAllocated;
+    assert_eq!(states, [(512, BlockStateName::Inactive), (5 * MIB, live)]);
+    let info = own.cache_info().unwrap();
+    assert_eq!((info.free_blocks, info.largest_cached_bytes), (1, 512));
+    own.empty_cache().unwrap();
+    own.free(large).unwrap();
+    let mut events = Vec::new();
+    own.history().drain_into(&mut events);
+    let actions: Vec<_> = events.iter().map(|event| event.action).collect();
+    use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree};
+    let one = [SegmentAlloc, Alloc];
+    let free = [FreeRequested, FreeCompleted];
+    assert_eq!(actions, [&one[..], &one, &free, &[SegmentFree], &free].concat());
+}
+
+#[test]
+fn the_string_chooses_it() {
+    let config = Config::parse("backend:cpu", &KeyTable::default()).unwrap();
+    let sim = Arc::new(Sim::new(SimOptions::default()));
+    let built = registry::build(&config, sim, BuildOptions::default()).unwrap();
+    assert!(matches!(built, Strategy::Cpu(_)));
+    assert_eq!(built.name(), "cpu");
+    let block = take(&built, 100);
+    assert!(block.address().is_multiple_of(64));
+    built.free(block).unwrap();
+}
