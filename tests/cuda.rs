@@ -479,3 +479,11 @@ fn many_live_blocks_do_not_overlap() {
         held.into_iter().for_each(|block| give(&strategy, block));
     }
 }
+
+#[test]
+fn memory_of_the_host_is_not_passed_off_as_the_devices() {
+    let Some(cuda) = device() else { return };
+    let config = Config::parse("backend:cpu", &KeyTable::default()).unwrap();
+    let error = build(&config, cuda, BuildOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("memory of the host"), "{error}");
+}

@@ -51,9 +51,10 @@ impl DeviceAllocator for CpuAllocator {
 }
 
 impl Caching for CpuAllocator {
-    /// Gives every idle block back to the system.
+    /// Gives every idle block back to the system, and lets the C library do so with its own.
     fn empty_cache(&self) -> Result<(), DriverError> {
         self.core.release_all();
+        self.core.source.release_kept();
         Ok(())
     }
 

@@ -32,6 +32,7 @@ impl Core {
             return Ok(found);
         }
         self.release_all();
+        self.source.release_kept();
         self.blocks.lock().num_retries += 1;
         let refusal = match self.try_again(request) {
             Ok(found) => return Ok(found),

@@ -174,6 +174,15 @@ impl SystemBlock {
     }
 }
 
+/// Lets the C library give its free pages back, where it can be told to.
+pub(super) fn trim_c_library() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it touches free memory of the C library's own only, under that library's locks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// What the system calls it when there is no memory.
 const OUT_OF_MEMORY: i32 = 12;
 

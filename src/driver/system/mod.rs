@@ -39,6 +39,9 @@ pub trait Source: fmt::Debug + Send + Sync {
     fn give(&self, block: SystemBlock) {
         drop(block);
     }
+
+    /// Lets go of what the source itself keeps of memory that was given back. May take milliseconds.
+    fn release_kept(&self) {}
 }
 
 /// What is asked of the system beside the memory.
@@ -80,6 +83,10 @@ impl Source for SystemMemory {
             return SystemBlock::map(size_bytes, alignment_bytes, self.options);
         }
         SystemBlock::from_system(size_bytes, alignment_bytes)
+    }
+
+    fn release_kept(&self) {
+        block::trim_c_library();
     }
 }
 

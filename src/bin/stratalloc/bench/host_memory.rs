@@ -60,21 +60,21 @@ where
     }
 }
 
-/// Somebody's memory with a name, ours without.
-type Named = (Option<&'static str>, Box<dyn Memory>);
+/// Ours.
+pub(crate) fn own(settings: &Settings) -> Result<Box<dyn Memory>, DriverError> {
+    Ok(Box::new(CpuAllocator::new(DeviceId(0), settings)?))
+}
 
-/// Ours and the others.
-pub(crate) fn all(settings: &Settings) -> Result<Vec<Named>, DriverError> {
-    let mut all: Vec<Named> = vec![
-        (None, Box::new(CpuAllocator::new(DeviceId(0), settings)?)),
-        (Some("system"), Box::new(Global(FromGlobal(&System)))),
-    ];
-    #[cfg(feature = "mimalloc")]
-    all.push((Some("mimalloc"), Box::new(Global(FromGlobal(&mimalloc::MiMalloc)))));
+/// Others, by name. To be timed before anything of ours runs: what we give back is the C library's to
+/// keep, and would spare it the system's calls.
+pub(crate) fn others() -> Vec<(&'static str, Box<dyn Memory>)> {
     #[cfg(not(feature = "mimalloc"))]
     eprintln!("note: no rows of mimalloc: this program was built without the feature mimalloc");
-    all.shrink_to_fit();
-    Ok(all)
+    vec![
+        ("system", Box::new(Global(FromGlobal(&System))) as Box<dyn Memory>),
+        #[cfg(feature = "mimalloc")]
+        ("mimalloc", Box::new(Global(FromGlobal(&mimalloc::MiMalloc)))),
+    ]
 }
 
 /// Nanoseconds for taking, touching and giving back.

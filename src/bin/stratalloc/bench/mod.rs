@@ -71,6 +71,9 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
     let device = args.device.to_string();
     let mut printer = Printer { args, conf: "", device: "", done: 0 };
     printer.floors()?;
+    if confs.iter().any(|(_, config)| config.settings().backend == "cpu") {
+        printer.other_host_memory()?;
+    }
     for (text, config) in &confs {
         printer.conf = text;
         printer.device = &device;
@@ -219,8 +222,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// What only memory of the host has: threads with caches of their own, and pages that are touched,
-    /// beside other allocators of host memory.
+    /// What only memory of the host has: threads with caches of their own, and pages that are touched.
     fn host_memory(&mut self, config: &Config) -> Result<(), Box<dyn Error>> {
         if self.wants("threads:own_guard") {
             for threads in self.thread_counts() {
@@ -228,14 +230,26 @@ impl Printer<'_> {
                 self.row("threads:own_guard", threads, done.ns, done.mops)?;
             }
         }
-        let conf = self.conf;
-        for (name, memory) in host_memory::all(config.settings())? {
-            self.conf = name.unwrap_or(conf);
-            for (case, bytes) in host_memory::TOUCHED {
-                self.single(case, || host_memory::touch(&*memory, bytes))?;
-            }
+        let memory = host_memory::own(config.settings())?;
+        self.touch(&*memory)?;
+        Ok(())
+    }
+
+    fn touch(&mut self, memory: &dyn host_memory::Memory) -> std::io::Result<()> {
+        let mut cases = host_memory::TOUCHED.into_iter();
+        cases.try_for_each(|(case, bytes)| self.single(case, || host_memory::touch(memory, bytes)))
+    }
+
+    /// Other allocators of host memory.
+    fn other_host_memory(&mut self) -> std::io::Result<()> {
+        if !host_memory::TOUCHED.iter().any(|(case, _)| self.wants(case)) {
+            return Ok(());
         }
-        self.conf = conf;
+        for (name, memory) in host_memory::others() {
+            self.conf = name;
+            self.device = "host";
+            self.touch(&*memory)?;
+        }
         Ok(())
     }
 
