@@ -3,22 +3,17 @@
 //! Configurations come from `ALLOC_CONF`, or are every built-in strategy. The cases are those of
 //! `stratalloc bench`, which runs on machines without cargo.
 
-#[path = "../src/bin/stratalloc/bench/cases.rs"]
-#[allow(dead_code, reason = "shared with the command line; not every case is used here")]
-mod cases;
-
 use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use stratalloc::cli::cases::{Client, Raw, Typed};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::Sim;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
-
-use cases::{Client, Raw, Typed};
 
 /// What else of the native strategy is worth a row.
 const NATIVE: [&str; 2] = [

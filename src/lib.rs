@@ -5,6 +5,8 @@
 
 pub mod allocator;
 pub mod cache;
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod config;
 pub mod driver;
 pub mod error;

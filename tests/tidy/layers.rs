@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 18] = [
+const LAYERS: [Layer; 19] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -36,6 +36,7 @@ const LAYERS: [Layer; 18] = [
     layer("handle"),
     layer("replay"),
     layer("ffi"),
+    Layer { never: &["ffi"], ..layer("cli") },
 ];
 
 /// The layer of a file: the folder or the file's own name under `src/`.
@@ -189,7 +190,7 @@ fn a_file_that_reaches_to_the_right_is_seen() {
     assert_eq!(sees("src/driver/mod.rs", "/// See crate::cache.\n// crate::cache"), 0);
     assert_eq!(sees("src/driver/mod.rs", "crate::driver::forward!(x);"), 0);
     assert_eq!(sees("src/novel/mod.rs", ""), 1);
-    assert_eq!(sees("src/bin/stratalloc/main.rs", "use crate::output;"), 0);
+    assert_eq!(sees("src/bin/stratalloc.rs", "use crate::output;"), 0);
 }
 
 #[test]

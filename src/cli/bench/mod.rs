@@ -1,24 +1,24 @@
 //! `stratalloc bench`: the hot path of any configuration, timed beside the floors of the machine.
 
-mod cases;
+pub mod cases;
 mod floors;
 mod host_memory;
 
 use std::error::Error;
 use std::io::Write;
 
+use crate::allocator::DeviceAllocator;
+use crate::config::Config;
+use crate::ids::StreamId;
+use crate::registry::BuildOptions;
+use crate::size::{KIB, MIB};
+use crate::strategies::Strategy;
 use clap::Args;
 use serde::Serialize;
-use stratalloc::allocator::DeviceAllocator;
-use stratalloc::config::Config;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::BuildOptions;
-use stratalloc::size::{KIB, MIB};
-use stratalloc::strategies::Strategy;
 
-use crate::device::Device;
-use crate::outcome::{Outcome, out};
-use crate::settings;
+use super::device::Device;
+use super::outcome::{Outcome, out};
+use super::settings;
 use cases::{Pool, Raw, Tail, Typed};
 
 /// Arguments of `bench`.
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
             let opened = args.device.open(None)?;
             let streams = opened.streams(args.threads.max(1))?;
             let options = BuildOptions { raw_addresses };
-            let strategy = stratalloc::registry::build(config, opened.driver, options)?;
+            let strategy = crate::registry::build(config, opened.driver, options)?;
             Ok(Built { strategy, streams })
         };
         printer.typed(&build)?;

@@ -4,19 +4,19 @@ use std::error::Error;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::config::{Compat, Config};
+use crate::driver::sim::EventMode;
+use crate::ids::StreamId;
+use crate::registry::{self, BuildOptions};
+use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
+use crate::stats::Statistics;
 use clap::Args;
 use serde::Serialize;
-use stratalloc::config::{Compat, Config};
-use stratalloc::driver::sim::EventMode;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
-use stratalloc::stats::Statistics;
 
-use crate::device::{Device, Opened, open_sim};
-use crate::outcome::{Outcome, out};
-use crate::settings;
-use crate::show::{grouped, mib, progress};
+use super::device::{Device, Opened, open_sim};
+use super::outcome::{Outcome, out};
+use super::settings;
+use super::show::{grouped, mib, progress};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -149,7 +149,7 @@ fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<
 }
 
 fn total_bytes(total_memory: Option<u64>) -> u64 {
-    total_memory.unwrap_or(stratalloc::driver::sim::SimOptions::default().total_bytes)
+    total_memory.unwrap_or(crate::driver::sim::SimOptions::default().total_bytes)
 }
 
 fn verify(args: &Replay, trace: &Trace, config: &Config) -> Result<Verification, Box<dyn Error>> {

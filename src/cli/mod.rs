@@ -1,4 +1,8 @@
-//! The command line. One file per subcommand; `--help` tells the rest.
+//! The command line, as a library: a program that registers strategies of its own and calls [`main`] has
+//! every command for them too.
+//!
+//! One file per subcommand; `--help` tells the rest. What is timed is in [`cases`], for benchmarks of
+//! other programs.
 
 mod bench;
 mod compare;
@@ -14,6 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+pub use bench::cases;
 use outcome::{Outcome, is_closed_pipe};
 use settings::BadConf;
 
@@ -39,7 +44,19 @@ enum Command {
     Bench(bench::Bench),
 }
 
-fn main() -> ExitCode {
+/// Runs the command that the program's arguments name, on the strategies that are registered by now.
+/// Reads the arguments and the environment, writes to the standard output and, on errors, to the standard
+/// error stream. Ends the program itself when the arguments are not legal, or ask for help.
+///
+/// ```no_run
+/// # use stratalloc::registry;
+/// fn main() -> std::process::ExitCode {
+///     // registry::register("mine", ...) before anything is built.
+///     stratalloc::cli::main()
+/// }
+/// ```
+#[must_use]
+pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.command {
         Command::Explain(args) => explain::run(args),

@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::io::Write;
 
+use crate::config::Origin;
+use crate::registry;
 use clap::Args;
-use stratalloc::config::Origin;
-use stratalloc::registry;
 
-use crate::outcome::{Outcome, out};
-use crate::settings;
-use crate::show::{Side, table};
+use super::outcome::{Outcome, out};
+use super::settings;
+use super::show::{Side, table};
 
 /// Arguments of `explain`.
 #[derive(Args, Debug)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use stratalloc::config::{Config, ConfigError, FromEnvironment, KeyTable, from_environment};
+use crate::config::{Config, ConfigError, FromEnvironment, KeyTable, from_environment};
 
 /// A string that could not be used, as it is shown.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl std::error::Error for BadConf {}
 
 /// The keys that are known here.
 pub(crate) fn keys() -> KeyTable {
-    stratalloc::registry::key_table()
+    crate::registry::key_table()
 }
 
 /// Parses one string.

@@ -5,13 +5,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
-use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::driver::{Brake, Driver, Sim};
+use crate::driver::host::{Host, HostOptions};
+use crate::driver::sim::{EventMode, SimOptions};
+use crate::driver::{Brake, Driver, Sim};
 #[cfg(unix)]
-use stratalloc::driver::{Gated, HoldsWork};
-use stratalloc::error::{DriverError, DriverErrorKind};
-use stratalloc::ids::StreamId;
+use crate::driver::{Gated, HoldsWork};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::StreamId;
 
 /// What `--device` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Device {
     /// All that could be there: the first CUDA device also where there is none, to say why.
     pub(crate) fn all() -> Vec<Self> {
         #[cfg(all(feature = "cuda", unix))]
-        let count = stratalloc::driver::Cuda::count().unwrap_or(1).max(1);
+        let count = crate::driver::Cuda::count().unwrap_or(1).max(1);
         #[cfg(not(all(feature = "cuda", unix)))]
         let count = 1;
         [Self::Sim, Self::Host].into_iter().chain((0..count).map(Self::Cuda)).collect()
@@ -73,7 +73,7 @@ impl Device {
 
 #[cfg(all(feature = "cuda", unix))]
 fn open_cuda(number: u32) -> Result<Opened, DriverError> {
-    let cuda = stratalloc::driver::Cuda::open(stratalloc::ids::DeviceId(number))?;
+    let cuda = crate::driver::Cuda::open(crate::ids::DeviceId(number))?;
     Ok(gated(cuda))
 }
 

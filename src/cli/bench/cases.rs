@@ -3,22 +3,24 @@
 //! Each case is a closed loop over precomputed sizes, so that every allocator does the same work.
 //! Typed cases carry the allocation's handle; raw cases keep nothing but the address.
 
+#![allow(clippy::missing_panics_doc, reason = "a case that cannot run ends the benchmark")]
+
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
+use crate::allocator::{Allocation, DeviceAllocator, RawAddresses, Request};
+use crate::driver::{Driver, DriverPoolId, MemoryPools};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::StreamId;
+use crate::size::{KIB, MIB};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, LogNormal};
-use stratalloc::allocator::{Allocation, DeviceAllocator, RawAddresses, Request};
-use stratalloc::driver::{Driver, DriverPoolId, MemoryPools};
-use stratalloc::error::{DriverError, DriverErrorKind};
-use stratalloc::ids::StreamId;
-use stratalloc::size::{KIB, MIB};
 
 /// How blocks are taken and given back.
-pub(crate) trait Client: Sync {
+pub trait Client: Sync {
     /// What the caller keeps of a block.
     type Block: Send;
     /// Takes a block.
@@ -28,7 +30,7 @@ pub(crate) trait Client: Sync {
 }
 
 /// Keeps the allocation's handle.
-pub(crate) struct Typed<'a, A>(pub(crate) &'a A);
+pub struct Typed<'a, A>(pub &'a A);
 
 impl<A: DeviceAllocator> Client for Typed<'_, A> {
     type Block = Allocation;
@@ -45,7 +47,7 @@ impl<A: DeviceAllocator> Client for Typed<'_, A> {
 }
 
 /// Keeps the address only.
-pub(crate) struct Raw<'a>(pub(crate) &'a dyn RawAddresses);
+pub struct Raw<'a>(pub &'a dyn RawAddresses);
 
 impl Client for Raw<'_> {
     type Block = u64;
@@ -63,14 +65,18 @@ impl Client for Raw<'_> {
 
 /// The default stream-ordered pool of a device, without an allocator. It keeps its memory, as the
 /// strategy over it does.
-pub(crate) struct Pool {
+pub struct Pool {
     driver: Arc<dyn Driver>,
     pool: DriverPoolId,
 }
 
 impl Pool {
     /// The pool of this device.
-    pub(crate) fn of(driver: Arc<dyn Driver>) -> Result<Self, DriverError> {
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device has no such pool.
+    pub fn of(driver: Arc<dyn Driver>) -> Result<Self, DriverError> {
         let pools = driver.memory_pools().ok_or_else(|| {
             let message = "the device has no stream-ordered memory pools";
             DriverError::new(DriverErrorKind::NotSupported, "memory_pools", 0, message)
@@ -103,7 +109,7 @@ impl Client for Pool {
 const DEFAULT: StreamId = StreamId::DEFAULT;
 
 /// Median of `repetitions` timings of `steps` calls, in nanoseconds a call.
-pub(crate) fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) -> f64 {
+pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) -> f64 {
     let mut times: Vec<f64> = (0..repetitions)
         .map(|_| {
             let start = Instant::now();
@@ -116,7 +122,7 @@ pub(crate) fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(u
 }
 
 /// Take and give back at once.
-pub(crate) fn pair<C: Client>(client: &C, bytes: u64) -> f64 {
+pub fn pair<C: Client>(client: &C, bytes: u64) -> f64 {
     let step = |_| {
         let block = client.take(black_box(bytes), DEFAULT);
         client.give(black_box(block));
@@ -126,7 +132,7 @@ pub(crate) fn pair<C: Client>(client: &C, bytes: u64) -> f64 {
 }
 
 /// Sizes as real programs ask for them: many small, few large.
-pub(crate) struct Mix {
+pub struct Mix {
     sizes: Vec<u64>,
     picks: Vec<usize>,
 }
@@ -134,7 +140,8 @@ pub(crate) struct Mix {
 const MIX_LEN: usize = 65_536;
 
 impl Mix {
-    pub(crate) fn new(live: usize, largest_bytes: u64) -> Self {
+    /// For `live` blocks of at most `largest_bytes` each.
+    pub fn new(live: usize, largest_bytes: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
         #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
         let bytes = |size: f64| (size as u64).clamp(1, largest_bytes);
@@ -159,7 +166,7 @@ fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
 }
 
 /// Replaces one of 4,096 live blocks at each step.
-pub(crate) fn mix<C: Client>(client: &C) -> f64 {
+pub fn mix<C: Client>(client: &C) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
     (0..200_000).for_each(|step| mix.step(client, &mut blocks, step));
@@ -169,7 +176,7 @@ pub(crate) fn mix<C: Client>(client: &C) -> f64 {
 }
 
 /// Take and give back 1 KiB where `holes` free blocks of that size lie between live ones.
-pub(crate) fn holes<C: Client>(client: &C, holes: usize) -> f64 {
+pub fn holes<C: Client>(client: &C, holes: usize) -> f64 {
     let mut blocks: Vec<_> = (0..2 * holes).map(|_| Some(client.take(KIB, DEFAULT))).collect();
     let mut order: Vec<usize> = (0..holes).collect();
     order.shuffle(&mut SmallRng::seed_from_u64(3));
@@ -184,13 +191,13 @@ pub(crate) fn holes<C: Client>(client: &C, holes: usize) -> f64 {
 }
 
 /// Latencies of single steps, sorted.
-pub(crate) struct Tail {
+pub struct Tail {
     sorted_ns: Vec<f64>,
 }
 
 impl Tail {
     /// Times each of 200,000 steps after as many untimed ones.
-    pub(crate) fn of(mut step: impl FnMut(usize)) -> Self {
+    pub fn of(mut step: impl FnMut(usize)) -> Self {
         const STEPS: usize = 200_000;
         (0..STEPS).for_each(&mut step);
         let mut sorted_ns: Vec<f64> = (STEPS..2 * STEPS)
@@ -205,13 +212,13 @@ impl Tail {
     }
 
     /// The latency that this part of all steps, in thousandths, does not pass.
-    pub(crate) fn quantile(&self, thousandths: usize) -> f64 {
+    pub fn quantile(&self, thousandths: usize) -> f64 {
         self.sorted_ns[self.sorted_ns.len() * thousandths / 1000]
     }
 }
 
 /// Replaces one of 2,048 live blocks at each step.
-pub(crate) fn tail<C: Client>(client: &C) -> Tail {
+pub fn tail<C: Client>(client: &C) -> Tail {
     let mix = Mix::new(2048, 32 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..2048).map(|_| None).collect();
     let tail = Tail::of(|step| mix.step(client, &mut blocks, step));
@@ -221,16 +228,16 @@ pub(crate) fn tail<C: Client>(client: &C) -> Tail {
 
 /// What several threads did.
 #[derive(Clone, Copy)]
-pub(crate) struct Together {
+pub struct Together {
     /// Nanoseconds a step, as the slowest thread saw it.
-    pub(crate) ns: f64,
+    pub ns: f64,
     /// Millions of steps a second by all threads.
-    pub(crate) mops: f64,
+    pub mops: f64,
 }
 
 /// Runs `work(thread, steps)` on each thread at once and times the second call, the first being a
 /// quarter as long.
-pub(crate) fn together<W: FnMut(usize)>(
+pub fn together<W: FnMut(usize)>(
     threads: usize,
     steps: usize,
     work: impl Fn(usize) -> W + Sync,
@@ -290,7 +297,7 @@ impl<C: Client> Drop for Turns<'_, C> {
 
 /// Threads on these streams in turn: the median of seven runs of 200,000 steps, or of as many as half a
 /// second has room for.
-pub(crate) fn threads<C: Client>(client: &C, threads: usize, streams: &[StreamId]) -> Together {
+pub fn threads<C: Client>(client: &C, threads: usize, streams: &[StreamId]) -> Together {
     const FEWEST: usize = 2000;
     let run = |steps| {
         together(threads, steps, |thread| {
@@ -307,7 +314,7 @@ pub(crate) fn threads<C: Client>(client: &C, threads: usize, streams: &[StreamId
 }
 
 /// Take 64 KiB, announce another stream, give back. `None` if the allocator knows no streams.
-pub(crate) fn record_stream<A: DeviceAllocator>(allocator: &A, other: StreamId) -> Option<f64> {
+pub fn record_stream<A: DeviceAllocator>(allocator: &A, other: StreamId) -> Option<f64> {
     let cross = allocator.cross_stream()?;
     let step = |_| {
         let block = Typed(allocator).take(64 * KIB, DEFAULT);

@@ -5,13 +5,13 @@ use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::Settings;
-use stratalloc::driver::system::{FromGlobal, Source};
-use stratalloc::error::DriverError;
-use stratalloc::ids::{DeviceId, StreamId};
-use stratalloc::size::{KIB, MIB};
-use stratalloc::strategies::{CpuAllocator, CpuCachingGuard, current};
+use crate::allocator::{DeviceAllocator, Request};
+use crate::config::Settings;
+use crate::driver::system::{FromGlobal, Source};
+use crate::error::DriverError;
+use crate::ids::{DeviceId, StreamId};
+use crate::size::{KIB, MIB};
+use crate::strategies::{CpuAllocator, CpuCachingGuard, current};
 
 use super::cases::{Together, median_ns, together};
 

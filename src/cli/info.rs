@@ -3,14 +3,14 @@
 use std::error::Error;
 use std::io::Write;
 
+use crate::driver::{Driver, ProcessUsage};
+use crate::registry;
+use crate::size::human_bytes;
 use clap::Args;
-use stratalloc::driver::{Driver, ProcessUsage};
-use stratalloc::registry;
-use stratalloc::size::human_bytes;
 
-use crate::device::Device;
-use crate::outcome::{Outcome, out};
-use crate::show::{Side, table};
+use super::device::Device;
+use super::outcome::{Outcome, out};
+use super::show::{Side, table};
 
 /// Arguments of `info`.
 #[derive(Args, Debug)]
@@ -83,9 +83,9 @@ fn row(device: Device, driver: &dyn Driver) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use stratalloc::driver::sim::SimOptions;
-    use stratalloc::driver::{FaultPlan, Faulty, Sim};
-    use stratalloc::error::DriverErrorKind;
+    use crate::driver::sim::SimOptions;
+    use crate::driver::{FaultPlan, Faulty, Sim};
+    use crate::error::DriverErrorKind;
 
     use super::*;
 

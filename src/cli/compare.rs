@@ -4,18 +4,18 @@ use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
 
+use crate::config::{Compat, Config};
+use crate::driver::sim::EventMode;
+use crate::registry::{self, BuildOptions};
+use crate::replay::{self, Limits, Trace, Workload};
 use clap::Args;
 use serde::Serialize;
-use stratalloc::config::{Compat, Config};
-use stratalloc::driver::sim::EventMode;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::replay::{self, Limits, Trace, Workload};
 
-use crate::device::open_sim;
-use crate::outcome::{Outcome, out};
-use crate::replay::{name_of, read, workload_of};
-use crate::settings;
-use crate::show::{Side, mib, progress, table};
+use super::device::open_sim;
+use super::outcome::{Outcome, out};
+use super::replay::{name_of, read, workload_of};
+use super::settings;
+use super::show::{Side, mib, progress, table};
 
 /// Arguments of `compare`.
 #[derive(Args, Debug)]
