@@ -216,3 +216,16 @@ fn a_log_that_a_replay_writes_can_be_replayed_and_not_verified() {
         run(&["replay", recorded.to_str().unwrap(), "--verify", "--conf", "layers:[track]"]);
     assert_eq!(unverifiable.status.code(), Some(1));
 }
+
+/// A driver's own pool on an H200 (driver 580, 2026-11-21) reserved 3,488 MiB for this recording.
+#[test]
+fn simulated_driver_pools_hold_about_what_a_real_one_holds() {
+    const H200_BYTES: u64 = 3488 << 20;
+    let path = trace("resnet50.default");
+    let conf = "backend:cudaMallocAsync";
+    let output = run(&["replay", path.to_str().unwrap(), "--conf", conf, "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let reserved = row["peak_reserved_bytes"].as_u64().unwrap();
+    assert!(reserved.abs_diff(H200_BYTES) < H200_BYTES / 8, "{reserved}");
+}

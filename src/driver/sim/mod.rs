@@ -23,6 +23,7 @@ use crate::size::MIB;
 mod control;
 mod costs;
 mod graph;
+mod idle;
 mod mapping;
 mod peers;
 mod pools;

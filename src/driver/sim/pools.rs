@@ -1,9 +1,10 @@
 //! Stream-ordered pools of the simulated device, as `cudaMallocAsync` keeps them.
 //!
-//! A pool takes segments of at least 32 MiB and hands out ranges of them first fit by address. A
-//! freed range may be used again on the stream that freed it at once, and on others when the free
-//! has been reached there. Idle segments go back when somebody synchronises, down to the release
-//! threshold, and when the pool is trimmed. Nothing moves inside a segment.
+//! A pool takes memory in steps of 32 MiB and hands out the smallest idle range that fits. A freed range
+//! may be used again on the stream that freed it at once, and on others when the free has been reached
+//! there. Where no range fits, idle pages are moved to new addresses before memory is taken. Idle memory
+//! goes back when somebody synchronises, down to the release threshold, and when the pool is trimmed.
+//! Held against a driver on recordings: see `tests/malloc_async.rs`.
 //!
 //! What a captured stream asks for comes from memory of graphs, which is no pool: a range that was
 //! freed inside the capture may be used again where the graph puts the new use after the free.
@@ -13,8 +14,9 @@ use std::collections::BTreeMap;
 use hashbrown::HashSet;
 
 use super::graph::Graphs;
+use super::idle::{Freed, Idle, IdleRanges};
 use super::ranges::{AddressSpace, Budget};
-use super::work::{Mark, Work};
+use super::work::Work;
 use super::{Sim, State, invalid, not_supported};
 use crate::driver::call::Call;
 use crate::driver::{
@@ -23,7 +25,10 @@ use crate::driver::{
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
 
-const SEGMENT_MIN_BYTES: u64 = 32 * MIB;
+/// Memory is taken from the device in steps of this.
+const STEP_BYTES: u64 = 32 * MIB;
+/// What can be moved.
+const PAGE_BYTES: u64 = 2 * MIB;
 
 /// All pools.
 #[derive(Debug)]
@@ -55,25 +60,9 @@ struct Pool {
     destroyed: bool,
     threshold_bytes: u64,
     usage: DriverPoolUsage,
-    /// Start and size.
+    /// Start and size. Idle ranges do not reach from one into the next.
     segments: BTreeMap<u64, u64>,
-    /// Ranges that nobody holds, by address. None reaches over the end of its segment.
-    idle: BTreeMap<u64, Idle>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Idle {
-    size_bytes: u64,
-    /// The free that not everybody has seen. `None`: everybody may use the range.
-    freed: Option<Freed>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Freed {
-    /// In the order of a stream.
-    On(StreamId, Mark),
-    /// In a capture that has not ended.
-    At(NodeId),
+    idle: IdleRanges,
 }
 
 impl Pool {
@@ -82,91 +71,117 @@ impl Pool {
         self.usage.reserved_high_bytes = self.usage.reserved_bytes;
     }
 
-    /// Opens ranges to everybody whose free has been reached, and joins neighbours.
+    /// Opens ranges to everybody whose free has been reached.
     fn settle(&mut self, work: &Work, graphs: &Graphs, now_ns: u64) {
-        let idle = std::mem::take(&mut self.idle);
-        let mut last: Option<(u64, Idle)> = None;
-        for (start, mut range) in idle {
-            range.freed = range.freed.filter(|freed| match *freed {
-                Freed::On(_, mark) => !work.is_finished(mark, now_ns),
-                Freed::At(node) => graphs.knows(node),
-            });
-            if let Some((last_start, last_range)) = &mut last
-                && *last_start + last_range.size_bytes == start
-                && !self.segments.contains_key(&start)
-                && last_range.freed.is_none()
-                && range.freed.is_none()
-            {
-                last_range.size_bytes += range.size_bytes;
-                continue;
+        let reached = |freed: Freed| match freed {
+            Freed::On(_, mark) => work.is_finished(mark, now_ns),
+            Freed::At(node) => !graphs.knows(node),
+        };
+        for start in self.idle.reached(reached) {
+            // Two that were reached may have become one.
+            if let Some(Idle { size_bytes, .. }) = self.idle.remove(start) {
+                self.idle.insert(start, Idle { size_bytes, freed: None }, &self.segments);
             }
-            self.idle.extend(last.replace((start, range)));
         }
-        self.idle.extend(last);
     }
 
-    /// Takes the lowest idle range that fits and that `on`, behind these nodes, may use.
+    /// Takes the smallest idle range that fits and that `on`, behind these nodes, may use.
     fn take(&mut self, size_bytes: u64, on: StreamId, behind: &HashSet<NodeId>) -> Option<u64> {
-        let found = self.idle.iter().find(|(_, range)| {
-            range.size_bytes >= size_bytes
-                && range.freed.is_none_or(|freed| match freed {
-                    Freed::On(stream, _) => stream == on,
-                    Freed::At(node) => behind.contains(&node),
-                })
-        });
-        let (start, range) = found.map(|(start, range)| (*start, *range))?;
-        self.idle.remove(&start);
+        let start = self.idle.best(size_bytes, on, behind)?;
+        let range = self.idle.remove(start)?;
         if range.size_bytes > size_bytes {
             let rest = Idle { size_bytes: range.size_bytes - size_bytes, ..range };
-            self.idle.insert(start + size_bytes, rest);
+            self.idle.insert(start + size_bytes, rest, &self.segments);
         }
         Some(start)
     }
 
+    /// Makes a segment with room for `size_bytes` on a stream: of idle pages as far as they go, the rest
+    /// from the device.
     fn grow(
         &mut self,
         call: Call,
         size_bytes: u64,
+        on: StreamId,
         space: &mut AddressSpace,
         budget: &mut Budget,
     ) -> DriverResult<()> {
-        let whole = align_up(size_bytes, 2 * MIB);
-        let roomy = whole.max(SEGMENT_MIN_BYTES);
-        let segment_bytes = if roomy <= budget.free_bytes() { roomy } else { whole };
-        budget.check(call, segment_bytes)?;
-        let start = space.take(call, segment_bytes)?;
-        budget.take(segment_bytes);
-        self.segments.insert(start, segment_bytes);
-        let range = Idle { size_bytes: segment_bytes, freed: None };
-        self.idle.insert(start, range);
-        self.usage.reserved_bytes += segment_bytes;
+        let whole = align_up(size_bytes, PAGE_BYTES);
+        let moved = self.pages(Some(on)).map(|(_, bytes)| bytes).sum::<u64>().min(whole);
+        let missing = whole - moved;
+        let roomy = align_up(missing, STEP_BYTES);
+        let taken = if roomy <= budget.free_bytes() { roomy } else { missing };
+        budget.check(call, taken)?;
+        let start = space.take(call, moved + taken)?;
+        let freed = self.move_pages(moved, on, space);
+        budget.take(taken);
+        self.segments.insert(start, moved + taken);
+        self.idle.insert(start, Idle { size_bytes: moved + taken, freed }, &self.segments);
+        self.usage.reserved_bytes += taken;
         let high = &mut self.usage.reserved_high_bytes;
         *high = (*high).max(self.usage.reserved_bytes);
         Ok(())
     }
 
-    /// Gives back idle segments, highest first, while more than `keep_bytes` are held.
-    fn release(&mut self, keep_bytes: u64, space: &mut AddressSpace, budget: &mut Budget) {
-        let idle: Vec<u64> = self
-            .segments
-            .iter()
-            .filter(|(start, size_bytes)| {
-                let range = self.idle.get(*start);
-                range.is_some_and(|r| r.size_bytes == **size_bytes && r.freed.is_none())
-            })
-            .map(|(start, _)| *start)
-            .collect();
-        for start in idle.into_iter().rev() {
-            if self.usage.reserved_bytes <= keep_bytes {
-                break;
+    /// Whole pages inside ranges that everybody may use, and a stream's own: start and bytes.
+    fn pages(&self, on: Option<StreamId>) -> impl Iterator<Item = (u64, u64)> {
+        self.idle.usable(on).filter_map(|(size_bytes, start)| {
+            let (first, end) = (align_up(start, PAGE_BYTES), (start + size_bytes) / PAGE_BYTES);
+            let bytes = (end * PAGE_BYTES).checked_sub(first)?;
+            (bytes > 0).then_some((first, bytes))
+        })
+    }
+
+    /// Takes so many bytes of idle pages from where they are. Returns the latest free among them that not
+    /// everybody has seen.
+    fn move_pages(&mut self, bytes: u64, on: StreamId, space: &mut AddressSpace) -> Option<Freed> {
+        let (mut left, mut latest) = (bytes, None);
+        while left > 0 {
+            let (first, there) = self.pages(Some(on)).next().expect("counted a moment ago");
+            let part = there.min(left);
+            match (self.unmap(first, part, space), &mut latest) {
+                (Some(Freed::On(_, mark)), Some(Freed::On(_, last))) => *last = last.later(mark),
+                (Some(freed), none) => *none = Some(freed),
+                (None, _) => {}
             }
-            let size_bytes = self.segments.remove(&start).expect("just seen");
-            self.idle.remove(&start);
-            space
-                .give(Call::Trim, start, size_bytes)
-                .expect("segments of pools are held in the address space");
-            budget.give(size_bytes);
-            self.usage.reserved_bytes -= size_bytes;
+            left -= part;
+        }
+        latest
+    }
+
+    /// Takes pages out of an idle range and of its segment, which falls into what was before and behind.
+    /// Returns what is known of the range's free.
+    fn unmap(&mut self, first: u64, bytes: u64, space: &mut AddressSpace) -> Option<Freed> {
+        let end = first + bytes;
+        let (start, range) = self.idle.around(first).expect("idle there");
+        let range_end = start + range.size_bytes;
+        self.idle.remove(start);
+        let (&segment, &size_bytes) = self.segments.range(..=first).next_back().expect("held");
+        let segment_end = segment + size_bytes;
+        self.segments.remove(&segment);
+        for (from, to) in [(segment, first), (end, segment_end)] {
+            if from < to {
+                self.segments.insert(from, to - from);
+            }
+        }
+        for (from, to) in [(start, first), (end, range_end)] {
+            if from < to {
+                self.idle.insert(from, Idle { size_bytes: to - from, ..range }, &self.segments);
+            }
+        }
+        space.give_part(first, bytes);
+        range.freed
+    }
+
+    /// Gives back idle pages, of the largest ranges first, while more than `keep_bytes` are held.
+    fn release(&mut self, keep_bytes: u64, space: &mut AddressSpace, budget: &mut Budget) {
+        while self.usage.reserved_bytes > keep_bytes {
+            let Some((first, there)) = self.pages(None).next() else { break };
+            let excess = align_up(self.usage.reserved_bytes - keep_bytes, STEP_BYTES);
+            let part = there.min(excess);
+            self.unmap(first, part, space);
+            budget.give(part);
+            self.usage.reserved_bytes -= part;
         }
     }
 }
@@ -217,7 +232,8 @@ impl Pools {
         let of_graph = self.live.extract_if(.., |_, live| live.home == Home::Graph(capture));
         for (address, Live { size_bytes, .. }) in of_graph {
             self.graphs.usage.used_bytes -= size_bytes;
-            self.graphs.idle.insert(address, Idle { size_bytes, freed: None });
+            let range = Idle { size_bytes, freed: None };
+            self.graphs.idle.insert(address, range, &self.graphs.segments);
         }
     }
 
@@ -261,10 +277,7 @@ impl State {
         let address = match pool.take(size_bytes, on, &behind) {
             Some(address) => address,
             None => {
-                if self.budget.check(call, align_up(size_bytes, 2 * MIB)).is_err() {
-                    pool.release(0, &mut pools.space, &mut self.budget);
-                }
-                pool.grow(call, size_bytes, &mut pools.space, &mut self.budget)?;
+                pool.grow(call, size_bytes, on, &mut pools.space, &mut self.budget)?;
                 pool.take(size_bytes, on, &behind).expect("just grown for it")
             }
         };
@@ -315,7 +328,8 @@ impl State {
             Home::Graph(_) => &mut self.pools.graphs,
         };
         pool.usage.used_bytes -= live.size_bytes;
-        pool.idle.insert(address, Idle { size_bytes: live.size_bytes, freed: Some(freed) });
+        let range = Idle { size_bytes: live.size_bytes, freed: Some(freed) };
+        pool.idle.insert(address, range, &pool.segments);
         if let Home::Pool(index) = live.home {
             self.release_destroyed(index);
         }

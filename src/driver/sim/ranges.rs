@@ -120,6 +120,22 @@ impl AddressSpace {
         Ok(())
     }
 
+    /// Takes back a part of a range: whole steps of 2 MiB, of a range of whole steps. What lies before and
+    /// behind stays given out.
+    pub(super) fn give_part(&mut self, address: u64, size_bytes: u64) {
+        let below = self.live.range(..=address).next_back();
+        let (&start, &held_bytes) = below.expect("a part of what is given out");
+        let (part_end, end) = (address + size_bytes, start + held_bytes);
+        debug_assert!(part_end <= end && size_bytes.is_multiple_of(GRANULARITY_BYTES));
+        self.live.remove(&start);
+        for (from, to) in [(start, address), (address, part_end), (part_end, end)] {
+            if from < to {
+                self.live.insert(from, to - from);
+            }
+        }
+        self.give(Call::Trim, address, size_bytes).expect("given out a moment ago");
+    }
+
     /// Whether a range is given out at exactly this address and size.
     pub(super) fn check_exact(
         &self,

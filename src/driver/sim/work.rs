@@ -22,6 +22,18 @@ pub(super) struct Mark {
     ready_ns: u64,
 }
 
+impl Mark {
+    /// The later of two marks of one stream.
+    pub(super) fn later(self, other: Self) -> Self {
+        if other.number > self.number { other } else { self }
+    }
+
+    /// The earlier of two marks of one stream.
+    pub(super) fn earlier(self, other: Self) -> Self {
+        if other.number < self.number { other } else { self }
+    }
+}
+
 /// What an event stands for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
