@@ -3,7 +3,7 @@
 //! The first line of the input is the string that an allocator is built from, the rest is a second one
 //! that is put in force while blocks live.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{
@@ -22,9 +22,9 @@ const MESSAGE_MAX_BYTES: usize = 1200;
 pub(crate) fn check(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (first, second) = text.split_once('\n').unwrap_or((&text, ""));
-    let table = table();
-    let Some(config) = parsed(&Config::default(), first, &table) else { return };
-    let later = parsed(&config, second, &table);
+    static TABLE: LazyLock<KeyTable> = LazyLock::new(table);
+    let Some(config) = parsed(&Config::default(), first, &TABLE) else { return };
+    let later = parsed(&config, second, &TABLE);
     live(&config, later.as_ref());
 }
 
