@@ -2,6 +2,8 @@
 //!
 //! `fuzz/README.md` tells how inputs are found. One that broke something stays here for ever.
 
+#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+
 #[path = "fuzz_checks/mod.rs"]
 mod checks;
 
@@ -62,6 +64,11 @@ macro_rules! replayed {
 
 replayed! {
     kept_configuration_strings_keep_every_promise: "config";
+    kept_handles_keep_every_promise: "ipc_handle";
+    kept_heads_of_libraries_keep_every_promise: "library";
+    kept_logs_of_requests_keep_every_promise: "rmm_csv";
+    kept_snapshots_keep_every_promise: "snapshot";
+    kept_requests_for_pages_keep_every_promise: "socket_request";
 }
 
 #[test]

@@ -226,6 +226,25 @@ fn the_smallest_json_entries_stay_within_six_times() {
 }
 
 #[test]
+fn a_text_where_a_list_should_be_is_not_repeated() {
+    for head in [
+        r#"{"segments":""#,
+        r#"{"segments":[""#,
+        r#"{"segments":[],"device_traces":""#,
+        r#"{"segments":[],"device_traces":[[""#,
+        r#"{"segments":[],"allocator_settings":""#,
+        r#"[{"blocks":""#,
+        r#"[{"address":""#,
+    ] {
+        // Each of these bytes takes six in a message that escapes it.
+        let bytes = [head.as_bytes(), &vec![0x7f; 1 << 20], b"\"}"].concat();
+        let (result, peak) = read_all(&bytes);
+        assert!(result.unwrap_err().to_string().len() < 1000);
+        assert_within(head, peak, bytes.len() as u64);
+    }
+}
+
+#[test]
 fn the_smallest_rows_of_a_log_stay_within_six_times() {
     let head = b"Thread,Time,Action,Pointer,Size,Stream\n";
     let bytes = repeated(head, b"1,00:00:00.0,free,1,1,0\n", b"");

@@ -177,6 +177,11 @@ pub(super) fn create_pools<A: DeviceAllocator>(
     Ok(())
 }
 
+/// Whether a request failed for its size: there is not so much memory.
+fn is_about_memory(error: &AllocError) -> bool {
+    matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. })
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct PassCounts {
     allocations: u64,
@@ -201,7 +206,7 @@ impl<A: DeviceAllocator> Runner<'_, A> {
                             self.blocks[id as usize] = Some(allocation);
                             counts.allocations += 1;
                         }
-                        Err(AllocError::OutOfMemory(_)) => counts.ooms += 1,
+                        Err(error) if is_about_memory(&error) => counts.ooms += 1,
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -218,7 +223,9 @@ impl<A: DeviceAllocator> Runner<'_, A> {
                             counts.allocations += 1;
                             counts.frees += 1;
                         }
-                        Err(AllocError::OutOfMemory(_)) => counts.ooms += 1,
+                        // It asked for anything, and got nothing when it was recorded either.
+                        Err(AllocError::ZeroBytes) => counts.ooms += 1,
+                        Err(error) if is_about_memory(&error) => counts.ooms += 1,
                         Err(error) => return Err(error.into()),
                     }
                 }

@@ -356,7 +356,7 @@ fn live_before(trace: &Trace) -> Vec<(u64, u64, StreamId)> {
             }
             Action::FreeRequested if born.remove(&event.address).is_none() => {
                 freed_before.insert(event.address, ());
-                before.push((event.address, event.size_bytes, event.stream));
+                before.push((event.address, event.size_bytes.max(1), event.stream));
             }
             _ => {}
         }
