@@ -104,6 +104,8 @@ impl<'a> Input<'a> {
             }
         };
         if self.before + self.end as u64 > self.limit_bytes {
+            // Whoever reads on after the error gets nothing beyond the limit.
+            self.end = 0;
             return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
         }
         Ok(())
@@ -113,11 +115,16 @@ impl<'a> Input<'a> {
 impl Read for Input<'_> {
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let failed = || io::Error::other("see `take_failure`");
+        // A parser may read on to close what is open. The first failure is the one that counts.
+        if self.failure.is_some() {
+            return Err(failed());
+        }
         let at_hand = match self.peek() {
             Ok(at_hand) => at_hand,
             Err(failure) => {
                 self.failure = Some(failure);
-                return Err(io::Error::other("see `take_failure`"));
+                return Err(failed());
             }
         };
         let count = at_hand.len().min(into.len());
