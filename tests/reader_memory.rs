@@ -208,6 +208,20 @@ fn compressed_bombs_stop_at_the_limit() {
 }
 
 #[test]
+fn a_window_of_any_size_hides_no_bomb() {
+    // A frame of zstd with a window of 64 MiB and as much in it: each four bytes stand for 128 KiB.
+    let mut bomb = b"\x28\xb5\x2f\xfd\x00\x80".to_vec();
+    for _ in 0..511 {
+        bomb.extend(b"\x02\x00\x10 ");
+    }
+    bomb.extend(b"\x03\x00\x10 ");
+    let limits = Limits { decoded_bytes: 1 << 20, ..Limits::default() };
+    let (result, peak) = peak_of(|| read_bytes("bomb", bomb.as_slice(), &limits, None));
+    assert!(matches!(result, Err(TraceError::TooLarge { .. })), "{result:?}");
+    assert_within("a bomb behind a window", peak, limits.decoded_bytes);
+}
+
+#[test]
 fn the_smallest_json_entries_stay_within_six_times() {
     let event: &[u8] = br#"{"action":"alloc","addr":0,"size":1,"stream":0},"#;
     let head = br#"{"segments":[],"device_traces":[["#;

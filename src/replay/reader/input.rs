@@ -5,6 +5,7 @@
 
 use std::io::{self, Read};
 
+use super::encoding::OverLimit;
 use super::error::Failure;
 
 /// Small next to any recording, large next to a system call.
@@ -100,6 +101,9 @@ impl<'a> Input<'a> {
             match self.source.read(&mut self.buffer) {
                 Ok(count) => break count.min(self.buffer.len()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) if source.get_ref().is_some_and(|inner| inner.is::<OverLimit>()) => {
+                    return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
+                }
                 Err(source) => return Err(Failure::Read { at, source }),
             }
         };
