@@ -208,6 +208,19 @@ fn compressed_bombs_stop_at_the_limit() {
 }
 
 #[test]
+fn a_long_configuration_string_of_any_bytes_stays_within_six_times() {
+    for byte in [b'x', 0x7f, 0xff] {
+        let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x12allocator_settings}".to_vec();
+        bytes.extend(b"\x8c\x17PYTORCH_CUDA_ALLOC_CONFX\x00\x00\x40\x00");
+        bytes.extend(vec![byte; 4 << 20]);
+        bytes.extend(b"su.");
+        let (result, peak) = read_all(&bytes);
+        assert_eq!(result.is_ok(), byte != 0xff, "{byte:#x}");
+        assert_within("a long configuration string", peak, bytes.len() as u64);
+    }
+}
+
+#[test]
 fn a_window_of_any_size_hides_no_bomb() {
     // A frame of zstd with a window of 64 MiB and as much in it: each four bytes stand for 128 KiB.
     let mut bomb = b"\x28\xb5\x2f\xfd\x00\x80".to_vec();

@@ -104,10 +104,15 @@ impl<'h> Interpreter<'h> {
             return Ok(String::new());
         };
         self.at_key(Word::Conf, |me| {
-            if let View::Text(at) = me.heap.view(conf) {
-                me.budget.charge(me.heap.text(at).len() as u64)?;
-            }
-            Ok(me.scalar(conf, usize::MAX).into_conf()?)
+            let View::Text(at) = me.heap.view(conf) else {
+                return Ok(me.scalar(conf, SHOWN_CHARS).into_conf()?);
+            };
+            let text = me.heap.text(at);
+            me.budget.charge(text.len() as u64)?;
+            // Replacing what is no text would take three times its place, and more while it grows.
+            let text = str::from_utf8(text);
+            let text = text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?;
+            Ok(text.to_owned())
         })
     }
 
