@@ -4,12 +4,13 @@
 //! secret, 2 the identities (each number below the number of pages, by that page's), 4 puts a good
 //! head in front.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
@@ -120,18 +121,23 @@ fn converse(packet: &[u8]) -> (Vec<u8>, Vec<OwnedFd>) {
     }
     let name = [b"stratalloc/".as_slice(), &SHARER.socket].concat();
     let address = SocketAddrUnix::new_abstract_name(&name).expect("a name");
-    connect(&socket, &address).expect("the thread listens");
-    send(&socket, packet, SendFlags::NOSIGNAL).expect("the thread takes a packet");
+    // libFuzzer's clock sends signals.
+    retry_on_intr(|| connect(&socket, &address)).expect("the thread listens");
+    let sent = retry_on_intr(|| send(&socket, packet, SendFlags::NOSIGNAL));
+    sent.expect("the thread takes a packet");
     let mut answer = [0; 64];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ASKED_MAX))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut answer)];
-    let got = recvmsg(&socket, &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC);
+    let got = retry_on_intr(|| {
+        let mut parts = [IoSliceMut::new(&mut answer)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        recvmsg(&socket, &mut parts, &mut beside, flags).map(|got| got.bytes)
+    });
     let got = got.expect("the thread answers within its time");
     let descriptors = beside.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
     let descriptors = descriptors.flatten().collect();
-    (answer[..got.bytes].to_vec(), descriptors)
+    (answer[..got].to_vec(), descriptors)
 }
