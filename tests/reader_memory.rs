@@ -208,6 +208,33 @@ fn compressed_bombs_stop_at_the_limit() {
 }
 
 #[test]
+fn a_long_configuration_string_of_any_bytes_stays_within_six_times() {
+    for byte in [b'x', 0x7f, 0xff] {
+        let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x12allocator_settings}".to_vec();
+        bytes.extend(b"\x8c\x17PYTORCH_CUDA_ALLOC_CONFX\x00\x00\x40\x00");
+        bytes.extend(vec![byte; 4 << 20]);
+        bytes.extend(b"su.");
+        let (result, peak) = read_all(&bytes);
+        assert_eq!(result.is_ok(), byte != 0xff, "{byte:#x}");
+        assert_within("a long configuration string", peak, bytes.len() as u64);
+    }
+}
+
+#[test]
+fn a_window_of_any_size_hides_no_bomb() {
+    // A frame of zstd with a window of 64 MiB and as much in it: each four bytes stand for 128 KiB.
+    let mut bomb = b"\x28\xb5\x2f\xfd\x00\x80".to_vec();
+    for _ in 0..511 {
+        bomb.extend(b"\x02\x00\x10 ");
+    }
+    bomb.extend(b"\x03\x00\x10 ");
+    let limits = Limits { decoded_bytes: 1 << 20, ..Limits::default() };
+    let (result, peak) = peak_of(|| read_bytes("bomb", bomb.as_slice(), &limits, None));
+    assert!(matches!(result, Err(TraceError::TooLarge { .. })), "{result:?}");
+    assert_within("a bomb behind a window", peak, limits.decoded_bytes);
+}
+
+#[test]
 fn the_smallest_json_entries_stay_within_six_times() {
     let event: &[u8] = br#"{"action":"alloc","addr":0,"size":1,"stream":0},"#;
     let head = br#"{"segments":[],"device_traces":[["#;
@@ -223,6 +250,25 @@ fn the_smallest_json_entries_stay_within_six_times() {
     let (result, peak) = read_all(&bytes);
     assert!(result.unwrap().segments.len() > 50_000);
     assert_within("segments", peak, bytes.len() as u64);
+}
+
+#[test]
+fn a_text_where_a_list_should_be_is_not_repeated() {
+    for head in [
+        r#"{"segments":""#,
+        r#"{"segments":[""#,
+        r#"{"segments":[],"device_traces":""#,
+        r#"{"segments":[],"device_traces":[[""#,
+        r#"{"segments":[],"allocator_settings":""#,
+        r#"[{"blocks":""#,
+        r#"[{"address":""#,
+    ] {
+        // Each of these bytes takes six in a message that escapes it.
+        let bytes = [head.as_bytes(), &vec![0x7f; 1 << 20], b"\"}"].concat();
+        let (result, peak) = read_all(&bytes);
+        assert!(result.unwrap_err().to_string().len() < 1000);
+        assert_within(head, peak, bytes.len() as u64);
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use hashbrown::HashSet;
+
 use super::error::{ConfigError, Span};
 use super::keys::Known;
 use super::layers::layers;
@@ -278,12 +280,15 @@ impl<'v, 't> Reader<'v, 't> {
         if !self.value.is_list {
             return Err(self.wrong(self.value.span));
         }
-        let mut found: Vec<(String, Reserve)> = Vec::new();
+        let mut said = Vec::new();
         for (class, size) in pairs(self.key, self.value, self.range)? {
-            let size = reserve(self, size)?;
-            found.retain(|(known, _)| known != class.text);
-            found.push((class.text.to_owned(), size));
+            said.push((class.text, reserve(self, size)?));
         }
+        // The last of equal names counts, where it stands.
+        let mut seen = HashSet::new();
+        let last = said.into_iter().rev().filter(|(class, _)| seen.insert(*class));
+        let mut found: Vec<_> = last.map(|(class, size)| (class.to_owned(), size)).collect();
+        found.reverse();
         Ok(found)
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use thiserror::Error;
+use unicode_width::UnicodeWidthChar;
 
 /// A piece of the text, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,29 +41,44 @@ impl ConfigError {
         self.span.at
     }
 
-    /// The text with a caret under the trouble, for a terminal. Long lines are shown in part and
-    /// control characters as `?`.
+    /// The text with a caret under the trouble, for a terminal. Long lines are shown in part; control
+    /// characters, and those that have no place of their own in a line, as `?`. Carets are counted
+    /// in columns, of which wide characters take two.
     #[must_use]
     pub fn caret(&self, text: &str) -> String {
         let at = floor(text, self.span.at);
         let end = floor(text, self.span.at.saturating_add(self.span.len)).max(at);
-        let clean = |part: &str| -> Vec<char> {
-            part.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-        };
+        let clean = |part: &str| -> Vec<char> { part.chars().map(visible).collect() };
         let (before, word, behind) =
             (clean(&text[..at]), clean(&text[at..end]), clean(&text[end..]));
         let skipped = before.len().saturating_sub(WINDOW_CHARS);
         let mut line = String::from(if skipped > 0 { "..." } else { "" });
         line.extend(&before[skipped..]);
-        let indent = line.chars().count();
+        let indent = columns(line.chars());
         let shown = word.len().min(WINDOW_CHARS);
         line.extend(&word[..shown]);
         line.extend(behind.iter().take(WINDOW_CHARS.saturating_sub(word.len() - shown)));
         if behind.len() > WINDOW_CHARS || shown < word.len() {
             line.push_str("...");
         }
-        format!("{line}\n{}{}", " ".repeat(indent), "^".repeat(shown.max(1)))
+        let carets = columns(word[..shown].iter().copied()).max(1);
+        format!("{line}\n{}{}", " ".repeat(indent), "^".repeat(carets))
     }
+}
+
+/// The columns that characters take in a terminal.
+fn columns(chars: impl Iterator<Item = char>) -> usize {
+    chars.filter_map(UnicodeWidthChar::width).sum()
+}
+
+/// The character, or `?` for one that would move or hide others: control characters, joiners,
+/// changes of direction, selectors. Accents stay on the letter before them.
+fn visible(c: char) -> char {
+    let hidden = matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}');
+    if hidden || c.width().is_none() { '?' } else { c }
 }
 
 /// The last character boundary at or before `at`.

@@ -74,7 +74,9 @@ impl Config {
             .map(|(name, value)| format!("{name}:{value}"))
             .collect();
         parts.extend(self.settings.extra.iter().map(|(key, value)| {
-            if value.starts_with('[') {
+            // Only a list can hold a quote. Everything else is said as a word: a word may look like
+            // a list, and be no list that is closed.
+            if value.contains('"') {
                 format!("{key}:{value}")
             } else {
                 format!("{key}:\"{value}\"")

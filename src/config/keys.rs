@@ -257,16 +257,19 @@ impl KeyTable {
     /// Whether a key or another name of a key is called this.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {
-        self.find(name, Span::default()).is_ok()
+        self.look_up(name).is_some()
+    }
+
+    fn look_up(&self, name: &str) -> Option<Known<'_>> {
+        let is_called = |key: &&Key| key.name == name || key.aliases.contains(&name);
+        let built_in = BUILT_IN.iter().find(is_called).map(Known::BuiltIn);
+        let extra = || self.extra.iter().find(|extra| extra.name() == name).map(Known::Extra);
+        built_in.or_else(extra)
     }
 
     pub(super) fn find(&self, name: &str, span: Span) -> Result<Known<'_>, ConfigError> {
-        let built_in = BUILT_IN.iter().find(|key| key.name == name || key.aliases.contains(&name));
-        if let Some(key) = built_in {
-            return Ok(Known::BuiltIn(key));
-        }
-        if let Some(extra) = self.extra.iter().find(|extra| extra.name() == name) {
-            return Ok(Known::Extra(extra));
+        if let Some(known) = self.look_up(name) {
+            return Ok(known);
         }
         let mut error = ConfigError::new(name, span, "a known key");
         error.nearest = self.nearest(name);

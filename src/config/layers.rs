@@ -98,7 +98,7 @@ pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, 
         if name.kind != Kind::Word {
             return Err(ConfigError::new(key, name.span, NAMES));
         }
-        let (said, more) = said(key, name, more)?;
+        let (said, more) = said(key, more)?;
         found.push(layer(key, name, &said)?);
         rest = match more {
             [] => &[],
@@ -117,7 +117,6 @@ pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, 
 /// What stands behind a name, and the tokens after that.
 fn said<'v, 't>(
     key: &str,
-    name: &Token<'t>,
     rest: &'v [Token<'t>],
 ) -> Result<(Said<'v, 't>, &'v [Token<'t>]), ConfigError> {
     match rest {
@@ -139,8 +138,7 @@ fn said<'v, 't>(
             Ok((Said::List(&more[..end]), &more[end + 1..]))
         }
         [colon, ..] if colon.kind == Kind::Colon => {
-            let what = format!("a value for {}", name.text);
-            Err(ConfigError::new(key, colon.span, what))
+            Err(ConfigError::new(key, colon.span, "a value for this layer"))
         }
         rest => Ok((Said::Nothing, rest)),
     }

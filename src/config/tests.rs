@@ -183,6 +183,43 @@ fn a_caret_stands_under_the_wrong_word() {
 }
 
 #[test]
+fn carets_are_counted_in_columns() {
+    for (text, indent, carets) in [
+        ("日本語:1", 0, 6),
+        ("compat:default,größe:1", 15, 5),
+        ("layers:[log:\"日本\",x]", 19, 1),
+        ("compat:e\u{301}", 7, 1),
+        ("compat:\u{202e}\u{200d}", 7, 2),
+    ] {
+        let shown = parse(text).unwrap_err().caret(text);
+        let marks = format!("{}{}", " ".repeat(indent), "^".repeat(carets));
+        assert_eq!(shown.lines().last().unwrap(), marks, "{shown}");
+        assert!(!shown.contains(['\u{202e}', '\u{200d}']), "{shown:?}");
+    }
+}
+
+#[test]
+fn errors_repeat_nothing_that_a_terminal_would_obey() {
+    let text = format!("layers:[a\u{1b}[2J{}:[", "x".repeat(10_000));
+    let said = parse(&text).unwrap_err().to_string();
+    assert!(!said.contains(char::is_control) && said.len() < 200, "{said:?}");
+    let text = "layers:[a\u{1b}:,b]";
+    let said = parse(text).unwrap_err().to_string();
+    assert_eq!(said, "layers: expected a value for this layer (byte 10)");
+}
+
+#[test]
+fn users_words_that_look_like_lists_are_told_back_as_words() {
+    let word = UserKey::one_of("mine_mode", &["[slow]"], "a word");
+    let table = KeyTable::default().with_extra("mine_any").with(word);
+    for text in ["mine_any:\"[a\"", "mine_mode:\"[slow]\"", "mine_any:[a,\"]\"]", "mine_any:\"\""] {
+        let config = Config::parse(text, &table).unwrap();
+        let again = Config::parse(&config.to_text(), &table).unwrap();
+        assert_eq!(again.settings(), config.settings(), "{text} as {}", config.to_text());
+    }
+}
+
+#[test]
 fn what_a_text_does_not_mention_is_reset_or_sticks() {
     let table = KeyTable::default();
     let all = "max_split_size_mb:40,roundup_power2_divisions:4,garbage_collection_threshold:0.5,\

@@ -1,9 +1,10 @@
 //! Repeating a recording's requests on any allocator, and timing it.
 
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use thiserror::Error;
 
 use super::workload::{Op, Workload};
@@ -36,6 +37,15 @@ pub enum ReplayError {
     /// Only strategies built on the caching engine make comparable decisions.
     #[error("this strategy makes no decisions that a recording could be compared with")]
     NotVerifiable,
+    /// More heaps than any program has: each pair of a stream and a pool takes tens of KiB.
+    #[error(
+        "the recording asks for {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
+         repeated"
+    )]
+    TooManyHeaps {
+        /// How many pairs.
+        heaps: usize,
+    },
     /// A log of requests says no decisions.
     #[error("the recording is a log of requests: it can be replayed without --verify")]
     RequestsOnly,
@@ -118,7 +128,8 @@ pub struct Run {
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the allocator fails in a way that is not about memory.
+/// [`ReplayError`] when the allocator fails in a way that is not about memory, and before anything is
+/// asked of it when the workload asks for more streams and pools than programs have.
 pub fn run<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -126,6 +137,7 @@ pub fn run<A: DeviceAllocator>(
     passes: u32,
     progress: &dyn Fn(u32),
 ) -> Result<Run, ReplayError> {
+    check_heaps(pairs(workload))?;
     let mut runner = Runner {
         allocator,
         lanes: brake.map(Lanes::new),
@@ -160,6 +172,26 @@ pub fn run<A: DeviceAllocator>(
     Ok(result)
 }
 
+/// The most pairs of a stream and a pool in one workload.
+const HEAPS_MAX: usize = 8192;
+
+/// Refuses more than [`HEAPS_MAX`] different pairs.
+pub(super) fn check_heaps<P: Eq + Hash>(
+    pairs: impl Iterator<Item = (StreamId, P)>,
+) -> Result<(), ReplayError> {
+    let heaps = pairs.collect::<HashSet<_>>().len();
+    if heaps > HEAPS_MAX { Err(ReplayError::TooManyHeaps { heaps }) } else { Ok(()) }
+}
+
+/// The streams of requests with their pools.
+fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
+    workload.ops.iter().filter_map(|op| match *op {
+        Op::Allocate { stream, pool, .. } => Some((stream, pool)),
+        Op::AllocateInVain { stream, .. } => Some((stream, PoolId::DEFAULT)),
+        Op::Free { .. } | Op::FreeInUse { .. } | Op::Finished { .. } | Op::EmptyCache => None,
+    })
+}
+
 /// Makes the workload's private pools. They stay with the allocator.
 pub(super) fn create_pools<A: DeviceAllocator>(
     workload: &Workload,
@@ -175,6 +207,11 @@ pub(super) fn create_pools<A: DeviceAllocator>(
         }
     }
     Ok(())
+}
+
+/// Whether a request failed for its size: there is not so much memory.
+fn is_about_memory(error: &AllocError) -> bool {
+    matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. })
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -201,7 +238,7 @@ impl<A: DeviceAllocator> Runner<'_, A> {
                             self.blocks[id as usize] = Some(allocation);
                             counts.allocations += 1;
                         }
-                        Err(AllocError::OutOfMemory(_)) => counts.ooms += 1,
+                        Err(error) if is_about_memory(&error) => counts.ooms += 1,
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -218,7 +255,9 @@ impl<A: DeviceAllocator> Runner<'_, A> {
                             counts.allocations += 1;
                             counts.frees += 1;
                         }
-                        Err(AllocError::OutOfMemory(_)) => counts.ooms += 1,
+                        // It asked for anything, and got nothing when it was recorded either.
+                        Err(AllocError::ZeroBytes) => counts.ooms += 1,
+                        Err(error) if is_about_memory(&error) => counts.ooms += 1,
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -292,5 +331,42 @@ impl<A: DeviceAllocator> Runner<'_, A> {
             cross.process_events()?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::{self, BuildOptions};
+    use crate::{config::Config, driver::Sim, driver::sim::SimOptions};
+
+    fn repeat(ops: Vec<Op>) -> Result<Run, ReplayError> {
+        let device = Arc::new(Sim::new(SimOptions::default()));
+        let allocator = registry::build(&Config::default(), device, BuildOptions::default())?;
+        let blocks = u32::try_from(ops.len()).unwrap();
+        let workload = Workload { ops, blocks, ..Workload::default() };
+        run(&workload, &allocator, None, 1, &|_| ())
+    }
+
+    fn allocate(id: u32, bytes: u64, stream: u64) -> Op {
+        Op::Allocate { id, bytes, stream: StreamId(stream), pool: PoolId::DEFAULT }
+    }
+
+    #[test]
+    fn requests_that_no_device_could_serve_are_counted() {
+        let stream = StreamId::DEFAULT;
+        let vain = |id, bytes| Op::AllocateInVain { id, bytes, stream };
+        let run = repeat(vec![vain(0, 0), vain(1, u64::MAX), allocate(2, 1 << 62, 0)]).unwrap();
+        assert_eq!((run.allocations, run.ooms), (0, 3));
+        let error = repeat(vec![allocate(0, 0, 0)]).unwrap_err();
+        assert!(matches!(error, ReplayError::Alloc(AllocError::ZeroBytes)), "{error}");
+    }
+
+    #[test]
+    fn more_streams_than_programs_have_are_refused_before_anything_is_asked() {
+        let one_each = |count: u32| (0..count).map(|id| allocate(id, 512, id.into())).collect();
+        let error = repeat(one_each(8193)).unwrap_err();
+        assert!(matches!(error, ReplayError::TooManyHeaps { heaps: 8193 }), "{error}");
+        assert_eq!(repeat(one_each(100)).unwrap().allocations, 100);
     }
 }

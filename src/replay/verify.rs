@@ -8,11 +8,11 @@
 //!
 //! When other streams' work finished is an input: it is timing of the recorded device.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::run::{Lanes, ReplayError};
+use super::run::{Lanes, ReplayError, check_heaps};
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, Workload, groups};
 use crate::allocator::{Allocation, PoolOptions, PrivatePools, Request};
@@ -63,8 +63,8 @@ impl Verification {
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the recording cannot be repeated: the configuration builds no engine, or
-/// blocks lived before it began.
+/// [`ReplayError`] when the recording cannot be repeated: the configuration builds no engine, blocks
+/// lived before it began, or it names more streams and pools than programs have.
 pub fn verify(
     trace: &Trace,
     config: &Config,
@@ -74,6 +74,7 @@ pub fn verify(
     if trace.requests_only {
         return Err(ReplayError::RequestsOnly);
     }
+    check_heaps(trace.events.iter().map(|event| (event.stream, event.pool)))?;
     let begin = Instant::now();
     let sim = Arc::new(Sim::new(SimOptions {
         total_bytes,
@@ -102,7 +103,7 @@ pub fn verify(
         lanes: Lanes::new(sim),
         builder,
         live: HashMap::new(),
-        pools: Vec::new(),
+        pools: HashSet::new(),
         seen: Vec::new(),
         lost: false,
         result: Verification::default(),
@@ -133,7 +134,7 @@ struct Verifier<'a> {
     /// Live blocks by recorded address.
     live: HashMap<u64, Allocation>,
     /// Private pools that were made.
-    pools: Vec<PoolId>,
+    pools: HashSet<PoolId>,
     /// Events of the operation at hand.
     seen: Vec<Event>,
     /// Whether decisions went so far apart that the recording has no further answers.
@@ -220,10 +221,9 @@ impl Verifier<'_> {
 
     /// Makes a private pool when it is first asked for.
     fn know(&mut self, pool: PoolId) -> Result<(), ReplayError> {
-        if pool == PoolId::DEFAULT || self.pools.contains(&pool) {
+        if pool == PoolId::DEFAULT || !self.pools.insert(pool) {
             return Ok(());
         }
-        self.pools.push(pool);
         let pools: &dyn PrivatePools = self.engine;
         let made = pools.create_pool(pool, PoolOptions::default());
         made.map_err(|error| ReplayError::Alloc(error.into()))

@@ -4,7 +4,7 @@
 //! moment those have finished, and explicit calls of `empty_cache`, which leave no event of their
 //! own and are inferred. Blocks that lived before the recording began are allocated first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::pools::PoolRouting;
 use super::trace::{Trace, TraceEvent};
@@ -249,6 +249,8 @@ pub(super) struct Builder {
     workload: Workload,
     lanes: Lanes,
     routing: PoolRouting,
+    /// What `workload.pools` holds.
+    known_pools: HashSet<PoolId>,
     live: HashMap<u64, u32>,
     draining: HashMap<u64, u32>,
 }
@@ -259,6 +261,7 @@ impl Builder {
             workload: Workload::default(),
             lanes: Lanes::of(&trace.events),
             routing: PoolRouting::of(trace, total_bytes),
+            known_pools: HashSet::new(),
             live: HashMap::new(),
             draining: HashMap::new(),
         };
@@ -298,7 +301,7 @@ impl Builder {
         } else {
             self.live.insert(event.address, id);
             let pool = self.pool_of(event);
-            if pool != PoolId::DEFAULT && !self.workload.pools.contains(&pool) {
+            if pool != PoolId::DEFAULT && self.known_pools.insert(pool) {
                 self.workload.pools.push(pool);
             }
             self.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
@@ -356,7 +359,7 @@ fn live_before(trace: &Trace) -> Vec<(u64, u64, StreamId)> {
             }
             Action::FreeRequested if born.remove(&event.address).is_none() => {
                 freed_before.insert(event.address, ());
-                before.push((event.address, event.size_bytes, event.stream));
+                before.push((event.address, event.size_bytes.max(1), event.stream));
             }
             _ => {}
         }

@@ -8,7 +8,7 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::cmsg_space;
 use rustix::fs::{FileType, fstat};
@@ -81,7 +81,8 @@ impl<'h> Fetch<'h> {
             sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))
                 .map_err(|error| SharingError::system("limit the time of a socket", error))?;
         }
-        match connect(&socket, &socket_name(&self.share.socket)?) {
+        let name = socket_name(&self.share.socket)?;
+        match patiently(patience(), || connect(&socket, &name)) {
             Ok(()) => {}
             Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM) => {
                 return Ok(None);
@@ -97,7 +98,8 @@ impl<'h> Fetch<'h> {
         }
         let identities = pages.iter().map(|page| page.identity).collect();
         let asked = AskedPages { secret: self.share.secret, identities };
-        send(&socket, &asked.to_bytes(), SendFlags::NOSIGNAL)
+        let asked = asked.to_bytes();
+        patiently(patience(), || send(&socket, &asked, SendFlags::NOSIGNAL))
             .map_err(|error| self.lost("ask the exporter", error))?;
         self.hear(&socket, pages.len()).map(Some)
     }
@@ -108,13 +110,13 @@ impl<'h> Fetch<'h> {
         let mut bytes = [0; ANSWER_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(CHUNK_PAGES))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut beside,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-        .map_err(|error| self.lost("hear the exporter", error))?;
+        let hear = || {
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            recvmsg(socket, &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
+                .map(|got| (got.bytes, got.flags))
+        };
+        let (count, flags) =
+            patiently(patience(), hear).map_err(|error| self.lost("hear the exporter", error))?;
         // Taken out first: what is not kept is closed.
         let descriptors: Vec<OwnedFd> = beside
             .drain()
@@ -124,12 +126,12 @@ impl<'h> Fetch<'h> {
             })
             .flatten()
             .collect();
-        if got.bytes == 0 {
+        if count == 0 {
             return Err(self.lost("hear the exporter", Errno::CONNRESET));
         }
-        match Answer::from_bytes(&bytes[..got.bytes.min(bytes.len())]) {
+        match Answer::from_bytes(&bytes[..count.min(bytes.len())]) {
             Some(Answer::Pages(count)) => {
-                if got.flags.contains(ReturnFlags::CTRUNC) {
+                if flags.contains(ReturnFlags::CTRUNC) {
                     let message = "more of them than this process may have".to_owned();
                     return Err(SharingError::System { step: "take descriptors", message });
                 }
@@ -204,9 +206,45 @@ impl<'h> Fetch<'h> {
     }
 }
 
+/// When a step that begins now has taken too long.
+fn patience() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Calls again after a signal, which ends waits on sockets with a limit of time whatever its handler
+/// asks for. Signals that come again and again do not make a wait endless: it ends as one that took
+/// too long.
+fn patiently<T>(until: Instant, mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) if Instant::now() < until => {}
+            Err(Errno::INTR) => return Err(Errno::AGAIN),
+            other => return other,
+        }
+    }
+}
+
 fn has_identity(descriptor: impl AsFd) -> Result<bool, SharingError> {
     let stat = fstat(descriptor);
     let stat = stat.map_err(|error| SharingError::system("look at a descriptor", error))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     Ok(matches!(kind, FileType::RegularFile | FileType::Fifo))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_ends_no_step_and_signals_without_end_do() {
+        let mut left = 3;
+        let mut interrupted = || {
+            left -= 1;
+            if left > 0 { Err(Errno::INTR) } else { Ok(7) }
+        };
+        assert_eq!(patiently(patience(), &mut interrupted), Ok(7));
+        let soon = Instant::now() + Duration::from_millis(1);
+        assert_eq!(patiently(soon, || Err::<(), _>(Errno::INTR)), Err(Errno::AGAIN));
+        assert_eq!(patiently(soon, || Err::<(), _>(Errno::PIPE)), Err(Errno::PIPE));
+    }
 }

@@ -30,10 +30,12 @@ pub(super) enum Format {
     Rmm,
 }
 
-/// The decoded bytes of a file. Reports the bytes taken from it to `progress`.
+/// The decoded bytes of a file. Reports the bytes taken from it to `progress`. Unpacks little more than
+/// `limit_bytes`: then it fails with [`OverLimit`], where a decompressor holds bytes back.
 pub(super) fn decoder<'a>(
     bytes: impl Read + 'a,
     progress: Option<&'a dyn Fn(u64)>,
+    limit_bytes: u64,
 ) -> Result<Box<dyn Read + 'a>, Failure> {
     let counted = Counted { bytes, taken: 0, progress };
     let mut file = BufReader::with_capacity(FILE_BUFFER_BYTES, counted);
@@ -55,7 +57,7 @@ pub(super) fn decoder<'a>(
     } else if is_gzip {
         Box::new(MultiGzDecoder::new(whole))
     } else if is_zstd {
-        Box::new(ZstdFrames::new(whole))
+        Box::new(ZstdFrames::new(whole, limit_bytes))
     } else {
         Box::new(whole)
     })
@@ -110,17 +112,31 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-/// Frames of zstd, one after the other; skippable ones are skipped.
+/// More was unpacked than the limit allows.
+#[derive(Debug, thiserror::Error)]
+#[error("more decoded bytes than the limit allows")]
+pub(super) struct OverLimit;
+
+/// How much of a frame is unpacked before somebody looks.
+const ZSTD_STEP_BYTES: usize = 64 * 1024;
+
+/// Frames of zstd, one after the other; skippable ones are skipped. The decoder keeps a whole window to
+/// itself until a frame ends, so what it has unpacked is counted here and not by whoever reads.
 struct ZstdFrames<R> {
     source: R,
+    limit_bytes: u64,
+    /// Bytes handed out.
+    read_bytes: u64,
+    /// Bytes of the frame that were unpacked and not handed out, at least.
+    kept_bytes: u64,
     /// The frame that is being decoded. Each gets a new decoder: a reset one would allocate the
     /// window that the next header claims.
     frame: Option<FrameDecoder>,
 }
 
 impl<R: Read> ZstdFrames<R> {
-    fn new(source: R) -> Self {
-        Self { source, frame: None }
+    fn new(source: R, limit_bytes: u64) -> Self {
+        Self { source, limit_bytes, read_bytes: 0, kept_bytes: 0, frame: None }
     }
 
     /// Opens the next frame; false at the end of the file.
@@ -162,12 +178,20 @@ impl<R: Read> Read for ZstdFrames<R> {
                 return Ok(0);
             };
             while frame.can_collect() == 0 && !frame.is_finished() {
-                frame
-                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(io::Error::other)?;
+                let step = BlockDecodingStrategy::UptoBytes(ZSTD_STEP_BYTES);
+                frame.decode_blocks(&mut self.source, step).map_err(io::Error::other)?;
+                // The last step of a frame may be a short one.
+                if !frame.is_finished() {
+                    self.kept_bytes += ZSTD_STEP_BYTES as u64;
+                }
+                if self.read_bytes + self.kept_bytes > self.limit_bytes {
+                    return Err(io::Error::other(OverLimit));
+                }
             }
             let count = frame.read(into)?;
             if count > 0 || into.is_empty() {
+                self.read_bytes += count as u64;
+                self.kept_bytes = self.kept_bytes.saturating_sub(count as u64);
                 return Ok(count);
             }
             let expected = frame.get_checksum_from_data();
@@ -175,6 +199,7 @@ impl<R: Read> Read for ZstdFrames<R> {
                 return Err(io::Error::other("the checksum of a zstd frame is wrong"));
             }
             self.frame = None;
+            self.kept_bytes = 0;
         }
     }
 }

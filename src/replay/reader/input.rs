@@ -5,6 +5,7 @@
 
 use std::io::{self, Read};
 
+use super::encoding::OverLimit;
 use super::error::Failure;
 
 /// Small next to any recording, large next to a system call.
@@ -100,10 +101,15 @@ impl<'a> Input<'a> {
             match self.source.read(&mut self.buffer) {
                 Ok(count) => break count.min(self.buffer.len()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) if source.get_ref().is_some_and(|inner| inner.is::<OverLimit>()) => {
+                    return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
+                }
                 Err(source) => return Err(Failure::Read { at, source }),
             }
         };
         if self.before + self.end as u64 > self.limit_bytes {
+            // Whoever reads on after the error gets nothing beyond the limit.
+            self.end = 0;
             return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
         }
         Ok(())
@@ -113,11 +119,16 @@ impl<'a> Input<'a> {
 impl Read for Input<'_> {
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let failed = || io::Error::other("see `take_failure`");
+        // A parser may read on to close what is open. The first failure is the one that counts.
+        if self.failure.is_some() {
+            return Err(failed());
+        }
         let at_hand = match self.peek() {
             Ok(at_hand) => at_hand,
             Err(failure) => {
                 self.failure = Some(failure);
-                return Err(io::Error::other("see `take_failure`"));
+                return Err(failed());
             }
         };
         let count = at_hand.len().min(into.len());

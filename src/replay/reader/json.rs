@@ -7,7 +7,9 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor,
+};
 
 use super::Limits;
 use super::error::{Failure, Mismatch};
@@ -56,6 +58,15 @@ impl Place<'_> {
         self.path.borrow_mut().leave();
         Ok(value)
     }
+}
+
+/// Refuses a text where something else is expected, without repeating it: it may be all of the file.
+macro_rules! refuse_text {
+    () => {
+        fn visit_str<E: Error>(self, _: &str) -> Result<Self::Value, E> {
+            Err(E::invalid_type(Unexpected::Other("a text"), &self))
+        }
+    };
 }
 
 /// A key that is read, or `None`.
@@ -178,7 +189,7 @@ impl<'de, F: Fields> DeserializeSeed<'de> for Entry<'_, '_, F> {
     type Value = Option<F::Entry>;
 
     fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_map(self)
+        d.deserialize_any(self)
     }
 }
 
@@ -188,6 +199,8 @@ impl<'de, F: Fields> Visitor<'de> for Entry<'_, '_, F> {
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(F::WHAT)
     }
+
+    refuse_text!();
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
         let place = self.place;
@@ -231,7 +244,7 @@ impl<'de, F: Fields> DeserializeSeed<'de> for Entries<'_, '_, F> {
     type Value = Vec<F::Entry>;
 
     fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_seq(self)
+        d.deserialize_any(self)
     }
 }
 
@@ -241,6 +254,8 @@ impl<'de, F: Fields> Visitor<'de> for Entries<'_, '_, F> {
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a list, each item {}", F::WHAT)
     }
+
+    refuse_text!();
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
         let mut entries = Vec::new();
@@ -283,6 +298,8 @@ impl<'de> Visitor<'de> for Devices<'_, '_> {
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list with a list of trace entries per device")
     }
+
+    refuse_text!();
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
         Ok(DeviceEvents::default())
@@ -339,6 +356,8 @@ impl<'de> Visitor<'de> for Settings<'_, '_> {
         f.write_str("a dictionary of settings")
     }
 
+    refuse_text!();
+
     fn visit_unit<E: Error>(self) -> Result<String, E> {
         Ok(String::new())
     }
@@ -377,6 +396,8 @@ impl<'de> Visitor<'de> for Snapshot<'_, '_> {
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a snapshot: a dictionary, or a list of segments")
     }
+
+    refuse_text!();
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Parts, A::Error> {
         Ok(Parts {

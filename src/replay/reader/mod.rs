@@ -87,7 +87,7 @@ pub fn read_bytes(
     progress: Option<&dyn Fn(u64)>,
 ) -> Result<Trace, TraceError> {
     let in_file = |e: error::Failure| e.in_file(name);
-    let source = encoding::decoder(bytes, progress).map_err(in_file)?;
+    let source = encoding::decoder(bytes, progress, limits.decoded_bytes).map_err(in_file)?;
     let mut input = Input::new(source, limits.decoded_bytes);
     match encoding::format(&mut input).map_err(in_file)? {
         Format::Pickle => {

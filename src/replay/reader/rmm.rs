@@ -10,6 +10,7 @@
 use hashbrown::HashSet;
 
 use super::error::{Failure, Mismatch};
+use super::fields::SHOWN_CHARS;
 use super::input::Input;
 use crate::history::Action;
 use crate::ids::StreamId;
@@ -129,8 +130,8 @@ pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
     let at_line =
         |number: u64| move |m| Failure::Content { path: format!("line {number}"), mismatch: m };
     if !next_line(&mut input, &mut line, number)? || text(&line).map_err(at_line(1))? != HEADER {
-        let found = String::from_utf8_lossy(&line).chars().take(60).collect::<String>();
-        return Err(at_line(1)(Mismatch::new("Thread,Time,Action,Pointer,Size,Stream", found)));
+        let found = String::from_utf8_lossy(&line);
+        return Err(at_line(1)(wrong("Thread,Time,Action,Pointer,Size,Stream", &found)));
     }
     loop {
         number += 1;
@@ -172,11 +173,17 @@ fn text(line: &[u8]) -> Result<&str, Mismatch> {
     std::str::from_utf8(line).map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))
 }
 
+/// What was found is shown quoted and escaped: it may be anything.
+fn wrong(expected: &'static str, found: &str) -> Mismatch {
+    let shown: String = found.chars().take(SHOWN_CHARS).collect();
+    Mismatch::new(expected, format!("{shown:?}"))
+}
+
 fn row(line: &str) -> Result<Row, Mismatch> {
-    let wrong = |expected: &'static str, found: &str| Mismatch::new(expected, found.to_owned());
     let fields: Vec<&str> = line.split(',').map(str::trim).collect();
     let &[thread, time, action, pointer, size, stream] = fields.as_slice() else {
-        return Err(Mismatch::new("six fields", format!("{} in {line:?}", fields.len())));
+        let shown: String = line.chars().take(SHOWN_CHARS).collect();
+        return Err(Mismatch::new("six fields", format!("{} in {shown:?}", fields.len())));
     };
     if thread.is_empty() || !thread.bytes().all(|b| b.is_ascii_digit()) {
         return Err(wrong("a thread's number", thread));

@@ -4,6 +4,8 @@
 //! is read once per place; since each reading is charged to the budget first, a small file cannot
 //! unfold into a large trace.
 
+use std::cmp::Reverse;
+
 use super::budget::{Budget, OverBudget};
 use super::heap::{Constant, Heap, Items, Value, View};
 use crate::replay::Trace;
@@ -43,6 +45,13 @@ struct Interpreter<'h> {
     limits: &'h Limits,
     path: Path,
     budget: Budget,
+}
+
+/// A device's list of trace entries, with remarks among them.
+struct DeviceList {
+    number: u32,
+    list: Value,
+    len: usize,
 }
 
 enum Stop {
@@ -95,10 +104,15 @@ impl<'h> Interpreter<'h> {
             return Ok(String::new());
         };
         self.at_key(Word::Conf, |me| {
-            if let View::Text(at) = me.heap.view(conf) {
-                me.budget.charge(me.heap.text(at).len() as u64)?;
-            }
-            Ok(me.scalar(conf, usize::MAX).into_conf()?)
+            let View::Text(at) = me.heap.view(conf) else {
+                return Ok(me.scalar(conf, SHOWN_CHARS).into_conf()?);
+            };
+            let text = me.heap.text(at);
+            me.budget.charge(text.len() as u64)?;
+            // Replacing what is no text would take three times its place, and more while it grows.
+            let text = str::from_utf8(text);
+            let text = text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?;
+            Ok(text.to_owned())
         })
     }
 
@@ -109,8 +123,7 @@ impl<'h> Interpreter<'h> {
         }
         let lists = self.items("a list with a list of trace entries per device", devices)?;
         let count = lists.len();
-        let mut chosen = None;
-        let mut most = 0;
+        let mut found: Vec<DeviceList> = Vec::new();
         for (index, list) in lists.enumerate() {
             let number = u32::try_from(index).unwrap_or(u32::MAX);
             if self.limits.device.is_some_and(|wanted| wanted != number) {
@@ -119,9 +132,9 @@ impl<'h> Interpreter<'h> {
             self.path.enter_index(index);
             let len = self.items("a list of trace entries", list)?.len();
             self.path.leave();
-            if len > most {
-                most = len;
-                chosen = Some((number, list));
+            if len > 0 {
+                self.budget.room(&mut found, 1)?;
+                found.push(DeviceList { number, list, len });
             }
         }
         if let Some(wanted) = self.limits.device.filter(|&d| d as usize >= count) {
@@ -130,11 +143,27 @@ impl<'h> Interpreter<'h> {
                 format!("{count} devices and no device {wanted}"),
             )));
         }
-        if let Some((number, list)) = chosen {
+        self.choose(found, parts)
+    }
+
+    /// Reads the longest lists until no other could hold more events. Remarks are no events, so the
+    /// longest list need not hold the most.
+    fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
+        found.sort_by_key(|device| (Reverse(device.len), device.number));
+        for DeviceList { number, list, len } in found {
+            if len < parts.events.len() {
+                break;
+            }
             self.path.enter_index(number as usize);
-            parts.events = self.entries::<EventFields>(list)?;
+            let events = self.entries::<EventFields>(list)?;
             self.path.leave();
-            parts.device = Some(number);
+            let before = parts.device.is_none_or(|chosen| number < chosen);
+            let (more, equal) =
+                (events.len() > parts.events.len(), events.len() == parts.events.len());
+            if more || (equal && before && !events.is_empty()) {
+                parts.events = events;
+                parts.device = Some(number);
+            }
         }
         Ok(())
     }

@@ -137,6 +137,21 @@ fn a_bare_list_is_segments_only() {
 }
 
 #[test]
+fn remarks_are_no_events_when_a_device_is_chosen() {
+    let event = || entry("alloc", [("addr", Node::Int(512)), ("size", Node::Int(1))]);
+    let remark = || entry("annotate", [("addr", Node::Int(0)), ("size", Node::Int(0))]);
+    let traces = [list([remark(), remark(), event()]), list([event(), event()]), list([event()])];
+    let with = |traces| dict([("segments", list([])), ("device_traces", Node::List(traces))]);
+    let trace = read_both(&with(traces.to_vec())).unwrap();
+    assert_eq!((trace.device, trace.events.len()), (1, 2));
+    // Of equals the first, also when it is the shorter list.
+    let equal = [list([event()]), list([remark(), event()])];
+    assert_eq!(read_both(&with(equal.to_vec())).unwrap().device, 0);
+    let none = [list([remark()]), list([])];
+    assert_eq!(read_both(&with(none.to_vec())).unwrap().events, []);
+}
+
+#[test]
 fn the_device_with_the_most_events_is_chosen_unless_one_is_asked_for() {
     let event = || entry("alloc", [("addr", Node::Int(512)), ("size", Node::Int(1))]);
     let segment = |device, address| {

@@ -86,6 +86,25 @@ fn what_is_wrong_is_told_with_its_line() {
 }
 
 #[test]
+fn errors_repeat_nothing_that_a_terminal_would_obey() {
+    for rows in
+        ["\u{1b}[2J,12:34:56.7,free,1,1,0\n", "1,12:34:56.7,\u{1b}[31mfree,1,1,0\n", "\u{7}\n"]
+    {
+        for text in [format!("{HEADER}{rows}"), format!("Thread{rows}")] {
+            let error = read(&text).unwrap_err().to_string();
+            assert!(!error.contains(char::is_control), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_block_that_was_freed_with_no_size_is_asked_for_all_the_same() {
+    let trace = read(&format!("{HEADER}{}", row("free", "512,0,0"))).unwrap();
+    let workload = Workload::of(&trace, 1 << 40);
+    assert!(matches!(workload.ops[0], Op::Allocate { bytes: 1, .. }), "{:?}", workload.ops);
+}
+
+#[test]
 fn a_log_without_rows_asks_for_nothing() {
     assert_eq!(read(HEADER).unwrap().events, []);
     assert_eq!(read(HEADER.trim_end()).unwrap().events, []);

@@ -1,0 +1,8 @@
+//! Feeds whatever libFuzzer thinks of to the check of the same name.
+
+#![no_main]
+
+#[path = "../../tests/fuzz_checks/mod.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::socket_request(bytes));

@@ -1,0 +1,144 @@
+//! The configuration string: what parses is told back as it is, what does not is shown in place.
+//!
+//! The first line of the input is the string that an allocator is built from, the rest is a second one
+//! that is put in force while blocks live.
+
+use std::sync::{Arc, LazyLock};
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::{
+    Config, ConfigError, ConfigWarning, KeyTable, LayerSetting, Origin, Settings, UserKey,
+};
+use stratalloc::driver::Sim;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
+use unicode_width::UnicodeWidthChar;
+
+/// What an error says in one line, at most.
+const MESSAGE_MAX_BYTES: usize = 1200;
+
+/// Checks one input.
+pub(crate) fn check(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let (first, second) = text.split_once('\n').unwrap_or((&text, ""));
+    static TABLE: LazyLock<KeyTable> = LazyLock::new(table);
+    let Some(config) = parsed(&Config::default(), first, &TABLE) else { return };
+    let later = parsed(&config, second, &TABLE);
+    live(&config, later.as_ref());
+}
+
+/// The built-in keys, and one of each kind that a user can declare.
+fn table() -> KeyTable {
+    let balanced = |text: &str| text.matches('[').count() == text.matches(']').count();
+    KeyTable::default()
+        .with(UserKey::flag("arena_flag", "a flag"))
+        .with(UserKey::whole("arena_whole", 0..=u64::MAX, "a number"))
+        .with(UserKey::number("arena_number", -1.0..=1e300, "a number"))
+        .with(UserKey::one_of("arena_mode", &["fast", "[slow]", "größe"], "a word"))
+        .with(UserKey::checked("arena_list", "brackets in pairs", "a list", balanced))
+        .with(UserKey::anything("arena_any", "anything"))
+}
+
+fn parsed(before: &Config, text: &str, table: &KeyTable) -> Option<Config> {
+    match before.updated(text, table) {
+        Ok(config) => {
+            accepted(&config, text, table);
+            Some(config)
+        }
+        Err(error) => {
+            refused(&error, text);
+            assert_eq!(before.updated(text, table), Err(error), "the same each time");
+            None
+        }
+    }
+}
+
+fn accepted(config: &Config, text: &str, table: &KeyTable) {
+    let told = config.to_text();
+    let again = Config::parse(&told, table);
+    let again = again.unwrap_or_else(|error| panic!("{told:?} is not read back: {error}"));
+    assert_eq!(sorted(again.settings()), sorted(config.settings()), "{told:?}");
+    assert_eq!(again.to_text(), told);
+    let in_range = Config::from_settings(config.settings().clone());
+    assert_eq!(in_range.settings(), config.settings(), "what is parsed is in range");
+    for row in config.explain_with(table) {
+        assert!(!row.value.is_empty() || row.key.starts_with("arena"), "{row:?}");
+        if let Origin::Text { at } = row.origin {
+            let word = text[at..].trim_start_matches('"');
+            assert!(!word.is_empty() && table.knows(&row.key), "{row:?} at {at}");
+        }
+    }
+    for warning in config.warnings() {
+        let ConfigWarning::Repeated { earlier_at, last_at, .. } = warning else { continue };
+        assert!(earlier_at < last_at && *last_at < text.len(), "{warning:?}");
+    }
+}
+
+/// The settings with users' keys in the order of their names: that order says nothing.
+fn sorted(settings: &Settings) -> Settings {
+    let mut settings = settings.clone();
+    settings.extra.sort();
+    settings
+}
+
+fn refused(error: &ConfigError, text: &str) {
+    let (at, end) = (error.span.at, error.span.at + error.span.len);
+    assert!(end <= text.len(), "{error:?} in {} bytes", text.len());
+    assert!(text.is_char_boundary(at) && text.is_char_boundary(end), "{error:?}");
+    let said = error.to_string();
+    assert!(said.len() <= MESSAGE_MAX_BYTES, "{} bytes", said.len());
+    assert!(!said.contains(char::is_control), "{said:?}");
+    let caret = error.caret(text);
+    let [line, marks] = caret.split('\n').collect::<Vec<_>>()[..] else {
+        panic!("two lines: {caret:?}")
+    };
+    let shown = |line: &str| -> usize {
+        let width = |c: char| c.width().unwrap_or_else(|| panic!("{c:?} has no place in a line"));
+        line.chars().map(width).sum()
+    };
+    assert!(shown(line) <= 280 && marks.len() <= 280, "{caret}");
+    let carets = marks.trim_start_matches(' ');
+    assert!(!carets.is_empty() && carets.bytes().all(|byte| byte == b'^'), "{caret}");
+    // The first caret stands under the first column of what is wrong, the last under its last one.
+    let indent = marks.len() - carets.len();
+    let starts: Vec<usize> = (0..=line.len())
+        .filter(|at| line.is_char_boundary(*at))
+        .map(|at| shown(&line[..at]))
+        .collect();
+    assert!(starts.contains(&indent), "{caret}");
+    assert!(starts.contains(&marks.len()) || marks.len() == shown(line) + 1, "{caret}");
+}
+
+/// Builds what the configuration says, on a simulated device, uses it and changes it.
+fn live(config: &Config, later: Option<&Config>) {
+    let settings = config.settings();
+    // Neither files nor foreign code: the input names them.
+    let writes = |layer: &LayerSetting| matches!(layer, LayerSetting::Log { .. });
+    if settings.backend == "pluggable" || settings.layers.iter().any(writes) {
+        return;
+    }
+    let options = SimOptions { total_bytes: 2 << 30, ..SimOptions::default() };
+    let sim = Arc::new(Sim::new(options));
+    let Ok(allocator) = registry::build(config, sim.clone(), BuildOptions::default()) else {
+        return;
+    };
+    let sizes = [1, 513, (1 << 20) + 1, 12 << 20, 300 << 20, 1 << 62, u64::MAX];
+    let mut blocks = Vec::new();
+    for round in 0..2 {
+        for bytes in sizes {
+            let block = allocator.allocate(Request::new(bytes, StreamId(round)));
+            blocks.extend(block.inspect(|block| assert!(block.size_bytes() >= bytes.min(1 << 62))));
+        }
+        if let (0, Some(later), Some(caching)) = (round, later, allocator.caching()) {
+            // The driver may refuse; blocks live on either way.
+            let _ = caching.apply(later);
+        }
+    }
+    for block in blocks {
+        let freed = allocator.free(block);
+        assert!(freed.is_ok(), "{freed:?}");
+    }
+    drop(allocator);
+    assert!(sim.held().is_nothing(), "{:?}", sim.held());
+}

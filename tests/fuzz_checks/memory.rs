@@ -1,0 +1,54 @@
+//! Counts what the current thread holds of the heap, to measure what a reader takes.
+//!
+//! A block that moves counts twice while it does, as in `tests/reader_memory.rs`.
+
+#![expect(unsafe_code, reason = "a global allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<i64> = const { Cell::new(0) };
+    static PEAK: Cell<i64> = const { Cell::new(0) };
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).expect("no memory is that large")
+}
+
+fn count(bytes: i64) {
+    // The thread may be ending; then nobody measures.
+    let _ = HELD.try_with(|held| {
+        held.set(held.get() + bytes);
+        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
+    });
+}
+
+// `realloc` is left to the default: a new block, a copy, and the old one freed.
+// SAFETY: every call goes to `System` unchanged; counting touches no memory of the caller.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(signed(layout.size()));
+        // SAFETY: the caller's promises about `layout` are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count(-signed(layout.size()));
+        // SAFETY: `at` came from `alloc` above, hence from `System`, with this layout.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// What `work` returns, and the most bytes that it held at once.
+pub(super) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, i64) {
+    let before = HELD.get();
+    PEAK.set(before);
+    let result = work();
+    (result, PEAK.get() - before)
+}

@@ -1,0 +1,135 @@
+//! What holds for every recording, whatever format it came in: it is read within its bounds, its
+//! errors are fit to be shown, and what it asks for can be asked of any allocator.
+
+use std::sync::Arc;
+
+use stratalloc::config::{Compat, Config, KeyTable, LayerSetting};
+use stratalloc::driver::Sim;
+use stratalloc::driver::sim::{EventMode, SimOptions};
+use stratalloc::error::AllocError;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::replay::reader::{Limits, MEMORY_FACTOR, read_bytes};
+use stratalloc::replay::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
+
+use super::memory::peak_of;
+
+/// Decoded bytes that are read at most.
+const DECODED_MAX: u64 = 256 << 10;
+/// Buffers and tables that do not depend on the input.
+const FIXED_BYTES: u64 = 1 << 20;
+/// What an error says, at most.
+const MESSAGE_MAX_BYTES: usize = 2000;
+/// The memory of the device that recordings are repeated on.
+const TOTAL_BYTES: u64 = 16 << 30;
+
+/// The recording in `bytes`, if it is one.
+pub(super) fn read(bytes: &[u8]) -> Option<Trace> {
+    let limits = Limits { decoded_bytes: DECODED_MAX, ..Limits::default() };
+    let (result, peak) = peak_of(|| read_bytes("input", bytes, &limits, None));
+    let packed = [b"\xfd7zXZ\0".as_slice(), b"\x1f\x8b", b"\x28\xb5\x2f\xfd"];
+    let is_skippable = bytes.get(1..4) == Some(b"\x2a\x4d\x18");
+    let is_packed = is_skippable || packed.iter().any(|magic| bytes.starts_with(magic));
+    let decoded = if is_packed { DECODED_MAX } else { bytes.len() as u64 };
+    let most = i64::try_from(decoded * MEMORY_FACTOR + FIXED_BYTES).expect("a small number");
+    assert!(peak <= most, "{peak} bytes for {decoded} decoded ones");
+    match result {
+        Ok(trace) => Some(trace),
+        Err(error) => {
+            refused(&error, decoded);
+            None
+        }
+    }
+}
+
+fn refused(error: &TraceError, decoded: u64) {
+    let said = error.to_string();
+    assert!(said.len() <= MESSAGE_MAX_BYTES, "{} bytes", said.len());
+    assert!(!said.contains(char::is_control), "{said:?}");
+    match error {
+        TraceError::Read { at, .. }
+        | TraceError::Pickle { at, .. }
+        | TraceError::Json { at, .. } => assert!(*at <= decoded, "{said}, of {decoded}"),
+        TraceError::TooLarge { limit_bytes, .. } => assert_eq!(*limit_bytes, DECODED_MAX),
+        _ => {}
+    }
+}
+
+/// Repeats what the recording asks for, decision by decision and then on an allocator of its own.
+pub(super) fn repeat(trace: &Trace) {
+    let config = Config::parse(&trace.conf, &KeyTable::default()).ok();
+    let config = config.filter(is_harmless).unwrap_or_default();
+    if let Ok(verification) =
+        verify(trace, &config.clone().with_compat(Compat::PyTorch), TOTAL_BYTES, None)
+    {
+        lawful(&verification.workload);
+        if !verification.is_exact() {
+            assert!(verification.first_mismatch.is_some(), "a difference is told");
+        }
+    }
+    let workload = Workload::of(trace, TOTAL_BYTES);
+    lawful(&workload);
+    let options = SimOptions {
+        total_bytes: TOTAL_BYTES,
+        event_mode: EventMode::Manual,
+        ..SimOptions::default()
+    };
+    let sim = Arc::new(Sim::new(options));
+    let Ok(allocator) = registry::build(&config, sim.clone(), BuildOptions::default()) else {
+        return;
+    };
+    match run(&workload, &allocator, Some(sim.clone()), 2, &|_| ()) {
+        Ok(run) => {
+            let asked = |op: &&Op| matches!(op, Op::Allocate { .. } | Op::AllocateInVain { .. });
+            let asked = workload.ops.iter().filter(asked).count() as u64;
+            assert_eq!(run.allocations + run.ooms, asked);
+            assert!(run.frees <= run.allocations);
+        }
+        // A block of nothing was never handed out, whatever the recording says.
+        Err(ReplayError::Alloc(AllocError::ZeroBytes)) => {
+            let nothing = |op: &Op| matches!(op, Op::Allocate { bytes: 0, .. });
+            assert!(workload.ops.iter().any(nothing), "{workload:?}");
+        }
+        Err(error) => panic!("{error}: {error:?}"),
+    }
+    drop(allocator);
+    let held = sim.held();
+    assert!(held.is_nothing(), "{held:?}");
+}
+
+/// Neither files nor foreign code: the input names them. No failures on purpose.
+fn is_harmless(config: &Config) -> bool {
+    let harmless =
+        |layer: &LayerSetting| !matches!(layer, LayerSetting::Log { .. } | LayerSetting::Fault(_));
+    config.settings().backend == "native" && config.settings().layers.iter().all(harmless)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Unborn,
+    Live,
+    Draining,
+    Over,
+}
+
+/// Every block is allocated once, freed at most once and finished at most once, in this order.
+fn lawful(workload: &Workload) {
+    let mut blocks = vec![Life::Unborn; workload.blocks as usize];
+    let mut step = |id: u32, from: Life, to: Life| {
+        let block = &mut blocks[id as usize];
+        assert!(*block == from, "block {id} in {workload:?}");
+        *block = to;
+    };
+    let mut empty_caches = 0;
+    for op in &workload.ops {
+        match *op {
+            Op::Allocate { id, .. } => step(id, Life::Unborn, Life::Live),
+            Op::AllocateInVain { id, .. } => step(id, Life::Unborn, Life::Over),
+            Op::Free { id } => step(id, Life::Live, Life::Over),
+            Op::FreeInUse { id, .. } => step(id, Life::Live, Life::Draining),
+            Op::Finished { id } => step(id, Life::Draining, Life::Over),
+            Op::EmptyCache => empty_caches += 1,
+        }
+    }
+    assert_eq!(empty_caches, workload.empty_caches);
+    assert!(workload.seeded <= workload.blocks);
+}

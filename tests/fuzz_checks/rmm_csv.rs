@@ -1,0 +1,48 @@
+//! Logs of requests in RMM's CSV format. The header is put in front of every other input, so that a
+//! short one is not wasted on it.
+//!
+//! What is read says the same when it is written as a log and read again.
+
+use std::fmt::Write as _;
+
+use stratalloc::history::Action;
+use stratalloc::replay::Trace;
+use stratalloc::replay::reader::{Limits, read_bytes};
+
+use super::recording;
+
+const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+/// Checks one input.
+pub(crate) fn check(bytes: &[u8]) {
+    let whole = match bytes {
+        [b'T' | 0x1f | 0x28 | 0x50..=0x5f | 0xfd, ..] => bytes.to_vec(),
+        _ => [HEADER.as_bytes(), bytes].concat(),
+    };
+    let Some(trace) = recording::read(&whole) else { return };
+    if trace.requests_only {
+        let text = log(&trace);
+        let again = read_bytes("again", text.as_bytes(), &Limits::default(), None);
+        let again = again.unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert_eq!(again, trace, "{text}");
+        assert!(trace.segments.is_empty() && trace.conf.is_empty());
+    }
+    recording::repeat(&trace);
+}
+
+fn log(trace: &Trace) -> String {
+    let mut text = HEADER.to_owned();
+    for event in &trace.events {
+        let action = match event.action {
+            Action::Alloc => "allocate",
+            Action::OutOfMemory => "allocate failure",
+            Action::FreeRequested => "free",
+            // Said by the row before.
+            Action::FreeCompleted => continue,
+            other => panic!("no log says {other:?}"),
+        };
+        let (address, size, stream) = (event.address, event.size_bytes, event.stream.0);
+        let _ = writeln!(text, "7,01:02:03.4,{action},{address:#x},{size},{stream:#x}");
+    }
+    text
+}

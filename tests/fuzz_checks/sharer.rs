@@ -1,0 +1,40 @@
+//! Somebody who shares: an engine with live blocks, and what their handles say.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{Allocation, Request, Sharing};
+use stratalloc::cache::{Engine, EngineOptions};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::Driver;
+use stratalloc::ids::StreamId;
+use stratalloc::sharing::SharedHandle;
+
+/// The secret of a handle of pages.
+pub(super) const SECRET: std::ops::Range<usize> = 40..56;
+/// The name of its socket.
+pub(super) const SOCKET: std::ops::Range<usize> = 56..72;
+/// Where its first page is named, and in how many bytes.
+pub(super) const PAGES_AT: usize = 88;
+pub(super) const PAGE_BYTES: usize = 32;
+
+/// An engine whose pages may leave the process.
+pub(super) fn engine(driver: Arc<dyn Driver>) -> Engine {
+    let text = "expandable_segments:True,expandable_segments_ipc:True";
+    let config = Config::parse(text, &KeyTable::default()).expect("the text is legal");
+    let options = EngineOptions { settings: config.settings().clone(), ..EngineOptions::default() };
+    Engine::new(driver, &options).expect("the device can do it")
+}
+
+/// A block and its handle.
+pub(super) fn shared(engine: &Engine, bytes: u64) -> (Allocation, SharedHandle) {
+    let block = engine.allocate(Request::new(bytes, StreamId::DEFAULT)).expect("there is memory");
+    let handle = engine.share(&block).expect("the pages can leave");
+    (block, handle)
+}
+
+/// Writes the checksum that belongs to the bytes before it, as a forger would.
+pub(super) fn seal(bytes: &mut [u8]) {
+    let Some((before, sum)) = bytes.split_last_chunk_mut::<8>() else { return };
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    *sum = before.iter().fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes();
+}
