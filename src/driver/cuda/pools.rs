@@ -5,6 +5,9 @@
 //! not captured). None of them depends on the order of captured work, so the thread's mode is
 //! relaxed for these calls: for the two of every request only while captures are expected.
 
+#[cfg(test)]
+mod tests;
+
 use super::api::{AccessDescription, Location, PoolProperties};
 use super::{Cuda, foreign, size};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
@@ -88,17 +91,13 @@ impl MemoryPools for Cuda {
     }
 
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax_if_captures();
-        let mut address = 0;
-        self.api.pool_allocate(&mut address, size(bytes)?, pool.0, on.0).ok()?;
+        let (bytes, mut address) = (size(bytes)?, 0);
+        self.in_order_of(on, || self.api.pool_allocate(&mut address, bytes, pool.0, on.0))?;
         Ok(address)
     }
 
     fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax_if_captures();
-        self.api.pool_free(address, on.0).ok()
+        self.in_order_of(on, || self.api.pool_free(address, on.0))
     }
 
     fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
