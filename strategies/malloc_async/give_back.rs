@@ -16,8 +16,7 @@ impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
         let block = self.blocks.lock().leave(address, serial)?;
-        let simple = block.uses.is_empty() && block.capture.is_none();
-        let given = if simple && !self.captures.any_scope() {
+        let given = if block.is_plain() && !self.captures.any_scope() {
             match self.memory_pools().free_async(address, block.stream) {
                 Ok(()) => Ok(Given::Freed),
                 Err(error) => self.after_refusal(address, &block, error),
@@ -47,7 +46,6 @@ impl MallocAsyncAllocator {
 
     /// The driver has the block.
     fn is_free(&self, address: u64, block: &Block) {
-        self.charged_bytes.fetch_sub(block.bytes, Ordering::Relaxed);
         self.record_block(Action::FreeCompleted, address, block);
     }
 
@@ -77,7 +75,7 @@ impl MallocAsyncAllocator {
     #[cold]
     pub(super) fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
         let mut now = self.capture_of(block.stream)?;
-        if let Some(capture) = block.capture.filter(|own| now == Some(*own)) {
+        if let Some(capture) = block.capture().filter(|own| now == Some(*own)) {
             let given = self.free_inside(address, block, capture);
             now = match &given {
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
@@ -90,17 +88,17 @@ impl MallocAsyncAllocator {
             }
             // Another thread has ended the capture meanwhile.
         }
-        for by in &block.uses {
+        for by in block.uses() {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
                 return Ok(Given::Deferred);
             }
         }
         // A use from inside a capture that goes on is over when the capture is.
-        if now.is_some() || self.any_use_goes_on(&block.uses)? {
+        if now.is_some() || self.any_use_goes_on(block.uses())? {
             return Ok(Given::Deferred);
         }
         self.give_to_driver(address, block)?;
-        if block.capture.is_some() {
+        if block.capture().is_some() {
             self.notes.frees_after_capture.fetch_add(1, Ordering::Relaxed);
         }
         Ok(Given::Freed)
@@ -118,7 +116,7 @@ impl MallocAsyncAllocator {
     /// Tells the driver of a free outside captures, after all streams that use the block. Uses from
     /// inside captures have ended with those.
     fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
-        if block.uses.iter().any(|by| by.capture.is_none()) {
+        if block.uses().iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(address, block);
         }
         match self.memory_pools().free_async(address, block.stream) {
@@ -216,7 +214,7 @@ impl MallocAsyncAllocator {
     /// One free that waited.
     fn settle(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
         // An address that came back after a graph had gone belongs to the block that has it now.
-        let gone = block.capture.is_some() && self.blocks.lock().is_live(address);
+        let gone = block.capture().is_some() && self.blocks.lock().is_live(address);
         let given = match gone {
             true => Given::Freed,
             false => or_later(self.free_with_care(address, block))?,

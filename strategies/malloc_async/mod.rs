@@ -4,7 +4,7 @@
 //! what, a limit of its own, uses by other streams, scopes and the rules of graph captures. A
 //! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
 //!
-//! `blocks` is the account of live blocks, `give_back` the ways of a free, `capture` what is special
+//! `blocks` is the account of live blocks and `sums` what they add up to, `give_back` the ways of a free, `capture` what is special
 //! inside a graph, `pools` private pools (one driver pool each), `pressure` what is tried before a
 //! request fails, `capabilities` the trait's optional parts.
 //!
@@ -17,6 +17,7 @@ mod capture;
 mod give_back;
 mod pools;
 mod pressure;
+mod sums;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,9 +33,10 @@ use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::size::REQUEST_MAX_BYTES;
 
-use blocks::{Block, Blocks, Entered};
+use blocks::{Block, Blocks};
 use capture::Captures;
 use pools::Pools;
+use pressure::Obtained;
 
 /// No limit.
 const UNLIMITED: u64 = u64::MAX;
@@ -49,8 +51,6 @@ pub struct MallocAsyncAllocator {
     /// Serves every request that no scope routes elsewhere.
     main: MainPool,
     blocks: Mutex<Blocks>,
-    /// Bytes of blocks that the driver counts as ours.
-    charged_bytes: AtomicU64,
     limit_bytes: AtomicU64,
     pools: Mutex<Pools>,
     captures: Captures,
@@ -144,7 +144,6 @@ impl MallocAsyncAllocator {
             settings: RwLock::new(settings.clone()),
             main,
             blocks: Mutex::default(),
-            charged_bytes: AtomicU64::new(0),
             limit_bytes: AtomicU64::new(UNLIMITED),
             pools: Mutex::default(),
             captures: Captures::default(),
@@ -202,15 +201,16 @@ impl MallocAsyncAllocator {
         } else {
             self.route_with_care(pool, request.stream)?
         };
-        let address = match self.obtain(&route, request) {
-            Ok(address) => address,
+        let Obtained { address, reserved_bytes } = match self.obtain(&route, request) {
+            Ok(obtained) => obtained,
             Err(refusal) => self.climb(&route, request, refusal)?,
         };
         let block = Block::new(bytes, request.stream, &route);
-        let Entered { serial, gone_bytes } = self.blocks.lock().enter(address, block);
-        if gone_bytes > 0 {
-            self.charged_bytes.fetch_sub(gone_bytes, Ordering::Relaxed);
-        }
+        let serial = {
+            let mut blocks = self.blocks.lock();
+            blocks.unreserve(reserved_bytes);
+            blocks.enter(address, block)
+        };
         self.record(Action::Alloc, address, bytes, request.stream, route.pool);
         Ok(Allocation::new(address, bytes, self.owner, token(serial)))
     }
