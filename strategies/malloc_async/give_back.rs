@@ -16,23 +16,36 @@ impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
         let block = self.blocks.lock().leave(address, serial)?;
-        let given = if block.is_plain() && !self.captures.any_scope() {
-            match self.memory_pools().free_async(address, block.stream) {
-                Ok(()) => Ok(Given::Freed),
-                Err(error) => self.after_refusal(address, &block, error),
+        if !block.is_plain() || self.captures.any_scope() {
+            let given = self.free_with_care(address, &block);
+            return self.settle_free(address, block, given);
+        }
+        match self.memory_pools().free_async(address, block.stream) {
+            Ok(()) => {
+                self.is_freed(address, &block);
+                Ok(())
             }
-        } else {
-            self.free_with_care(address, &block)
-        };
+            Err(error) => {
+                let given = self.after_refusal(address, &block, error);
+                self.settle_free(address, block, given)
+            }
+        }
+    }
+
+    /// What a free leaves behind where it did not go the plain way.
+    #[cold]
+    fn settle_free(
+        &self,
+        address: u64,
+        block: Block,
+        given: Result<Given, DriverError>,
+    ) -> Result<(), HandleError> {
         match or_later(given) {
             Err(error) => {
                 self.blocks.lock().come_back(address, block);
                 return Err(error.into());
             }
-            Ok(Given::Freed) => {
-                self.record_block(Action::FreeRequested, address, &block);
-                self.is_free(address, &block);
-            }
+            Ok(Given::Freed) => self.is_freed(address, &block),
             Ok(Given::Deferred) => {
                 self.record_block(Action::FreeRequested, address, &block);
                 self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
@@ -44,11 +57,14 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// The driver has the block.
-    fn is_free(&self, address: u64, block: &Block) {
+    /// The driver has the block, as soon as its holder gave it back.
+    #[inline]
+    fn is_freed(&self, address: u64, block: &Block) {
+        self.record_block(Action::FreeRequested, address, block);
         self.record_block(Action::FreeCompleted, address, block);
     }
 
+    #[inline]
     fn record_block(&self, action: Action, address: u64, block: &Block) {
         self.record(action, address, block.bytes, block.stream, block.pool);
     }
@@ -222,7 +238,7 @@ impl MallocAsyncAllocator {
         if given == Given::Freed {
             self.captures.remove_deferred();
             self.blocks.lock().deferred_is_free(block.bytes);
-            self.is_free(address, block);
+            self.record_block(Action::FreeCompleted, address, block);
         }
         Ok(given)
     }

@@ -36,7 +36,7 @@ use crate::size::REQUEST_MAX_BYTES;
 use blocks::{Block, Blocks};
 use capture::Captures;
 use pools::Pools;
-use pressure::Obtained;
+use pressure::{Obtained, Refusal};
 
 /// No limit.
 const UNLIMITED: u64 = u64::MAX;
@@ -180,6 +180,7 @@ impl MallocAsyncAllocator {
         }
     }
 
+    #[inline]
     fn memory_pools(&self) -> &dyn MemoryPools {
         self.driver.memory_pools().expect("asked for when the allocator was built")
     }
@@ -188,33 +189,87 @@ impl MallocAsyncAllocator {
         self.limit_bytes.store(limit_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
     }
 
+    /// One driver call and one small lock, unless a scope, a deferred free, a named pool or a limit asks
+    /// for more.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> Result<Allocation, AllocError> {
-        let bytes = request.bytes;
+        let Request { bytes, stream, .. } = request;
         if bytes == 0 {
             return Err(AllocError::ZeroBytes);
         }
         if bytes > REQUEST_MAX_BYTES {
             return Err(AllocError::TooLarge { requested_bytes: bytes });
         }
+        if pool.is_some() || self.captures.ask_for_care() || self.is_limited() {
+            return self.serve_with_care(pool, request);
+        }
+        match self.memory_pools().allocate_async(self.main.id, bytes, stream) {
+            Ok(address) => Ok(self.hand_out(&self.main_route(), request, address, 0)),
+            Err(error) => self.serve_refused(&self.main_route(), request, Refusal::Driver(error)),
+        }
+    }
+
+    #[cold]
+    fn serve_with_care(
+        &self,
+        pool: Option<PoolId>,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
         let route = if pool.is_none() && !self.captures.ask_for_care() {
-            Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
+            self.main_route()
         } else {
             self.route_with_care(pool, request.stream)?
         };
-        let Obtained { address, reserved_bytes } = match self.obtain(&route, request) {
-            Ok(obtained) => obtained,
-            Err(refusal) => self.climb(&route, request, refusal)?,
-        };
-        let block = Block::new(bytes, request.stream, &route);
+        match self.obtain(&route, request) {
+            Ok(Obtained { address, reserved_bytes }) => {
+                Ok(self.hand_out(&route, request, address, reserved_bytes))
+            }
+            Err(refusal) => self.serve_refused(&route, request, refusal),
+        }
+    }
+
+    #[cold]
+    fn serve_refused(
+        &self,
+        route: &Route,
+        request: Request,
+        refusal: Refusal,
+    ) -> Result<Allocation, AllocError> {
+        let Obtained { address, reserved_bytes } = self.climb(route, request, refusal)?;
+        Ok(self.hand_out(route, request, address, reserved_bytes))
+    }
+
+    /// Where requests go that nothing routes elsewhere.
+    #[inline]
+    fn main_route(&self) -> Route {
+        Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
+    }
+
+    /// Enters what the driver gave. `reserved_bytes` were set aside for it under the limit.
+    #[inline]
+    fn hand_out(
+        &self,
+        route: &Route,
+        request: Request,
+        address: u64,
+        reserved_bytes: u64,
+    ) -> Allocation {
+        let Request { bytes, stream, .. } = request;
+        let block = Block::new(bytes, stream, route);
         let serial = {
             let mut blocks = self.blocks.lock();
             blocks.unreserve(reserved_bytes);
             blocks.enter(address, block)
         };
-        self.record(Action::Alloc, address, bytes, request.stream, route.pool);
-        Ok(Allocation::new(address, bytes, self.owner, token(serial)))
+        self.record(Action::Alloc, address, bytes, stream, route.pool);
+        Allocation::new(address, bytes, self.owner, token(serial))
     }
 
+    #[inline]
+    fn is_limited(&self) -> bool {
+        self.limit_bytes.load(Ordering::Relaxed) != UNLIMITED
+    }
+
+    #[inline]
     fn record(&self, action: Action, address: u64, bytes: u64, stream: StreamId, pool: PoolId) {
         self.history.record(|| Event { action, address, size_bytes: bytes, stream, pool });
     }

@@ -29,7 +29,6 @@ pub(super) struct Obtained {
 
 impl MallocAsyncAllocator {
     /// One attempt: the limit, then the driver.
-    #[inline]
     pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained, Refusal> {
         let limit_bytes = self.limit_bytes.load(Ordering::Relaxed);
         if limit_bytes == UNLIMITED {
@@ -50,7 +49,6 @@ impl MallocAsyncAllocator {
         }
     }
 
-    #[inline]
     fn ask(&self, route: &Route, request: Request) -> Result<u64, DriverError> {
         let Request { bytes, stream, .. } = request;
         if let Some(capture) = route.capture {
