@@ -127,6 +127,33 @@ fn the_default_pool_is_left_as_it_was_found() {
     assert_eq!(kept.size_bytes(), MIB);
 }
 
+fn two_allocators_on(machine: &impl Machine) {
+    let driver = machine.driver();
+    let pools = driver.memory_pools().expect("the machine has pools");
+    let pool = pools.default_pool().unwrap();
+    pools.set_release_threshold(pool, 7 * MIB).unwrap();
+    let [first, second] = [(); 2]
+        .map(|()| MallocAsyncAllocator::new(machine.driver(), &Settings::default()).unwrap());
+    let request = Request::new(64 * MIB, StreamId::DEFAULT);
+    let block = second.allocate(request).unwrap();
+    second.free(block).unwrap();
+    drop(first);
+    driver.synchronize_device().unwrap();
+    assert_eq!(pools.release_threshold(pool).unwrap(), u64::MAX, "the second still wants it all");
+    assert_eq!(pools.usage(pool).unwrap().reserved_bytes, 64 * MIB);
+    drop(second);
+    assert_eq!(pools.release_threshold(pool).unwrap(), 7 * MIB, "as the first found it");
+    assert_eq!(pools.usage(pool).unwrap().reserved_bytes, 0);
+    assert!(pools.keep_memory(pool, false).is_err(), "nobody is left");
+}
+
+#[test]
+fn allocators_that_share_a_pool_leave_it_as_the_first_found_it() {
+    two_allocators_on(&SimMachine::new(256 * MIB));
+    #[cfg(target_os = "linux")]
+    two_allocators_on(&HostMachine::new(256 * MIB));
+}
+
 #[test]
 fn a_pool_of_its_own_shares_nothing_with_the_default_pool() {
     let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };

@@ -68,8 +68,6 @@ struct MainPool {
     id: DriverPoolId,
     /// Whether nobody else allocates from it.
     own: bool,
-    /// What its release threshold was before.
-    threshold_bytes: u64,
 }
 
 /// What frees of blocks with several streams need.
@@ -128,11 +126,8 @@ impl MallocAsyncAllocator {
         })?;
         let own = settings.malloc_async_own_pool;
         let id = if own { pools.create_pool()? } else { pools.default_pool()? };
-        let prepared = pools.release_threshold(id).and_then(|threshold_bytes| {
-            keep_everything(pools, id)?;
-            Ok(MainPool { id, own, threshold_bytes })
-        });
-        let main = prepared.inspect_err(|_| {
+        let main = MainPool { id, own };
+        keep_everything(pools, id).inspect_err(|_| {
             if own {
                 // The first error is the one to tell.
                 let _ = pools.destroy_pool(id);
@@ -277,8 +272,11 @@ impl MallocAsyncAllocator {
 
 /// Memory stays in the pool until it is trimmed, and every reuse is welcome.
 fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), DriverError> {
-    pools.set_release_threshold(pool, u64::MAX)?;
-    pools.allow_reuse(pool)
+    pools.keep_memory(pool, true)?;
+    pools.allow_reuse(pool).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = pools.keep_memory(pool, false);
+    })
 }
 
 /// A part of the device's memory; all of it is no limit.
@@ -303,7 +301,8 @@ fn serial_of(token: Token) -> u64 {
 
 impl Drop for MallocAsyncAllocator {
     /// Frees every block, also live ones, in the order of its stream, and trims the pools and the
-    /// idle memory of graphs. The release threshold of the device's default pool becomes what it was.
+    /// idle memory of graphs. The release threshold of the device's default pool becomes what it was,
+    /// when the last allocator over it goes.
     /// Blocks that a capture keeps from being freed stay with the driver.
     fn drop(&mut self) {
         // A driver that fails now keeps the memory; there is nobody to tell.
@@ -330,8 +329,10 @@ impl Drop for MallocAsyncAllocator {
         let _ = if self.main.own {
             pools.destroy_pool(self.main.id)
         } else {
-            let _ = pools.set_release_threshold(self.main.id, self.main.threshold_bytes);
-            pools.trim(self.main.id, self.main.threshold_bytes)
+            let _ = pools.keep_memory(self.main.id, false);
+            // Where other allocators still want all of it, this is all there can be.
+            let kept = pools.release_threshold(self.main.id);
+            kept.and_then(|kept_bytes| pools.trim(self.main.id, kept_bytes))
         };
     }
 }

@@ -8,9 +8,15 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
 use super::api::{AccessDescription, Location, PoolProperties};
 use super::{Cuda, foreign, size};
+use crate::driver::keepers::{Keepers, NO_KEEPER};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
+use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, StreamId};
 
 /// `CUmemPool_attribute` numbers.
@@ -31,6 +37,9 @@ mod graph {
     pub(super) const RESERVED: u32 = 2;
     pub(super) const RESERVED_HIGH: u32 = 3;
 }
+
+/// Users of pools in this process. A pool's handle is the same wherever its device was opened.
+static KEEPERS: Mutex<BTreeMap<DriverPoolId, Keepers>> = Mutex::new(BTreeMap::new());
 
 impl MemoryPools for Cuda {
     fn default_pool(&self) -> DriverResult<DriverPoolId> {
@@ -61,6 +70,8 @@ impl MemoryPools for Cuda {
         if !self.own_pools.lock().remove(&pool.0) {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
         }
+        // Another pool may get the handle.
+        KEEPERS.lock().remove(&pool);
         let _entered = self.enter()?;
         let _relaxed = self.relax();
         self.api.pool_destroy(pool.0).ok()
@@ -75,6 +86,24 @@ impl MemoryPools for Cuda {
         let mut bytes = 0;
         self.api.pool_get(pool.0, attribute::RELEASE_THRESHOLD, &mut bytes).ok()?;
         Ok(bytes)
+    }
+
+    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
+        // Held over the calls: two users may come at once, by two openings of the device.
+        let mut all = KEEPERS.lock();
+        let now_bytes = self.release_threshold(pool)?;
+        let changed = all.get(&pool).copied().unwrap_or_default().after(keep, now_bytes);
+        let (keepers, set) = changed.ok_or_else(|| {
+            let kind = DriverErrorKind::InvalidValue;
+            DriverError::new(kind, "keep_memory", 0, NO_KEEPER.to_owned())
+        })?;
+        set.map_or(Ok(()), |bytes| self.set_release_threshold(pool, bytes))?;
+        if keepers.is_nobody() {
+            all.remove(&pool);
+        } else {
+            all.insert(pool, keepers);
+        }
+        Ok(())
     }
 
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {

@@ -76,6 +76,24 @@ extern "C" fn synchronize(_: u64) -> u32 {
     in_context("synchronize")
 }
 
+thread_local! {
+    static THRESHOLD: Cell<u64> = const { Cell::new(0) };
+}
+
+extern "C" fn get(_: u64, _: u32, value: &mut u64) -> u32 {
+    *value = THRESHOLD.get();
+    0
+}
+
+/// A threshold of 1 is more than it takes.
+extern "C" fn set(_: u64, _: u32, value: &mut u64) -> u32 {
+    if *value == 1 {
+        return 1;
+    }
+    THRESHOLD.set(*value);
+    0
+}
+
 fn cuda() -> Cuda {
     let mut api = Api::none();
     api.context_current = Some(current);
@@ -84,6 +102,8 @@ fn cuda() -> Cuda {
     api.exchange_capture_mode = Some(exchange);
     api.pool_allocate = Some(allocate);
     api.pool_free = Some(free);
+    api.pool_get = Some(get);
+    api.pool_set = Some(set);
     api.event_query = Some(query);
     api.event_synchronize = Some(synchronize);
     device_over(api, Abilities { memory_pools: true, ..Abilities::default() })
@@ -143,4 +163,25 @@ fn calls_that_break_other_threads_captures_relax_the_thread_while_captures_are_e
     cuda.expect_captures(false).unwrap();
     assert_eq!(all(), [GLOBAL; 4]);
     assert!(cuda.expect_captures(false).is_err(), "nobody expects any");
+}
+
+#[test]
+fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
+    let (first, second) = (cuda(), cuda());
+    let pool = DriverPoolId(0x9002);
+    THRESHOLD.set(7);
+    first.keep_memory(pool, true).unwrap();
+    second.keep_memory(pool, true).unwrap();
+    first.keep_memory(pool, false).unwrap();
+    assert_eq!(THRESHOLD.get(), u64::MAX);
+    second.keep_memory(pool, false).unwrap();
+    assert_eq!(THRESHOLD.get(), 7);
+    assert!(first.keep_memory(pool, false).is_err());
+    // A threshold that the library does not take back leaves the user where it was.
+    THRESHOLD.set(1);
+    first.keep_memory(pool, true).unwrap();
+    assert!(first.keep_memory(pool, false).is_err());
+    first.keep_memory(pool, true).unwrap();
+    first.keep_memory(pool, false).unwrap();
+    assert!(first.keep_memory(pool, false).is_err());
 }
