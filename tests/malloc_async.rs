@@ -130,20 +130,25 @@ fn the_default_pool_is_left_as_it_was_found() {
 fn two_allocators_on(machine: &impl Machine) {
     let driver = machine.driver();
     let pools = driver.memory_pools().expect("the machine has pools");
-    let pool = pools.default_pool().unwrap();
-    pools.set_release_threshold(pool, 7 * MIB).unwrap();
-    let [first, second] = [(); 2]
-        .map(|()| MallocAsyncAllocator::new(machine.driver(), &Settings::default()).unwrap());
+    let pool = pools.default_pool().expect("it works");
+    pools.set_release_threshold(pool, 7 * MIB).expect("it works");
+    let [first, second] = [(); 2].map(|()| {
+        MallocAsyncAllocator::new(machine.driver(), &Settings::default()).expect("it works")
+    });
     let request = Request::new(64 * MIB, StreamId::DEFAULT);
-    let block = second.allocate(request).unwrap();
-    second.free(block).unwrap();
+    let block = second.allocate(request).expect("it works");
+    second.free(block).expect("it works");
     drop(first);
-    driver.synchronize_device().unwrap();
-    assert_eq!(pools.release_threshold(pool).unwrap(), u64::MAX, "the second still wants it all");
-    assert_eq!(pools.usage(pool).unwrap().reserved_bytes, 64 * MIB);
+    driver.synchronize_device().expect("it works");
+    assert_eq!(
+        pools.release_threshold(pool).expect("it works"),
+        u64::MAX,
+        "the second still wants it all"
+    );
+    assert_eq!(pools.usage(pool).expect("it works").reserved_bytes, 64 * MIB);
     drop(second);
-    assert_eq!(pools.release_threshold(pool).unwrap(), 7 * MIB, "as the first found it");
-    assert_eq!(pools.usage(pool).unwrap().reserved_bytes, 0);
+    assert_eq!(pools.release_threshold(pool).expect("it works"), 7 * MIB, "as the first found it");
+    assert_eq!(pools.usage(pool).expect("it works").reserved_bytes, 0);
     assert!(pools.keep_memory(pool, false).is_err(), "nobody is left");
 }
 

@@ -40,6 +40,8 @@ use crate::ids::{DeviceId, EventId, StreamId};
 use api::{Api, Status, api};
 #[cfg(feature = "cudarc")]
 pub use cudarc::{CudaVec, stream_of};
+#[cfg(feature = "cudarc")]
+pub(crate) use cudarc::{is_on, settled};
 pub use gates::Gate;
 use gates::Gates;
 pub use graph::Graph;
