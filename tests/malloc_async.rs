@@ -297,6 +297,44 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
     bed.give(again);
 }
 
+#[test]
+fn captures_are_asked_for_no_more_than_once_for_each_stream_while_no_scope_is_open() {
+    let bed = sim(256);
+    let driver = &bed.machine.0;
+    let [a, b] = [0, 1].map(|_| driver.create_stream().unwrap());
+    let plain = bed.take(MIB, a);
+    bed.give(plain);
+    assert_eq!(driver.calls("capture_status"), 0);
+    let used = bed.take(MIB, a);
+    bed.allocator.record_stream(&used, b).unwrap();
+    bed.give(used);
+    assert_eq!(driver.calls("capture_status"), 2, "when they are joined");
+    assert_eq!(bed.allocated(), (0, 0, 0));
+}
+
+#[test]
+fn threads_together_do_not_pass_the_limit() {
+    let bed = sim(256);
+    for limit_mib in [1, 7, 32] {
+        bed.allocator.set_limit_bytes(Some(limit_mib * MIB));
+        let meet = std::sync::Barrier::new(4);
+        let held: Vec<Allocation> = std::thread::scope(|threads| {
+            let take = || -> Vec<Allocation> {
+                meet.wait();
+                let request = Request::new(MIB, StreamId::DEFAULT);
+                (0..limit_mib).filter_map(|_| bed.allocator.allocate(request).ok()).collect()
+            };
+            let all: Vec<_> = (0..4).map(|_| threads.spawn(take)).collect();
+            all.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(held.len() as u64, limit_mib, "as many as fit and no more");
+        held.into_iter().for_each(|block| bed.give(block));
+        bed.allocator.set_limit_bytes(None);
+        let more = bed.take(64 * MIB, StreamId::DEFAULT);
+        bed.give(more);
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn bytes_that_another_stream_still_reads_stay_intact() {
