@@ -10,7 +10,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys::cublasOperation_t::CUBLAS_OP_N};
+use cudarc::cublas::sys::{cublasOperation_t::CUBLAS_OP_N, is_culib_present};
+use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use stratalloc::allocator::DeviceAllocator;
@@ -64,6 +65,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     };
+    // SAFETY: the vendor's library; its initialisers are safe to run in any process.
+    if !unsafe { is_culib_present() } {
+        return Err("this example needs cuBLAS: put libcublas.so where the loader looks".into());
+    }
     let config = from_environment(&KeyTable::default(), |name| std::env::var(name).ok())?.config;
     let handle = Handle::build(&config, cuda)?;
     let context = CudaContext::new(0)?;

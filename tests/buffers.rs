@@ -200,3 +200,18 @@ fn a_block_that_was_freed_behind_the_buffers_back_is_counted() {
     drop(vec);
     assert_eq!(handle.lost_blocks(), 1);
 }
+
+#[test]
+fn work_of_one_stream_can_be_put_behind_that_of_another() {
+    let machine = SimMachine::new(64 * MIB);
+    let handle = handle(&machine, CONFS[0]);
+    let [a, b] = [(); 2].map(|()| machine.0.create_stream().unwrap());
+    let held = machine.0.held().events;
+    handle.order(a, a).unwrap();
+    assert_eq!(machine.0.calls("create_event"), 0, "a stream is in order by itself");
+    handle.order(a, b).unwrap();
+    assert_eq!(machine.0.held().events, held, "no event stays");
+    machine.0.destroy_stream(a).unwrap();
+    assert!(matches!(handle.order(a, b), Err(BufferError::Driver(_))));
+    assert_eq!(machine.0.held().events, held);
+}

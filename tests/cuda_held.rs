@@ -3,10 +3,12 @@
 //!
 //! These are apart from the other tests of devices, and one at a time: all of a program's work on a
 //! device has one context, and there a call that waits for all work waits for what is held back here.
+//! So are captures that calls of other threads break, and what is done to the device's default pool.
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use stratalloc::config::Settings;
 #[cfg(feature = "replay")]
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::{Brake, Cuda, Driver, Gated};
@@ -14,6 +16,7 @@ use stratalloc::ids::DeviceId;
 #[cfg(feature = "replay")]
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
+use stratalloc::strategies::MallocAsyncAllocator;
 
 /// The first device and the right to be alone on it, or a word why there is none.
 fn device() -> Option<(Arc<Cuda>, MutexGuard<'static, ()>)> {
@@ -100,4 +103,64 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
         strategy.engine().unwrap().empty_cache().unwrap();
         real.into_iter().for_each(|stream| cuda.destroy_stream(stream).unwrap());
     }
+}
+
+/// Two openings of the device, two allocators on its default pool.
+#[test]
+fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
+    let Some((one, _alone)) = device() else { return };
+    let two = Arc::new(Cuda::open(DeviceId(0)).unwrap());
+    let pools = one.memory_pools().expect("the device has pools");
+    let pool = pools.default_pool().unwrap();
+    let on = |cuda: &Arc<Cuda>| {
+        MallocAsyncAllocator::new(Arc::clone(cuda) as Arc<dyn Driver>, &Settings::default())
+    };
+    let before = pools.release_threshold(pool).unwrap();
+    let (first, second) = (on(&one).unwrap(), on(&two).unwrap());
+    drop(first);
+    assert_eq!(pools.release_threshold(pool).unwrap(), u64::MAX);
+    drop(second);
+    assert_eq!(pools.release_threshold(pool).unwrap(), before);
+}
+
+/// In the mode `global` a question about an event breaks captures of other threads, unless the thread
+/// that asks was relaxed. An open scope says that there may be one.
+#[cfg(feature = "cudarc")]
+#[test]
+fn events_of_the_engine_break_no_capture_of_another_thread() {
+    use cudarc::driver::{CudaContext, sys::CUstreamCaptureMode};
+    use stratalloc::allocator::{DeviceAllocator, PoolScope, Request, ScopeFilter};
+    use stratalloc::driver::Capture;
+    use stratalloc::ids::{PoolId, StreamId};
+    use stratalloc::registry::{BuildOptions, build};
+
+    let Some((cuda, _alone)) = device() else { return };
+    let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
+    let native = build(&Default::default(), driver, BuildOptions::default()).unwrap();
+    let streams = native.cross_stream().expect("it follows streams");
+    let [home, side] = [0, 1].map(|_| cuda.create_stream().unwrap());
+    let block = native.allocate(Request::new(512 * MIB, home)).unwrap();
+    for value in 0..100 {
+        cuda.fill(block.address(), value, 512 * MIB, side).unwrap();
+    }
+    streams.record_stream(&block, side).unwrap();
+    native.free(block).unwrap();
+    let captured = CudaContext::new(0).unwrap().new_stream().unwrap();
+    let pool = PoolId::next_user();
+    let scope = PoolScope::open(
+        native.private_pools().expect("it has pools"),
+        pool,
+        ScopeFilter::this_thread(),
+    )
+    .unwrap();
+    captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for _ in 0..1000 {
+                streams.process_events().expect("the event can be asked for");
+            }
+        });
+    });
+    Capture::end(&*cuda, StreamId(captured.cu_stream() as u64)).expect("nobody broke it");
+    drop(scope);
 }

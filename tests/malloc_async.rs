@@ -127,6 +127,38 @@ fn the_default_pool_is_left_as_it_was_found() {
     assert_eq!(kept.size_bytes(), MIB);
 }
 
+fn two_allocators_on(machine: &impl Machine) {
+    let driver = machine.driver();
+    let pools = driver.memory_pools().expect("the machine has pools");
+    let pool = pools.default_pool().expect("it works");
+    pools.set_release_threshold(pool, 7 * MIB).expect("it works");
+    let [first, second] = [(); 2].map(|()| {
+        MallocAsyncAllocator::new(machine.driver(), &Settings::default()).expect("it works")
+    });
+    let request = Request::new(64 * MIB, StreamId::DEFAULT);
+    let block = second.allocate(request).expect("it works");
+    second.free(block).expect("it works");
+    drop(first);
+    driver.synchronize_device().expect("it works");
+    assert_eq!(
+        pools.release_threshold(pool).expect("it works"),
+        u64::MAX,
+        "the second still wants it all"
+    );
+    assert_eq!(pools.usage(pool).expect("it works").reserved_bytes, 64 * MIB);
+    drop(second);
+    assert_eq!(pools.release_threshold(pool).expect("it works"), 7 * MIB, "as the first found it");
+    assert_eq!(pools.usage(pool).expect("it works").reserved_bytes, 0);
+    assert!(pools.keep_memory(pool, false).is_err(), "nobody is left");
+}
+
+#[test]
+fn allocators_that_share_a_pool_leave_it_as_the_first_found_it() {
+    two_allocators_on(&SimMachine::new(256 * MIB));
+    #[cfg(target_os = "linux")]
+    two_allocators_on(&HostMachine::new(256 * MIB));
+}
+
 #[test]
 fn a_pool_of_its_own_shares_nothing_with_the_default_pool() {
     let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };
@@ -263,6 +295,44 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
     let again = bed.take(32 * MIB, b);
     assert_eq!(again.address(), address, "the lowest range is free for everybody now");
     bed.give(again);
+}
+
+#[test]
+fn captures_are_asked_for_no_more_than_once_for_each_stream_while_no_scope_is_open() {
+    let bed = sim(256);
+    let driver = &bed.machine.0;
+    let [a, b] = [0, 1].map(|_| driver.create_stream().unwrap());
+    let plain = bed.take(MIB, a);
+    bed.give(plain);
+    assert_eq!(driver.calls("capture_status"), 0);
+    let used = bed.take(MIB, a);
+    bed.allocator.record_stream(&used, b).unwrap();
+    bed.give(used);
+    assert_eq!(driver.calls("capture_status"), 2, "when they are joined");
+    assert_eq!(bed.allocated(), (0, 0, 0));
+}
+
+#[test]
+fn threads_together_do_not_pass_the_limit() {
+    let bed = sim(256);
+    for limit_mib in [1, 7, 32] {
+        bed.allocator.set_limit_bytes(Some(limit_mib * MIB));
+        let meet = std::sync::Barrier::new(4);
+        let held: Vec<Allocation> = std::thread::scope(|threads| {
+            let take = || -> Vec<Allocation> {
+                meet.wait();
+                let request = Request::new(MIB, StreamId::DEFAULT);
+                (0..limit_mib).filter_map(|_| bed.allocator.allocate(request).ok()).collect()
+            };
+            let all: Vec<_> = (0..4).map(|_| threads.spawn(take)).collect();
+            all.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(held.len() as u64, limit_mib, "as many as fit and no more");
+        held.into_iter().for_each(|block| bed.give(block));
+        bed.allocator.set_limit_bytes(None);
+        let more = bed.take(64 * MIB, StreamId::DEFAULT);
+        bed.give(more);
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use crate::driver::{CaptureStatus, NodeId};
-use crate::error::{DriverError, HandleError};
+use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
 
@@ -82,6 +82,28 @@ impl Captures {
 }
 
 impl Engine {
+    /// Tells the driver that there may be captures, or, once for each time, that they are over.
+    pub(super) fn expect_captures(&self, expected: bool) {
+        if let Some(capture) = self.driver.capture() {
+            // A driver that does not hear it behaves as one that nobody tells.
+            let _ = capture.expect_captures(expected);
+        }
+    }
+
+    /// Waits for all work of the device, unless a capture is under way: the wait would break that,
+    /// whichever thread captures.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
+    pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
+        if !self.captures.any_open() {
+            return self.driver.synchronize_device();
+        }
+        let message = "a capture is under way, and would break";
+        Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
+    }
+
     /// Frees what waits and may be free by now, before a request on `stream` is served.
     pub(super) fn settle_waiting(
         &self,

@@ -197,9 +197,7 @@ impl Engine {
                     continue;
                 }
                 // The stream is gone, and nothing can be recorded on it: wait for its work.
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    self.driver.synchronize_device()
-                }
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
                 Err(error) => Err(error),
             };
             if let Err(error) = failed {

@@ -345,8 +345,8 @@ impl Engine {
         };
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = leftovers.offer(memory);
-        // Pages that work may still touch are better kept than unmapped under it.
-        if !pages.is_empty() && self.driver.synchronize_device().is_err() {
+        // Pages that work may still touch, or a graph, are better kept than unmapped under it.
+        if !pages.is_empty() && self.wait_for_device().is_err() {
             return;
         }
         let mut reservations = Vec::new();

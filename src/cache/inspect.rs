@@ -160,5 +160,6 @@ impl Drop for Engine {
         }
         self.drop_pages();
         self.destroy_events();
+        self.forget_scopes();
     }
 }

@@ -403,6 +403,8 @@ impl Engine {
         self.scopes.open.write().push(scope);
         self.scopes.count.fetch_add(1, Ordering::Relaxed);
         self.attention.add_other();
+        // Any scope may be of a capture that begins later.
+        self.expect_captures(true);
         Ok(())
     }
 
@@ -423,10 +425,17 @@ impl Engine {
             return Err(PoolError::ScopeClosed { pool });
         };
         self.attention.remove_other();
+        self.expect_captures(false);
         if let ScopeFilter::Capture(capture) = scope.filter {
             self.end_capture(pool, capture)?;
         }
         Ok(())
+    }
+
+    /// Takes back what open scopes told the driver, when the engine goes.
+    pub(super) fn forget_scopes(&self) {
+        let open = std::mem::take(&mut *self.scopes.open.write());
+        open.iter().for_each(|_| self.expect_captures(false));
     }
 
     /// Waits for the events that the pool's blocks wait for and releases what is idle in it.

@@ -60,6 +60,7 @@ calls! {
     DestroyPool destroy_pool,
     SetReleaseThreshold set_release_threshold,
     ReleaseThreshold release_threshold,
+    KeepMemory keep_memory,
     AllowReuse allow_reuse,
     OpenPool open_pool,
     AllocateAsync allocate_async,

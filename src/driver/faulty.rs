@@ -266,6 +266,7 @@ mod tests {
             pools.destroy_pool(pool),
             pools.set_release_threshold(pool, 0),
             pools.release_threshold(pool).map(drop),
+            pools.keep_memory(pool, true),
             pools.allow_reuse(pool),
             pools.open_pool(pool, DeviceId(1)),
             pools.allocate_async(pool, MIB, stream).map(drop),

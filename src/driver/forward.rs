@@ -71,6 +71,7 @@ macro_rules! forward {
             destroy_pool(pool: DriverPoolId) -> ();
             set_release_threshold(pool: DriverPoolId, bytes: u64) -> ();
             release_threshold(pool: DriverPoolId) -> u64;
+            keep_memory(pool: DriverPoolId, keep: bool) -> ();
             allow_reuse(pool: DriverPoolId) -> ();
             open_pool(pool: DriverPoolId, other: DeviceId) -> ();
             allocate_async(pool: DriverPoolId, bytes: u64, on: StreamId) -> u64;

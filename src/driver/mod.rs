@@ -24,6 +24,7 @@ mod gated;
 mod held;
 #[cfg(target_os = "linux")]
 pub mod host;
+mod keepers;
 pub mod plugin;
 mod recorded;
 pub mod sim;
@@ -272,6 +273,10 @@ pub trait MemoryPools: Send + Sync {
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;
     /// What [`set_release_threshold`](Self::set_release_threshold) set last, or 0.
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64>;
+    /// Says that somebody wants the pool to keep all its memory, or, once for each time, no more. The
+    /// release threshold is `u64::MAX` from then on; when the last one goes it becomes what it was
+    /// before the first. Counted for the pool, by whichever openings of its device in this process.
+    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()>;
     /// Allows every kind of reuse that the driver knows: after events, after work that happens to
     /// have finished, and by waits that the driver adds itself.
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()>;

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::error::{AllocError, DriverError, HandleError};
+use crate::ids::DeviceId;
 
 /// Why a call about a buffer failed.
 #[non_exhaustive]
@@ -39,6 +40,16 @@ pub enum BufferError {
     NoStreams {
         /// The allocator's name.
         backend: String,
+    },
+    /// The stream is one of another device, or of a context that is not the device's primary one.
+    #[error(
+        "the stream belongs to another context than the primary one of {driver} device {device}"
+    )]
+    OtherDevice {
+        /// The device of the buffer's handle.
+        device: DeviceId,
+        /// What drives it.
+        driver: &'static str,
     },
     /// There is no memory.
     #[error(transparent)]

@@ -94,6 +94,25 @@ impl Handle {
         self.inner.lost.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Makes work that is submitted to `after` from now on wait for what was submitted to `before` so
+    /// far. The caller does not wait. Nothing to do when both are the same.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the device refuses.
+    pub fn order(&self, before: StreamId, after: StreamId) -> Result<(), BufferError> {
+        if before == after {
+            return Ok(());
+        }
+        let driver = self.driver();
+        let event = driver.create_event()?;
+        let ordered =
+            driver.record_event(event, before).and_then(|()| driver.wait_event(after, event));
+        // Destroyed in any case; the wait outlives its event.
+        let destroyed = driver.destroy_event(event);
+        Ok(ordered.and(destroyed)?)
+    }
+
     /// A buffer of `len` values whose bytes are whatever was there. May wait as
     /// [`allocate`](DeviceAllocator::allocate) does.
     ///

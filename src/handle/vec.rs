@@ -1,9 +1,13 @@
 //! A typed buffer: values of one type in one block, freed when it is dropped.
 
+#[cfg(test)]
+mod tests;
+
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
+use std::sync::Arc;
 
 use bytemuck::Pod;
 
@@ -22,7 +26,16 @@ pub struct DeviceVec<T> {
     address: u64,
     len: usize,
     stream: StreamId,
+    /// Streams that others used it on. Dropped behind the memory.
+    lent: Vec<Lent>,
     of: PhantomData<T>,
+}
+
+/// A stream that a buffer was lent to.
+struct Lent {
+    stream: StreamId,
+    /// Keeps it alive: the free of the memory asks for it.
+    _alive: Arc<dyn Any + Send + Sync>,
 }
 
 /// Whose memory a buffer lies in.
@@ -55,7 +68,7 @@ impl<T: Pod> DeviceVec<T> {
     ) -> Self {
         let address = block.as_ref().map_or(0, Allocation::address);
         let memory = block.map_or(Memory::None, Memory::Block);
-        Self { handle, memory, address, len, stream, of: PhantomData }
+        Self { handle, memory, address, len, stream, lent: Vec::new(), of: PhantomData }
     }
 
     /// A buffer over a block that was allocated by hand: as many values as fit, on the block's stream.
@@ -103,7 +116,8 @@ impl<T: Pod> DeviceVec<T> {
             return Err(BufferError::TooLong { len, item_bytes: size_of::<T>() });
         }
         let memory = Memory::Foreign(keeps);
-        Ok(Self { handle: handle.clone(), memory, address, len, stream, of: PhantomData })
+        let lent = Vec::new();
+        Ok(Self { handle: handle.clone(), memory, address, len, stream, lent, of: PhantomData })
     }
 
     /// The handle that made it.
@@ -211,7 +225,30 @@ impl<T: Pod> DeviceVec<T> {
         Ok(streams.record_stream(block, stream)?)
     }
 
-    /// Gives up the memory without freeing it.
+    /// Makes the buffer ready for use on another stream, which comes behind what was submitted to its
+    /// own one, and keeps that stream alive as long as the memory: the free comes behind its work.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] when the allocator knows no streams, or the device refuses.
+    #[cfg_attr(
+        not(any(test, all(feature = "cudarc", target_pointer_width = "64", unix))),
+        expect(dead_code, reason = "only buffers for cudarc are lent")
+    )]
+    pub(super) fn lend(
+        &mut self,
+        stream: StreamId,
+        alive: Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), BufferError> {
+        self.record_stream(stream)?;
+        if self.lent.iter().all(|lent| lent.stream != stream) {
+            self.lent.push(Lent { stream, _alive: alive });
+        }
+        self.handle.order(self.stream, stream)
+    }
+
+    /// Gives up the memory without freeing it. Streams of cudarc that the buffer was lent to are no
+    /// longer kept alive.
     pub fn release(mut self) -> Released {
         match std::mem::replace(&mut self.memory, Memory::None) {
             Memory::None => Released::Nothing,
@@ -223,10 +260,23 @@ impl<T: Pod> DeviceVec<T> {
 
 impl<T> Drop for DeviceVec<T> {
     fn drop(&mut self) {
-        if let Memory::Block(block) = std::mem::replace(&mut self.memory, Memory::None)
-            && self.handle.free(block).is_err()
-        {
-            self.handle.lost_one();
+        match std::mem::replace(&mut self.memory, Memory::None) {
+            Memory::None => {}
+            Memory::Block(block) => {
+                if self.handle.free(block).is_err() {
+                    self.handle.lost_one();
+                }
+            }
+            Memory::Foreign(keeps) => {
+                // Its owner frees it behind its own stream, and knows of no other.
+                for Lent { stream, .. } in &self.lent {
+                    if self.handle.order(*stream, self.stream).is_err() {
+                        // The last resort; a device that is lost has no work left.
+                        let _ = self.handle.driver().synchronize_stream(*stream);
+                    }
+                }
+                drop(keeps);
+            }
         }
     }
 }

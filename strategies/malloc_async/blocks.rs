@@ -1,17 +1,20 @@
-//! The account of live blocks and of what they add up to.
+//! The account of live blocks.
 //!
 //! One small lock guards it; no driver call is made under that lock. A block leaves the account
 //! before the driver is told of its free, because the driver may give its address to another thread
-//! at once; if the driver refuses, the block comes back.
+//! at once; if the driver refuses, the block comes back. All blocks are found by address, also those
+//! with a handle: memory of a graph that is gone may be given out again while the old block is held,
+//! and only its address tells. What few blocks have, uses and captures, lies outside the table.
 
 use std::collections::VecDeque;
 
-use hashbrown::HashMap;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use super::Route;
+use super::sums::Sums;
 use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
-use crate::stats::Counter;
 
 /// A stream, other than its own, that uses a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,93 +25,89 @@ pub(super) struct Use {
 }
 
 /// A block in a caller's hands.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Block {
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
-    /// The capture that asked for it.
-    pub(super) capture: Option<u64>,
-    pub(super) uses: Vec<Use>,
     serial: u64,
+    rare: Option<Box<Rare>>,
+}
+
+/// What most blocks do not have.
+#[derive(Debug, Default)]
+struct Rare {
+    capture: Option<u64>,
+    uses: Vec<Use>,
 }
 
 impl Block {
+    #[inline]
     pub(super) fn new(bytes: u64, stream: StreamId, route: &Route) -> Self {
-        Self {
-            bytes,
-            stream,
-            pool: route.pool,
-            capture: route.capture,
-            uses: Vec::new(),
-            serial: 0,
+        let rare = route.capture.map(|id| Box::new(Rare { capture: Some(id), uses: Vec::new() }));
+        Self { bytes, stream, pool: route.pool, serial: 0, rare }
+    }
+
+    /// Whether no other stream uses it and no capture asked for it.
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        self.rare.is_none()
+    }
+
+    /// The capture that asked for it.
+    pub(super) fn capture(&self) -> Option<u64> {
+        self.rare.as_ref().and_then(|rare| rare.capture)
+    }
+
+    /// Other streams that use it.
+    pub(super) fn uses(&self) -> &[Use] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.uses)
+    }
+
+    /// Notes a use, once.
+    pub(super) fn add_use(&mut self, by: Use) {
+        let uses = &mut self.rare.get_or_insert_default().uses;
+        if !uses.contains(&by) {
+            uses.push(by);
         }
     }
 
     /// All streams that the block's free comes after, its own first.
     pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> {
-        std::iter::once(self.stream).chain(self.uses.iter().map(|by| by.stream))
+        std::iter::once(self.stream).chain(self.uses().iter().map(|by| by.stream))
     }
 }
 
 /// Live blocks by address, those that wait for the end of a capture, and the sums.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    live: HashMap<u64, Block>,
+    live: HashTable<Live>,
     /// Freed by their holders; the driver was not told yet.
     deferred: VecDeque<(u64, Block)>,
+    /// Bytes that the driver was asked for under a limit, and that no block has yet.
+    reserved_bytes: u64,
     last_serial: u64,
     pub(super) sums: Sums,
 }
 
-/// Counts and bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
-    pub(super) allocation: Counter,
-    pub(super) allocated_bytes: Counter,
-    /// With what waits for the end of a capture.
-    pub(super) active: Counter,
-    pub(super) active_bytes: Counter,
-    pub(super) num_ooms: i64,
-    pub(super) num_retries: i64,
+#[derive(Debug)]
+struct Live {
+    address: u64,
+    block: Block,
 }
 
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).expect("requests are at most 1 EiB")
-}
-
-impl Sums {
-    fn counters(&mut self) -> [&mut Counter; 4] {
-        let Self { allocation, allocated_bytes, active, active_bytes, .. } = self;
-        [allocation, allocated_bytes, active, active_bytes]
-    }
-
-    pub(super) fn reset_peaks(&mut self) {
-        self.counters().into_iter().for_each(|counter| counter.peak = counter.current);
-    }
-
-    pub(super) fn reset_accumulated(&mut self) {
-        for counter in self.counters() {
-            (counter.allocated, counter.freed) = (0, 0);
-        }
-        (self.num_ooms, self.num_retries) = (0, 0);
-    }
-
-    /// Takes a decrease back: it did not happen.
-    fn undo_decrease(counter: &mut Counter, n: i64) {
-        counter.current += n;
-        counter.freed -= n;
-        // Others may have been handed out meanwhile.
-        counter.peak = counter.peak.max(counter.current);
+impl Live {
+    fn hash(&self) -> u64 {
+        hash_of(self.address)
     }
 }
 
-/// What [`Blocks::enter`] did.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entered {
-    pub(super) serial: u64,
-    /// The bytes of the block that had the address before, or 0.
-    pub(super) gone_bytes: u64,
+/// Addresses are multiples of some power of two: both halves of a product with an odd number count.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of a product")]
+fn hash_of(address: u64) -> u64 {
+    let product = u128::from(address) * 0x9E37_79B9_7F4A_7C15;
+    product as u64 ^ (product >> 64) as u64
 }
 
 impl Blocks {
@@ -116,32 +115,44 @@ impl Blocks {
     ///
     /// A live block may have the address already: one of a graph that is gone, whose memory the driver
     /// gives out again. It leaves, and its holder's handle is stale.
-    pub(super) fn enter(&mut self, address: u64, block: Block) -> Entered {
+    #[inline]
+    pub(super) fn enter(&mut self, address: u64, block: Block) -> u64 {
         self.last_serial += 1;
-        let bytes = signed(block.bytes);
-        self.sums.allocation.increase(1);
-        self.sums.allocated_bytes.increase(bytes);
-        self.sums.active.increase(1);
-        self.sums.active_bytes.increase(bytes);
         let serial = self.last_serial;
-        let replaced = self.live.insert(address, Block { serial, ..block });
-        let gone_bytes = replaced.map_or(0, |gone| {
-            self.count_out(gone.bytes);
-            gone.bytes
-        });
-        Entered { serial, gone_bytes }
+        self.sums.hand_out(block.bytes);
+        let live = Live { address, block: Block { serial, ..block } };
+        match self.live.entry(live.hash(), |other| other.address == address, Live::hash) {
+            Entry::Vacant(room) => {
+                room.insert(live);
+            }
+            Entry::Occupied(mut found) => {
+                let gone = std::mem::replace(found.get_mut(), live);
+                self.sums.leave(gone.block.bytes);
+            }
+        }
+        serial
+    }
+
+    /// Keeps bytes for a request that the driver will be asked for, if the limit has room for them.
+    pub(super) fn reserve(&mut self, bytes: u64, limit_bytes: u64) -> bool {
+        let fits = bytes <= limit_bytes.saturating_sub(self.charged_bytes());
+        self.reserved_bytes += if fits { bytes } else { 0 };
+        fits
+    }
+
+    /// The request has its block now, or it failed.
+    pub(super) fn unreserve(&mut self, bytes: u64) {
+        self.reserved_bytes -= bytes;
+    }
+
+    /// What counts against a limit: blocks that the driver was not told to free, and requests under way.
+    pub(super) fn charged_bytes(&self) -> u64 {
+        self.sums.live_bytes() + self.sums.waiting_bytes() + self.reserved_bytes
     }
 
     /// Whether a live block starts there.
     pub(super) fn is_live(&self, address: u64) -> bool {
-        self.live.contains_key(&address)
-    }
-
-    fn count_out(&mut self, bytes: u64) {
-        self.sums.allocation.decrease(1);
-        self.sums.allocated_bytes.decrease(signed(bytes));
-        self.sums.active.decrease(1);
-        self.sums.active_bytes.decrease(signed(bytes));
+        self.live.find(hash_of(address), |live| live.address == address).is_some()
     }
 
     /// The live block at an address; with a serial number only the very block that has it.
@@ -150,39 +161,34 @@ impl Blocks {
         address: u64,
         serial: Option<u64>,
     ) -> Result<&mut Block, HandleError> {
-        let found = self.live.get_mut(&address);
-        let same = |block: &&mut Block| serial.is_none_or(|serial| block.serial == serial);
-        found.filter(same).ok_or(match serial {
-            Some(_) => HandleError::Stale { address },
-            None => HandleError::UnknownAddress { address },
-        })
+        let found = self.live.find_mut(hash_of(address), |live| is_it(live, address, serial));
+        found.map(|live| &mut live.block).ok_or(refusal(address, serial))
     }
 
     /// Takes a block out of its holder's hands.
+    #[inline]
     pub(super) fn leave(
         &mut self,
         address: u64,
         serial: Option<u64>,
     ) -> Result<Block, HandleError> {
-        self.find(address, serial)?;
-        let block = self.live.remove(&address).expect("found a moment ago");
-        self.count_out(block.bytes);
+        let found = self.live.find_entry(hash_of(address), |live| is_it(live, address, serial));
+        let Ok(found) = found else { return Err(refusal(address, serial)) };
+        let block = found.remove().0.block;
+        self.sums.leave(block.bytes);
         Ok(block)
     }
 
     /// Undoes [`leave`](Self::leave): the driver refused the free.
     pub(super) fn come_back(&mut self, address: u64, block: Block) {
-        let bytes = signed(block.bytes);
-        for (counter, n) in self.sums.counters().into_iter().zip([1, bytes, 1, bytes]) {
-            Sums::undo_decrease(counter, n);
-        }
-        self.live.insert(address, block);
+        self.sums.come_back(block.bytes);
+        let live = Live { address, block };
+        self.live.insert_unique(live.hash(), live, Live::hash);
     }
 
     /// Keeps a block that has left until a capture has ended.
     pub(super) fn defer(&mut self, address: u64, block: Block) {
-        Sums::undo_decrease(&mut self.sums.active, 1);
-        Sums::undo_decrease(&mut self.sums.active_bytes, signed(block.bytes));
+        self.sums.begin_to_wait(block.bytes);
         self.deferred.push_back((address, block));
     }
 
@@ -203,30 +209,37 @@ impl Blocks {
 
     /// A deferred block has gone to the driver.
     pub(super) fn deferred_is_free(&mut self, bytes: u64) {
-        self.sums.active.decrease(1);
-        self.sums.active_bytes.decrease(signed(bytes));
-    }
-
-    /// Bytes that wait for the end of a capture.
-    pub(super) fn deferred_bytes(&self) -> u64 {
-        self.deferred.iter().map(|(_, block)| block.bytes).sum()
+        self.sums.end_to_wait(bytes);
     }
 
     /// Everything, when the allocator goes.
     pub(super) fn take_all(&mut self) -> Vec<(u64, Block)> {
         let deferred = self.take_deferred();
-        self.live.drain().chain(deferred).collect()
+        self.live.drain().map(|live| (live.address, live.block)).chain(deferred).collect()
     }
 
     /// Live blocks of one pool, or of all.
     pub(super) fn of(&self, pool: Option<PoolId>) -> impl Iterator<Item = (u64, &Block)> {
-        let own = move |block: &Block| pool.is_none_or(|pool| block.pool == pool);
-        self.live.iter().filter(move |(_, block)| own(block)).map(|(at, block)| (*at, block))
+        let own = move |live: &&Live| pool.is_none_or(|pool| live.block.pool == pool);
+        self.live.iter().filter(own).map(|live| (live.address, &live.block))
     }
 
     /// Whether any block of the pool is live or deferred.
     pub(super) fn any_of(&self, pool: PoolId) -> bool {
         self.of(Some(pool)).next().is_some() || self.deferred.iter().any(|(_, b)| b.pool == pool)
+    }
+}
+
+#[inline]
+fn is_it(live: &Live, address: u64, serial: Option<u64>) -> bool {
+    live.address == address && serial.is_none_or(|serial| live.block.serial == serial)
+}
+
+#[cold]
+fn refusal(address: u64, serial: Option<u64>) -> HandleError {
+    match serial {
+        Some(_) => HandleError::Stale { address },
+        None => HandleError::UnknownAddress { address },
     }
 }
 
@@ -258,17 +271,17 @@ mod tests {
         let left = blocks.leave(0x100, None).unwrap();
         blocks.enter(0x200, block(5));
         blocks.come_back(0x100, left);
-        let sums = blocks.sums;
-        assert_eq!((sums.allocated_bytes.current, sums.allocated_bytes.peak), (10, 10));
-        assert_eq!((sums.active.current, sums.active.peak), (2, 2));
+        let ([_, bytes], [active, _]) = (blocks.sums.allocated(), blocks.sums.with_waiting());
+        assert_eq!((bytes.current, bytes.peak), (10, 10));
+        assert_eq!((active.current, active.peak), (2, 2));
     }
 
     #[test]
     fn a_block_that_reuses_an_address_is_not_the_one_before() {
         let mut blocks = Blocks::default();
-        let first = blocks.enter(0x100, block(5)).serial;
+        let first = blocks.enter(0x100, block(5));
         blocks.leave(0x100, Some(first)).unwrap();
-        let second = blocks.enter(0x100, block(6)).serial;
+        let second = blocks.enter(0x100, block(6));
         assert_eq!(
             blocks.leave(0x100, Some(first)).unwrap_err(),
             HandleError::Stale { address: 0x100 }
@@ -279,11 +292,11 @@ mod tests {
     #[test]
     fn a_block_whose_address_comes_back_has_left() {
         let mut blocks = Blocks::default();
-        let gone = blocks.enter(0x100, block(5)).serial;
-        assert_eq!(blocks.enter(0x100, block(6)).gone_bytes, 5);
+        let gone = blocks.enter(0x100, block(5));
+        blocks.enter(0x100, block(6));
         assert!(blocks.find(0x100, Some(gone)).is_err());
-        let sums = blocks.sums;
-        assert_eq!((sums.allocation.current, sums.active_bytes.current), (1, 6));
+        assert_eq!(blocks.sums.allocated()[0].current, 1);
+        assert_eq!((blocks.sums.with_waiting()[1].current, blocks.charged_bytes()), (6, 6));
     }
 
     #[test]
@@ -292,10 +305,34 @@ mod tests {
         blocks.enter(0x100, block(5));
         let left = blocks.leave(0x100, None).unwrap();
         blocks.defer(0x100, left);
-        assert_eq!((blocks.sums.allocated_bytes.current, blocks.sums.active_bytes.current), (0, 5));
+        let bytes = |blocks: &Blocks| (blocks.sums.live_bytes(), blocks.charged_bytes());
+        assert_eq!(bytes(&blocks), (0, 5));
         assert_eq!(blocks.take_deferred().len(), 1);
         blocks.deferred_is_free(5);
-        assert_eq!(blocks.sums.active_bytes.current, 0);
-        assert_eq!((blocks.sums.active_bytes.allocated, blocks.sums.active_bytes.freed), (5, 5));
+        assert_eq!(bytes(&blocks), (0, 0));
+        let active = blocks.sums.with_waiting()[1];
+        assert_eq!((active.allocated, active.freed), (5, 5));
+    }
+
+    #[test]
+    fn requests_under_way_count_against_the_limit() {
+        let mut blocks = Blocks::default();
+        blocks.enter(0x100, block(5));
+        assert!(blocks.reserve(4, 10));
+        assert!(!blocks.reserve(2, 10));
+        assert!(!blocks.reserve(u64::MAX, 10));
+        assert!(blocks.reserve(1, 10));
+        blocks.unreserve(4);
+        assert!(!blocks.reserve(5, 10));
+        assert!(!blocks.reserve(1, 3), "a limit that was lowered below what is there");
+    }
+
+    #[test]
+    fn addresses_that_differ_in_few_bits_do_not_meet() {
+        for step in [256u64, 512, 2 << 20, 1 << 32] {
+            let places = (0..1024).map(|n| hash_of(0x7000_0000_0000 + n * step) % 4096);
+            let low: std::collections::HashSet<u64> = places.collect();
+            assert!(low.len() > 800, "{step}: {} of 1024 places", low.len());
+        }
     }
 }

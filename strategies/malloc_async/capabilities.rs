@@ -90,10 +90,7 @@ impl MallocAsyncAllocator {
             self.notes.own_stream_recorded.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        let by = Use { stream, capture };
-        if !block.uses.contains(&by) {
-            block.uses.push(by);
-        }
+        block.add_use(Use { stream, capture });
         Ok(())
     }
 
@@ -124,7 +121,7 @@ impl MallocAsyncAllocator {
         let usage = pools.usage(self.main.id)?;
         let (held, idle) = (usage.reserved_bytes, idle(usage));
         let limit = self.limit_bytes.load(Ordering::Relaxed);
-        let within = limit.saturating_sub(self.charged_bytes.load(Ordering::Relaxed));
+        let within = limit.saturating_sub(self.blocks.lock().charged_bytes());
         let mut bytes = free_bytes.saturating_add(idle).min(within);
         let mut next = free_bytes.max(idle);
         let stream = self.driver.create_stream()?;
@@ -277,14 +274,16 @@ impl Counters for MallocAsyncAllocator {
         let main = self.usage_of_main();
         let reserved = self.usage_of_private_pools().into_iter().fold(main, sum);
         let sums = self.blocks.lock().sums;
+        let [allocation, allocated_bytes] = sums.allocated();
+        let [active, active_bytes] = sums.with_waiting();
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let of = |all: Counter| PerPool { all, ..PerPool::default() };
         Statistics {
-            allocation: of(sums.allocation),
-            active: of(sums.active),
-            allocated_bytes: of(sums.allocated_bytes),
-            active_bytes: of(sums.active_bytes),
-            requested_bytes: of(sums.active_bytes),
+            allocation: of(allocation),
+            active: of(active),
+            allocated_bytes: of(allocated_bytes),
+            active_bytes: of(active_bytes),
+            requested_bytes: of(active_bytes),
             reserved_bytes: of(Counter {
                 current: signed(reserved.reserved_bytes),
                 peak: signed(reserved.reserved_high_bytes),

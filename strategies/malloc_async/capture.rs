@@ -153,7 +153,7 @@ impl MallocAsyncAllocator {
             return self.memory_pools().free_async(address, block.stream).map(|()| Given::Freed);
         };
         let mut behind = graph.frontier(block.stream)?;
-        for by in &block.uses {
+        for by in block.uses() {
             if self.capture_of(by.stream)? != Some(capture) {
                 // Work that is in no graph, or in another, cannot be waited for by this one.
                 return Ok(Given::Deferred);

@@ -16,24 +16,36 @@ impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
         let block = self.blocks.lock().leave(address, serial)?;
-        let simple = block.uses.is_empty() && block.capture.is_none();
-        let given = if simple && !self.captures.any_scope() {
-            match self.memory_pools().free_async(address, block.stream) {
-                Ok(()) => Ok(Given::Freed),
-                Err(error) => self.after_refusal(address, &block, error),
+        if !block.is_plain() || self.captures.any_scope() {
+            let given = self.free_with_care(address, &block);
+            return self.settle_free(address, block, given);
+        }
+        match self.memory_pools().free_async(address, block.stream) {
+            Ok(()) => {
+                self.is_freed(address, &block);
+                Ok(())
             }
-        } else {
-            self.free_with_care(address, &block)
-        };
+            Err(error) => {
+                let given = self.after_refusal(address, &block, error);
+                self.settle_free(address, block, given)
+            }
+        }
+    }
+
+    /// What a free leaves behind where it did not go the plain way.
+    #[cold]
+    fn settle_free(
+        &self,
+        address: u64,
+        block: Block,
+        given: Result<Given, DriverError>,
+    ) -> Result<(), HandleError> {
         match or_later(given) {
             Err(error) => {
                 self.blocks.lock().come_back(address, block);
                 return Err(error.into());
             }
-            Ok(Given::Freed) => {
-                self.record_block(Action::FreeRequested, address, &block);
-                self.is_free(address, &block);
-            }
+            Ok(Given::Freed) => self.is_freed(address, &block),
             Ok(Given::Deferred) => {
                 self.record_block(Action::FreeRequested, address, &block);
                 self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
@@ -45,12 +57,14 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// The driver has the block.
-    fn is_free(&self, address: u64, block: &Block) {
-        self.charged_bytes.fetch_sub(block.bytes, Ordering::Relaxed);
+    /// The driver has the block, as soon as its holder gave it back.
+    #[inline]
+    fn is_freed(&self, address: u64, block: &Block) {
+        self.record_block(Action::FreeRequested, address, block);
         self.record_block(Action::FreeCompleted, address, block);
     }
 
+    #[inline]
     fn record_block(&self, action: Action, address: u64, block: &Block) {
         self.record(action, address, block.bytes, block.stream, block.pool);
     }
@@ -76,8 +90,14 @@ impl MallocAsyncAllocator {
     /// Where captures or other streams are involved.
     #[cold]
     pub(super) fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+        let of_captures =
+            block.capture().is_some() || block.uses().iter().any(|by| by.capture.is_some());
+        if !of_captures && !self.captures.any_scope() {
+            // Each stream is asked once, when it is joined: a capture that nobody told of shows there.
+            return self.give_to_driver(address, block).map(|()| Given::Freed);
+        }
         let mut now = self.capture_of(block.stream)?;
-        if let Some(capture) = block.capture.filter(|own| now == Some(*own)) {
+        if let Some(capture) = block.capture().filter(|own| now == Some(*own)) {
             let given = self.free_inside(address, block, capture);
             now = match &given {
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
@@ -90,17 +110,17 @@ impl MallocAsyncAllocator {
             }
             // Another thread has ended the capture meanwhile.
         }
-        for by in &block.uses {
+        for by in block.uses() {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
                 return Ok(Given::Deferred);
             }
         }
         // A use from inside a capture that goes on is over when the capture is.
-        if now.is_some() || self.any_use_goes_on(&block.uses)? {
+        if now.is_some() || self.any_use_goes_on(block.uses())? {
             return Ok(Given::Deferred);
         }
         self.give_to_driver(address, block)?;
-        if block.capture.is_some() {
+        if block.capture().is_some() {
             self.notes.frees_after_capture.fetch_add(1, Ordering::Relaxed);
         }
         Ok(Given::Freed)
@@ -118,7 +138,7 @@ impl MallocAsyncAllocator {
     /// Tells the driver of a free outside captures, after all streams that use the block. Uses from
     /// inside captures have ended with those.
     fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
-        if block.uses.iter().any(|by| by.capture.is_none()) {
+        if block.uses().iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(address, block);
         }
         match self.memory_pools().free_async(address, block.stream) {
@@ -216,7 +236,7 @@ impl MallocAsyncAllocator {
     /// One free that waited.
     fn settle(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
         // An address that came back after a graph had gone belongs to the block that has it now.
-        let gone = block.capture.is_some() && self.blocks.lock().is_live(address);
+        let gone = block.capture().is_some() && self.blocks.lock().is_live(address);
         let given = match gone {
             true => Given::Freed,
             false => or_later(self.free_with_care(address, block))?,
@@ -224,7 +244,7 @@ impl MallocAsyncAllocator {
         if given == Given::Freed {
             self.captures.remove_deferred();
             self.blocks.lock().deferred_is_free(block.bytes);
-            self.is_free(address, block);
+            self.record_block(Action::FreeCompleted, address, block);
         }
         Ok(given)
     }

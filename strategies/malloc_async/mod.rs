@@ -4,7 +4,7 @@
 //! what, a limit of its own, uses by other streams, scopes and the rules of graph captures. A
 //! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
 //!
-//! `blocks` is the account of live blocks, `give_back` the ways of a free, `capture` what is special
+//! `blocks` is the account of live blocks and `sums` what they add up to, `give_back` the ways of a free, `capture` what is special
 //! inside a graph, `pools` private pools (one driver pool each), `pressure` what is tried before a
 //! request fails, `capabilities` the trait's optional parts.
 //!
@@ -17,6 +17,7 @@ mod capture;
 mod give_back;
 mod pools;
 mod pressure;
+mod sums;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,9 +33,10 @@ use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::size::REQUEST_MAX_BYTES;
 
-use blocks::{Block, Blocks, Entered};
+use blocks::{Block, Blocks};
 use capture::Captures;
 use pools::Pools;
+use pressure::{Obtained, Refusal};
 
 /// No limit.
 const UNLIMITED: u64 = u64::MAX;
@@ -49,8 +51,6 @@ pub struct MallocAsyncAllocator {
     /// Serves every request that no scope routes elsewhere.
     main: MainPool,
     blocks: Mutex<Blocks>,
-    /// Bytes of blocks that the driver counts as ours.
-    charged_bytes: AtomicU64,
     limit_bytes: AtomicU64,
     pools: Mutex<Pools>,
     captures: Captures,
@@ -68,8 +68,6 @@ struct MainPool {
     id: DriverPoolId,
     /// Whether nobody else allocates from it.
     own: bool,
-    /// What its release threshold was before.
-    threshold_bytes: u64,
 }
 
 /// What frees of blocks with several streams need.
@@ -128,11 +126,8 @@ impl MallocAsyncAllocator {
         })?;
         let own = settings.malloc_async_own_pool;
         let id = if own { pools.create_pool()? } else { pools.default_pool()? };
-        let prepared = pools.release_threshold(id).and_then(|threshold_bytes| {
-            keep_everything(pools, id)?;
-            Ok(MainPool { id, own, threshold_bytes })
-        });
-        let main = prepared.inspect_err(|_| {
+        let main = MainPool { id, own };
+        keep_everything(pools, id).inspect_err(|_| {
             if own {
                 // The first error is the one to tell.
                 let _ = pools.destroy_pool(id);
@@ -144,7 +139,6 @@ impl MallocAsyncAllocator {
             settings: RwLock::new(settings.clone()),
             main,
             blocks: Mutex::default(),
-            charged_bytes: AtomicU64::new(0),
             limit_bytes: AtomicU64::new(UNLIMITED),
             pools: Mutex::default(),
             captures: Captures::default(),
@@ -181,6 +175,7 @@ impl MallocAsyncAllocator {
         }
     }
 
+    #[inline]
     fn memory_pools(&self) -> &dyn MemoryPools {
         self.driver.memory_pools().expect("asked for when the allocator was built")
     }
@@ -189,32 +184,87 @@ impl MallocAsyncAllocator {
         self.limit_bytes.store(limit_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
     }
 
+    /// One driver call and one small lock, unless a scope, a deferred free, a named pool or a limit asks
+    /// for more.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> Result<Allocation, AllocError> {
-        let bytes = request.bytes;
+        let Request { bytes, stream, .. } = request;
         if bytes == 0 {
             return Err(AllocError::ZeroBytes);
         }
         if bytes > REQUEST_MAX_BYTES {
             return Err(AllocError::TooLarge { requested_bytes: bytes });
         }
+        if pool.is_some() || self.captures.ask_for_care() || self.is_limited() {
+            return self.serve_with_care(pool, request);
+        }
+        match self.memory_pools().allocate_async(self.main.id, bytes, stream) {
+            Ok(address) => Ok(self.hand_out(&self.main_route(), request, address, 0)),
+            Err(error) => self.serve_refused(&self.main_route(), request, Refusal::Driver(error)),
+        }
+    }
+
+    #[cold]
+    fn serve_with_care(
+        &self,
+        pool: Option<PoolId>,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
         let route = if pool.is_none() && !self.captures.ask_for_care() {
-            Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
+            self.main_route()
         } else {
             self.route_with_care(pool, request.stream)?
         };
-        let address = match self.obtain(&route, request) {
-            Ok(address) => address,
-            Err(refusal) => self.climb(&route, request, refusal)?,
-        };
-        let block = Block::new(bytes, request.stream, &route);
-        let Entered { serial, gone_bytes } = self.blocks.lock().enter(address, block);
-        if gone_bytes > 0 {
-            self.charged_bytes.fetch_sub(gone_bytes, Ordering::Relaxed);
+        match self.obtain(&route, request) {
+            Ok(Obtained { address, reserved_bytes }) => {
+                Ok(self.hand_out(&route, request, address, reserved_bytes))
+            }
+            Err(refusal) => self.serve_refused(&route, request, refusal),
         }
-        self.record(Action::Alloc, address, bytes, request.stream, route.pool);
-        Ok(Allocation::new(address, bytes, self.owner, token(serial)))
     }
 
+    #[cold]
+    fn serve_refused(
+        &self,
+        route: &Route,
+        request: Request,
+        refusal: Refusal,
+    ) -> Result<Allocation, AllocError> {
+        let Obtained { address, reserved_bytes } = self.climb(route, request, refusal)?;
+        Ok(self.hand_out(route, request, address, reserved_bytes))
+    }
+
+    /// Where requests go that nothing routes elsewhere.
+    #[inline]
+    fn main_route(&self) -> Route {
+        Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
+    }
+
+    /// Enters what the driver gave. `reserved_bytes` were set aside for it under the limit.
+    #[inline]
+    fn hand_out(
+        &self,
+        route: &Route,
+        request: Request,
+        address: u64,
+        reserved_bytes: u64,
+    ) -> Allocation {
+        let Request { bytes, stream, .. } = request;
+        let block = Block::new(bytes, stream, route);
+        let serial = {
+            let mut blocks = self.blocks.lock();
+            blocks.unreserve(reserved_bytes);
+            blocks.enter(address, block)
+        };
+        self.record(Action::Alloc, address, bytes, stream, route.pool);
+        Allocation::new(address, bytes, self.owner, token(serial))
+    }
+
+    #[inline]
+    fn is_limited(&self) -> bool {
+        self.limit_bytes.load(Ordering::Relaxed) != UNLIMITED
+    }
+
+    #[inline]
     fn record(&self, action: Action, address: u64, bytes: u64, stream: StreamId, pool: PoolId) {
         self.history.record(|| Event { action, address, size_bytes: bytes, stream, pool });
     }
@@ -222,8 +272,11 @@ impl MallocAsyncAllocator {
 
 /// Memory stays in the pool until it is trimmed, and every reuse is welcome.
 fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), DriverError> {
-    pools.set_release_threshold(pool, u64::MAX)?;
-    pools.allow_reuse(pool)
+    pools.keep_memory(pool, true)?;
+    pools.allow_reuse(pool).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = pools.keep_memory(pool, false);
+    })
 }
 
 /// A part of the device's memory; all of it is no limit.
@@ -248,7 +301,8 @@ fn serial_of(token: Token) -> u64 {
 
 impl Drop for MallocAsyncAllocator {
     /// Frees every block, also live ones, in the order of its stream, and trims the pools and the
-    /// idle memory of graphs. The release threshold of the device's default pool becomes what it was.
+    /// idle memory of graphs. The release threshold of the device's default pool becomes what it was,
+    /// when the last allocator over it goes.
     /// Blocks that a capture keeps from being freed stay with the driver.
     fn drop(&mut self) {
         // A driver that fails now keeps the memory; there is nobody to tell.
@@ -275,8 +329,10 @@ impl Drop for MallocAsyncAllocator {
         let _ = if self.main.own {
             pools.destroy_pool(self.main.id)
         } else {
-            let _ = pools.set_release_threshold(self.main.id, self.main.threshold_bytes);
-            pools.trim(self.main.id, self.main.threshold_bytes)
+            let _ = pools.keep_memory(self.main.id, false);
+            // Where other allocators still want all of it, this is all there can be.
+            let kept = pools.release_threshold(self.main.id);
+            kept.and_then(|kept_bytes| pools.trim(self.main.id, kept_bytes))
         };
     }
 }

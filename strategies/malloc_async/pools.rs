@@ -1,7 +1,7 @@
 //! Private pools: one driver pool each, and the scopes that route requests to them.
 //!
 //! Memory of captured graphs comes from no pool: a capture's pool keeps its blocks apart in the
-//! account only. Checkpoints, pools over a user's allocator and pools that never split need to know
+//! account only, and becomes a driver pool with the first request from outside the graph. Checkpoints, pools over a user's allocator and pools that never split need to know
 //! the driver's segments; they are refused.
 
 use super::{MallocAsyncAllocator, Route, keep_everything};
@@ -30,7 +30,8 @@ struct Scope {
 #[derive(Debug)]
 struct Entry {
     id: PoolId,
-    driver_pool: DriverPoolId,
+    /// A pool that a scope makes known has none before a request needs one: inside a graph none does.
+    driver_pool: Option<DriverPoolId>,
     /// None left: the driver's pool is destroyed, and lives on for live blocks only.
     users: u32,
     use_on_oom: bool,
@@ -70,19 +71,20 @@ impl Pools {
     /// Driver pools whose idle memory other requests may have.
     pub(super) fn opted_in(&self) -> Vec<DriverPoolId> {
         let opted = |entry: &&Entry| entry.users > 0 && entry.use_on_oom;
-        self.entries.iter().filter(opted).map(|entry| entry.driver_pool).collect()
+        self.entries.iter().filter(opted).filter_map(|entry| entry.driver_pool).collect()
     }
 
     fn driver_pools(&self) -> Vec<DriverPoolId> {
-        self.entries.iter().filter(|e| e.users > 0).map(|e| e.driver_pool).collect()
+        self.entries.iter().filter(|e| e.users > 0).filter_map(|e| e.driver_pool).collect()
     }
 
     /// Destroys all pools and forgets all scopes, and returns how many were open.
     pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) -> usize {
-        for entry in self.entries.drain(..).filter(|entry| entry.users > 0) {
+        for pool in self.driver_pools() {
             // A driver that fails now keeps the memory; there is nobody to tell.
-            let _ = driver.destroy_pool(entry.driver_pool);
+            let _ = driver.destroy_pool(pool);
         }
+        self.entries.clear();
         std::mem::take(&mut self.scopes).len()
     }
 }
@@ -106,7 +108,15 @@ impl MallocAsyncAllocator {
         };
         let driver_pool = match pool {
             PoolId::DEFAULT => self.main.id,
-            private => pools.in_use(private)?.driver_pool,
+            private => match pools.in_use(private)?.driver_pool {
+                Some(made) => made,
+                // What a graph gets comes from no pool; all of a device say the same of it.
+                None if capture.is_some() => self.main.id,
+                None => {
+                    let made = self.new_driver_pool(&pools.peers)?;
+                    *pools.in_use(private)?.driver_pool.insert(made)
+                }
+            },
         };
         Ok(Route { pool, driver_pool, capture })
     }
@@ -128,26 +138,23 @@ impl MallocAsyncAllocator {
         if pools.entries.iter().any(|entry| entry.id == id) {
             return Err(PoolError::Taken { pool: id });
         }
-        let entry = self.new_entry(id, options.use_on_oom, &pools.peers)?;
-        pools.entries.push(entry);
+        let driver_pool = Some(self.new_driver_pool(&pools.peers)?);
+        let use_on_oom = options.use_on_oom;
+        pools.entries.push(Entry { id, driver_pool, users: 1, use_on_oom });
         Ok(())
     }
 
-    fn new_entry(
-        &self,
-        id: PoolId,
-        use_on_oom: bool,
-        peers: &[DeviceId],
-    ) -> Result<Entry, DriverError> {
+    /// A driver pool that keeps its memory and is open to these devices.
+    fn new_driver_pool(&self, peers: &[DeviceId]) -> Result<DriverPoolId, DriverError> {
         let driver = self.memory_pools();
-        let driver_pool = driver.create_pool()?;
-        let open = || peers.iter().try_for_each(|peer| driver.open_pool(driver_pool, *peer));
-        if let Err(error) = keep_everything(driver, driver_pool).and_then(|()| open()) {
+        let pool = driver.create_pool()?;
+        let open = || peers.iter().try_for_each(|peer| driver.open_pool(pool, *peer));
+        if let Err(error) = keep_everything(driver, pool).and_then(|()| open()) {
             // The first error is the one to tell.
-            let _ = driver.destroy_pool(driver_pool);
+            let _ = driver.destroy_pool(pool);
             return Err(error);
         }
-        Ok(Entry { id, driver_pool, users: 1, use_on_oom })
+        Ok(pool)
     }
 
     /// Pools without users are known as long as blocks of them live.
@@ -166,7 +173,10 @@ impl MallocAsyncAllocator {
         let mut pools = self.pools.lock();
         let entry = pools.in_use(id)?;
         if entry.users == 1 {
-            self.memory_pools().destroy_pool(entry.driver_pool)?;
+            if let Some(pool) = entry.driver_pool {
+                self.memory_pools().destroy_pool(pool)?;
+                entry.driver_pool = None;
+            }
             let open = pools.scopes.len();
             pools.scopes.retain(|scope| scope.pool != id);
             (pools.scopes.len()..open).for_each(|_| self.scope_closed());
@@ -194,8 +204,8 @@ impl MallocAsyncAllocator {
         match pools.in_use(id) {
             Ok(entry) => entry.users += 1,
             Err(PoolError::Unknown { .. }) => {
-                let entry = self.new_entry(id, false, &pools.peers)?;
-                pools.entries.push(entry);
+                let (driver_pool, use_on_oom) = (None, false);
+                pools.entries.push(Entry { id, driver_pool, users: 1, use_on_oom });
             }
             Err(error) => return Err(error),
         }

@@ -20,29 +20,41 @@ pub(super) enum Refusal {
     Driver(DriverError),
 }
 
+/// What the driver gave, and what is set aside for it under the limit until it is entered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Obtained {
+    pub(super) address: u64,
+    pub(super) reserved_bytes: u64,
+}
+
 impl MallocAsyncAllocator {
     /// One attempt: the limit, then the driver.
-    pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<u64, Refusal> {
-        if !self.charge(request.bytes) {
+    pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained, Refusal> {
+        let limit_bytes = self.limit_bytes.load(Ordering::Relaxed);
+        if limit_bytes == UNLIMITED {
+            let address = self.ask(route, request).map_err(Refusal::Driver)?;
+            return Ok(Obtained { address, reserved_bytes: 0 });
+        }
+        // Requests under way are counted, or several together would pass the limit.
+        let bytes = request.bytes;
+        if !self.blocks.lock().reserve(bytes, limit_bytes) {
             return Err(Refusal::Limit);
         }
-        let stream = request.stream;
-        let refused = |error| {
-            self.charged_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
-            Refusal::Driver(error)
-        };
-        if let Some(capture) = route.capture {
-            self.attach_leaves(stream, capture).map_err(refused)?;
+        match self.ask(route, request) {
+            Ok(address) => Ok(Obtained { address, reserved_bytes: bytes }),
+            Err(error) => {
+                self.blocks.lock().unreserve(bytes);
+                Err(Refusal::Driver(error))
+            }
         }
-        let asked = self.memory_pools().allocate_async(route.driver_pool, request.bytes, stream);
-        asked.map_err(refused)
     }
 
-    /// Counts the bytes of a request as ours, unless they pass the limit.
-    fn charge(&self, bytes: u64) -> bool {
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
-        let within = |charged: u64| charged.checked_add(bytes).filter(|sum| *sum <= limit);
-        self.charged_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
+    fn ask(&self, route: &Route, request: Request) -> Result<u64, DriverError> {
+        let Request { bytes, stream, .. } = request;
+        if let Some(capture) = route.capture {
+            self.attach_leaves(stream, capture)?;
+        }
+        self.memory_pools().allocate_async(route.driver_pool, bytes, stream)
     }
 
     /// After the first refusal: frees that waited for captures, callbacks; then wait, trim and try once more.
@@ -52,7 +64,7 @@ impl MallocAsyncAllocator {
         route: &Route,
         request: Request,
         refusal: Refusal,
-    ) -> Result<u64, AllocError> {
+    ) -> Result<Obtained, AllocError> {
         let mut refusal = about_memory(refusal)?;
         let waiting = self.captures.deferred();
         // What the driver refuses goes on waiting; `process_events` tells of it.
@@ -60,7 +72,7 @@ impl MallocAsyncAllocator {
         let settled = self.captures.deferred() < waiting;
         if self.hooks.free_some_memory() || settled {
             match self.obtain(route, request) {
-                Ok(address) => return Ok(address),
+                Ok(obtained) => return Ok(obtained),
                 Err(again) => refusal = about_memory(again)?,
             }
         }
@@ -70,9 +82,9 @@ impl MallocAsyncAllocator {
             self.blocks.lock().sums.num_retries += 1;
             self.wait_and_trim(route, request)?;
             match self.obtain(route, request) {
-                Ok(address) => {
+                Ok(obtained) => {
                     self.notes.trims_that_helped.fetch_add(1, Ordering::Relaxed);
-                    return Ok(address);
+                    return Ok(obtained);
                 }
                 Err(again) => refusal = about_memory(again)?,
             }
@@ -113,7 +125,7 @@ impl MallocAsyncAllocator {
         let (allocated_bytes, draining_bytes) = {
             let mut blocks = self.blocks.lock();
             blocks.sums.num_ooms += 1;
-            (blocks.sums.allocated_bytes.current.unsigned_abs(), blocks.deferred_bytes())
+            (blocks.sums.live_bytes(), blocks.sums.waiting_bytes())
         };
         let info = self.driver.memory_info().ok();
         let free = info.map_or(0, |info| info.free_bytes);

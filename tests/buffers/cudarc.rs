@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
-use stratalloc::allocator::DeviceAllocator;
+use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Cuda;
-use stratalloc::handle::{DeviceVec, Handle};
-use stratalloc::ids::DeviceId;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Cuda, Driver, Sim};
+use stratalloc::handle::{BufferError, DeviceVec, Handle};
+use stratalloc::ids::{DeviceId, StreamId};
 
 use crate::{CONFS, live_blocks};
 
@@ -83,4 +84,122 @@ fn cudarcs_own_buffers_can_be_taken_over() {
     drop(ours);
     let s = handle.counters().unwrap().statistics();
     assert_eq!(s.memory_allocated(), 0);
+}
+
+#[test]
+fn a_stream_of_cudarcs_may_be_let_go_of_before_its_buffers() {
+    for conf in CONFS {
+        let Some(handle) = handle(conf) else { return };
+        let context = CudaContext::new(0).unwrap();
+        for round in 0..20u32 {
+            let stream = context.new_stream().unwrap();
+            let dropped = handle.cuda_from_slice(&[round; 50_000], &stream).unwrap();
+            let taken_back = handle.cuda_from_slice(&[round; 50_000], &stream).unwrap();
+            drop(stream);
+            drop(dropped);
+            let back = DeviceVec::from_cuda(&handle, taken_back).unwrap();
+            assert_eq!(back.to_vec().unwrap(), [round; 50_000], "{conf}");
+        }
+        assert_eq!((live_blocks(&handle), handle.lost_blocks()), (0, 0), "{conf}");
+        context.check_err().expect("cudarc met no failure either");
+    }
+}
+
+#[test]
+fn a_buffer_changes_streams_in_order() {
+    for conf in CONFS {
+        let Some(handle) = handle(conf) else { return };
+        let context = CudaContext::new(0).unwrap();
+        let side = context.new_stream().unwrap();
+        let own = handle.driver().create_stream().unwrap();
+        const N: usize = 64 << 20;
+        let mut slow = handle.cuda_zeroed::<u8>(1 << 30, &side).unwrap();
+        let mut slow_own = handle.zeroed::<u8>(1 << 30, own).unwrap();
+        for round in 1..=5u8 {
+            let source = handle.cuda_from_slice(&vec![round; N], &side).unwrap();
+            (0..10).for_each(|_| slow_own.view_mut().fill_zero().unwrap());
+            // The zeros come late, and before the copy all the same; then the copy does.
+            let mut target = handle.zeroed::<u8>(N, own).unwrap().into_cuda(&side).unwrap();
+            (0..10).for_each(|_| side.memset_zeros(&mut slow).unwrap());
+            side.memcpy_dtod(&source, &mut target).unwrap();
+            let back = DeviceVec::from_cuda(&handle, target).unwrap();
+            assert_eq!(back.stream(), own);
+            let seen = back.to_vec().unwrap();
+            assert!(seen.iter().all(|byte| *byte == round), "{conf}: round {round}");
+        }
+        drop((slow, slow_own));
+        handle.driver().synchronize_stream(own).unwrap();
+    }
+}
+
+#[test]
+fn a_slice_that_is_taken_over_comes_behind_its_readers() {
+    let Some(handle) = handle(CONFS[0]) else { return };
+    let context = CudaContext::new(0).unwrap();
+    let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    const N: usize = 64 << 20;
+    let mut slow = side.alloc_zeros::<u8>(1 << 30).unwrap();
+    let mut target = side.alloc_zeros::<u8>(N).unwrap();
+    for round in 1..=5u8 {
+        let source = stream.clone_htod(&vec![round; N]).unwrap();
+        (0..10).for_each(|_| side.memset_zeros(&mut slow).unwrap());
+        side.memcpy_dtod(&source, &mut target).unwrap();
+        let mut ours = DeviceVec::from_cuda_slice(&handle, source).unwrap();
+        ours.view_mut().fill_zero().unwrap();
+        let seen = side.clone_dtoh(&target).unwrap();
+        assert!(seen.iter().all(|byte| *byte == round), "round {round}");
+    }
+}
+
+#[test]
+fn streams_of_other_devices_and_contexts_are_refused() {
+    let Some(handle) = handle(CONFS[0]) else { return };
+    let own = CudaContext::new(0).unwrap().new_stream().unwrap();
+    let mut others = vec![CudaContext::new_non_primary(0, 0).unwrap()];
+    if Cuda::count().unwrap() > 1 {
+        others.push(CudaContext::new(1).unwrap());
+    }
+    for context in others {
+        let stream = context.new_stream().unwrap();
+        let refused = handle.cuda_zeroed::<u8>(64, &stream);
+        assert!(matches!(refused, Err(BufferError::OtherDevice { .. })), "{refused:?}");
+        let theirs = stream.clone_htod(&[1u8, 2]).unwrap();
+        let refused = DeviceVec::from_cuda_slice(&handle, theirs);
+        assert!(matches!(refused, Err(BufferError::OtherDevice { .. })), "{refused:?}");
+    }
+    let sim = Arc::new(Sim::new(SimOptions::default()));
+    let simulated = Handle::build(handle_config(), sim).unwrap();
+    let refused = simulated.cuda_zeroed::<u8>(64, &own);
+    assert!(matches!(refused, Err(BufferError::OtherDevice { driver: "sim", .. })), "{refused:?}");
+    assert_eq!((live_blocks(&handle), live_blocks(&simulated)), (0, 0));
+}
+
+fn handle_config() -> &'static Config {
+    static CONFIG: std::sync::OnceLock<Config> = std::sync::OnceLock::new();
+    CONFIG.get_or_init(|| Config::parse(CONFS[0], &KeyTable::default()).expect("a legal string"))
+}
+
+/// Stream-ordered calls leave the thread's context alone where the stream says by itself where it
+/// belongs, and mean the primary context's default stream whatever is current.
+#[test]
+fn another_context_of_the_thread_is_in_nobodys_way() {
+    let Some(handle) = handle("backend:cudaMallocAsync") else { return };
+    let driver = handle.driver();
+    let stream = driver.create_stream().unwrap();
+    let other = CudaContext::new_non_primary(0, 0).unwrap();
+    for stream in [stream, StreamId::DEFAULT, StreamId(2)] {
+        for value in 1..=20u8 {
+            other.bind_to_thread().unwrap();
+            let block = handle.allocate(Request::new(4 << 20, stream)).unwrap();
+            driver.fill(block.address(), value, 4 << 20, stream).unwrap();
+            let mut seen = vec![0; 4 << 20];
+            driver.copy_to_host(&mut seen, block.address(), stream).unwrap();
+            assert!(seen.iter().all(|byte| *byte == value), "{stream}");
+            handle.free(block).unwrap();
+            let current = cudarc::driver::result::ctx::get_current().unwrap();
+            assert_eq!(current, Some(other.cu_ctx()), "{stream}: it is current as before");
+        }
+    }
+    driver.destroy_stream(stream).unwrap();
+    assert_eq!(live_blocks(&handle), 0);
 }

@@ -141,3 +141,27 @@ fn the_limit_and_the_device_end_in_reports() {
     let block = allocator.allocate(Request::new(MIB, StreamId::DEFAULT)).unwrap();
     allocator.free(block).unwrap();
 }
+
+/// No context is current on a new thread. A stream's handle says where it belongs; default streams are
+/// those of the device's own context all the same, and nothing stays current.
+#[test]
+fn a_thread_without_a_context_allocates_and_frees() {
+    let Some(cuda) = device() else { return };
+    let allocator = allocator(&cuda);
+    let own = cuda.create_stream().unwrap();
+    std::thread::scope(|threads| {
+        for stream in [own, StreamId::DEFAULT, StreamId(1), StreamId(2)] {
+            let (allocator, cuda) = (&allocator, &cuda);
+            threads.spawn(move || {
+                for value in 1..=50u8 {
+                    let block = allocator.allocate(Request::new(MIB, stream)).unwrap();
+                    cuda.fill(block.address(), value, MIB, stream).unwrap();
+                    assert!(holds(cuda, block.address(), MIB, value, stream), "{stream}");
+                    allocator.free(block).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(allocator.counters().unwrap().statistics().allocation.all.current, 0);
+    cuda.destroy_stream(own).unwrap();
+}

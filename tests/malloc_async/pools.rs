@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{
-    Caching, Counters, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolOptions, PrivatePools,
-    Request, ScopeFilter, SegmentAllocator,
+    Caching, Counters, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolOptions, PoolScope,
+    PrivatePools, Request, ScopeFilter, SegmentAllocator,
 };
-use stratalloc::error::{AllocError, PoolError};
+use stratalloc::config::Settings;
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, MemoryPools, Sim};
+use stratalloc::error::{AllocError, DriverErrorKind, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
+use stratalloc::strategies::MallocAsyncAllocator;
 
-use crate::common::machine::Machine;
+use crate::common::machine::{Machine, SimMachine};
 use crate::{Bed, sim};
 
 const ON: StreamId = StreamId::DEFAULT;
@@ -142,4 +145,49 @@ fn scopes_nest_newest_first_and_close_once() {
     let Bed { allocator, machine } = bed;
     drop(allocator);
     assert_eq!(machine.used_bytes(), 0);
+}
+
+#[test]
+fn a_captures_pool_takes_no_driver_pool_before_it_needs_one() {
+    let bed = sim(256);
+    let driver = &bed.machine.0;
+    let stream = driver.create_stream().unwrap();
+    let capture = Capture::begin(&**driver, stream).unwrap();
+    let id = PoolId::next_capture();
+    let scope = PoolScope::open(&bed.allocator, id, ScopeFilter::Capture(capture)).unwrap();
+    let inside = bed.take(MIB, stream);
+    bed.give(inside);
+    assert_eq!(driver.calls("create_pool"), 0);
+    let outside = bed.allocator.allocate_in(id, Request::new(MIB, ON)).unwrap();
+    assert_eq!(driver.calls("create_pool"), 1, "this one comes from no graph");
+    let idle = driver.usage(driver.default_pool().unwrap()).unwrap();
+    assert_eq!(idle.used_bytes, 0, "and from nobody else's pool");
+    assert_eq!(bed.allocator.live_addresses(id).unwrap(), [outside.address()]);
+    Capture::end(&**driver, stream).unwrap();
+    let hold = scope.finish();
+    bed.give(outside);
+    drop(hold);
+    assert_eq!(bed.allocator.pool_users(id), None);
+    assert_eq!((driver.calls("create_pool"), driver.calls("destroy_pool")), (1, 1));
+}
+
+#[test]
+fn a_pool_that_cannot_be_made_when_it_is_needed_fails_the_request_alone() {
+    let sim = SimMachine::new(256 * MIB);
+    let faulty = Arc::new(Faulty::new(Arc::clone(&sim.0)));
+    let driver = Arc::<Faulty<Arc<Sim>>>::clone(&faulty) as Arc<dyn Driver>;
+    let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+    let id = PoolId::next_user();
+    let scope = PoolScope::open(&allocator, id, ScopeFilter::Stream(ON)).unwrap();
+    for only in ["create_pool", "keep_memory", "allow_reuse"] {
+        let kind = DriverErrorKind::Other;
+        faulty.arm(FaultPlan { at: 0, kind, repeat: false, only: Some(only) });
+        let refused = allocator.allocate(Request::new(MIB, ON));
+        assert!(matches!(refused, Err(AllocError::Driver(_))), "{only}: {refused:?}");
+    }
+    let block = allocator.allocate(Request::new(MIB, ON)).unwrap();
+    assert_eq!(allocator.live_addresses(id).unwrap(), [block.address()]);
+    allocator.free(block).unwrap();
+    drop(scope);
+    assert_eq!(sim.0.calls("create_pool"), sim.0.calls("destroy_pool"));
 }

@@ -1,9 +1,14 @@
 //! Captures: what graphs keep, and blocks that are freed inside one.
 
+use std::sync::Arc;
+
 use stratalloc::allocator::{DeviceAllocator, PoolScope, Request, ScopeFilter};
-use stratalloc::driver::{Capture, Driver};
-use stratalloc::error::PoolError;
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::{DriverErrorKind, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 
 use crate::bed::{BOTH, Bed, ROOMY};
@@ -364,4 +369,61 @@ fn a_scope_of_an_unknown_capture_routes_nobody() {
         Ok(stratalloc::driver::CaptureStatus::None)
     ));
     assert!(bed.strategy.private_pools().is_some());
+}
+
+#[test]
+fn the_driver_is_told_of_captures_as_long_as_any_scope_is_open() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let stream = bed.stream();
+        let of_thread =
+            PoolScope::open(bed.pools(), PoolId::next_user(), ScopeFilter::this_thread()).unwrap();
+        assert_eq!(bed.sim.captures_expected(), 1, "a capture may begin inside it");
+        let of_capture = bed.capture(stream, PoolId::next_capture());
+        assert_eq!(bed.sim.captures_expected(), 2);
+        bed.end_capture(stream);
+        drop(of_capture);
+        assert_eq!(bed.sim.captures_expected(), 1);
+        drop(of_thread);
+        assert_eq!(bed.sim.captures_expected(), 0);
+        let refused = bed.pools().close_scope(PoolId::next_user());
+        assert!(refused.is_err());
+        bed.pools().open_scope(PoolId::next_capture(), ScopeFilter::Stream(stream)).unwrap();
+        assert_eq!(bed.sim.captures_expected(), 1);
+        let Bed { sim, strategy } = bed;
+        drop(strategy);
+        assert_eq!(sim.captures_expected(), 0, "the allocator has gone with its scope");
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_hear_of_captures_keeps_no_scope_from_opening() {
+    let sim = Sim::new(SimOptions::default());
+    let driver = Arc::new(Faulty::new(sim));
+    let config = Config::parse("", &KeyTable::default()).unwrap();
+    let built = build(&config, Arc::<Faulty<Sim>>::clone(&driver) as _, BuildOptions::default());
+    let strategy = built.unwrap();
+    let pools = strategy.private_pools().unwrap();
+    let kind = DriverErrorKind::Other;
+    driver.arm(FaultPlan { at: 0, kind, repeat: true, only: Some("expect_captures") });
+    let scope = PoolScope::open(pools, PoolId::next_user(), ScopeFilter::this_thread()).unwrap();
+    let block = strategy.allocate(Request::new(MIB, StreamId(0))).unwrap();
+    strategy.free(block).unwrap();
+    drop(scope);
+    assert_eq!(driver.failed_calls(), 2, "it was told of both ends");
+}
+
+#[test]
+fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let (stream, other) = (bed.stream(), bed.stream());
+        let _held = bed.take(MIB, other);
+        let capture = Capture::begin(&*bed.sim, stream).unwrap();
+        bed.pools().open_scope(PoolId::next_capture(), ScopeFilter::Capture(capture)).unwrap();
+        let Bed { sim, strategy } = bed;
+        drop(strategy);
+        assert_eq!(sim.calls("synchronize_device"), 0, "{conf}");
+        Capture::end(&*sim, stream).expect("nobody broke it");
+    }
 }

@@ -64,7 +64,7 @@ impl Status {
 }
 
 /// What a code means to an allocator.
-fn kind_of(code: u32) -> DriverErrorKind {
+pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     match code {
         2 => DriverErrorKind::OutOfMemory,
         801 | 800 => DriverErrorKind::NotSupported,

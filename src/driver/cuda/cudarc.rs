@@ -2,7 +2,10 @@
 //!
 //! cudarc's code wants its own `CudaSlice`, or what its traits describe. This is such a slice with a
 //! keeper beside it: dropping it lets the slice go without freeing, after its stream was made to wait
-//! for every reader and writer that cudarc knows of, and then drops the keeper, which owns the memory.
+//! for the last reader and the last writer, which cudarc remembers, and then drops the keeper. That owns
+//! the memory and keeps the stream alive, because the slice's own hold on it ends first.
+//!
+//! An address is never asked of a slice: cudarc takes that for a reader and forgets the one before.
 #![expect(unsafe_code, reason = "cudarc's contracts for slices and kernel arguments")]
 
 use std::any::Any;
@@ -15,7 +18,10 @@ use cudarc::driver::{
     LaunchArgs, PushKernelArg, SyncOnDrop, sys,
 };
 
-use crate::ids::StreamId;
+use super::api::{api, kind_of};
+use crate::driver::{DeviceInfo, DriverResult};
+use crate::error::DriverError;
+use crate::ids::{DeviceId, StreamId};
 
 /// The stream of a cudarc stream.
 #[must_use]
@@ -23,27 +29,76 @@ pub fn stream_of(stream: &CudaStream) -> StreamId {
     StreamId(stream.cu_stream() as u64)
 }
 
+/// Whether the stream belongs to the primary context of the device that a driver is for.
+pub(crate) fn is_on(info: &DeviceInfo, stream: &CudaStream) -> DriverResult<bool> {
+    is_primary_context(info, stream.context().cu_ctx() as u64, primary_context)
+}
+
+fn is_primary_context(
+    info: &DeviceInfo,
+    context: u64,
+    primary: impl FnOnce(DeviceId) -> DriverResult<u64>,
+) -> DriverResult<bool> {
+    Ok(info.driver == "cuda" && primary(info.device)? == context)
+}
+
+/// The handle of a device's primary context, which stays the same as long as anybody holds it.
+fn primary_context(device: DeviceId) -> DriverResult<u64> {
+    let (api, mut handle, mut context) = (api()?, 0, 0);
+    api.device_get(&mut handle, i32::try_from(device.0).unwrap_or(i32::MAX)).ok()?;
+    api.context_retain(&mut context, handle).ok()?;
+    api.context_release(handle).ok()?;
+    Ok(context)
+}
+
+/// Where a slice lies, and the slice. Its stream waits for all that cudarc knows of.
+pub(crate) fn settled<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>)> {
+    let (stream, len) = (Arc::clone(slice.stream()), slice.len());
+    can_make_events(&stream)?;
+    let address = slice.leak();
+    // SAFETY: the memory was the slice's until this moment and is nobody's now; it has room for as
+    // many values as before.
+    Ok((address, unsafe { stream.upgrade_device_ptr(address, len) }))
+}
+
+/// cudarc panics when it cannot make the events of a slice, as on a device that is lost or after a
+/// failure that nobody asked it for. Here that is an error.
+fn can_make_events(stream: &CudaStream) -> DriverResult<()> {
+    let made = stream.context().new_event(None).map(drop);
+    made.map_err(|cudarc::driver::DriverError(code)| {
+        let message = "cudarc cannot make an event".to_owned();
+        let code = code as u32;
+        DriverError::new(kind_of(code), "cuEventCreate", i64::from(code), message)
+    })
+}
+
 /// A buffer for cudarc's code. It reads as the `CudaSlice` that it holds; it can be a kernel's
 /// argument, and cuBLAS and its relatives take it.
 pub struct CudaVec<T> {
+    address: u64,
     /// Always there until the drop.
     slice: Option<CudaSlice<T>>,
-    /// Owns the memory. Dropped behind the slice.
+    /// Owns the memory and the slice's stream. Dropped behind the slice.
     keeps: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<T> CudaVec<T> {
-    /// A slice of `len` values at `address`, valid as long as `keeps` lives.
+    /// A slice of `len` values at `address`, valid as long as `keeps` lives, which holds the stream too.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when cudarc cannot make events; `keeps` is dropped then.
     pub(crate) fn over(
         stream: &Arc<CudaStream>,
         address: u64,
         len: usize,
         keeps: Box<dyn Any + Send + Sync>,
-    ) -> Self {
+    ) -> DriverResult<Self> {
+        can_make_events(stream)?;
         // SAFETY: the memory is valid as long as `keeps`, which is dropped after the slice; the slice
         // never frees it, because every way out of here leaks it first.
         let slice = unsafe { stream.upgrade_device_ptr(address, len) };
-        Self { slice: Some(slice), keeps: Some(keeps) }
+        Ok(Self { address, slice: Some(slice), keeps: Some(keeps) })
     }
 
     fn inside(&self) -> &CudaSlice<T> {
@@ -57,8 +112,7 @@ impl<T> CudaVec<T> {
     /// Where the first value stands on the device.
     #[must_use]
     pub fn address(&self) -> u64 {
-        let slice = self.inside();
-        slice.device_ptr(slice.stream()).0
+        self.address
     }
 
     /// All values as cudarc's view, to write.
@@ -138,5 +192,24 @@ unsafe impl<'a, 'b: 'a, T: DeviceRepr> PushKernelArg<&'b mut CudaVec<T>> for Lau
     #[inline(always)]
     fn arg(&mut self, vec: &'b mut CudaVec<T>) -> &mut Self {
         self.arg(vec.inside_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_streams_of_the_devices_primary_context_are_its_own() {
+        let info = |driver| DeviceInfo {
+            device: DeviceId(3),
+            name: String::new(),
+            driver,
+            total_bytes: 0,
+        };
+        let primary = |device: DeviceId| Ok(0x100 + u64::from(device.0));
+        assert_eq!(is_primary_context(&info("cuda"), 0x103, primary), Ok(true));
+        assert_eq!(is_primary_context(&info("cuda"), 0x102, primary), Ok(false));
+        assert_eq!(is_primary_context(&info("sim"), 0x103, primary), Ok(false));
     }
 }

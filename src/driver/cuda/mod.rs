@@ -2,8 +2,8 @@
 //!
 //! The driver's library is loaded when the first device is opened: a machine without one gets an
 //! error that says so. A device's **primary context** is used, as by PyTorch and by CUDA's runtime, so
-//! memory, streams and events are theirs too; it is made current for each call and what was current
-//! before comes back. Streams of others are taken by their handles: 0 and 1 are the legacy default
+//! memory, streams and events are theirs too; it is made current for each call that needs it and what
+//! was current before comes back. Streams of others are taken by their handles: 0 and 1 are the legacy default
 //! stream, 2 the thread's own. A device tells what it can do by what its driver exports.
 //!
 //! An error of a kernel stays with the context: it is reported by whichever call meets it, with the
@@ -37,9 +37,11 @@ use super::{
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
-use api::{Api, api};
+use api::{Api, Status, api};
 #[cfg(feature = "cudarc")]
 pub use cudarc::{CudaVec, stream_of};
+#[cfg(feature = "cudarc")]
+pub(crate) use cudarc::{is_on, settled};
 pub use gates::Gate;
 use gates::Gates;
 pub use graph::Graph;
@@ -50,6 +52,10 @@ const NON_BLOCKING: u32 = 1;
 const NO_TIMING: u32 = 2;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: u32 = 2;
+/// `CU_STREAM_PER_THREAD`; below it are the legacy default stream's two names.
+const LAST_DEFAULT_STREAM: u64 = 2;
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const INVALID_CONTEXT: u32 = 201;
 
 /// `CUdevice_attribute` numbers.
 mod attribute {
@@ -218,6 +224,31 @@ impl Cuda {
         self.enter_context(self.context)
     }
 
+    /// The same for a call whose work goes to `stream` and that needs no context for anything else: only
+    /// the default streams mean those of the current context. Any other handle says by itself where
+    /// it belongs, and asking what is current costs as much as all that is done here besides.
+    ///
+    /// Source: CUDA driver API, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: the context is invalid
+    /// when the "default stream \[is\] specified with no current context".
+    #[inline]
+    fn enter_for(&self, stream: StreamId) -> DriverResult<Entered> {
+        if stream.0 > LAST_DEFAULT_STREAM { Ok(Entered(None)) } else { self.enter() }
+    }
+
+    /// Does a stream-ordered call; once more with the context current if the driver wants one after all.
+    #[inline]
+    fn in_order_of(&self, stream: StreamId, mut call: impl FnMut() -> Status) -> DriverResult<()> {
+        let _entered = self.enter_for(stream)?;
+        let _relaxed = self.relax_if_captures();
+        let status = call();
+        if status.code() != Some(INVALID_CONTEXT) {
+            return status.ok();
+        }
+        // It was refused before it did anything.
+        let _entered = self.enter()?;
+        call().ok()
+    }
+
     #[inline]
     fn enter_context(&self, context: u64) -> DriverResult<Entered> {
         let mut current = 0;
@@ -329,10 +360,12 @@ impl Driver for Cuda {
     }
 
     fn query_event(&self, event: EventId) -> DriverResult<bool> {
+        let _relaxed = self.relax_if_captures();
         self.api.event_query(event.0).finished()
     }
 
     fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
+        let _relaxed = self.relax_if_captures();
         self.api.event_synchronize(event.0).ok()
     }
 

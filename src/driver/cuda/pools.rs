@@ -5,9 +5,18 @@
 //! not captured). None of them depends on the order of captured work, so the thread's mode is
 //! relaxed for these calls: for the two of every request only while captures are expected.
 
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
 use super::api::{AccessDescription, Location, PoolProperties};
 use super::{Cuda, foreign, size};
+use crate::driver::keepers::{Keepers, NO_KEEPER};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
+use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, StreamId};
 
 /// `CUmemPool_attribute` numbers.
@@ -28,6 +37,9 @@ mod graph {
     pub(super) const RESERVED: u32 = 2;
     pub(super) const RESERVED_HIGH: u32 = 3;
 }
+
+/// Users of pools in this process. A pool's handle is the same wherever its device was opened.
+static KEEPERS: Mutex<BTreeMap<DriverPoolId, Keepers>> = Mutex::new(BTreeMap::new());
 
 impl MemoryPools for Cuda {
     fn default_pool(&self) -> DriverResult<DriverPoolId> {
@@ -58,6 +70,8 @@ impl MemoryPools for Cuda {
         if !self.own_pools.lock().remove(&pool.0) {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
         }
+        // Another pool may get the handle.
+        KEEPERS.lock().remove(&pool);
         let _entered = self.enter()?;
         let _relaxed = self.relax();
         self.api.pool_destroy(pool.0).ok()
@@ -74,6 +88,24 @@ impl MemoryPools for Cuda {
         Ok(bytes)
     }
 
+    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
+        // Held over the calls: two users may come at once, by two openings of the device.
+        let mut all = KEEPERS.lock();
+        let now_bytes = self.release_threshold(pool)?;
+        let changed = all.get(&pool).copied().unwrap_or_default().after(keep, now_bytes);
+        let (keepers, set) = changed.ok_or_else(|| {
+            let kind = DriverErrorKind::InvalidValue;
+            DriverError::new(kind, "keep_memory", 0, NO_KEEPER.to_owned())
+        })?;
+        set.map_or(Ok(()), |bytes| self.set_release_threshold(pool, bytes))?;
+        if keepers.is_nobody() {
+            all.remove(&pool);
+        } else {
+            all.insert(pool, keepers);
+        }
+        Ok(())
+    }
+
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
         // The driver reads 32 bits of these: the lower half where it runs.
         let allow = |flag| self.api.pool_set(pool.0, flag, &mut 1).ok();
@@ -88,17 +120,13 @@ impl MemoryPools for Cuda {
     }
 
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax_if_captures();
-        let mut address = 0;
-        self.api.pool_allocate(&mut address, size(bytes)?, pool.0, on.0).ok()?;
+        let (bytes, mut address) = (size(bytes)?, 0);
+        self.in_order_of(on, || self.api.pool_allocate(&mut address, bytes, pool.0, on.0))?;
         Ok(address)
     }
 
     fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax_if_captures();
-        self.api.pool_free(address, on.0).ok()
+        self.in_order_of(on, || self.api.pool_free(address, on.0))
     }
 
     fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {

@@ -15,6 +15,7 @@ use super::memory::Region;
 use super::span::{Part, Span};
 use super::work::{Mark, Queues};
 use super::{Host, Memory};
+use crate::driver::keepers::{Keepers, NO_KEEPER};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
@@ -44,6 +45,7 @@ struct Pool {
     /// Nobody can name it any more; it stays until its memory is idle.
     destroyed: bool,
     threshold_bytes: u64,
+    keepers: Keepers,
     usage: DriverPoolUsage,
     segments: BTreeMap<u64, Segment>,
 }
@@ -307,6 +309,17 @@ impl MemoryPools for Host {
 
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
         self.with_pools("release_threshold", |pools, _| Ok(pools.pool(pool)?.threshold_bytes))
+    }
+
+    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
+        self.with_pools("keep_memory", |pools, _| {
+            let pool = pools.pool(pool)?;
+            let changed = pool.keepers.after(keep, pool.threshold_bytes);
+            let (keepers, set) = changed.ok_or_else(|| Refusal::Illegal(NO_KEEPER.to_owned()))?;
+            pool.keepers = keepers;
+            pool.threshold_bytes = set.unwrap_or(pool.threshold_bytes);
+            Ok(())
+        })
     }
 
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {

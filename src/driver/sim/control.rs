@@ -114,6 +114,12 @@ impl Sim {
         self.state.lock().work.finish_all();
     }
 
+    /// How often somebody said that there may be captures, and not that they are over.
+    #[must_use]
+    pub fn captures_expected(&self) -> u64 {
+        self.state.lock().graphs.expected
+    }
+
     /// Breaks the capture that a stream belongs to, if any: what an illegal call does on a real
     /// device.
     pub fn invalidate_capture(&self, stream: StreamId) {

@@ -25,6 +25,8 @@ pub(super) struct Graphs {
     branches: HashMap<StreamId, Branch>,
     nodes: HashMap<NodeId, Node>,
     last_node: u64,
+    /// How often somebody said that there may be captures, and not that they are over.
+    pub(super) expected: u64,
 }
 
 #[derive(Debug)]
@@ -312,9 +314,13 @@ fn check_sound(call: Call, capture: u64, captures: &HashMap<u64, Run>) -> Driver
 }
 
 impl Capture for Sim {
-    fn expect_captures(&self, _expected: bool) -> DriverResult<()> {
-        // No call but a wait for the device breaks a capture here.
-        drop(self.enter_other(Call::ExpectCaptures));
+    /// It is only counted: no call but a wait for the device breaks a capture here.
+    fn expect_captures(&self, expected: bool) -> DriverResult<()> {
+        let state = &mut *self.enter_other(Call::ExpectCaptures);
+        let before = state.graphs.expected;
+        let after = if expected { before.checked_add(1) } else { before.checked_sub(1) };
+        state.graphs.expected = after
+            .ok_or_else(|| invalid(Call::ExpectCaptures, "no captures were expected".to_owned()))?;
         Ok(())
     }
 

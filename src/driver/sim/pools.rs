@@ -19,6 +19,7 @@ use super::ranges::{AddressSpace, Budget};
 use super::work::Work;
 use super::{Sim, State, invalid, not_supported};
 use crate::driver::call::Call;
+use crate::driver::keepers::{Keepers, NO_KEEPER};
 use crate::driver::{
     CaptureStatus, DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools, NodeId,
 };
@@ -59,6 +60,7 @@ enum Home {
 struct Pool {
     destroyed: bool,
     threshold_bytes: u64,
+    keepers: Keepers,
     usage: DriverPoolUsage,
     /// Start and size. Idle ranges do not reach from one into the next.
     segments: BTreeMap<u64, u64>,
@@ -402,6 +404,17 @@ impl MemoryPools for Sim {
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
         let call = Call::ReleaseThreshold;
         Ok(self.enter_other(call).pools.pool(call, pool)?.threshold_bytes)
+    }
+
+    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
+        let call = Call::KeepMemory;
+        let state = &mut *self.enter_other(call);
+        let pool = state.pools.pool(call, pool)?;
+        let changed = pool.keepers.after(keep, pool.threshold_bytes);
+        let (keepers, set) = changed.ok_or_else(|| invalid(call, NO_KEEPER.to_owned()))?;
+        pool.keepers = keepers;
+        pool.threshold_bytes = set.unwrap_or(pool.threshold_bytes);
+        Ok(())
     }
 
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {

@@ -1,0 +1,187 @@
+//! Stream-ordered calls on a library of our own: which context is current for them, and in which
+//! capture mode the thread is.
+
+use std::cell::{Cell, RefCell};
+
+use crate::driver::cuda::api::Api;
+use crate::driver::cuda::tests::device_over;
+use crate::driver::cuda::{Abilities, Cuda, INVALID_CONTEXT};
+use crate::driver::{Capture, Driver, DriverPoolId, MemoryPools};
+use crate::ids::{EventId, StreamId};
+
+/// The context of the device; see `device_over`.
+const OURS: u64 = 0;
+const THEIRS: u64 = 0xbeef;
+const POOL: DriverPoolId = DriverPoolId(0x9001);
+const GLOBAL: u32 = 0;
+const RELAXED: u32 = 2;
+
+thread_local! {
+    static CURRENT: Cell<u64> = const { Cell::new(OURS) };
+    static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
+    /// Whether the library wants a context for streams of any kind.
+    static WANTS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+    /// What happened, with the current context and the capture mode.
+    static SEEN: RefCell<Vec<(&'static str, u64, u32)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn saw(what: &'static str) {
+    SEEN.with_borrow_mut(|seen| seen.push((what, CURRENT.get(), MODE.get())));
+}
+
+fn seen() -> Vec<(&'static str, u64, u32)> {
+    SEEN.with_borrow_mut(std::mem::take)
+}
+
+extern "C" fn current(context: &mut u64) -> u32 {
+    saw("current");
+    *context = CURRENT.get();
+    0
+}
+
+extern "C" fn push(context: u64) -> u32 {
+    CURRENT.set(context);
+    0
+}
+
+extern "C" fn pop(context: &mut u64) -> u32 {
+    *context = CURRENT.replace(THEIRS);
+    0
+}
+
+extern "C" fn exchange(mode: &mut u32) -> u32 {
+    *mode = MODE.replace(*mode);
+    0
+}
+
+fn in_context(what: &'static str) -> u32 {
+    saw(what);
+    if WANTS_CONTEXT.get() && CURRENT.get() != OURS { INVALID_CONTEXT } else { 0 }
+}
+
+extern "C" fn allocate(address: &mut u64, _: usize, _: u64, _: u64) -> u32 {
+    *address = 0x1000;
+    in_context("allocate")
+}
+
+extern "C" fn free(_: u64, _: u64) -> u32 {
+    in_context("free")
+}
+
+extern "C" fn query(_: u64) -> u32 {
+    in_context("query")
+}
+
+extern "C" fn synchronize(_: u64) -> u32 {
+    in_context("synchronize")
+}
+
+thread_local! {
+    static THRESHOLD: Cell<u64> = const { Cell::new(0) };
+}
+
+extern "C" fn get(_: u64, _: u32, value: &mut u64) -> u32 {
+    *value = THRESHOLD.get();
+    0
+}
+
+/// A threshold of 1 is more than it takes.
+extern "C" fn set(_: u64, _: u32, value: &mut u64) -> u32 {
+    if *value == 1 {
+        return 1;
+    }
+    THRESHOLD.set(*value);
+    0
+}
+
+fn cuda() -> Cuda {
+    let mut api = Api::none();
+    api.context_current = Some(current);
+    api.context_push = Some(push);
+    api.context_pop = Some(pop);
+    api.exchange_capture_mode = Some(exchange);
+    api.pool_allocate = Some(allocate);
+    api.pool_free = Some(free);
+    api.pool_get = Some(get);
+    api.pool_set = Some(set);
+    api.event_query = Some(query);
+    api.event_synchronize = Some(synchronize);
+    device_over(api, Abilities { memory_pools: true, ..Abilities::default() })
+}
+
+#[test]
+fn a_stream_with_a_handle_of_its_own_needs_no_context() {
+    let cuda = cuda();
+    CURRENT.set(THEIRS);
+    let stream = StreamId(0x5000);
+    let address = cuda.allocate_async(POOL, 512, stream).unwrap();
+    cuda.free_async(address, stream).unwrap();
+    assert_eq!(seen(), [("allocate", THEIRS, GLOBAL), ("free", THEIRS, GLOBAL)]);
+}
+
+#[test]
+fn default_streams_are_those_of_the_devices_own_context() {
+    let cuda = cuda();
+    for stream in [0, 1, 2].map(StreamId) {
+        CURRENT.set(THEIRS);
+        let address = cuda.allocate_async(POOL, 512, stream).unwrap();
+        cuda.free_async(address, stream).unwrap();
+        let (asked, there, own) = (("current", THEIRS, GLOBAL), "allocate", OURS);
+        assert_eq!(seen(), [asked, (there, own, GLOBAL), asked, ("free", own, GLOBAL)]);
+        assert_eq!(CURRENT.get(), THEIRS, "what was current is current again");
+    }
+}
+
+#[test]
+fn a_driver_that_wants_a_context_for_any_stream_gets_it() {
+    let cuda = cuda();
+    CURRENT.set(THEIRS);
+    WANTS_CONTEXT.set(true);
+    let stream = StreamId(0x5000);
+    assert_eq!(cuda.allocate_async(POOL, 512, stream), Ok(0x1000));
+    let twice = [("allocate", THEIRS, GLOBAL), ("current", THEIRS, GLOBAL)];
+    assert_eq!(seen(), [&twice[..], &[("allocate", OURS, GLOBAL)]].concat());
+    cuda.free_async(0x1000, stream).unwrap();
+    assert_eq!(CURRENT.get(), THEIRS);
+}
+
+#[test]
+fn calls_that_break_other_threads_captures_relax_the_thread_while_captures_are_expected() {
+    let cuda = cuda();
+    let all = || {
+        cuda.query_event(EventId(1)).unwrap();
+        cuda.synchronize_event(EventId(1)).unwrap();
+        cuda.allocate_async(POOL, 512, StreamId(0x5000)).unwrap();
+        cuda.free_async(0x1000, StreamId(0x5000)).unwrap();
+        let modes = seen().into_iter().map(|(_, _, mode)| mode).collect::<Vec<_>>();
+        assert_eq!(MODE.get(), GLOBAL, "the thread is as it was");
+        modes
+    };
+    assert_eq!(all(), [GLOBAL; 4]);
+    cuda.expect_captures(true).unwrap();
+    assert_eq!(all(), [RELAXED; 4]);
+    cuda.expect_captures(false).unwrap();
+    assert_eq!(all(), [GLOBAL; 4]);
+    assert!(cuda.expect_captures(false).is_err(), "nobody expects any");
+}
+
+#[test]
+fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
+    let (first, second) = (cuda(), cuda());
+    let pool = DriverPoolId(0x9002);
+    THRESHOLD.set(7);
+    first.keep_memory(pool, true).unwrap();
+    second.keep_memory(pool, true).unwrap();
+    first.keep_memory(pool, false).unwrap();
+    assert_eq!(THRESHOLD.get(), u64::MAX);
+    second.keep_memory(pool, false).unwrap();
+    assert_eq!(THRESHOLD.get(), 7);
+    assert!(first.keep_memory(pool, false).is_err());
+    // A threshold that the library does not take back leaves the user where it was.
+    THRESHOLD.set(1);
+    first.keep_memory(pool, true).unwrap();
+    assert!(first.keep_memory(pool, false).is_err());
+    first.keep_memory(pool, true).unwrap();
+    first.keep_memory(pool, false).unwrap();
+    assert!(first.keep_memory(pool, false).is_err());
+}

@@ -1,0 +1,54 @@
+//! Who wants a pool of a device to keep its memory.
+//!
+//! Several allocators may share one pool, and each wants it to keep everything; what the threshold was
+//! before the first of them comes back with the last. It calls no driver: it says what to set.
+
+/// Users of one pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Keepers {
+    count: u64,
+    /// The release threshold before the first.
+    before_bytes: u64,
+}
+
+impl Keepers {
+    /// The users after one has come, or gone if `keep` is false, and the threshold to set, if any.
+    /// `None` when nobody is there who could go.
+    pub(crate) fn after(self, keep: bool, now_bytes: u64) -> Option<(Self, Option<u64>)> {
+        let Self { count, before_bytes } = self;
+        match (keep, count) {
+            (true, 0) => Some((Self { count: 1, before_bytes: now_bytes }, Some(u64::MAX))),
+            // Set again: somebody else may have lowered it.
+            (true, _) => Some((Self { count: count + 1, before_bytes }, Some(u64::MAX))),
+            (false, 0) => None,
+            (false, 1) => Some((Self::default(), Some(before_bytes))),
+            (false, _) => Some((Self { count: count - 1, before_bytes }, None)),
+        }
+    }
+
+    /// Whether nobody is left.
+    #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
+    pub(crate) fn is_nobody(self) -> bool {
+        self.count == 0
+    }
+}
+
+/// Why a user cannot go who never came.
+pub(crate) const NO_KEEPER: &str = "nobody wants this pool to keep its memory";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_before_the_first_comes_back_with_the_last() {
+        let (one, set) = Keepers::default().after(true, 7).unwrap();
+        assert_eq!(set, Some(u64::MAX));
+        let (two, set) = one.after(true, u64::MAX).unwrap();
+        assert_eq!(set, Some(u64::MAX));
+        let (one, set) = two.after(false, u64::MAX).unwrap();
+        assert_eq!(set, None);
+        assert_eq!(one.after(false, u64::MAX), Some((Keepers::default(), Some(7))));
+        assert_eq!(Keepers::default().after(false, 7), None);
+    }
+}
