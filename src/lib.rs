@@ -6,6 +6,8 @@
 pub mod allocator;
 pub mod cache;
 pub mod config;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod driver;
 pub mod error;
 #[cfg(feature = "ffi")]

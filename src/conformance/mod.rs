@@ -1,0 +1,77 @@
+//! The conformance suite: what every allocator must do, as tests for anybody's allocator.
+//!
+//! The input is a constructor, as the registry takes it; the suite uses the allocator through its trait
+//! alone and asks for capabilities by their accessors. What an allocator does not offer is not tested,
+//! and the report says so. [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests)
+//! writes one test for each property and device. A failure comes with the shortest sequence of
+//! operations that shows it. Read next: `script` (operations), `bed` (what they do), `laws` (what must
+//! hold after each), `machine` (the devices).
+
+pub mod bed;
+pub mod laws;
+pub mod machine;
+pub mod model;
+pub mod property;
+pub mod report;
+pub mod script;
+mod search;
+
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::driver::Driver;
+use crate::registry::{self, BuildOptions, Constructed};
+
+pub use property::{Property, run, test};
+pub use report::{Device, Failure, Outcome, Report};
+
+/// What is wrong, or nothing.
+pub type Checked = Result<(), String>;
+
+/// Makes the allocator that is tested, again and again, each time over a new device.
+pub type Build = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync;
+
+/// How much is tested.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How many random scripts each property gets on each device.
+    pub scripts: u64,
+    /// How many operations a script has at most.
+    pub longest: usize,
+    /// Where the random numbers begin. The same seed gives the same scripts.
+    pub seed: u64,
+    /// How much memory the devices have, in bytes.
+    pub device_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { scripts: 40, longest: 60, seed: 1, device_bytes: 256 << 20 }
+    }
+}
+
+impl Options {
+    /// The default, with as many scripts as the variable `CONFORMANCE_RUNS` says.
+    ///
+    /// # Errors
+    ///
+    /// When the variable is no whole number of at least 1.
+    pub fn from_environment() -> Result<Self, String> {
+        let Ok(text) = std::env::var("CONFORMANCE_RUNS") else { return Ok(Self::default()) };
+        match text.parse() {
+            Ok(scripts) if scripts >= 1 => Ok(Self { scripts, ..Self::default() }),
+            _ => {
+                Err(format!("CONFORMANCE_RUNS is {text:?}: expected a whole number of at least 1"))
+            }
+        }
+    }
+}
+
+/// A constructor of what a configuration string names, with bare addresses where there are any.
+pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync + '_ {
+    move |driver| {
+        let config = Config::parse(text, &registry::key_table())?;
+        let built = registry::build(&config, driver, BuildOptions { raw_addresses: true })?;
+        Ok(Box::new(built))
+    }
+}
