@@ -11,10 +11,12 @@ use super::machine::Machine;
 use super::model::{Freed, Live, Model};
 use super::script::{Misuse, Op};
 use super::{Build, Checked};
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::allocator::{Allocation, Counters, DeviceAllocator, Request};
 use crate::driver::{Driver, Held};
 use crate::error::{AllocError, DriverError, HandleError};
-use crate::ids::{OwnerId, StreamId};
+use crate::ids::{EventId, OwnerId, StreamId};
+use crate::size::REQUEST_MAX_BYTES;
+use crate::stats::Statistics;
 
 /// How many streams a script works on.
 const STREAMS: usize = 3;
@@ -59,6 +61,8 @@ pub struct Bed<'m> {
     pub from_driver: Option<bool>,
     /// What was done, in words.
     pub lines: Vec<String>,
+    /// Counters before the last misuse.
+    pub before: Option<Statistics>,
     held_before: Held,
     stranger: OwnerId,
     waited: u64,
@@ -86,6 +90,7 @@ impl<'m> Bed<'m> {
             faulty: false,
             from_driver: None,
             lines: Vec::new(),
+            before: None,
             held_before,
             stranger: OwnerId::next(),
             waited: machine.waits_owed(),
@@ -152,9 +157,8 @@ impl<'m> Bed<'m> {
         };
         let start = allocation.address();
         self.lines[line] = format!("{asked}: block {name} at {start:#x}");
-        self.model.handed_out += 1;
         let others = BTreeSet::new();
-        self.model.live.push(Live { name, allocation, bytes, stream, others, seed: None });
+        self.model.hand_out(Live { name, allocation, bytes, stream, others, seed: None });
         if self.from_driver.is_none() {
             let held = self.machine.held();
             let apart =
@@ -184,6 +188,7 @@ impl<'m> Bed<'m> {
             token: live.allocation.token(),
             handle_bytes: live.allocation.size_bytes(),
             uses,
+            excused: false,
         };
         match self.allocator.free(live.allocation) {
             Ok(()) => {
@@ -234,38 +239,64 @@ impl<'m> Bed<'m> {
         let Some(counters) = self.allocator.counters() else { return Step::Other };
         self.lines.push("reset the peaks".to_owned());
         counters.reset_peaks();
+        self.model.most_live = self.model.live.len();
         Step::PeaksReset
     }
 
     fn misuse(&mut self, what: Misuse, pick: u16) -> Step {
-        let twin = match what {
-            Misuse::FreeTwice | Misuse::RecordFreed => {
-                let stale = &self.model.stale;
-                let Some(gone) = stale.get(usize::from(pick) % stale.len().max(1)) else {
-                    return Step::Other;
-                };
-                self.lines.push(format!("{what:?}: block {}", gone.name));
-                gone.twin()
+        self.before = self.statistics();
+        let done = match what {
+            Misuse::FreeTwice => self.gone(pick).map(|twin| self.free_illegally(twin)),
+            Misuse::FreeForeign => self.foreign(pick).map(|twin| self.free_illegally(twin)),
+            Misuse::RecordFreed => self.gone(pick).and_then(|twin| self.record_illegally(&twin)),
+            Misuse::RecordForeign => {
+                self.foreign(pick).and_then(|twin| self.record_illegally(&twin))
             }
-            Misuse::FreeForeign | Misuse::RecordForeign => {
-                let Some(at) = self.pick(pick) else { return Step::Other };
-                let Live { name, allocation, .. } = &self.model.live[at];
-                self.lines.push(format!("{what:?}: block {name}"));
-                let (start, bytes) = (allocation.address(), allocation.size_bytes());
-                Allocation::new(start, bytes, self.stranger, allocation.token())
+            Misuse::ZeroBytes => Some(self.ask_illegally(0)),
+            Misuse::AbsurdBytes => {
+                let most = REQUEST_MAX_BYTES;
+                let absurd = [most + 1, u64::MAX / 2 + 1, u64::MAX - 511, u64::MAX];
+                Some(self.ask_illegally(absurd[usize::from(pick) % absurd.len()]))
             }
         };
-        match what {
-            Misuse::FreeTwice | Misuse::FreeForeign => Step::Misused(self.free_illegally(twin)),
-            Misuse::RecordFreed | Misuse::RecordForeign => {
-                let Some(cross) = self.allocator.cross_stream() else { return Step::Other };
-                let answer = cross.record_stream(&twin, self.streams[0]);
-                Step::Misused(match answer {
-                    Err(_) => Ok(()),
-                    Ok(()) => Err(format!("{what:?} was accepted at {:#x}", twin.address())),
-                })
-            }
+        done.map_or(Step::Other, Step::Misused)
+    }
+
+    /// A handle of a block that was freed.
+    fn gone(&mut self, pick: u16) -> Option<Allocation> {
+        let stale = &self.model.stale;
+        let gone = stale.get(usize::from(pick) % stale.len().max(1))?;
+        self.lines.push(format!("use block {} again, which was freed", gone.name));
+        Some(gone.twin())
+    }
+
+    /// A handle of a live block, under another allocator's name.
+    fn foreign(&mut self, pick: u16) -> Option<Allocation> {
+        let Live { name, allocation, .. } = &self.model.live[self.pick(pick)?];
+        self.lines.push(format!("use block {name} as if another allocator had made it"));
+        let (start, bytes) = (allocation.address(), allocation.size_bytes());
+        Some(Allocation::new(start, bytes, self.stranger, allocation.token()))
+    }
+
+    fn ask_illegally(&mut self, bytes: u64) -> Checked {
+        self.lines.push(format!("allocate {bytes} bytes"));
+        match self.allocator.allocate(Request::new(bytes, self.streams[0])) {
+            Err(_) => Ok(()),
+            Ok(block) => Err(format!("{bytes} bytes were handed out at {:#x}", block.address())),
         }
+    }
+
+    /// Nothing when it has no streams to tell of.
+    fn record_illegally(&self, twin: &Allocation) -> Option<Checked> {
+        let answer = self.allocator.cross_stream()?.record_stream(twin, self.streams[0]);
+        let accepted = || format!("use by a stream was accepted at {:#x}", twin.address());
+        Some(if answer.is_err() { Ok(()) } else { Err(accepted()) })
+    }
+
+    /// Its counters, if it has some.
+    #[must_use]
+    pub fn statistics(&self) -> Option<Statistics> {
+        self.allocator.counters().map(Counters::statistics)
     }
 
     fn free_illegally(&self, twin: Allocation) -> Checked {
@@ -283,7 +314,7 @@ impl<'m> Bed<'m> {
     }
 
     /// An event behind everything that a stream was given so far.
-    fn mark(&self, stream: StreamId) -> Result<crate::ids::EventId, String> {
+    fn mark(&self, stream: StreamId) -> Result<EventId, String> {
         let event = self.device.create_event().map_err(own)?;
         self.device.record_event(event, stream).map_err(own)?;
         Ok(event)
@@ -303,11 +334,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// When the device fails.
-    pub fn comes_after(
-        &self,
-        stream: StreamId,
-        event: crate::ids::EventId,
-    ) -> Result<bool, String> {
+    pub fn comes_after(&self, stream: StreamId, event: EventId) -> Result<bool, String> {
         let here = self.mark(stream)?;
         self.device.synchronize_event(here).map_err(own)?;
         let finished = self.device.query_event(event).map_err(own)?;
@@ -318,25 +345,31 @@ impl<'m> Bed<'m> {
     /// Forgets who used memory that was freed, as far as that work has finished.
     fn forget_finished(&mut self) -> Checked {
         let owed = self.machine.waits_owed();
-        let all = owed != self.waited;
+        let excused = owed != self.waited;
         self.waited = owed;
-        let mut kept = Vec::new();
-        for mut freed in std::mem::take(&mut self.model.freed) {
-            let mut uses = Vec::new();
-            for (stream, event) in freed.uses {
-                if all || self.device.query_event(event).map_err(own)? {
+        for freed in &mut self.model.freed {
+            freed.excused |= excused;
+            let mut unfinished = Vec::new();
+            for (stream, event) in freed.uses.drain(..) {
+                if self.device.query_event(event).map_err(own)? {
                     self.device.destroy_event(event).map_err(own)?;
                 } else {
-                    uses.push((stream, event));
+                    unfinished.push((stream, event));
                 }
             }
-            freed.uses = uses;
-            if !freed.uses.is_empty() {
-                kept.push(freed);
-            }
+            freed.uses = unfinished;
         }
-        self.model.freed = kept;
+        self.model.freed.retain(|freed| !freed.uses.is_empty());
         Ok(())
+    }
+
+    /// Forgets all use of freed memory, and gives back the events that this took.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    pub fn forget_all(&mut self) -> Checked {
+        std::mem::take(&mut self.model.freed).into_iter().try_for_each(|freed| self.unmark(freed))
     }
 
     /// Frees every live block and finishes all work.

@@ -7,6 +7,7 @@
 //! operations that shows it. Read next: `script` (operations), `bed` (what they do), `laws` (what must
 //! hold after each), `machine` (the devices).
 
+pub mod accounts;
 pub mod bed;
 pub mod laws;
 pub mod machine;

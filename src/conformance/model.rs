@@ -54,6 +54,8 @@ pub struct Freed {
     pub handle_bytes: u64,
     /// Streams whose work used it, each with an event behind that work. The block's own is first.
     pub uses: Vec<(StreamId, EventId)>,
+    /// Whether all that work counts as finished, because memory went back to the driver since.
+    pub excused: bool,
 }
 
 impl Freed {
@@ -80,6 +82,8 @@ pub struct Model {
     pub stale: Vec<Freed>,
     /// How many blocks were handed out.
     pub handed_out: usize,
+    /// The most blocks that were live at once since peaks were reset.
+    pub most_live: usize,
 }
 
 /// So many stale handles are kept.
@@ -90,6 +94,13 @@ impl Model {
     #[must_use]
     pub fn requested_bytes(&self) -> u64 {
         self.live.iter().map(|live| live.bytes).sum()
+    }
+
+    /// Notes that a block was handed out.
+    pub fn hand_out(&mut self, live: Live) {
+        self.handed_out += 1;
+        self.live.push(live);
+        self.most_live = self.most_live.max(self.live.len());
     }
 
     /// Notes that a block was freed.

@@ -1,32 +1,69 @@
 //! The properties: which laws, which operations, on which device.
 
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
+use super::bed::Bed;
 use super::laws::{self, Law};
 #[cfg(target_os = "linux")]
 use super::machine::HostMachine;
 use super::machine::{Machine, SimMachine};
 use super::report::{Device, Failure, Outcome, Report};
-use super::script::Op;
+use super::script::{Op, Script};
 use super::search::{self, Broken};
-use super::{Build, Options};
+use super::{Build, Checked, Options, accounts};
+use crate::allocator::DeviceAllocator;
 
 /// Something that must hold of every allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Property {
     /// No byte belongs to two live blocks.
     LiveBlocksNeverOverlap,
+    /// A block has all the bytes that were asked for.
+    BlocksAreAsLargeAsAsked,
+    /// What is written into a block stays.
+    BytesStayIntact,
+    /// Memory that work still uses is handed out to nobody whom that work could disturb.
+    ReuseWaitsForWork,
+    /// Requests of no bytes, or of more than any device has, are errors and change nothing.
+    IllegalRequestsAreRefused,
+    /// Handles that are not live here are refused and given back.
+    WrongHandlesAreRefused,
+    /// Counters equal a recount.
+    CountersEqualARecount,
+    /// Emptying the cache leaves live blocks as they are, and nothing idle.
+    EmptyingTheCacheKeepsLiveBlocks,
+    /// An allocator that goes gives everything back to the driver.
+    EverythingIsGivenBack,
 }
 
 impl Property {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::LiveBlocksNeverOverlap];
+    pub const ALL: &[Self] = &[
+        Self::LiveBlocksNeverOverlap,
+        Self::BlocksAreAsLargeAsAsked,
+        Self::BytesStayIntact,
+        Self::ReuseWaitsForWork,
+        Self::IllegalRequestsAreRefused,
+        Self::WrongHandlesAreRefused,
+        Self::CountersEqualARecount,
+        Self::EmptyingTheCacheKeepsLiveBlocks,
+        Self::EverythingIsGivenBack,
+    ];
 
     /// It in words.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
             Self::LiveBlocksNeverOverlap => "live blocks never overlap",
+            Self::BlocksAreAsLargeAsAsked => "blocks are as large as asked",
+            Self::BytesStayIntact => "bytes stay intact",
+            Self::ReuseWaitsForWork => "reuse waits for work",
+            Self::IllegalRequestsAreRefused => "illegal requests are refused",
+            Self::WrongHandlesAreRefused => "wrong handles are refused",
+            Self::CountersEqualARecount => "counters equal a recount",
+            Self::EmptyingTheCacheKeepsLiveBlocks => "emptying the cache keeps live blocks",
+            Self::EverythingIsGivenBack => "everything is given back",
         }
     }
 }
@@ -57,24 +94,149 @@ impl Case<'_> {
         }
     }
 
-    /// Random scripts under some laws.
-    fn scripts(&self, keep: fn(&Op) -> bool, laws: &[Law]) -> Result<Outcome, Broken> {
+    /// An answer of a new allocator.
+    fn asks<T>(&self, question: impl Fn(&dyn DeviceAllocator) -> T) -> Result<T, Broken> {
+        let probed = search::guarded(|| {
+            let machine = self.machine()?;
+            let made = (self.build)(machine.driver());
+            let allocator = made.map_err(|error| format!("it was not built: {error}"))?;
+            Ok(question(&*allocator))
+        });
+        probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
+    }
+
+    /// Random scripts, each on a bed of its own.
+    fn random(
+        &self,
+        keep: fn(&Op) -> bool,
+        work: &dyn Fn(&mut Bed<'_>, &Script) -> Checked,
+    ) -> Result<Outcome, Broken> {
         search::scripts(self.options, keep, &|script| {
             let machine = self.machine().map_err(|what| (what, Vec::new()))?;
-            search::on_a_bed(&*machine, self.build, &|bed| search::follow(bed, script, laws))
+            let work = |bed: &mut Bed<'_>| work(bed, script);
+            search::on_a_bed(&*machine, machine.driver(), self.build, &work)
         })?;
         Ok(Outcome::Held { runs: self.options.scripts })
+    }
+
+    /// Random scripts under some laws. `needs_driver`: of no use when memory comes from elsewhere.
+    fn scripts(
+        &self,
+        keep: fn(&Op) -> bool,
+        laws: &[Law],
+        needs_driver: bool,
+    ) -> Result<Outcome, Broken> {
+        let from_driver = Cell::new(false);
+        let outcome = self.random(keep, &|bed, script| {
+            let done = search::follow(bed, script, laws);
+            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
+            done
+        })?;
+        let seen = from_driver.get() || !needs_driver;
+        Ok(if seen { outcome } else { Outcome::NotTested { why: ELSEWHERE } })
     }
 
     fn test(&self, property: Property) -> Result<Outcome, Broken> {
         let plain = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
         match property {
             Property::LiveBlocksNeverOverlap => {
-                self.scripts(plain, &[laws::live_blocks_never_overlap])
+                self.scripts(plain, &[laws::live_blocks_never_overlap], false)
             }
+            Property::BlocksAreAsLargeAsAsked => {
+                self.scripts(plain, &[laws::blocks_are_as_large_as_asked], false)
+            }
+            Property::BytesStayIntact => match self.device {
+                Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
+                Device::Host => self.scripts(plain, &[laws::bytes_stay_intact], true),
+            },
+            Property::ReuseWaitsForWork => {
+                self.scripts(plain, &[laws::reuse_waits_for_work], false)
+            }
+            Property::IllegalRequestsAreRefused => {
+                let keep = |op: &Op| match op {
+                    Op::Misuse { what, .. } => what.is_request(),
+                    _ => matches!(op, Op::Allocate { .. } | Op::Free { .. }),
+                };
+                self.scripts(keep, &[laws::misuse_is_refused], false)
+            }
+            Property::WrongHandlesAreRefused => {
+                let keep = |op: &Op| match op {
+                    Op::Misuse { what, .. } => !what.is_request(),
+                    _ => true,
+                };
+                self.scripts(keep, &[laws::misuse_is_refused], false)
+            }
+            Property::CountersEqualARecount => self.counters(),
+            Property::EmptyingTheCacheKeepsLiveBlocks => self.emptying(),
+            Property::EverythingIsGivenBack => self.giving_back(),
         }
     }
+
+    fn counters(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.counters().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no counters" });
+        }
+        self.random(|_| true, &|bed, script| {
+            search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
+            bed.hand_everything_back()?;
+            accounts::counters_end_at_nothing(bed)
+        })
+    }
+
+    fn emptying(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.caching().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
+        }
+        self.random(|op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks), &|bed, script| {
+            search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
+            bed.hand_everything_back()?;
+            bed.perform(&Op::EmptyCache)?;
+            let reserved = bed.statistics().map_or(0, |s| s.memory_reserved());
+            if reserved == 0 {
+                return Ok(());
+            }
+            Err(format!("nothing is live and the cache is empty; {reserved} bytes are reserved"))
+        })
+    }
+
+    fn giving_back(&self) -> Result<Outcome, Broken> {
+        let from_driver = Cell::new(false);
+        let outcome =
+            search::scripts(self.options, |op| !matches!(op, Op::Misuse { .. }), &|script| {
+                let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+                let before = machine.held();
+                let lines = RefCell::new(Vec::new());
+                search::on_a_bed(&*machine, machine.driver(), self.build, &|bed| {
+                    search::follow(bed, script, &[])?;
+                    // Every other script goes with blocks in use.
+                    if script.ops.len().is_multiple_of(2) {
+                        bed.hand_everything_back()?;
+                    } else {
+                        bed.lines.push("the allocator goes with blocks in use".to_owned());
+                    }
+                    bed.forget_all()?;
+                    from_driver.set(from_driver.get() || bed.from_driver == Some(true));
+                    lines.borrow_mut().clone_from(&bed.lines);
+                    Ok(())
+                })?;
+                let after = machine.held();
+                if after == before {
+                    return Ok(());
+                }
+                let what = format!("the allocator has gone; still held are {after:?}");
+                Err((what, lines.take()))
+            });
+        outcome?;
+        Ok(if from_driver.get() {
+            Outcome::Held { runs: self.options.scripts }
+        } else {
+            Outcome::NotTested { why: ELSEWHERE }
+        })
+    }
 }
+
+/// Why memory itself is not looked at.
+const ELSEWHERE: &str = "its memory does not come from the driver";
 
 /// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
 ///

@@ -56,10 +56,28 @@ pub enum Misuse {
     RecordFreed,
     /// Another stream's use of a block of another allocator.
     RecordForeign,
+    /// A request of no bytes.
+    ZeroBytes,
+    /// A request of more bytes than any device has.
+    AbsurdBytes,
 }
 
-const MISUSES: [Misuse; 4] =
-    [Misuse::FreeTwice, Misuse::FreeForeign, Misuse::RecordFreed, Misuse::RecordForeign];
+impl Misuse {
+    /// Whether it is a request, not a handle.
+    #[must_use]
+    pub const fn is_request(self) -> bool {
+        matches!(self, Self::ZeroBytes | Self::AbsurdBytes)
+    }
+}
+
+const MISUSES: [Misuse; 6] = [
+    Misuse::FreeTwice,
+    Misuse::FreeForeign,
+    Misuse::RecordFreed,
+    Misuse::RecordForeign,
+    Misuse::ZeroBytes,
+    Misuse::AbsurdBytes,
+];
 
 /// Sizes around the boundaries that allocators like to have.
 const SIZES: [u64; 16] = [

@@ -2,12 +2,14 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use super::bed::Bed;
 use super::laws::Law;
 use super::machine::Machine;
 use super::script::{Op, Script};
 use super::{Build, Checked, Options};
+use crate::driver::Driver;
 
 /// So many scripts are tried on the way to the shortest.
 const SHRINK_MAX: usize = 3000;
@@ -65,10 +67,11 @@ fn shortest(
 /// Runs `work` on a new bed. A panic inside is something that is wrong like any other.
 pub(super) fn on_a_bed(
     machine: &dyn Machine,
+    driver: Arc<dyn Driver>,
     build: &Build,
     work: &dyn Fn(&mut Bed<'_>) -> Checked,
 ) -> Result<(), (String, Vec<String>)> {
-    let built = guarded(|| Bed::new(machine, machine.driver(), build));
+    let built = guarded(|| Bed::new(machine, driver, build));
     let mut bed = built.map_err(|what| (what, Vec::new()))?;
     match catch_unwind(AssertUnwindSafe(|| work(&mut bed))) {
         Ok(done) => {
