@@ -1,4 +1,9 @@
-//! The conformance suite, on everything that the house brings.
+//! The conformance suite, on everything that the house brings, and on allocators that are broken on purpose.
+
+#[path = "conformance/broken.rs"]
+mod broken;
+#[path = "conformance/toy.rs"]
+mod toy;
 
 use stratalloc::conformance::{Options, configured, run};
 
