@@ -10,10 +10,11 @@ use std::sync::Arc;
 use super::machine::Machine;
 use super::model::{Freed, Live, Model};
 use super::script::{Misuse, Op};
+use super::search::NOT_BUILT;
 use super::{Build, Checked};
 use crate::allocator::{Allocation, Counters, DeviceAllocator, Request};
 use crate::driver::{Driver, Held};
-use crate::error::{AllocError, DriverError, HandleError};
+use crate::error::{AllocError, DriverError, HandleError, OutOfMemory};
 use crate::ids::{EventId, OwnerId, StreamId};
 use crate::size::REQUEST_MAX_BYTES;
 use crate::stats::Statistics;
@@ -61,6 +62,8 @@ pub struct Bed<'m> {
     pub from_driver: Option<bool>,
     /// What was done, in words.
     pub lines: Vec<String>,
+    /// What the last request said that did not get memory.
+    pub report: Option<Box<OutOfMemory>>,
     /// Counters before the last misuse.
     pub before: Option<Statistics>,
     held_before: Held,
@@ -77,10 +80,10 @@ impl<'m> Bed<'m> {
     pub fn new(
         machine: &'m dyn Machine,
         driver: Arc<dyn Driver>,
-        build: &Build,
+        build: &Build<'_>,
     ) -> Result<Self, String> {
         let held_before = machine.held();
-        let allocator = build(driver).map_err(|error| format!("it was not built: {error}"))?;
+        let allocator = build(driver).map_err(|error| format!("{NOT_BUILT}{error}"))?;
         Ok(Self {
             machine,
             device: machine.driver(),
@@ -90,6 +93,7 @@ impl<'m> Bed<'m> {
             faulty: false,
             from_driver: None,
             lines: Vec::new(),
+            report: None,
             before: None,
             held_before,
             stranger: OwnerId::next(),
@@ -145,7 +149,8 @@ impl<'m> Bed<'m> {
         let line = self.lines.len() - 1;
         let allocation = match answer {
             Ok(allocation) => allocation,
-            Err(AllocError::OutOfMemory(_)) => {
+            Err(AllocError::OutOfMemory(report)) => {
+                self.report = Some(report);
                 self.lines[line] = format!("{asked}: out of memory");
                 return Ok(Step::OutOfMemory);
             }
@@ -246,11 +251,13 @@ impl<'m> Bed<'m> {
     fn misuse(&mut self, what: Misuse, pick: u16) -> Step {
         self.before = self.statistics();
         let done = match what {
-            Misuse::FreeTwice => self.gone(pick).map(|twin| self.free_illegally(twin)),
-            Misuse::FreeForeign => self.foreign(pick).map(|twin| self.free_illegally(twin)),
-            Misuse::RecordFreed => self.gone(pick).and_then(|twin| self.record_illegally(&twin)),
+            Misuse::FreeTwice => self.gone("free", pick).map(|twin| self.free_illegally(twin)),
+            Misuse::FreeForeign => self.foreign("free", pick).map(|twin| self.free_illegally(twin)),
+            Misuse::RecordFreed => {
+                self.gone("record", pick).and_then(|twin| self.record_illegally(&twin))
+            }
             Misuse::RecordForeign => {
-                self.foreign(pick).and_then(|twin| self.record_illegally(&twin))
+                self.foreign("record", pick).and_then(|twin| self.record_illegally(&twin))
             }
             Misuse::ZeroBytes => Some(self.ask_illegally(0)),
             Misuse::AbsurdBytes => {
@@ -263,17 +270,17 @@ impl<'m> Bed<'m> {
     }
 
     /// A handle of a block that was freed.
-    fn gone(&mut self, pick: u16) -> Option<Allocation> {
+    fn gone(&mut self, verb: &str, pick: u16) -> Option<Allocation> {
         let stale = &self.model.stale;
         let gone = stale.get(usize::from(pick) % stale.len().max(1))?;
-        self.lines.push(format!("use block {} again, which was freed", gone.name));
+        self.lines.push(format!("{verb} block {}, which was freed before", gone.name));
         Some(gone.twin())
     }
 
     /// A handle of a live block, under another allocator's name.
-    fn foreign(&mut self, pick: u16) -> Option<Allocation> {
+    fn foreign(&mut self, verb: &str, pick: u16) -> Option<Allocation> {
         let Live { name, allocation, .. } = &self.model.live[self.pick(pick)?];
-        self.lines.push(format!("use block {name} as if another allocator had made it"));
+        self.lines.push(format!("{verb} block {name} as if another allocator had made it"));
         let (start, bytes) = (allocation.address(), allocation.size_bytes());
         Some(Allocation::new(start, bytes, self.stranger, allocation.token()))
     }
@@ -378,9 +385,12 @@ impl<'m> Bed<'m> {
     ///
     /// When a live block cannot be freed.
     pub fn hand_everything_back(&mut self) -> Checked {
+        let (lines, count) = (self.lines.len(), self.model.live.len());
         while let Some(last) = self.model.live.len().checked_sub(1) {
             self.free(last)?;
         }
+        self.lines.truncate(lines);
+        self.lines.push(format!("free all {count} blocks, and all work finishes"));
         self.finish_all()
     }
 

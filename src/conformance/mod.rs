@@ -9,6 +9,7 @@
 
 pub mod accounts;
 pub mod bed;
+mod cases;
 pub mod laws;
 pub mod machine;
 pub mod model;
@@ -16,6 +17,9 @@ pub mod property;
 pub mod report;
 pub mod script;
 mod search;
+mod suite;
+mod tests_macro;
+mod threads;
 
 use std::sync::Arc;
 
@@ -23,14 +27,15 @@ use crate::config::Config;
 use crate::driver::Driver;
 use crate::registry::{self, BuildOptions, Constructed};
 
-pub use property::{Property, run, test};
+pub use property::Property;
 pub use report::{Device, Failure, Outcome, Report};
+pub use suite::{run, test};
 
 /// What is wrong, or nothing.
 pub type Checked = Result<(), String>;
 
 /// Makes the allocator that is tested, again and again, each time over a new device.
-pub type Build = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync;
+pub type Build<'b> = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync + 'b;
 
 /// How much is tested.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,5 +79,33 @@ pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync 
         let config = Config::parse(text, &registry::key_table())?;
         let built = registry::build(&config, driver, BuildOptions { raw_addresses: true })?;
         Ok(Box::new(built))
+    }
+}
+
+/// The same constructor. Closures that are written in its place get their types from here.
+pub fn constructor<F>(build: F) -> F
+where
+    F: Fn(Arc<dyn Driver>) -> Constructed + Sync,
+{
+    build
+}
+
+/// Tests one property and panics with the shortest failing sequence; prints why when it is not tested.
+/// What [`conformance_tests!`](crate::conformance_tests) writes calls this.
+///
+/// # Panics
+///
+/// When the property does not hold, or `CONFORMANCE_RUNS` is no number.
+pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: Device) {
+    let options = Options::from_environment();
+    let tested = options.and_then(|options| {
+        test(name, build, property, device, &options).map_err(|failure| failure.to_string())
+    });
+    match tested {
+        Ok(Outcome::Held { .. }) => {}
+        Ok(Outcome::NotTested { why }) => {
+            println!("{name} on {device}: {property}: not tested: {why}");
+        }
+        Err(what) => panic!("{what}"),
     }
 }

@@ -1,18 +1,6 @@
-//! The properties: which laws, which operations, on which device.
+//! What must hold of every allocator, by name. How it is tested: see `suite`.
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
-
-use super::bed::Bed;
-use super::laws::{self, Law};
-#[cfg(target_os = "linux")]
-use super::machine::HostMachine;
-use super::machine::{Machine, SimMachine};
-use super::report::{Device, Failure, Outcome, Report};
-use super::script::{Op, Script};
-use super::search::{self, Broken};
-use super::{Build, Checked, Options, accounts};
-use crate::allocator::DeviceAllocator;
 
 /// Something that must hold of every allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +23,16 @@ pub enum Property {
     EmptyingTheCacheKeepsLiveBlocks,
     /// An allocator that goes gives everything back to the driver.
     EverythingIsGivenBack,
+    /// Too little memory is an error with numbers, and after frees the same requests work again.
+    RunningOutIsAnError,
+    /// A driver that fails once costs one request and no memory, whichever call it was.
+    DriverFailuresLoseNothing,
+    /// No more is reserved than the limit allows.
+    LimitsAreRespected,
+    /// Bare addresses are found when a live block starts there, and refused otherwise.
+    BareAddressesAreChecked,
+    /// Threads that allocate and free at once get blocks of their own, and counters stay right.
+    ThreadsGetBlocksOfTheirOwn,
 }
 
 impl Property {
@@ -49,6 +47,11 @@ impl Property {
         Self::CountersEqualARecount,
         Self::EmptyingTheCacheKeepsLiveBlocks,
         Self::EverythingIsGivenBack,
+        Self::RunningOutIsAnError,
+        Self::DriverFailuresLoseNothing,
+        Self::LimitsAreRespected,
+        Self::BareAddressesAreChecked,
+        Self::ThreadsGetBlocksOfTheirOwn,
     ];
 
     /// It in words.
@@ -64,6 +67,11 @@ impl Property {
             Self::CountersEqualARecount => "counters equal a recount",
             Self::EmptyingTheCacheKeepsLiveBlocks => "emptying the cache keeps live blocks",
             Self::EverythingIsGivenBack => "everything is given back",
+            Self::RunningOutIsAnError => "running out is an error",
+            Self::DriverFailuresLoseNothing => "driver failures lose nothing",
+            Self::LimitsAreRespected => "limits are respected",
+            Self::BareAddressesAreChecked => "bare addresses are checked",
+            Self::ThreadsGetBlocksOfTheirOwn => "threads get blocks of their own",
         }
     }
 }
@@ -72,202 +80,4 @@ impl fmt::Display for Property {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.words())
     }
-}
-
-/// What a property is tested on.
-pub(super) struct Case<'a> {
-    pub(super) build: &'a Build,
-    pub(super) device: Device,
-    pub(super) options: &'a Options,
-}
-
-impl Case<'_> {
-    /// A new device.
-    pub(super) fn machine(&self) -> Result<Box<dyn Machine>, String> {
-        let bytes = self.options.device_bytes;
-        match self.device {
-            Device::Sim => Ok(Box::new(SimMachine::new(bytes))),
-            #[cfg(target_os = "linux")]
-            Device::Host => Ok(Box::new(HostMachine::new(bytes))),
-            #[cfg(not(target_os = "linux"))]
-            Device::Host => Err("the host driver needs Linux".to_owned()),
-        }
-    }
-
-    /// An answer of a new allocator.
-    fn asks<T>(&self, question: impl Fn(&dyn DeviceAllocator) -> T) -> Result<T, Broken> {
-        let probed = search::guarded(|| {
-            let machine = self.machine()?;
-            let made = (self.build)(machine.driver());
-            let allocator = made.map_err(|error| format!("it was not built: {error}"))?;
-            Ok(question(&*allocator))
-        });
-        probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
-    }
-
-    /// Random scripts, each on a bed of its own.
-    fn random(
-        &self,
-        keep: fn(&Op) -> bool,
-        work: &dyn Fn(&mut Bed<'_>, &Script) -> Checked,
-    ) -> Result<Outcome, Broken> {
-        search::scripts(self.options, keep, &|script| {
-            let machine = self.machine().map_err(|what| (what, Vec::new()))?;
-            let work = |bed: &mut Bed<'_>| work(bed, script);
-            search::on_a_bed(&*machine, machine.driver(), self.build, &work)
-        })?;
-        Ok(Outcome::Held { runs: self.options.scripts })
-    }
-
-    /// Random scripts under some laws. `needs_driver`: of no use when memory comes from elsewhere.
-    fn scripts(
-        &self,
-        keep: fn(&Op) -> bool,
-        laws: &[Law],
-        needs_driver: bool,
-    ) -> Result<Outcome, Broken> {
-        let from_driver = Cell::new(false);
-        let outcome = self.random(keep, &|bed, script| {
-            let done = search::follow(bed, script, laws);
-            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
-            done
-        })?;
-        let seen = from_driver.get() || !needs_driver;
-        Ok(if seen { outcome } else { Outcome::NotTested { why: ELSEWHERE } })
-    }
-
-    fn test(&self, property: Property) -> Result<Outcome, Broken> {
-        let plain = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
-        match property {
-            Property::LiveBlocksNeverOverlap => {
-                self.scripts(plain, &[laws::live_blocks_never_overlap], false)
-            }
-            Property::BlocksAreAsLargeAsAsked => {
-                self.scripts(plain, &[laws::blocks_are_as_large_as_asked], false)
-            }
-            Property::BytesStayIntact => match self.device {
-                Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
-                Device::Host => self.scripts(plain, &[laws::bytes_stay_intact], true),
-            },
-            Property::ReuseWaitsForWork => {
-                self.scripts(plain, &[laws::reuse_waits_for_work], false)
-            }
-            Property::IllegalRequestsAreRefused => {
-                let keep = |op: &Op| match op {
-                    Op::Misuse { what, .. } => what.is_request(),
-                    _ => matches!(op, Op::Allocate { .. } | Op::Free { .. }),
-                };
-                self.scripts(keep, &[laws::misuse_is_refused], false)
-            }
-            Property::WrongHandlesAreRefused => {
-                let keep = |op: &Op| match op {
-                    Op::Misuse { what, .. } => !what.is_request(),
-                    _ => true,
-                };
-                self.scripts(keep, &[laws::misuse_is_refused], false)
-            }
-            Property::CountersEqualARecount => self.counters(),
-            Property::EmptyingTheCacheKeepsLiveBlocks => self.emptying(),
-            Property::EverythingIsGivenBack => self.giving_back(),
-        }
-    }
-
-    fn counters(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.counters().is_some())? {
-            return Ok(Outcome::NotTested { why: "it offers no counters" });
-        }
-        self.random(|_| true, &|bed, script| {
-            search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
-            bed.hand_everything_back()?;
-            accounts::counters_end_at_nothing(bed)
-        })
-    }
-
-    fn emptying(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.caching().is_some())? {
-            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
-        }
-        self.random(|op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks), &|bed, script| {
-            search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
-            bed.hand_everything_back()?;
-            bed.perform(&Op::EmptyCache)?;
-            let reserved = bed.statistics().map_or(0, |s| s.memory_reserved());
-            if reserved == 0 {
-                return Ok(());
-            }
-            Err(format!("nothing is live and the cache is empty; {reserved} bytes are reserved"))
-        })
-    }
-
-    fn giving_back(&self) -> Result<Outcome, Broken> {
-        let from_driver = Cell::new(false);
-        let outcome =
-            search::scripts(self.options, |op| !matches!(op, Op::Misuse { .. }), &|script| {
-                let machine = self.machine().map_err(|what| (what, Vec::new()))?;
-                let before = machine.held();
-                let lines = RefCell::new(Vec::new());
-                search::on_a_bed(&*machine, machine.driver(), self.build, &|bed| {
-                    search::follow(bed, script, &[])?;
-                    // Every other script goes with blocks in use.
-                    if script.ops.len().is_multiple_of(2) {
-                        bed.hand_everything_back()?;
-                    } else {
-                        bed.lines.push("the allocator goes with blocks in use".to_owned());
-                    }
-                    bed.forget_all()?;
-                    from_driver.set(from_driver.get() || bed.from_driver == Some(true));
-                    lines.borrow_mut().clone_from(&bed.lines);
-                    Ok(())
-                })?;
-                let after = machine.held();
-                if after == before {
-                    return Ok(());
-                }
-                let what = format!("the allocator has gone; still held are {after:?}");
-                Err((what, lines.take()))
-            });
-        outcome?;
-        Ok(if from_driver.get() {
-            Outcome::Held { runs: self.options.scripts }
-        } else {
-            Outcome::NotTested { why: ELSEWHERE }
-        })
-    }
-}
-
-/// Why memory itself is not looked at.
-const ELSEWHERE: &str = "its memory does not come from the driver";
-
-/// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
-///
-/// # Errors
-///
-/// [`Failure`], with the shortest sequence of operations that shows it.
-pub fn test(
-    name: &str,
-    build: &Build,
-    property: Property,
-    device: Device,
-    options: &Options,
-) -> Result<Outcome, Failure> {
-    Case { build, device, options }.test(property).map_err(|broken| {
-        let Broken { what, lines, seed } = broken;
-        Failure { name: name.to_owned(), property, device, what, lines, seed }
-    })
-}
-
-/// Tests every property on every device of this system.
-///
-/// # Errors
-///
-/// The first [`Failure`].
-pub fn run(name: &str, build: &Build, options: &Options) -> Result<Report, Failure> {
-    let mut outcomes = Vec::new();
-    for &device in Device::ALL {
-        for &property in Property::ALL {
-            let outcome = test(name, build, property, device, options)?;
-            outcomes.push((property, device, outcome));
-        }
-    }
-    Ok(Report { name: name.to_owned(), outcomes })
 }

@@ -136,11 +136,13 @@ pub struct Script {
 }
 
 impl Script {
-    /// A script of at most `longest` operations that `keep` wants; the same for the same seed.
+    /// A script of `longest` operations or somewhat fewer, all of which `keep` wants; the same for the
+    /// same seed.
     #[must_use]
     pub fn random(seed: u64, longest: usize, keep: fn(&Op) -> bool) -> Self {
         let mut g = Gen::from_size_and_seed(longest.max(1), seed);
-        let wanted = 1 + usize::arbitrary(&mut g) % longest.max(1);
+        let half = longest.div_ceil(2);
+        let wanted = (half + usize::arbitrary(&mut g) % half.max(1)).max(1);
         let drawn = std::iter::repeat_with(|| Op::arbitrary(&mut g));
         // An unlucky `keep` gives a short script, not an endless search.
         let ops = drawn.take(wanted * 8).filter(keep).take(wanted).collect();

@@ -11,6 +11,9 @@ use super::script::{Op, Script};
 use super::{Build, Checked, Options};
 use crate::driver::Driver;
 
+/// How the words begin when a constructor refuses.
+pub(super) const NOT_BUILT: &str = "it was not built: ";
+
 /// So many scripts are tried on the way to the shortest.
 const SHRINK_MAX: usize = 3000;
 
@@ -68,7 +71,7 @@ fn shortest(
 pub(super) fn on_a_bed(
     machine: &dyn Machine,
     driver: Arc<dyn Driver>,
-    build: &Build,
+    build: &Build<'_>,
     work: &dyn Fn(&mut Bed<'_>) -> Checked,
 ) -> Result<(), (String, Vec<String>)> {
     let built = guarded(|| Bed::new(machine, driver, build));
@@ -96,7 +99,7 @@ pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, 
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(told(&*panic)))
 }
 
-fn told(panic: &(dyn Any + Send)) -> String {
+pub(super) fn told(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     format!("it panicked: {}", text.unwrap_or("with no words"))

@@ -6,10 +6,14 @@ use super::toy::{Defect, toy};
 
 /// What the suite says of a defect on the simulated device.
 fn caught(defect: Defect, by: Property) -> Failure {
+    caught_on(Device::Sim, defect, by)
+}
+
+fn caught_on(device: Device, defect: Defect, by: Property) -> Failure {
     let name = format!("{defect:?}");
-    let found = test(&name, &toy(defect), by, Device::Sim, &Options::default());
+    let found = test(&name, &toy(defect), by, device, &Options::default());
     let failure = found.expect_err("it is broken");
-    assert_eq!((failure.property, failure.device), (by, Device::Sim));
+    assert_eq!((failure.property, failure.device), (by, device));
     println!("{failure}");
     failure
 }
@@ -75,4 +79,36 @@ fn a_panic_on_zero_bytes_is_caught_with_its_words() {
     let failure = caught(Defect::PanicsOnZero, Property::IllegalRequestsAreRefused);
     assert!(failure.what.contains("nobody asks for nothing"), "{failure}");
     assert_eq!(failure.lines, ["allocate 0 bytes"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_write_into_somebody_elses_block_is_caught() {
+    let failure = caught_on(Device::Host, Defect::Scribbles, Property::BytesStayIntact);
+    assert!(failure.what.contains("not intact"), "{failure}");
+    assert_eq!(failure.lines.len(), 2, "allocate, allocate: {failure}");
+}
+
+#[test]
+fn a_block_that_is_lost_when_the_driver_fails_is_caught_with_the_call() {
+    let failure = caught(Defect::LeaksOnFailure, Property::DriverFailuresLoseNothing);
+    assert!(failure.what.contains("driver call"), "{failure}");
+}
+
+#[test]
+fn threads_that_get_the_same_block_are_caught() {
+    let failure = caught(Defect::Races, Property::ThreadsGetBlocksOfTheirOwn);
+    assert!(failure.what.contains("while another thread holds"), "{failure}");
+}
+
+#[test]
+fn an_error_without_numbers_is_caught() {
+    let failure = caught(Defect::MuteOutOfMemory, Property::RunningOutIsAnError);
+    assert!(failure.what.contains("speaks of 0 bytes"), "{failure}");
+}
+
+#[test]
+fn idle_memory_that_keeps_a_larger_block_away_is_caught() {
+    let failure = caught(Defect::KeepsIdle, Property::RunningOutIsAnError);
+    assert!(failure.what.contains("do not fit"), "{failure}");
 }

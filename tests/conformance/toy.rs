@@ -40,6 +40,8 @@ pub(crate) enum Defect {
     Races,
     /// Says nothing with its error.
     MuteOutOfMemory,
+    /// Writes into the first live block when it hands out another.
+    Scribbles,
     /// Gives nothing back to the driver when that has no more.
     KeepsIdle,
 }
@@ -254,6 +256,11 @@ impl DeviceAllocator for Toy {
         let Request { bytes, stream } = request;
         let block = Block { bytes, stream, others: BTreeSet::new(), ..block };
         let mut state = self.state.lock();
+        if self.defect == Defect::Scribbles
+            && let Some(other) = state.live.values().next()
+        {
+            self.driver.fill(other.address, 0xAA, 1, other.stream)?;
+        }
         grow(&mut state.statistics.allocation, 1);
         grow(&mut state.statistics.allocated_bytes, block.segment_bytes);
         grow(&mut state.statistics.active_bytes, block.segment_bytes);
