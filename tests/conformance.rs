@@ -4,6 +4,8 @@
 //! `CONFORMANCE_RUNS=1000 cargo test --release --test conformance` runs so many random scripts for each
 //! property.
 
+#[path = "conformance/bent.rs"]
+mod bent;
 #[path = "conformance/broken.rs"]
 mod broken;
 #[path = "conformance/toy.rs"]

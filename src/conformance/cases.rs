@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bed::{Bed, Step};
 use super::laws;
@@ -16,6 +17,9 @@ use crate::error::DriverErrorKind;
 
 /// The device is taken in so many pieces.
 const PIECES: u64 = 32;
+
+/// Why running out is not tested.
+const ENDLESS: &str = "it gives out more than the device has";
 
 /// No call beyond this one is made to fail.
 const CALLS_MAX: u64 = 200;
@@ -46,7 +50,45 @@ impl Case<'_> {
             }
         })?;
         Ok(if endless.get() {
-            Outcome::NotTested { why: "it gives out more than the device has" }
+            Outcome::NotTested { why: ENDLESS }
+        } else {
+            Outcome::Held { runs: 1 }
+        })
+    }
+
+    pub(super) fn pressure(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.pressure().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no hooks for memory pressure" });
+        }
+        let piece = self.options.device_bytes / PIECES;
+        let endless = Cell::new(false);
+        self.once(&|bed| {
+            let asked = Arc::new(AtomicU64::new(0));
+            let told = Arc::new(AtomicU64::new(0));
+            let Some(pressure) = bed.allocator.pressure() else { return Ok(()) };
+            let (asks, tells) = (Arc::clone(&asked), Arc::clone(&told));
+            pressure.add_free_memory_callback(Arc::new(move || {
+                asks.fetch_add(1, Ordering::Relaxed);
+                false
+            }));
+            pressure.add_oom_observer(Arc::new(move |report| {
+                tells.store(report.requested_bytes, Ordering::Relaxed);
+            }));
+            bed.lines.push("add a callback and an observer".to_owned());
+            if fill(bed, piece)?.is_none() {
+                endless.set(true);
+                return Ok(());
+            }
+            if asked.load(Ordering::Relaxed) == 0 {
+                return Err("no callback was asked to free something".to_owned());
+            }
+            match told.load(Ordering::Relaxed) {
+                told if told == piece => bed.hand_everything_back(),
+                told => Err(format!("{piece} bytes failed, the observer heard of {told}")),
+            }
+        })?;
+        Ok(if endless.get() {
+            Outcome::NotTested { why: ENDLESS }
         } else {
             Outcome::Held { runs: 1 }
         })

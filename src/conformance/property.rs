@@ -25,6 +25,8 @@ pub enum Property {
     EverythingIsGivenBack,
     /// Too little memory is an error with numbers, and after frees the same requests work again.
     RunningOutIsAnError,
+    /// Hooks for memory pressure hear of it.
+    PressureHooksAreCalled,
     /// A driver that fails once costs one request and no memory, whichever call it was.
     DriverFailuresLoseNothing,
     /// No more is reserved than the limit allows.
@@ -48,6 +50,7 @@ impl Property {
         Self::EmptyingTheCacheKeepsLiveBlocks,
         Self::EverythingIsGivenBack,
         Self::RunningOutIsAnError,
+        Self::PressureHooksAreCalled,
         Self::DriverFailuresLoseNothing,
         Self::LimitsAreRespected,
         Self::BareAddressesAreChecked,
@@ -68,6 +71,7 @@ impl Property {
             Self::EmptyingTheCacheKeepsLiveBlocks => "emptying the cache keeps live blocks",
             Self::EverythingIsGivenBack => "everything is given back",
             Self::RunningOutIsAnError => "running out is an error",
+            Self::PressureHooksAreCalled => "pressure hooks are called",
             Self::DriverFailuresLoseNothing => "driver failures lose nothing",
             Self::LimitsAreRespected => "limits are respected",
             Self::BareAddressesAreChecked => "bare addresses are checked",

@@ -126,6 +126,7 @@ impl Case<'_> {
             Property::EmptyingTheCacheKeepsLiveBlocks => self.emptying(),
             Property::EverythingIsGivenBack => self.giving_back(),
             Property::RunningOutIsAnError => self.running_out(),
+            Property::PressureHooksAreCalled => self.pressure(),
             Property::DriverFailuresLoseNothing => self.driver_failures(),
             Property::LimitsAreRespected => self.limits(),
             Property::BareAddressesAreChecked => self.bare_addresses(),

@@ -43,6 +43,7 @@ macro_rules! conformance_tests {
                 emptying_the_cache_keeps_live_blocks: EmptyingTheCacheKeepsLiveBlocks,
                 everything_is_given_back: EverythingIsGivenBack,
                 running_out_is_an_error: RunningOutIsAnError,
+                pressure_hooks_are_called: PressureHooksAreCalled,
                 driver_failures_lose_nothing: DriverFailuresLoseNothing,
                 limits_are_respected: LimitsAreRespected,
                 bare_addresses_are_checked: BareAddressesAreChecked,

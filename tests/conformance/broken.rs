@@ -2,6 +2,7 @@
 
 use stratalloc::conformance::{Device, Failure, Options, Property, run, test};
 
+use super::bent::{Bend, bent};
 use super::toy::{Defect, toy};
 
 /// What the suite says of a defect on the simulated device.
@@ -111,4 +112,20 @@ fn an_error_without_numbers_is_caught() {
 fn idle_memory_that_keeps_a_larger_block_away_is_caught() {
     let failure = caught(Defect::KeepsIdle, Property::RunningOutIsAnError);
     assert!(failure.what.contains("do not fit"), "{failure}");
+}
+
+#[test]
+fn capabilities_that_are_offered_and_do_nothing_are_caught() {
+    for (bend, by, what) in [
+        (Bend::TakesNoLimit, Property::LimitsAreRespected, "reserved under a limit"),
+        (Bend::TakesAnyFraction, Property::LimitsAreRespected, "a fraction"),
+        (Bend::EmptiesNothing, Property::EmptyingTheCacheKeepsLiveBlocks, "bytes are reserved"),
+        (Bend::FreesAnyAddress, Property::BareAddressesAreChecked, "inside a block"),
+        (Bend::CallsNobody, Property::PressureHooksAreCalled, "no callback"),
+    ] {
+        let name = format!("{bend:?}");
+        let found = test(&name, &bent(bend), by, Device::Sim, &Options::default());
+        let failure = found.expect_err("it is broken");
+        assert!(failure.what.contains(what), "{failure}");
+    }
 }
