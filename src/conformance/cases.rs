@@ -309,6 +309,6 @@ fn stays_below(bed: &Bed<'_>, limit: u64) -> Checked {
 fn refuses(raw: &dyn RawAddresses, address: u64, what: &str) -> Checked {
     match raw.free_raw(address) {
         Err(_) => Ok(()),
-        Ok(()) => Err(format!("the address {address:#x} {what} was freed")),
+        Ok(()) => Err(format!("free_raw took the address {address:#x} {what}")),
     }
 }

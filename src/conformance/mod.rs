@@ -6,6 +6,32 @@
 //! writes one test for each property and device. A failure comes with the shortest sequence of
 //! operations that shows it. Read next: `script` (operations), `bed` (what they do), `laws` (what must
 //! hold after each), `machine` (the devices).
+//!
+//! ```
+//! use std::sync::Arc;
+//! use stratalloc::conformance::{Device, Options, constructor, run};
+//! use stratalloc::config::Settings;
+//! use stratalloc::driver::plugin::Callbacks;
+//! use stratalloc::strategies::PluggableAllocator;
+//!
+//! // Gives out numbers and never the same one twice; running out is nothing it knows.
+//! let mine = constructor(|driver| {
+//!     let next = std::sync::atomic::AtomicU64::new(1 << 30);
+//!     let order = std::sync::atomic::Ordering::Relaxed;
+//!     let allocate = move |bytes: u64, _, _| {
+//!         (bytes < 1 << 40).then(|| next.fetch_add(bytes.next_multiple_of(512), order))
+//!     };
+//!     let callbacks = Callbacks::new(allocate, |_, _, _, _| {});
+//!     Ok(Box::new(PluggableAllocator::new("mine", driver, callbacks, &Settings::default(), 1)))
+//! });
+//! let options = Options { scripts: 4, ..Options::default() };
+//! let report = run("mine", &mine, &options)?;
+//! assert_eq!(report.outcomes.iter().filter(|(_, device, _)| *device == Device::Sim).count(), 15);
+//! println!("{report}");
+//! # Ok::<(), stratalloc::conformance::Failure>(())
+//! ```
+//!
+//! Not tested are private pools, sharing between processes and access between devices.
 
 pub mod accounts;
 pub mod bed;

@@ -120,7 +120,7 @@ fn capabilities_that_are_offered_and_do_nothing_are_caught() {
         (Bend::TakesNoLimit, Property::LimitsAreRespected, "reserved under a limit"),
         (Bend::TakesAnyFraction, Property::LimitsAreRespected, "a fraction"),
         (Bend::EmptiesNothing, Property::EmptyingTheCacheKeepsLiveBlocks, "bytes are reserved"),
-        (Bend::FreesAnyAddress, Property::BareAddressesAreChecked, "inside a block"),
+        (Bend::FreesAnyAddress, Property::BareAddressesAreChecked, "free_raw took"),
         (Bend::CallsNobody, Property::PressureHooksAreCalled, "no callback"),
     ] {
         let name = format!("{bend:?}");
