@@ -31,3 +31,8 @@ pub mod strategies;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// So is the walk through a strategy in CONTRIBUTING.
+#[cfg(all(doctest, feature = "conformance"))]
+#[doc = include_str!("../CONTRIBUTING.md")]
+pub struct Contributing;
