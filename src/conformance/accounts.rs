@@ -13,7 +13,7 @@ use crate::stats::{Counter, PerPool, Statistics};
 /// # Errors
 ///
 /// The counter and what it should be.
-pub fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checked {
+pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checked {
     let asked = bed.model.requested_bytes();
     let waiting: u64 = bed.model.freed.iter().map(|freed| freed.bytes).sum();
     if let Some(cross) = bed.allocator.cross_stream() {
@@ -58,7 +58,7 @@ pub fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checked {
 /// # Errors
 ///
 /// The counter and what it should be.
-pub fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
+pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
     let Some(s) = bed.statistics() else { return Ok(()) };
     for (name, family) in [
         ("blocks", s.allocation),

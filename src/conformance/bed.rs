@@ -24,7 +24,7 @@ const STREAMS: usize = 3;
 
 /// What an operation did.
 #[derive(Debug)]
-pub enum Step {
+pub(super) enum Step {
     /// A block was handed out; it is the last of the model's live ones.
     Got,
     /// There was not enough memory.
@@ -41,31 +41,33 @@ pub enum Step {
     Misused(Checked),
     /// Anything else, or nothing.
     Other,
+    /// The script is over.
+    Ended,
 }
 
 /// An allocator under test with all that is known about it.
 #[derive(Debug)]
-pub struct Bed<'m> {
+pub(super) struct Bed<'m> {
     /// The device.
-    pub machine: &'m dyn Machine,
+    pub(super) machine: &'m dyn Machine,
     /// The same, for the test's own calls.
-    pub device: Arc<dyn Driver>,
+    pub(super) device: Arc<dyn Driver>,
     /// What is tested.
-    pub allocator: Box<dyn DeviceAllocator>,
+    pub(super) allocator: Box<dyn DeviceAllocator>,
     /// Streams that blocks are for.
-    pub streams: Vec<StreamId>,
+    pub(super) streams: Vec<StreamId>,
     /// What must be true.
-    pub model: Model,
+    pub(super) model: Model,
     /// Whether the driver may fail on purpose.
-    pub faulty: bool,
+    pub(super) faulty: bool,
     /// Whether memory comes from the driver; `None` before the first block.
-    pub from_driver: Option<bool>,
+    pub(super) from_driver: Option<bool>,
     /// What was done, in words.
-    pub lines: Vec<String>,
+    pub(super) lines: Vec<String>,
     /// What the last request said that did not get memory.
-    pub report: Option<Box<OutOfMemory>>,
+    pub(super) report: Option<Box<OutOfMemory>>,
     /// Counters before the last misuse.
-    pub before: Option<Statistics>,
+    pub(super) before: Option<Statistics>,
     held_before: Held,
     stranger: OwnerId,
     waited: u64,
@@ -77,7 +79,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// What the constructor said.
-    pub fn new(
+    pub(super) fn new(
         machine: &'m dyn Machine,
         driver: Arc<dyn Driver>,
         build: &Build<'_>,
@@ -114,7 +116,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// What must not happen whichever law is looked at.
-    pub fn perform(&mut self, op: &Op) -> Result<Step, String> {
+    pub(super) fn perform(&mut self, op: &Op) -> Result<Step, String> {
         let step = match *op {
             Op::Allocate { bytes, stream } => self.allocate(bytes, self.stream(stream)),
             Op::Free { pick } => match self.pick(pick) {
@@ -141,7 +143,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// An error that is not about memory, unless the driver fails on purpose.
-    pub fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Step, String> {
+    pub(super) fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Step, String> {
         let name = self.model.handed_out;
         let asked = format!("allocate {bytes} bytes on stream {stream}");
         self.lines.push(asked.clone());
@@ -178,9 +180,18 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// When it is refused, unless the driver fails on purpose.
-    pub fn free(&mut self, at: usize) -> Result<Step, String> {
-        let live = self.model.live.swap_remove(at);
+    pub(super) fn free(&mut self, at: usize) -> Result<Step, String> {
+        let mut live = self.model.live.swap_remove(at);
         self.lines.push(format!("free block {}", live.name));
+        if let Some(seed) = live.seed {
+            let found = self.machine.verify(live.start(), live.bytes, seed, live.stream);
+            found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
+        }
+        // Its own stream may still work with it: on a device that runs work by itself, half of them do.
+        if self.from_driver == Some(true) && live.name.is_multiple_of(2) {
+            live.seed = None;
+            self.machine.spoil_later(live.start(), live.bytes, live.stream)?;
+        }
         let mut uses = Vec::new();
         for stream in std::iter::once(live.stream).chain(live.others.iter().copied()) {
             uses.push((stream, self.mark(stream)?));
@@ -302,7 +313,7 @@ impl<'m> Bed<'m> {
 
     /// Its counters, if it has some.
     #[must_use]
-    pub fn statistics(&self) -> Option<Statistics> {
+    pub(super) fn statistics(&self) -> Option<Statistics> {
         self.allocator.counters().map(Counters::statistics)
     }
 
@@ -341,7 +352,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// When the device fails.
-    pub fn comes_after(&self, stream: StreamId, event: EventId) -> Result<bool, String> {
+    pub(super) fn comes_after(&self, stream: StreamId, event: EventId) -> Result<bool, String> {
         let here = self.mark(stream)?;
         self.device.synchronize_event(here).map_err(own)?;
         let finished = self.device.query_event(event).map_err(own)?;
@@ -375,7 +386,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// When the device fails.
-    pub fn forget_all(&mut self) -> Checked {
+    pub(super) fn forget_all(&mut self) -> Checked {
         std::mem::take(&mut self.model.freed).into_iter().try_for_each(|freed| self.unmark(freed))
     }
 
@@ -384,7 +395,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// When a live block cannot be freed.
-    pub fn hand_everything_back(&mut self) -> Checked {
+    pub(super) fn hand_everything_back(&mut self) -> Checked {
         let (lines, count) = (self.lines.len(), self.model.live.len());
         while let Some(last) = self.model.live.len().checked_sub(1) {
             self.free(last)?;
@@ -399,7 +410,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// When the device fails.
-    pub fn finish_all(&mut self) -> Checked {
+    pub(super) fn finish_all(&mut self) -> Checked {
         self.streams.iter().for_each(|stream| self.machine.finish_stream(*stream));
         if let Some(cross) = self.allocator.cross_stream() {
             cross.process_events().map_err(|error| error.to_string())?;

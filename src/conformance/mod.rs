@@ -31,17 +31,18 @@
 //! # Ok::<(), stratalloc::conformance::Failure>(())
 //! ```
 //!
-//! Not tested are private pools, sharing between processes and access between devices.
+//! On `sim` work finishes when the suite says so or when a call waits for it: an allocator that waits by
+//! asking again and again waits for ever. Not tested are private pools, sharing between processes and access between devices.
 
-pub mod accounts;
-pub mod bed;
+mod accounts;
+mod bed;
 mod cases;
-pub mod laws;
+mod laws;
 pub mod machine;
-pub mod model;
-pub mod property;
-pub mod report;
-pub mod script;
+mod model;
+mod property;
+mod report;
+mod script;
 mod search;
 mod suite;
 mod tests_macro;

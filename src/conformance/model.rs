@@ -8,82 +8,82 @@ use crate::ids::{EventId, OwnerId, StreamId};
 
 /// A block in the test's hands.
 #[derive(Debug)]
-pub struct Live {
+pub(super) struct Live {
     /// Its name in the lines that are printed: the how-many-th block it was.
-    pub name: usize,
+    pub(super) name: usize,
     /// The block.
-    pub allocation: Allocation,
+    pub(super) allocation: Allocation,
     /// What was asked for.
-    pub bytes: u64,
+    pub(super) bytes: u64,
     /// Its own stream.
-    pub stream: StreamId,
+    pub(super) stream: StreamId,
     /// Other streams that use it.
-    pub others: BTreeSet<StreamId>,
+    pub(super) others: BTreeSet<StreamId>,
     /// What was written into it; `None` once others' work has spoilt it.
-    pub seed: Option<u64>,
+    pub(super) seed: Option<u64>,
 }
 
 impl Live {
     /// Its first byte.
     #[must_use]
-    pub fn start(&self) -> u64 {
+    pub(super) fn start(&self) -> u64 {
         self.allocation.address()
     }
 
     /// The byte after the last one that was asked for.
     #[must_use]
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.start().saturating_add(self.bytes)
     }
 }
 
 /// A block that was freed: what its handle was, and which work uses its memory.
 #[derive(Clone, Debug)]
-pub struct Freed {
+pub(super) struct Freed {
     /// Its name in the lines that are printed.
-    pub name: usize,
+    pub(super) name: usize,
     /// Where it began.
-    pub start: u64,
+    pub(super) start: u64,
     /// How many bytes were asked for.
-    pub bytes: u64,
+    pub(super) bytes: u64,
     /// Its handle's parts.
-    pub owner: OwnerId,
+    pub(super) owner: OwnerId,
     /// Its handle's parts.
-    pub token: Token,
+    pub(super) token: Token,
     /// How many bytes its handle spoke of.
-    pub handle_bytes: u64,
+    pub(super) handle_bytes: u64,
     /// Streams whose work used it, each with an event behind that work. The block's own is first.
-    pub uses: Vec<(StreamId, EventId)>,
+    pub(super) uses: Vec<(StreamId, EventId)>,
     /// Whether all that work counts as finished, because memory went back to the driver since.
-    pub excused: bool,
+    pub(super) excused: bool,
 }
 
 impl Freed {
     /// Its handle again, as a program would have it that keeps a copy.
-    pub fn twin(&self) -> Allocation {
+    pub(super) fn twin(&self) -> Allocation {
         Allocation::new(self.start, self.handle_bytes, self.owner, self.token)
     }
 
     /// Whether it has a byte of a range.
     #[must_use]
-    pub fn touches(&self, start: u64, end: u64) -> bool {
+    pub(super) fn touches(&self, start: u64, end: u64) -> bool {
         self.start < end && start < self.start.saturating_add(self.bytes)
     }
 }
 
 /// Everything that was handed out and given back.
 #[derive(Debug, Default)]
-pub struct Model {
+pub(super) struct Model {
     /// Blocks in the test's hands.
-    pub live: Vec<Live>,
+    pub(super) live: Vec<Live>,
     /// Blocks whose memory may still be used by work.
-    pub freed: Vec<Freed>,
+    pub(super) freed: Vec<Freed>,
     /// Handles of blocks that are gone, the latest last.
-    pub stale: Vec<Freed>,
+    pub(super) stale: Vec<Freed>,
     /// How many blocks were handed out.
-    pub handed_out: usize,
+    pub(super) handed_out: usize,
     /// The most blocks that were live at once since peaks were reset.
-    pub most_live: usize,
+    pub(super) most_live: usize,
 }
 
 /// So many stale handles are kept.
@@ -92,19 +92,19 @@ const STALE_MAX: usize = 16;
 impl Model {
     /// Bytes that were asked for and are live.
     #[must_use]
-    pub fn requested_bytes(&self) -> u64 {
+    pub(super) fn requested_bytes(&self) -> u64 {
         self.live.iter().map(|live| live.bytes).sum()
     }
 
     /// Notes that a block was handed out.
-    pub fn hand_out(&mut self, live: Live) {
+    pub(super) fn hand_out(&mut self, live: Live) {
         self.handed_out += 1;
         self.live.push(live);
         self.most_live = self.most_live.max(self.live.len());
     }
 
     /// Notes that a block was freed.
-    pub fn retire(&mut self, freed: Freed) {
+    pub(super) fn retire(&mut self, freed: Freed) {
         if self.stale.len() == STALE_MAX {
             self.stale.remove(0);
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 /// Something that must hold of every allocator.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Property {
     /// No byte belongs to two live blocks.

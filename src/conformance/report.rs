@@ -31,6 +31,7 @@ impl fmt::Display for Device {
 }
 
 /// What became of a property on a device.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It held in so many runs.

@@ -7,7 +7,7 @@ use quickcheck::{Arbitrary, Gen};
 
 /// One operation. Streams are numbers of the test's own streams, picks count live or freed blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
+pub(super) enum Op {
     /// Asks for a block.
     Allocate {
         /// How many bytes; at least 1.
@@ -47,7 +47,7 @@ pub enum Op {
 
 /// A call that must be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Misuse {
+pub(super) enum Misuse {
     /// A block that was freed before, freed again.
     FreeTwice,
     /// A live block under another allocator's name.
@@ -65,7 +65,7 @@ pub enum Misuse {
 impl Misuse {
     /// Whether it is a request, not a handle.
     #[must_use]
-    pub const fn is_request(self) -> bool {
+    pub(super) const fn is_request(self) -> bool {
         matches!(self, Self::ZeroBytes | Self::AbsurdBytes)
     }
 }
@@ -130,16 +130,16 @@ impl Arbitrary for Op {
 
 /// Operations in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Script {
+pub(super) struct Script {
     /// The operations.
-    pub ops: Vec<Op>,
+    pub(super) ops: Vec<Op>,
 }
 
 impl Script {
     /// A script of `longest` operations or somewhat fewer, all of which `keep` wants; the same for the
     /// same seed.
     #[must_use]
-    pub fn random(seed: u64, longest: usize, keep: fn(&Op) -> bool) -> Self {
+    pub(super) fn random(seed: u64, longest: usize, keep: fn(&Op) -> bool) -> Self {
         let mut g = Gen::from_size_and_seed(longest.max(1), seed);
         let half = longest.div_ceil(2);
         let wanted = (half + usize::arbitrary(&mut g) % half.max(1)).max(1);
@@ -150,7 +150,7 @@ impl Script {
     }
 
     /// Scripts that are a little simpler: with parts taken out, or with one operation made simpler.
-    pub fn simpler(&self) -> impl Iterator<Item = Self> + '_ {
+    pub(super) fn simpler(&self) -> impl Iterator<Item = Self> + '_ {
         let length = self.ops.len();
         let widths = std::iter::successors(Some(length), |width| Some(width / 2));
         let cuts = widths.take_while(|width| *width > 0).flat_map(move |width| {

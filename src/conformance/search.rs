@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::bed::Bed;
+use super::bed::{Bed, Step};
 use super::laws::Law;
 use super::machine::Machine;
 use super::script::{Op, Script};
@@ -111,5 +111,5 @@ pub(super) fn follow(bed: &mut Bed<'_>, script: &Script, laws: &[Law]) -> Checke
         let step = bed.perform(op)?;
         laws.iter().try_for_each(|law| law(bed, &step))?;
     }
-    Ok(())
+    laws.iter().try_for_each(|law| law(bed, &Step::Ended))
 }

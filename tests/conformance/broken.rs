@@ -84,6 +84,16 @@ fn a_panic_on_zero_bytes_is_caught_with_its_words() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn work_that_really_runs_shows_reuse_that_is_too_early() {
+    for defect in [Defect::ReusesEarly, Defect::MixesStreams] {
+        caught_on(Device::Host, defect, Property::ReuseWaitsForWork);
+        let failure = caught_on(Device::Host, defect, Property::BytesStayIntact);
+        assert!(failure.what.contains("not intact"), "{failure}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn a_write_into_somebody_elses_block_is_caught() {
     let failure = caught_on(Device::Host, Defect::Scribbles, Property::BytesStayIntact);
     assert!(failure.what.contains("not intact"), "{failure}");
