@@ -64,7 +64,7 @@ pub type Checked = Result<(), String>;
 /// Makes the allocator that is tested, again and again, each time over a new device.
 pub type Build<'b> = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync + 'b;
 
-/// How much is tested.
+/// How much is tested. What is too little to test anything is taken for the least that does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How many random scripts each property gets on each device.
@@ -84,6 +84,16 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Nothing is said to hold that was not tried.
+    fn at_least_something(&self) -> Self {
+        Self {
+            scripts: self.scripts.max(1),
+            longest: self.longest.max(2),
+            seed: self.seed,
+            device_bytes: self.device_bytes.max(1 << 20),
+        }
+    }
+
     /// The default, with as many scripts as the variable `CONFORMANCE_RUNS` says.
     ///
     /// # Errors

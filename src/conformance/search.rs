@@ -34,7 +34,8 @@ pub(super) fn scripts(
     keep: fn(&Op) -> bool,
     trial: Trial<'_>,
 ) -> Result<(), Broken> {
-    for seed in options.seed..options.seed.saturating_add(options.scripts) {
+    for n in 0..options.scripts {
+        let seed = options.seed.wrapping_add(n);
         let script = Script::random(seed, options.longest, keep);
         if let Err(first) = trial(&script) {
             let (what, lines) = shortest(script, first, trial);

@@ -219,6 +219,7 @@ pub fn test(
     device: Device,
     options: &Options,
 ) -> Result<Outcome, Failure> {
+    let options = &options.at_least_something();
     Case { build, device, options }.test(property).map_err(|broken| {
         let Broken { what, lines, seed } = broken;
         Failure { name: name.to_owned(), property, device, what, lines, seed }

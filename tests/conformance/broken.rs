@@ -1,6 +1,6 @@
 //! Allocators that are wrong in one way each; the suite must say which.
 
-use stratalloc::conformance::{Device, Failure, Options, Property, run, test};
+use stratalloc::conformance::{Device, Failure, Options, Outcome, Property, run, test};
 
 use super::bent::{Bend, bent};
 use super::toy::{Defect, toy};
@@ -138,4 +138,18 @@ fn capabilities_that_are_offered_and_do_nothing_are_caught() {
         let failure = found.expect_err("it is broken");
         assert!(failure.what.contains(what), "{failure}");
     }
+}
+
+#[test]
+fn an_allocator_that_serves_nobody_does_not_slip_through() {
+    let failure = caught(Defect::ServesNobody, Property::RunningOutIsAnError);
+    assert!(failure.what.contains("do not fit"), "{failure}");
+}
+
+#[test]
+fn no_scripts_at_all_are_taken_for_one() {
+    let options = Options { scripts: 0, longest: 0, device_bytes: 0, seed: u64::MAX };
+    let build = toy(Defect::None);
+    let held = test("toy", &build, Property::LiveBlocksNeverOverlap, Device::Sim, &options);
+    assert_eq!(held, Ok(Outcome::Held { runs: 1 }));
 }

@@ -38,6 +38,8 @@ pub(crate) enum Defect {
     LeaksOnFailure,
     /// Looks and takes under two locks.
     Races,
+    /// Has never any memory.
+    ServesNobody,
     /// Says nothing with its error.
     MuteOutOfMemory,
     /// Writes into the first live block when it hands out another.
@@ -249,6 +251,11 @@ impl DeviceAllocator for Toy {
         }
         if request.bytes > REQUEST_MAX_BYTES {
             return Err(AllocError::TooLarge { requested_bytes: request.bytes });
+        }
+        if self.defect == Defect::ServesNobody {
+            let requested_bytes = request.bytes;
+            let report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
+            return Err(AllocError::OutOfMemory(Box::new(report)));
         }
         self.settle()?;
         let found = self.cached(request);
