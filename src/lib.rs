@@ -8,6 +8,8 @@ pub mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod driver;
 pub mod error;
 #[cfg(feature = "ffi")]
@@ -31,3 +33,8 @@ pub mod strategies;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// So is the walk through a strategy in CONTRIBUTING.
+#[cfg(all(doctest, feature = "conformance"))]
+#[doc = include_str!("../CONTRIBUTING.md")]
+pub struct Contributing;

@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 19] = [
+const LAYERS: [Layer; 20] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -34,6 +34,8 @@ const LAYERS: [Layer; 19] = [
     layer("strategies"),
     layer("registry"),
     layer("handle"),
+    // It uses allocators as a user does: through their trait and the registry.
+    Layer { never: &["heap", "cache", "layers", "strategies"], ..layer("conformance") },
     layer("replay"),
     layer("ffi"),
     Layer { never: &["ffi"], ..layer("cli") },

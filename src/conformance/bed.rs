@@ -1,0 +1,425 @@
+//! Performs operations on an allocator, keeps the model beside it and the lines for people.
+//!
+//! It decides nothing about laws: it says what happened as a [`Step`], and `laws` judges. Only what no
+//! law could do without is an error here: a live block that cannot be freed, an error that is none of
+//! memory. Read next: `laws`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::machine::Machine;
+use super::model::{Freed, Live, Model};
+use super::script::{Misuse, Op};
+use super::search::NOT_BUILT;
+use super::{Build, Checked};
+use crate::allocator::{Allocation, Counters, DeviceAllocator, Request};
+use crate::driver::{Driver, Held};
+use crate::error::{AllocError, DriverError, HandleError, OutOfMemory};
+use crate::ids::{EventId, OwnerId, StreamId};
+use crate::size::REQUEST_MAX_BYTES;
+use crate::stats::Statistics;
+
+/// How many streams a script works on.
+const STREAMS: usize = 3;
+
+/// What an operation did.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// A block was handed out; it is the last of the model's live ones.
+    Got,
+    /// There was not enough memory.
+    OutOfMemory,
+    /// A driver that was made to fail kept the operation from happening.
+    DriverFailed,
+    /// A block was given back.
+    Freed,
+    /// Idle memory went back to the driver.
+    Emptied,
+    /// Peaks are current values now.
+    PeaksReset,
+    /// A call that must be refused was made; `Err` says how it was not refused well.
+    Misused(Checked),
+    /// Anything else, or nothing.
+    Other,
+    /// The script is over.
+    Ended,
+}
+
+/// An allocator under test with all that is known about it.
+#[derive(Debug)]
+pub(super) struct Bed<'m> {
+    /// The device.
+    pub(super) machine: &'m dyn Machine,
+    /// The same, for the test's own calls.
+    pub(super) device: Arc<dyn Driver>,
+    /// What is tested.
+    pub(super) allocator: Box<dyn DeviceAllocator>,
+    /// Streams that blocks are for.
+    pub(super) streams: Vec<StreamId>,
+    /// What must be true.
+    pub(super) model: Model,
+    /// Whether the driver may fail on purpose.
+    pub(super) faulty: bool,
+    /// Whether memory comes from the driver; `None` before the first block.
+    pub(super) from_driver: Option<bool>,
+    /// What was done, in words.
+    pub(super) lines: Vec<String>,
+    /// What the last request said that did not get memory.
+    pub(super) report: Option<Box<OutOfMemory>>,
+    /// Counters before the last misuse.
+    pub(super) before: Option<Statistics>,
+    held_before: Held,
+    stranger: OwnerId,
+    waited: u64,
+}
+
+impl<'m> Bed<'m> {
+    /// An allocator that `build` makes over `driver`, which is the machine's or a wrapper of it.
+    ///
+    /// # Errors
+    ///
+    /// What the constructor said.
+    pub(super) fn new(
+        machine: &'m dyn Machine,
+        driver: Arc<dyn Driver>,
+        build: &Build<'_>,
+    ) -> Result<Self, String> {
+        let held_before = machine.held();
+        let allocator = build(driver).map_err(|error| format!("{NOT_BUILT}{error}"))?;
+        Ok(Self {
+            machine,
+            device: machine.driver(),
+            allocator,
+            streams: machine.streams(STREAMS),
+            model: Model::default(),
+            faulty: false,
+            from_driver: None,
+            lines: Vec::new(),
+            report: None,
+            before: None,
+            held_before,
+            stranger: OwnerId::next(),
+            waited: machine.waits_owed(),
+        })
+    }
+
+    fn stream(&self, number: u8) -> StreamId {
+        self.streams[usize::from(number) % self.streams.len()]
+    }
+
+    fn pick(&self, pick: u16) -> Option<usize> {
+        (!self.model.live.is_empty()).then(|| usize::from(pick) % self.model.live.len())
+    }
+
+    /// Does one operation and says what happened.
+    ///
+    /// # Errors
+    ///
+    /// What must not happen whichever law is looked at.
+    pub(super) fn perform(&mut self, op: &Op) -> Result<Step, String> {
+        let step = match *op {
+            Op::Allocate { bytes, stream } => self.allocate(bytes, self.stream(stream)),
+            Op::Free { pick } => match self.pick(pick) {
+                Some(at) => self.free(at),
+                None => Ok(Step::Other),
+            },
+            Op::RecordStream { pick, stream } => self.record(pick, self.stream(stream)),
+            Op::Finish { stream } => {
+                let stream = self.stream(stream);
+                self.lines.push(format!("the work of stream {stream} finishes"));
+                self.machine.finish_stream(stream);
+                Ok(Step::Other)
+            }
+            Op::EmptyCache => self.empty_cache(),
+            Op::ResetPeaks => Ok(self.reset_peaks()),
+            Op::Misuse { what, pick } => Ok(self.misuse(what, pick)),
+        }?;
+        self.forget_finished()?;
+        Ok(step)
+    }
+
+    /// Asks for a block.
+    ///
+    /// # Errors
+    ///
+    /// An error that is not about memory, unless the driver fails on purpose.
+    pub(super) fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Step, String> {
+        let name = self.model.handed_out;
+        let asked = format!("allocate {bytes} bytes on stream {stream}");
+        self.lines.push(asked.clone());
+        let answer = self.allocator.allocate(Request::new(bytes, stream));
+        let line = self.lines.len() - 1;
+        let allocation = match answer {
+            Ok(allocation) => allocation,
+            Err(AllocError::OutOfMemory(report)) => {
+                self.report = Some(report);
+                self.lines[line] = format!("{asked}: out of memory");
+                return Ok(Step::OutOfMemory);
+            }
+            Err(AllocError::Driver(_)) if self.faulty => {
+                self.lines[line] = format!("{asked}: the driver fails");
+                return Ok(Step::DriverFailed);
+            }
+            Err(other) => return Err(format!("a plain request was refused: {other}")),
+        };
+        let start = allocation.address();
+        self.lines[line] = format!("{asked}: block {name} at {start:#x}");
+        let others = BTreeSet::new();
+        self.model.hand_out(Live { name, allocation, bytes, stream, others, seed: None });
+        if self.from_driver.is_none() {
+            let held = self.machine.held();
+            let apart =
+                Held { events: 0, ..held } != Held { events: 0, ..self.held_before.clone() };
+            self.from_driver = Some(apart);
+        }
+        Ok(Step::Got)
+    }
+
+    /// Gives a live block back.
+    ///
+    /// # Errors
+    ///
+    /// When it is refused, unless the driver fails on purpose.
+    pub(super) fn free(&mut self, at: usize) -> Result<Step, String> {
+        let mut live = self.model.live.swap_remove(at);
+        self.lines.push(format!("free block {}", live.name));
+        if let Some(seed) = live.seed {
+            let found = self.machine.verify(live.start(), live.bytes, seed, live.stream);
+            found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
+        }
+        // Its own stream may still work with it: on a device that runs work by itself, half of them do.
+        if self.from_driver == Some(true) && live.name.is_multiple_of(2) {
+            live.seed = None;
+            self.machine.spoil_later(live.start(), live.bytes, live.stream)?;
+        }
+        let mut uses = Vec::new();
+        for stream in std::iter::once(live.stream).chain(live.others.iter().copied()) {
+            uses.push((stream, self.mark(stream)?));
+        }
+        let freed = Freed {
+            name: live.name,
+            start: live.start(),
+            bytes: live.bytes,
+            owner: live.allocation.owner(),
+            token: live.allocation.token(),
+            handle_bytes: live.allocation.size_bytes(),
+            uses,
+            excused: false,
+        };
+        match self.allocator.free(live.allocation) {
+            Ok(()) => {
+                self.model.retire(freed);
+                Ok(Step::Freed)
+            }
+            Err(refused) if self.faulty && matches!(refused.reason, HandleError::Driver(_)) => {
+                self.model.live.push(Live { allocation: refused.allocation, ..live });
+                self.unmark(freed)?;
+                Ok(Step::DriverFailed)
+            }
+            Err(refused) => Err(format!("a live block could not be freed: {}", refused.reason)),
+        }
+    }
+
+    fn record(&mut self, pick: u16, stream: StreamId) -> Result<Step, String> {
+        let (Some(at), Some(cross)) = (self.pick(pick), self.allocator.cross_stream()) else {
+            return Ok(Step::Other);
+        };
+        let live = &mut self.model.live[at];
+        self.lines.push(format!("stream {stream} uses block {}", live.name));
+        match cross.record_stream(&live.allocation, stream) {
+            Ok(()) => {}
+            Err(HandleError::Driver(_)) if self.faulty => return Ok(Step::DriverFailed),
+            Err(error) => return Err(format!("use by another stream was refused: {error}")),
+        }
+        if stream != live.stream {
+            live.others.insert(stream);
+            if self.from_driver == Some(true) {
+                live.seed = None;
+                self.machine.spoil_later(live.start(), live.bytes, stream)?;
+            }
+        }
+        Ok(Step::Other)
+    }
+
+    fn empty_cache(&mut self) -> Result<Step, String> {
+        let Some(caching) = self.allocator.caching() else { return Ok(Step::Other) };
+        self.lines.push("empty the cache".to_owned());
+        match caching.empty_cache() {
+            Ok(()) => Ok(Step::Emptied),
+            Err(_) if self.faulty => Ok(Step::DriverFailed),
+            Err(error) => Err(format!("the cache could not be emptied: {error}")),
+        }
+    }
+
+    fn reset_peaks(&mut self) -> Step {
+        let Some(counters) = self.allocator.counters() else { return Step::Other };
+        self.lines.push("reset the peaks".to_owned());
+        counters.reset_peaks();
+        self.model.most_live = self.model.live.len();
+        Step::PeaksReset
+    }
+
+    fn misuse(&mut self, what: Misuse, pick: u16) -> Step {
+        self.before = self.statistics();
+        let done = match what {
+            Misuse::FreeTwice => self.gone("free", pick).map(|twin| self.free_illegally(twin)),
+            Misuse::FreeForeign => self.foreign("free", pick).map(|twin| self.free_illegally(twin)),
+            Misuse::RecordFreed => {
+                self.gone("record", pick).and_then(|twin| self.record_illegally(&twin))
+            }
+            Misuse::RecordForeign => {
+                self.foreign("record", pick).and_then(|twin| self.record_illegally(&twin))
+            }
+            Misuse::ZeroBytes => Some(self.ask_illegally(0)),
+            Misuse::AbsurdBytes => {
+                let most = REQUEST_MAX_BYTES;
+                let absurd = [most + 1, u64::MAX / 2 + 1, u64::MAX - 511, u64::MAX];
+                Some(self.ask_illegally(absurd[usize::from(pick) % absurd.len()]))
+            }
+        };
+        done.map_or(Step::Other, Step::Misused)
+    }
+
+    /// A handle of a block that was freed.
+    fn gone(&mut self, verb: &str, pick: u16) -> Option<Allocation> {
+        let stale = &self.model.stale;
+        let gone = stale.get(usize::from(pick) % stale.len().max(1))?;
+        self.lines.push(format!("{verb} block {}, which was freed before", gone.name));
+        Some(gone.twin())
+    }
+
+    /// A handle of a live block, under another allocator's name.
+    fn foreign(&mut self, verb: &str, pick: u16) -> Option<Allocation> {
+        let Live { name, allocation, .. } = &self.model.live[self.pick(pick)?];
+        self.lines.push(format!("{verb} block {name} as if another allocator had made it"));
+        let (start, bytes) = (allocation.address(), allocation.size_bytes());
+        Some(Allocation::new(start, bytes, self.stranger, allocation.token()))
+    }
+
+    fn ask_illegally(&mut self, bytes: u64) -> Checked {
+        self.lines.push(format!("allocate {bytes} bytes"));
+        match self.allocator.allocate(Request::new(bytes, self.streams[0])) {
+            Err(_) => Ok(()),
+            Ok(block) => Err(format!("{bytes} bytes were handed out at {:#x}", block.address())),
+        }
+    }
+
+    /// Nothing when it has no streams to tell of.
+    fn record_illegally(&self, twin: &Allocation) -> Option<Checked> {
+        let answer = self.allocator.cross_stream()?.record_stream(twin, self.streams[0]);
+        let accepted = || format!("use by a stream was accepted at {:#x}", twin.address());
+        Some(if answer.is_err() { Ok(()) } else { Err(accepted()) })
+    }
+
+    /// Its counters, if it has some.
+    #[must_use]
+    pub(super) fn statistics(&self) -> Option<Statistics> {
+        self.allocator.counters().map(Counters::statistics)
+    }
+
+    fn free_illegally(&self, twin: Allocation) -> Checked {
+        let (start, owner, token) = (twin.address(), twin.owner(), twin.token());
+        match self.allocator.free(twin) {
+            Ok(()) => Err(format!("a handle that is not live was freed at {start:#x}")),
+            Err(refused) => {
+                let back = &refused.allocation;
+                let same = (back.address(), back.owner(), back.token()) == (start, owner, token);
+                let other =
+                    format!("the free at {start:#x} gave another allocation back: {back:?}");
+                if same { Ok(()) } else { Err(other) }
+            }
+        }
+    }
+
+    /// An event behind everything that a stream was given so far.
+    fn mark(&self, stream: StreamId) -> Result<EventId, String> {
+        let event = self.device.create_event().map_err(own)?;
+        self.device.record_event(event, stream).map_err(own)?;
+        Ok(event)
+    }
+
+    fn unmark(&self, freed: Freed) -> Checked {
+        freed
+            .uses
+            .into_iter()
+            .try_for_each(|(_, event)| self.device.destroy_event(event))
+            .map_err(own)
+    }
+
+    /// Whether work on `stream` from now on comes after an event, which has not finished yet. Finishes
+    /// all that the stream waits for.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    pub(super) fn comes_after(&self, stream: StreamId, event: EventId) -> Result<bool, String> {
+        let here = self.mark(stream)?;
+        self.device.synchronize_event(here).map_err(own)?;
+        let finished = self.device.query_event(event).map_err(own)?;
+        self.device.destroy_event(here).map_err(own)?;
+        Ok(finished)
+    }
+
+    /// Forgets who used memory that was freed, as far as that work has finished.
+    fn forget_finished(&mut self) -> Checked {
+        let owed = self.machine.waits_owed();
+        let excused = owed != self.waited;
+        self.waited = owed;
+        for freed in &mut self.model.freed {
+            freed.excused |= excused;
+            let mut unfinished = Vec::new();
+            for (stream, event) in freed.uses.drain(..) {
+                if self.device.query_event(event).map_err(own)? {
+                    self.device.destroy_event(event).map_err(own)?;
+                } else {
+                    unfinished.push((stream, event));
+                }
+            }
+            freed.uses = unfinished;
+        }
+        self.model.freed.retain(|freed| !freed.uses.is_empty());
+        Ok(())
+    }
+
+    /// Forgets all use of freed memory, and gives back the events that this took.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    pub(super) fn forget_all(&mut self) -> Checked {
+        std::mem::take(&mut self.model.freed).into_iter().try_for_each(|freed| self.unmark(freed))
+    }
+
+    /// Frees every live block and finishes all work.
+    ///
+    /// # Errors
+    ///
+    /// When a live block cannot be freed.
+    pub(super) fn hand_everything_back(&mut self) -> Checked {
+        let (lines, count) = (self.lines.len(), self.model.live.len());
+        while let Some(last) = self.model.live.len().checked_sub(1) {
+            self.free(last)?;
+        }
+        self.lines.truncate(lines);
+        self.lines.push(format!("free all {count} blocks, and all work finishes"));
+        self.finish_all()
+    }
+
+    /// Finishes the work of every stream and lets the allocator see it.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    pub(super) fn finish_all(&mut self) -> Checked {
+        self.streams.iter().for_each(|stream| self.machine.finish_stream(*stream));
+        if let Some(cross) = self.allocator.cross_stream() {
+            cross.process_events().map_err(|error| error.to_string())?;
+        }
+        self.forget_finished()
+    }
+}
+
+/// The test's own calls should not fail.
+fn own(error: DriverError) -> String {
+    format!("the device failed under the test itself: {error}")
+}

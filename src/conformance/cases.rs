@@ -1,0 +1,314 @@
+//! Properties with a course of their own: running out, failing drivers, limits, bare addresses.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::bed::{Bed, Step};
+use super::laws;
+use super::report::Outcome;
+use super::script::{Op, Script};
+use super::search::{self, Broken};
+use super::suite::Case;
+use super::{Checked, Options};
+use crate::allocator::{Caching, RawAddresses, Request};
+use crate::driver::{Driver, FaultPlan, Faulty};
+use crate::error::DriverErrorKind;
+
+/// The device is taken in so many pieces.
+const PIECES: u64 = 32;
+
+/// Why running out is not tested.
+const ENDLESS: &str = "it gives out more than the device has";
+
+/// No call beyond this one is made to fail.
+const CALLS_MAX: u64 = 200;
+
+impl Case<'_> {
+    pub(super) fn running_out(&self) -> Result<Outcome, Broken> {
+        let piece = self.options.device_bytes / PIECES;
+        let endless = Cell::new(false);
+        self.once(&|bed| {
+            let Some(count) = fill(bed, piece)? else {
+                endless.set(true);
+                return Ok(());
+            };
+            report_has_numbers(bed, piece)?;
+            for _ in 0..2 {
+                bed.hand_everything_back()?;
+                let again = fill(bed, piece)?.unwrap_or(0);
+                if again < count {
+                    return Err(format!("{count} pieces fitted before frees, {again} do after"));
+                }
+            }
+            bed.hand_everything_back()?;
+            // Cached pieces must not keep a larger block away.
+            let large = piece * (count / 2).max(1);
+            match bed.allocate(large, bed.streams[0])? {
+                Step::Got => Ok(()),
+                _ => Err(format!("{count} pieces of {piece} were freed; {large} bytes do not fit")),
+            }
+        })?;
+        Ok(if endless.get() {
+            Outcome::NotTested { why: ENDLESS }
+        } else {
+            Outcome::Held { runs: 1 }
+        })
+    }
+
+    pub(super) fn pressure(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.pressure().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no hooks for memory pressure" });
+        }
+        let piece = self.options.device_bytes / PIECES;
+        let endless = Cell::new(false);
+        self.once(&|bed| {
+            let asked = Arc::new(AtomicU64::new(0));
+            let told = Arc::new(AtomicU64::new(0));
+            let Some(pressure) = bed.allocator.pressure() else { return Ok(()) };
+            let (asks, tells) = (Arc::clone(&asked), Arc::clone(&told));
+            pressure.add_free_memory_callback(Arc::new(move || {
+                asks.fetch_add(1, Ordering::Relaxed);
+                false
+            }));
+            pressure.add_oom_observer(Arc::new(move |report| {
+                tells.store(report.requested_bytes, Ordering::Relaxed);
+            }));
+            bed.lines.push("add a callback and an observer".to_owned());
+            if fill(bed, piece)?.is_none() {
+                endless.set(true);
+                return Ok(());
+            }
+            if asked.load(Ordering::Relaxed) == 0 {
+                return Err("no callback was asked to free something".to_owned());
+            }
+            match told.load(Ordering::Relaxed) {
+                told if told == piece => bed.hand_everything_back(),
+                told => Err(format!("{piece} bytes failed, the observer heard of {told}")),
+            }
+        })?;
+        Ok(if endless.get() {
+            Outcome::NotTested { why: ENDLESS }
+        } else {
+            Outcome::Held { runs: 1 }
+        })
+    }
+
+    pub(super) fn driver_failures(&self) -> Result<Outcome, Broken> {
+        // Each call of each script fails once: few and short scripts are many runs.
+        let options = Options {
+            scripts: self.options.scripts.div_ceil(2),
+            longest: self.options.longest.min(24),
+            ..self.options.clone()
+        };
+        let runs = Cell::new(0);
+        let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
+        search::scripts(&options, keep, &|script| {
+            let calls = self.with_a_failure(script, None)?;
+            for at in 0..calls.min(CALLS_MAX) {
+                for kind in [DriverErrorKind::Other, DriverErrorKind::OutOfMemory] {
+                    let plan = FaultPlan { at, kind, repeat: false, only: None };
+                    self.with_a_failure(script, Some(plan)).map_err(|(what, lines)| {
+                        (format!("driver call {at} fails ({kind:?}): {what}"), lines)
+                    })?;
+                    runs.set(runs.get() + 1);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(if runs.get() == 0 {
+            Outcome::NotTested { why: "it makes no call to the driver" }
+        } else {
+            Outcome::Held { runs: runs.get() }
+        })
+    }
+
+    /// Follows a script with a driver that fails as planned; says how many calls it made.
+    fn with_a_failure(
+        &self,
+        script: &Script,
+        plan: Option<FaultPlan>,
+    ) -> Result<u64, (String, Vec<String>)> {
+        let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+        let before = machine.held();
+        let driver = Arc::new(Faulty::new(machine.driver()));
+        if let Some(plan) = plan {
+            driver.arm(plan);
+        }
+        let (calls, lines) = (Cell::new(0), RefCell::new(Vec::new()));
+        let own = Arc::clone(&driver) as Arc<dyn Driver>;
+        let done = search::on_a_bed(&*machine, own, self.build, &|bed| {
+            bed.faulty = plan.is_some();
+            search::follow(bed, script, &[laws::live_blocks_never_overlap])?;
+            calls.set(driver.counted_calls());
+            driver.disarm();
+            bed.faulty = false;
+            bed.hand_everything_back()?;
+            match bed.allocate(4096, bed.streams[0])? {
+                Step::Got => bed.hand_everything_back()?,
+                _ => return Err("nothing is live, and 4096 bytes do not fit".to_owned()),
+            }
+            bed.forget_all()?;
+            lines.borrow_mut().clone_from(&bed.lines);
+            Ok(())
+        });
+        // A constructor may refuse when its driver fails, but must not panic.
+        let refused = |(what, _): &(String, Vec<String>)| {
+            driver.failed_calls() > 0 && what.starts_with(search::NOT_BUILT)
+        };
+        match done {
+            Err(wrong) if !refused(&wrong) => return Err(wrong),
+            _ => {}
+        }
+        let after = machine.held();
+        if after == before {
+            return Ok(calls.get());
+        }
+        Err((format!("the allocator has gone; still held are {after:?}"), lines.take()))
+    }
+
+    pub(super) fn limits(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.caching().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
+        }
+        let limit = self.options.device_bytes / 4;
+        let taken = Cell::new(true);
+        self.once(&|bed| {
+            set_limit(bed, Some(limit))?;
+            if with_caching(bed, |caching| Ok(caching.limit_bytes()))? != Some(limit) {
+                taken.set(false);
+                return Ok(());
+            }
+            let piece = self.options.device_bytes / PIECES;
+            let Some(count) = fill(bed, piece)? else {
+                return Err(format!("requests never fail under a limit of {limit} bytes"));
+            };
+            stays_below(bed, limit)?;
+            if bed.model.requested_bytes() > limit {
+                return Err(format!("{count} pieces of {piece} bytes fit into {limit} bytes"));
+            }
+            bed.hand_everything_back()?;
+            set_limit(bed, None)?;
+            match bed.allocate(limit + piece, bed.streams[0])? {
+                Step::Got => {}
+                _ => return Err(format!("no limit any more, {} bytes do not fit", limit + piece)),
+            }
+            with_caching(bed, |caching| {
+                let refuses = |fraction| caching.set_memory_fraction(fraction).is_err();
+                if [-0.1, 1.1, f64::NAN, f64::INFINITY].into_iter().all(refuses) {
+                    return Ok(());
+                }
+                Err("a fraction of the memory that is none was taken".to_owned())
+            })
+        })?;
+        Ok(if taken.get() {
+            Outcome::Held { runs: 1 }
+        } else {
+            Outcome::NotTested { why: "it takes no limit in bytes" }
+        })
+    }
+
+    pub(super) fn bare_addresses(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.raw_addresses().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no bare addresses" });
+        }
+        self.once(&|bed| {
+            let stream = bed.streams[0];
+            bed.allocate(4096, stream)?;
+            let kept = bed.model.live.first().map_or(0, super::model::Live::start);
+            bed.lines
+                .push("bare addresses: allocate, free, and free what does not live".to_owned());
+            let Some(raw) = bed.allocator.raw_addresses() else { return Ok(()) };
+            let mut live = vec![(kept, 4096)];
+            for bytes in [1, 512, 4096, 65_536, 1 << 20, 3 << 20] {
+                let asked = raw.allocate_raw(Request::new(bytes, stream));
+                let start = asked.map_err(|error| format!("{bytes} bytes: {error}"))?;
+                let end = start.saturating_add(bytes);
+                if live.iter().any(|&(other, size)| start < other + size && other < end) {
+                    return Err(format!("{bytes} bytes at {start:#x} overlap a live block"));
+                }
+                live.push((start, bytes));
+            }
+            if let Ok(start) = raw.allocate_raw(Request::new(0, stream)) {
+                return Err(format!("0 bytes were handed out at {start:#x}"));
+            }
+            for &(start, bytes) in &live[1..] {
+                let inside = (bytes > 1).then_some(start + bytes / 2);
+                inside.map_or(Ok(()), |at| refuses(raw, at, "inside a block"))?;
+                raw.free_raw(start).map_err(|error| format!("a live block: {error}"))?;
+                refuses(raw, start, "of a block that was freed")?;
+            }
+            for address in [0, 1, u64::MAX] {
+                refuses(raw, address, "of nothing")?;
+            }
+            bed.hand_everything_back()
+        })?;
+        Ok(Outcome::Held { runs: 1 })
+    }
+}
+
+/// Allocates pieces until there is no more; `None` when there is still more at twice the device's size.
+fn fill(bed: &mut Bed<'_>, piece: u64) -> Result<Option<u64>, String> {
+    let lines = bed.lines.len();
+    let mut count = 0;
+    while count < 2 * PIECES && matches!(bed.allocate(piece, bed.streams[0])?, Step::Got) {
+        laws::live_blocks_never_overlap(bed, &Step::Got)?;
+        count += 1;
+    }
+    bed.lines.truncate(lines);
+    let full = count < 2 * PIECES;
+    let end = if full { ": out of memory then" } else { "" };
+    bed.lines
+        .push(format!("allocate {piece} bytes {count} times on stream {}{end}", bed.streams[0]));
+    Ok(full.then_some(count))
+}
+
+/// The error of a request that got no memory says what was asked for, and changed nothing.
+fn report_has_numbers(bed: &Bed<'_>, piece: u64) -> Checked {
+    let Some(report) = &bed.report else { return Err("there is no report".to_owned()) };
+    if report.requested_bytes != piece {
+        let says = report.requested_bytes;
+        return Err(format!("the error speaks of {says} bytes; asked for were {piece}"));
+    }
+    let counted = bed.statistics().map(|s| s.allocation.all.current);
+    let live = i64::try_from(bed.model.live.len()).unwrap_or(i64::MAX);
+    match counted {
+        Some(counted) if counted != live => {
+            Err(format!("after a request that failed {live} blocks are live, {counted} counted"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn with_caching<T>(
+    bed: &Bed<'_>,
+    work: impl FnOnce(&dyn Caching) -> Result<T, String>,
+) -> Result<T, String> {
+    work(bed.allocator.caching().ok_or("the control over cached memory has gone")?)
+}
+
+fn set_limit(bed: &mut Bed<'_>, limit: Option<u64>) -> Checked {
+    bed.lines.push(match limit {
+        Some(bytes) => format!("set the limit to {bytes} bytes"),
+        None => "remove the limit".to_owned(),
+    });
+    with_caching(bed, |caching| {
+        caching.set_limit_bytes(limit);
+        Ok(())
+    })
+}
+
+fn stays_below(bed: &Bed<'_>, limit: u64) -> Checked {
+    let reserved = bed.statistics().map_or(0, |s| s.memory_reserved());
+    match u64::try_from(reserved) {
+        Ok(reserved) if reserved <= limit => Ok(()),
+        _ => Err(format!("{reserved} bytes are reserved under a limit of {limit}")),
+    }
+}
+
+fn refuses(raw: &dyn RawAddresses, address: u64, what: &str) -> Checked {
+    match raw.free_raw(address) {
+        Err(_) => Ok(()),
+        Ok(()) => Err(format!("free_raw took the address {address:#x} {what}")),
+    }
+}

@@ -1,0 +1,102 @@
+//! What the suite says: what was tested, what was not and why, and what is broken.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::Property;
+
+/// Where the suite runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A device without memory, whose work finishes when the suite says so.
+    Sim,
+    /// Real memory and real threads of work. Linux only.
+    Host,
+}
+
+impl Device {
+    /// Those that there are on this system.
+    pub const ALL: &[Self] =
+        if cfg!(target_os = "linux") { &[Self::Sim, Self::Host] } else { &[Self::Sim] };
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sim => "sim",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// What became of a property on a device.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It held in so many runs.
+    Held {
+        /// How many.
+        runs: u64,
+    },
+    /// It was not tested.
+    NotTested {
+        /// Why.
+        why: &'static str,
+    },
+}
+
+/// What was tested, and what was not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The allocator.
+    pub name: String,
+    /// Every property on every device.
+    pub outcomes: Vec<(Property, Device, Outcome)>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}:", self.name)?;
+        for (property, device, outcome) in &self.outcomes {
+            match outcome {
+                Outcome::Held { runs } => {
+                    writeln!(f, "  {device}: {property}: held, runs: {runs}")?
+                }
+                Outcome::NotTested { why } => {
+                    writeln!(f, "  {device}: {property}: not tested: {why}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A property that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub struct Failure {
+    /// The allocator.
+    pub name: String,
+    /// What does not hold.
+    pub property: Property,
+    /// Where.
+    pub device: Device,
+    /// What was seen.
+    pub what: String,
+    /// The shortest sequence of operations that was found to show it.
+    pub lines: Vec<String>,
+    /// The seed of the script that failed first; the sequence is a part of it.
+    pub seed: u64,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, property, device, what, lines, seed } = self;
+        writeln!(f, "{name} on {device}: {property} does not hold: {what}")?;
+        writeln!(f, "the shortest sequence that shows it (from seed {seed}):")?;
+        for (at, line) in lines.iter().enumerate() {
+            writeln!(f, "  {:>3}. {line}", at + 1)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! Runs scripts until one fails, and looks for the shortest that still does.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::bed::{Bed, Step};
+use super::laws::Law;
+use super::machine::Machine;
+use super::script::{Op, Script};
+use super::{Build, Checked, Options};
+use crate::driver::Driver;
+
+/// How the words begin when a constructor refuses.
+pub(super) const NOT_BUILT: &str = "it was not built: ";
+
+/// So many scripts are tried on the way to the shortest.
+const SHRINK_MAX: usize = 3000;
+
+/// What was seen, and what was done before.
+#[derive(Clone, Debug)]
+pub(super) struct Broken {
+    pub(super) what: String,
+    pub(super) lines: Vec<String>,
+    pub(super) seed: u64,
+}
+
+/// What one run found: nothing, or what is wrong and the lines that led there.
+pub(super) type Trial<'a> = &'a dyn Fn(&Script) -> Result<(), (String, Vec<String>)>;
+
+/// Tries random scripts; the first that fails is made as short as it can be.
+pub(super) fn scripts(
+    options: &Options,
+    keep: fn(&Op) -> bool,
+    trial: Trial<'_>,
+) -> Result<(), Broken> {
+    for n in 0..options.scripts {
+        let seed = options.seed.wrapping_add(n);
+        let script = Script::random(seed, options.longest, keep);
+        if let Err(first) = trial(&script) {
+            let (what, lines) = shortest(script, first, trial);
+            return Err(Broken { what, lines, seed });
+        }
+    }
+    Ok(())
+}
+
+fn shortest(
+    mut script: Script,
+    mut found: (String, Vec<String>),
+    trial: Trial<'_>,
+) -> (String, Vec<String>) {
+    let mut left = SHRINK_MAX;
+    loop {
+        let mut candidates = script.simpler().take(left);
+        let mut tried = 0;
+        let next = candidates.find_map(|simpler| {
+            tried += 1;
+            trial(&simpler).err().map(|wrong| (simpler, wrong))
+        });
+        drop(candidates);
+        left -= tried.min(left);
+        match next {
+            Some((simpler, wrong)) if left > 0 => (script, found) = (simpler, wrong),
+            Some((_, wrong)) => return wrong,
+            None => return found,
+        }
+    }
+}
+
+/// Runs `work` on a new bed. A panic inside is something that is wrong like any other.
+pub(super) fn on_a_bed(
+    machine: &dyn Machine,
+    driver: Arc<dyn Driver>,
+    build: &Build<'_>,
+    work: &dyn Fn(&mut Bed<'_>) -> Checked,
+) -> Result<(), (String, Vec<String>)> {
+    let built = guarded(|| Bed::new(machine, driver, build));
+    let mut bed = built.map_err(|what| (what, Vec::new()))?;
+    match catch_unwind(AssertUnwindSafe(|| work(&mut bed))) {
+        Ok(done) => {
+            let lines = std::mem::take(&mut bed.lines);
+            let gone = guarded(|| {
+                drop(bed);
+                Ok(())
+            });
+            done.and(gone).map_err(|what| (what, lines))
+        }
+        Err(panic) => {
+            let lines = std::mem::take(&mut bed.lines);
+            // Nobody knows what state it is in.
+            std::mem::forget(bed);
+            Err((told(&*panic), lines))
+        }
+    }
+}
+
+/// Runs something that may panic.
+pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(told(&*panic)))
+}
+
+pub(super) fn told(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("it panicked: {}", text.unwrap_or("with no words"))
+}
+
+/// Performs a script and looks at the laws after each step.
+pub(super) fn follow(bed: &mut Bed<'_>, script: &Script, laws: &[Law]) -> Checked {
+    for op in &script.ops {
+        let step = bed.perform(op)?;
+        laws.iter().try_for_each(|law| law(bed, &step))?;
+    }
+    laws.iter().try_for_each(|law| law(bed, &Step::Ended))
+}

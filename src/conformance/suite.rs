@@ -1,0 +1,243 @@
+//! How each property is tested: which laws, which operations, on which device.
+
+use std::cell::{Cell, RefCell};
+
+use super::bed::Bed;
+use super::laws::{self, Law};
+#[cfg(target_os = "linux")]
+use super::machine::HostMachine;
+use super::machine::{Machine, SimMachine};
+use super::property::Property;
+use super::report::{Device, Failure, Outcome, Report};
+use super::script::{Op, Script};
+use super::search::{self, Broken};
+use super::{Build, Checked, Options, accounts};
+use crate::allocator::DeviceAllocator;
+use crate::driver::sim::EventMode;
+
+/// What a property is tested on.
+pub(super) struct Case<'a> {
+    pub(super) build: &'a Build<'a>,
+    pub(super) device: Device,
+    pub(super) options: &'a Options,
+}
+
+impl Case<'_> {
+    /// A new device.
+    pub(super) fn machine(&self) -> Result<Box<dyn Machine>, String> {
+        let bytes = self.options.device_bytes;
+        match self.device {
+            Device::Sim => Ok(Box::new(SimMachine::new(bytes))),
+            #[cfg(target_os = "linux")]
+            Device::Host => Ok(Box::new(HostMachine::new(bytes))),
+            #[cfg(not(target_os = "linux"))]
+            Device::Host => Err("the host driver needs Linux".to_owned()),
+        }
+    }
+
+    /// A simulated device whose work finishes at once.
+    pub(super) fn sim_at_once(&self) -> SimMachine {
+        SimMachine::with_events(self.options.device_bytes, EventMode::Immediate)
+    }
+
+    /// An answer of a new allocator.
+    pub(super) fn asks<T>(
+        &self,
+        question: impl Fn(&dyn DeviceAllocator) -> T,
+    ) -> Result<T, Broken> {
+        let probed = search::guarded(|| {
+            let machine = self.machine()?;
+            let made = (self.build)(machine.driver());
+            let allocator = made.map_err(|error| format!("{}{error}", search::NOT_BUILT))?;
+            Ok(question(&*allocator))
+        });
+        probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
+    }
+
+    /// One piece of work on a new bed.
+    pub(super) fn once(&self, work: &dyn Fn(&mut Bed<'_>) -> Checked) -> Result<(), Broken> {
+        let broken = |(what, lines)| Broken { what, lines, seed: self.options.seed };
+        let machine = self.machine().map_err(|what| broken((what, Vec::new())))?;
+        search::on_a_bed(&*machine, machine.driver(), self.build, work).map_err(broken)
+    }
+
+    /// Random scripts, each on a bed of its own.
+    fn random(
+        &self,
+        keep: fn(&Op) -> bool,
+        work: &dyn Fn(&mut Bed<'_>, &Script) -> Checked,
+    ) -> Result<Outcome, Broken> {
+        search::scripts(self.options, keep, &|script| {
+            let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+            let work = |bed: &mut Bed<'_>| work(bed, script);
+            search::on_a_bed(&*machine, machine.driver(), self.build, &work)
+        })?;
+        Ok(Outcome::Held { runs: self.options.scripts })
+    }
+
+    /// Random scripts under some laws. `needs_driver`: of no use when memory comes from elsewhere.
+    fn scripts(
+        &self,
+        keep: fn(&Op) -> bool,
+        laws: &[Law],
+        needs_driver: bool,
+    ) -> Result<Outcome, Broken> {
+        let from_driver = Cell::new(false);
+        let outcome = self.random(keep, &|bed, script| {
+            let done = search::follow(bed, script, laws);
+            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
+            done
+        })?;
+        let seen = from_driver.get() || !needs_driver;
+        Ok(if seen { outcome } else { Outcome::NotTested { why: ELSEWHERE } })
+    }
+
+    fn test(&self, property: Property) -> Result<Outcome, Broken> {
+        let plain = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
+        match property {
+            Property::LiveBlocksNeverOverlap => {
+                self.scripts(plain, &[laws::live_blocks_never_overlap], false)
+            }
+            Property::BlocksAreAsLargeAsAsked => {
+                self.scripts(plain, &[laws::blocks_are_as_large_as_asked], false)
+            }
+            Property::BytesStayIntact => match self.device {
+                Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
+                Device::Host => self.scripts(plain, &[laws::bytes_stay_intact], true),
+            },
+            Property::ReuseWaitsForWork => {
+                self.scripts(plain, &[laws::reuse_waits_for_work], false)
+            }
+            Property::IllegalRequestsAreRefused => {
+                let keep = |op: &Op| match op {
+                    Op::Misuse { what, .. } => what.is_request(),
+                    _ => matches!(op, Op::Allocate { .. } | Op::Free { .. }),
+                };
+                self.scripts(keep, &[laws::misuse_is_refused], false)
+            }
+            Property::WrongHandlesAreRefused => {
+                let keep = |op: &Op| match op {
+                    Op::Misuse { what, .. } => !what.is_request(),
+                    _ => true,
+                };
+                self.scripts(keep, &[laws::misuse_is_refused], false)
+            }
+            Property::CountersEqualARecount => self.counters(),
+            Property::EmptyingTheCacheKeepsLiveBlocks => self.emptying(),
+            Property::EverythingIsGivenBack => self.giving_back(),
+            Property::RunningOutIsAnError => self.running_out(),
+            Property::PressureHooksAreCalled => self.pressure(),
+            Property::DriverFailuresLoseNothing => self.driver_failures(),
+            Property::LimitsAreRespected => self.limits(),
+            Property::BareAddressesAreChecked => self.bare_addresses(),
+            Property::ThreadsGetBlocksOfTheirOwn => self.threads(),
+        }
+    }
+
+    fn counters(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.counters().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no counters" });
+        }
+        self.random(|_| true, &|bed, script| {
+            search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
+            bed.hand_everything_back()?;
+            accounts::counters_end_at_nothing(bed)
+        })
+    }
+
+    fn emptying(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.caching().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
+        }
+        self.random(|op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks), &|bed, script| {
+            search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
+            bed.hand_everything_back()?;
+            bed.perform(&Op::EmptyCache)?;
+            let reserved = bed.statistics().map_or(0, |s| s.memory_reserved());
+            if reserved == 0 {
+                return Ok(());
+            }
+            Err(format!("nothing is live and the cache is empty; {reserved} bytes are reserved"))
+        })
+    }
+
+    fn giving_back(&self) -> Result<Outcome, Broken> {
+        let from_driver = Cell::new(false);
+        let keep = |op: &Op| !matches!(op, Op::Misuse { .. });
+        search::scripts(self.options, keep, &|script| {
+            // It may go when all is handed back, and with blocks in use.
+            self.goes(script, true, &from_driver)?;
+            self.goes(script, false, &from_driver)
+        })?;
+        Ok(if from_driver.get() {
+            Outcome::Held { runs: 2 * self.options.scripts }
+        } else {
+            Outcome::NotTested { why: ELSEWHERE }
+        })
+    }
+
+    fn goes(
+        &self,
+        script: &Script,
+        handed_back: bool,
+        from_driver: &Cell<bool>,
+    ) -> Result<(), (String, Vec<String>)> {
+        let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+        let before = machine.held();
+        let lines = RefCell::new(Vec::new());
+        search::on_a_bed(&*machine, machine.driver(), self.build, &|bed| {
+            search::follow(bed, script, &[])?;
+            if handed_back {
+                bed.hand_everything_back()?;
+            }
+            bed.forget_all()?;
+            bed.lines.push(format!("it goes with {} blocks in use", bed.model.live.len()));
+            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
+            lines.borrow_mut().clone_from(&bed.lines);
+            Ok(())
+        })?;
+        let after = machine.held();
+        if after == before {
+            return Ok(());
+        }
+        Err((format!("the allocator has gone; still held are {after:?}"), lines.take()))
+    }
+}
+
+/// Why memory itself is not looked at.
+pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
+
+/// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
+///
+/// # Errors
+///
+/// [`Failure`], with the shortest sequence of operations that shows it.
+pub fn test(
+    name: &str,
+    build: &Build<'_>,
+    property: Property,
+    device: Device,
+    options: &Options,
+) -> Result<Outcome, Failure> {
+    let options = &options.at_least_something();
+    Case { build, device, options }.test(property).map_err(|broken| {
+        let Broken { what, lines, seed } = broken;
+        Failure { name: name.to_owned(), property, device, what, lines, seed }
+    })
+}
+
+/// Tests every property on every device of this system.
+///
+/// # Errors
+///
+/// The first [`Failure`].
+pub fn run(name: &str, build: &Build<'_>, options: &Options) -> Result<Report, Failure> {
+    let mut outcomes = Vec::new();
+    for &device in Device::ALL {
+        for &property in Property::ALL {
+            let outcome = test(name, build, property, device, options)?;
+            outcomes.push((property, device, outcome));
+        }
+    }
+    Ok(Report { name: name.to_owned(), outcomes })
+}

@@ -1,0 +1,72 @@
+//! The macro that writes the tests.
+
+/// Writes one test for each property of an allocator and each device, in a module of that name.
+///
+/// The second part is a constructor: a closure, or anything else that takes a driver as
+/// [`registry::register`](crate::registry::register) hands it over and makes the allocator. Names of the
+/// surrounding module can be used in it. `CONFORMANCE_RUNS=1000 cargo test` runs so many random scripts
+/// for each property. The `host` device is real memory and needs Linux.
+///
+/// ```
+/// # mod example {
+/// use stratalloc::conformance::configured;
+///
+/// stratalloc::conformance_tests!(native, configured("backend:native"));
+/// # }
+/// ```
+#[macro_export]
+macro_rules! conformance_tests {
+    ($name:ident, $build:expr) => {
+        #[cfg(test)]
+        mod $name {
+            #[allow(unused_imports, reason = "the constructor may name what is around it")]
+            use super::*;
+
+            $crate::conformance_tests!(@device sim, Sim, $name, $build);
+            #[cfg(target_os = "linux")]
+            $crate::conformance_tests!(@device host, Host, $name, $build);
+        }
+    };
+    (@device $module:ident, $device:ident, $name:ident, $build:expr) => {
+        mod $module {
+            #[allow(unused_imports, reason = "the constructor may name what is around it")]
+            use super::*;
+
+            $crate::conformance_tests!(@tests $device, $name, $build, [
+                live_blocks_never_overlap: LiveBlocksNeverOverlap,
+                blocks_are_as_large_as_asked: BlocksAreAsLargeAsAsked,
+                bytes_stay_intact: BytesStayIntact,
+                reuse_waits_for_work: ReuseWaitsForWork,
+                illegal_requests_are_refused: IllegalRequestsAreRefused,
+                wrong_handles_are_refused: WrongHandlesAreRefused,
+                counters_equal_a_recount: CountersEqualARecount,
+                emptying_the_cache_keeps_live_blocks: EmptyingTheCacheKeepsLiveBlocks,
+                everything_is_given_back: EverythingIsGivenBack,
+                running_out_is_an_error: RunningOutIsAnError,
+                pressure_hooks_are_called: PressureHooksAreCalled,
+                driver_failures_lose_nothing: DriverFailuresLoseNothing,
+                limits_are_respected: LimitsAreRespected,
+                bare_addresses_are_checked: BareAddressesAreChecked,
+                threads_get_blocks_of_their_own: ThreadsGetBlocksOfTheirOwn,
+            ]);
+        }
+    };
+    (@tests $device:ident, $name:ident, $build:expr, [$($test:ident: $property:ident,)*]) => {
+        $(
+            #[test]
+            fn $test() {
+                $crate::conformance::assert_holds(
+                    stringify!($name),
+                    &$crate::conformance::constructor($build),
+                    $crate::conformance::Property::$property,
+                    $crate::conformance::Device::$device,
+                );
+            }
+        )*
+
+        // A property that is added gets a test here, or nothing compiles.
+        const TESTED: &[$crate::conformance::Property] =
+            &[$($crate::conformance::Property::$property),*];
+        const _: () = assert!(TESTED.len() == $crate::conformance::Property::ALL.len());
+    };
+}

@@ -1,0 +1,160 @@
+//! `backend:native`, with one capability that it offers and that does nothing.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use stratalloc::allocator::{
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
+    ExpandableSegment, FreeMemoryCallback, OomObserver, Pressure, RawAddresses, Request,
+};
+use stratalloc::config::Config;
+use stratalloc::conformance::configured;
+use stratalloc::driver::Driver;
+use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use stratalloc::history::SegmentLayout;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::Constructed;
+
+/// What does nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bend {
+    TakesNoLimit,
+    TakesAnyFraction,
+    EmptiesNothing,
+    FreesAnyAddress,
+    CallsNobody,
+}
+
+#[derive(Debug)]
+struct Bent {
+    inner: Box<dyn DeviceAllocator>,
+    bend: Bend,
+    limit: Mutex<Option<u64>>,
+}
+
+/// A constructor of such an allocator.
+pub(crate) fn bent(bend: Bend) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
+    let native = configured("backend:native");
+    move |driver| Ok(Box::new(Bent { inner: native(driver)?, bend, limit: Mutex::default() }))
+}
+
+impl Bent {
+    fn inner(&self) -> &dyn Caching {
+        self.inner.caching().expect("the native strategy caches")
+    }
+
+    fn raw(&self) -> &dyn RawAddresses {
+        self.inner.raw_addresses().expect("they were asked for")
+    }
+}
+
+impl DeviceAllocator for Bent {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.inner.allocate(request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.inner.free(allocation)
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        self.inner.cross_stream()
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        Some(self)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        self.inner.counters()
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        Some(self)
+    }
+
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+}
+
+impl Caching for Bent {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        if self.bend == Bend::EmptiesNothing { Ok(()) } else { self.inner().empty_cache() }
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        *self.limit.lock() = limit_bytes;
+        if self.bend != Bend::TakesNoLimit {
+            self.inner().set_limit_bytes(limit_bytes);
+        }
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        let legal = self.bend == Bend::TakesAnyFraction;
+        if legal { Ok(()) } else { self.inner().set_memory_fraction(fraction) }
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        *self.limit.lock()
+    }
+
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        self.inner().apply(config)
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        self.inner().cache_info()
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        self.inner().layout()
+    }
+
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        self.inner().allocate_at(request, address)
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        self.inner().expandable_segments()
+    }
+
+    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
+        self.inner().set_reserve_class(stream, class);
+    }
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        self.inner().base_allocation(allocation)
+    }
+}
+
+impl RawAddresses for Bent {
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        self.raw().allocate_raw(request)
+    }
+
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        let done = self.raw().free_raw(address);
+        if self.bend == Bend::FreesAnyAddress { Ok(()) } else { done }
+    }
+
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        self.raw().record_stream_raw(address, stream)
+    }
+}
+
+impl Pressure for Bent {
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        if self.bend != Bend::CallsNobody {
+            let inner = self.inner.pressure().expect("the native strategy has hooks");
+            inner.add_free_memory_callback(callback);
+        }
+    }
+
+    fn add_oom_observer(&self, observer: OomObserver) {
+        if self.bend != Bend::CallsNobody {
+            let inner = self.inner.pressure().expect("the native strategy has hooks");
+            inner.add_oom_observer(observer);
+        }
+    }
+}

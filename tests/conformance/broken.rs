@@ -1,0 +1,155 @@
+//! Allocators that are wrong in one way each; the suite must say which.
+
+use stratalloc::conformance::{Device, Failure, Options, Outcome, Property, run, test};
+
+use super::bent::{Bend, bent};
+use super::toy::{Defect, toy};
+
+/// What the suite says of a defect on the simulated device.
+fn caught(defect: Defect, by: Property) -> Failure {
+    caught_on(Device::Sim, defect, by)
+}
+
+fn caught_on(device: Device, defect: Defect, by: Property) -> Failure {
+    let name = format!("{defect:?}");
+    let found = test(&name, &toy(defect), by, device, &Options::default());
+    let failure = found.expect_err("it is broken");
+    assert_eq!((failure.property, failure.device), (by, device));
+    println!("{failure}");
+    failure
+}
+
+#[test]
+fn the_same_allocator_without_a_defect_conforms() {
+    match run("toy", &toy(Defect::None), &Options::default()) {
+        Ok(report) => print!("{report}"),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn two_live_blocks_in_one_place_are_caught_in_four_operations() {
+    let failure = caught(Defect::Overlaps, Property::LiveBlocksNeverOverlap);
+    assert!(failure.what.contains("overlaps block"), "{failure}");
+    assert_eq!(failure.lines.len(), 4, "allocate, free, allocate, allocate: {failure}");
+}
+
+#[test]
+fn reuse_while_another_stream_works_is_caught() {
+    let failure = caught(Defect::ReusesEarly, Property::ReuseWaitsForWork);
+    assert_eq!(failure.lines.len(), 4, "allocate, use, free, allocate: {failure}");
+}
+
+#[test]
+fn reuse_by_another_stream_is_caught() {
+    let failure = caught(Defect::MixesStreams, Property::ReuseWaitsForWork);
+    assert_eq!(failure.lines.len(), 3, "allocate, free, allocate: {failure}");
+}
+
+#[test]
+fn a_block_that_is_lost_is_caught() {
+    let failure = caught(Defect::LosesABlock, Property::EverythingIsGivenBack);
+    assert!(failure.what.contains("still held"), "{failure}");
+}
+
+#[test]
+fn counters_that_forget_are_caught() {
+    caught(Defect::CountsWrong, Property::CountersEqualARecount);
+}
+
+#[test]
+fn a_handle_that_is_taken_twice_is_caught() {
+    let failure = caught(Defect::FreesTwice, Property::WrongHandlesAreRefused);
+    assert_eq!(failure.lines.len(), 3, "allocate, free, free: {failure}");
+}
+
+#[test]
+fn a_foreign_handle_that_is_taken_is_caught() {
+    let failure = caught(Defect::FreesForeign, Property::WrongHandlesAreRefused);
+    assert_eq!(failure.lines.len(), 2, "allocate, free: {failure}");
+}
+
+#[test]
+fn a_block_that_is_too_small_is_caught_with_its_size() {
+    let failure = caught(Defect::TooSmall, Property::BlocksAreAsLargeAsAsked);
+    assert_eq!(failure.lines.len(), 1, "{failure}");
+}
+
+#[test]
+fn a_panic_on_zero_bytes_is_caught_with_its_words() {
+    let failure = caught(Defect::PanicsOnZero, Property::IllegalRequestsAreRefused);
+    assert!(failure.what.contains("nobody asks for nothing"), "{failure}");
+    assert_eq!(failure.lines, ["allocate 0 bytes"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn work_that_really_runs_shows_reuse_that_is_too_early() {
+    for defect in [Defect::ReusesEarly, Defect::MixesStreams] {
+        caught_on(Device::Host, defect, Property::ReuseWaitsForWork);
+        let failure = caught_on(Device::Host, defect, Property::BytesStayIntact);
+        assert!(failure.what.contains("not intact"), "{failure}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_write_into_somebody_elses_block_is_caught() {
+    let failure = caught_on(Device::Host, Defect::Scribbles, Property::BytesStayIntact);
+    assert!(failure.what.contains("not intact"), "{failure}");
+    assert_eq!(failure.lines.len(), 2, "allocate, allocate: {failure}");
+}
+
+#[test]
+fn a_block_that_is_lost_when_the_driver_fails_is_caught_with_the_call() {
+    let failure = caught(Defect::LeaksOnFailure, Property::DriverFailuresLoseNothing);
+    assert!(failure.what.contains("driver call"), "{failure}");
+}
+
+#[test]
+fn threads_that_get_the_same_block_are_caught() {
+    let failure = caught(Defect::Races, Property::ThreadsGetBlocksOfTheirOwn);
+    assert!(failure.what.contains("while another thread holds"), "{failure}");
+}
+
+#[test]
+fn an_error_without_numbers_is_caught() {
+    let failure = caught(Defect::MuteOutOfMemory, Property::RunningOutIsAnError);
+    assert!(failure.what.contains("speaks of 0 bytes"), "{failure}");
+}
+
+#[test]
+fn idle_memory_that_keeps_a_larger_block_away_is_caught() {
+    let failure = caught(Defect::KeepsIdle, Property::RunningOutIsAnError);
+    assert!(failure.what.contains("do not fit"), "{failure}");
+}
+
+#[test]
+fn capabilities_that_are_offered_and_do_nothing_are_caught() {
+    for (bend, by, what) in [
+        (Bend::TakesNoLimit, Property::LimitsAreRespected, "reserved under a limit"),
+        (Bend::TakesAnyFraction, Property::LimitsAreRespected, "a fraction"),
+        (Bend::EmptiesNothing, Property::EmptyingTheCacheKeepsLiveBlocks, "bytes are reserved"),
+        (Bend::FreesAnyAddress, Property::BareAddressesAreChecked, "free_raw took"),
+        (Bend::CallsNobody, Property::PressureHooksAreCalled, "no callback"),
+    ] {
+        let name = format!("{bend:?}");
+        let found = test(&name, &bent(bend), by, Device::Sim, &Options::default());
+        let failure = found.expect_err("it is broken");
+        assert!(failure.what.contains(what), "{failure}");
+    }
+}
+
+#[test]
+fn an_allocator_that_serves_nobody_does_not_slip_through() {
+    let failure = caught(Defect::ServesNobody, Property::RunningOutIsAnError);
+    assert!(failure.what.contains("do not fit"), "{failure}");
+}
+
+#[test]
+fn no_scripts_at_all_are_taken_for_one() {
+    let options = Options { scripts: 0, longest: 0, device_bytes: 0, seed: u64::MAX };
+    let build = toy(Defect::None);
+    let held = test("toy", &build, Property::LiveBlocksNeverOverlap, Device::Sim, &options);
+    assert_eq!(held, Ok(Outcome::Held { runs: 1 }));
+}

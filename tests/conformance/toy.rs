@@ -1,0 +1,362 @@
+//! A small caching allocator that can be told to be wrong in one way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use stratalloc::allocator::{Allocation, Counters, CrossStream, DeviceAllocator, Request, Token};
+use stratalloc::driver::Driver;
+use stratalloc::error::{AllocError, DriverError, FreeError, HandleError, OutOfMemory};
+use stratalloc::ids::{EventId, OwnerId, StreamId};
+use stratalloc::registry::Constructed;
+use stratalloc::size::{MIB, REQUEST_MAX_BYTES};
+use stratalloc::stats::{PerPool, Statistics};
+
+/// What is wrong with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Defect {
+    None,
+    /// A cached block that is larger than asked stays in the cache.
+    Overlaps,
+    /// Forgets that other streams use a block.
+    ReusesEarly,
+    /// Serves a request from another stream's free blocks.
+    MixesStreams,
+    /// Forgets large blocks when they are freed.
+    LosesABlock,
+    /// Does not count a free for which other streams are waited for.
+    CountsWrong,
+    /// Takes a handle that is not live.
+    FreesTwice,
+    /// Takes another allocator's handle.
+    FreesForeign,
+    /// Takes half of what it should from the driver.
+    TooSmall,
+    /// Asserts what it should check.
+    PanicsOnZero,
+    /// Forgets the block when an event cannot be made.
+    LeaksOnFailure,
+    /// Looks and takes under two locks.
+    Races,
+    /// Has never any memory.
+    ServesNobody,
+    /// Says nothing with its error.
+    MuteOutOfMemory,
+    /// Writes into the first live block when it hands out another.
+    Scribbles,
+    /// Gives nothing back to the driver when that has no more.
+    KeepsIdle,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    address: u64,
+    segment_bytes: u64,
+    bytes: u64,
+    stream: StreamId,
+    others: BTreeSet<StreamId>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    live: BTreeMap<u32, Block>,
+    next: u32,
+    free: Vec<Block>,
+    waiting: Vec<(Block, Vec<EventId>)>,
+    statistics: Statistics,
+}
+
+fn grow(family: &mut PerPool, by: u64) {
+    let by = i64::try_from(by).expect("device bytes fit");
+    family.all.increase(by);
+    family.large.increase(by);
+}
+
+fn shrink(family: &mut PerPool, by: u64) {
+    let by = i64::try_from(by).expect("device bytes fit");
+    family.all.decrease(by);
+    family.large.decrease(by);
+}
+
+#[derive(Debug)]
+pub(crate) struct Toy {
+    driver: Arc<dyn Driver>,
+    owner: OwnerId,
+    defect: Defect,
+    state: Mutex<State>,
+}
+
+/// A constructor of toys.
+pub(crate) fn toy(defect: Defect) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
+    move |driver| {
+        let (owner, state) = (OwnerId::next(), Mutex::default());
+        Ok(Box::new(Toy { driver, owner, defect, state }))
+    }
+}
+
+impl Toy {
+    /// A cached block that fits.
+    fn cached(&self, request: Request) -> Option<Block> {
+        let fits = |block: &Block| {
+            let own = block.stream == request.stream || self.defect == Defect::MixesStreams;
+            own && block.segment_bytes >= request.bytes
+        };
+        if self.defect == Defect::Races {
+            let found = self.state.lock().free.iter().find(|block| fits(block)).cloned()?;
+            // Another thread may find the same one now.
+            std::thread::yield_now();
+            self.state.lock().free.retain(|block| block.address != found.address);
+            return Some(found);
+        }
+        let mut state = self.state.lock();
+        let at = state.free.iter().position(fits)?;
+        if self.defect == Defect::Overlaps && state.free[at].segment_bytes > request.bytes {
+            return Some(state.free[at].clone());
+        }
+        Some(state.free.swap_remove(at))
+    }
+
+    fn fresh(&self, request: Request) -> Result<Block, AllocError> {
+        let segment_bytes = request.bytes.next_multiple_of(512);
+        let from_driver = match self.defect {
+            Defect::TooSmall if request.bytes > MIB => segment_bytes / 2,
+            _ => segment_bytes,
+        };
+        let mut taken = self.driver.allocate(from_driver);
+        let short = |error: &DriverError| error.is_out_of_memory();
+        if taken.as_ref().is_err_and(short) && self.defect != Defect::KeepsIdle {
+            self.release()?;
+            taken = self.driver.allocate(from_driver);
+        }
+        let address = taken.map_err(|error| {
+            if !error.is_out_of_memory() {
+                return AllocError::Driver(error);
+            }
+            let requested_bytes =
+                if self.defect == Defect::MuteOutOfMemory { 0 } else { request.bytes };
+            AllocError::OutOfMemory(Box::new(OutOfMemory {
+                requested_bytes,
+                driver: Some(error),
+                ..OutOfMemory::default()
+            }))
+        })?;
+        grow(&mut self.state.lock().statistics.reserved_bytes, from_driver);
+        let (bytes, stream, others) = (request.bytes, request.stream, BTreeSet::new());
+        Ok(Block { address, segment_bytes: from_driver, bytes, stream, others })
+    }
+
+    /// Waits for everything and gives idle memory back.
+    fn release(&self) -> Result<(), DriverError> {
+        self.driver.synchronize_device()?;
+        self.settle()?;
+        loop {
+            let Some(block) = self.state.lock().free.pop() else { return Ok(()) };
+            if let Err(error) = self.driver.free(block.address, block.segment_bytes) {
+                self.state.lock().free.push(block);
+                return Err(error);
+            }
+            let mut state = self.state.lock();
+            shrink(&mut state.statistics.reserved_bytes, block.segment_bytes);
+        }
+    }
+
+    /// Blocks whose other streams have finished become free.
+    fn settle(&self) -> Result<(), DriverError> {
+        let mut state = self.state.lock();
+        let mut at = 0;
+        while at < state.waiting.len() {
+            while let Some(&event) = state.waiting[at].1.last() {
+                if !self.driver.query_event(event)? {
+                    break;
+                }
+                self.driver.destroy_event(event)?;
+                state.waiting[at].1.pop();
+            }
+            if state.waiting[at].1.is_empty() {
+                let (block, _) = state.waiting.swap_remove(at);
+                shrink(&mut state.statistics.requested_bytes, block.bytes);
+                shrink(&mut state.statistics.active_bytes, block.segment_bytes);
+                state.free.push(block);
+            } else {
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks behind the work of other streams.
+    fn marks(&self, block: &Block) -> Result<Vec<EventId>, DriverError> {
+        let mut events = Vec::new();
+        for stream in &block.others {
+            let made = self.driver.create_event().and_then(|event| {
+                events.push(event);
+                self.driver.record_event(event, *stream)
+            });
+            if let Err(error) = made {
+                // A driver that fails twice keeps them; the suite makes it fail once.
+                events.iter().for_each(|event| drop(self.driver.destroy_event(*event)));
+                return Err(error);
+            }
+        }
+        Ok(events)
+    }
+
+    fn check(&self, allocation: &Allocation) -> Result<(), HandleError> {
+        let (owner, asked, address) = (allocation.owner(), self.owner, allocation.address());
+        if owner != asked {
+            return Err(HandleError::Foreign { owner, asked });
+        }
+        if self.state.lock().live.contains_key(&allocation.token().0[0]) {
+            return Ok(());
+        }
+        Err(HandleError::Stale { address })
+    }
+
+    fn take_back(&self, token: u32) -> Result<(), HandleError> {
+        let Some(mut block) = self.state.lock().live.get(&token).cloned() else { return Ok(()) };
+        if self.defect == Defect::ReusesEarly {
+            block.others.clear();
+        }
+        let marks = self.marks(&block);
+        let mut state = self.state.lock();
+        if marks.is_err() && self.defect != Defect::LeaksOnFailure {
+            return marks.map(drop).map_err(HandleError::Driver);
+        }
+        state.live.remove(&token);
+        let events = marks?;
+        if events.is_empty() || self.defect != Defect::CountsWrong {
+            shrink(&mut state.statistics.allocation, 1);
+            shrink(&mut state.statistics.allocated_bytes, block.segment_bytes);
+        }
+        if events.is_empty() {
+            shrink(&mut state.statistics.requested_bytes, block.bytes);
+            shrink(&mut state.statistics.active_bytes, block.segment_bytes);
+            if self.defect != Defect::LosesABlock || block.bytes <= MIB {
+                state.free.push(block);
+            }
+        } else {
+            state.waiting.push((block, events));
+        }
+        Ok(())
+    }
+}
+
+impl DeviceAllocator for Toy {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        if self.defect == Defect::PanicsOnZero {
+            assert!(request.bytes > 0, "nobody asks for nothing");
+        }
+        if request.bytes == 0 {
+            return Err(AllocError::ZeroBytes);
+        }
+        if request.bytes > REQUEST_MAX_BYTES {
+            return Err(AllocError::TooLarge { requested_bytes: request.bytes });
+        }
+        if self.defect == Defect::ServesNobody {
+            let requested_bytes = request.bytes;
+            let report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
+            return Err(AllocError::OutOfMemory(Box::new(report)));
+        }
+        self.settle()?;
+        let found = self.cached(request);
+        let block = found.map_or_else(|| self.fresh(request), Ok)?;
+        let Request { bytes, stream } = request;
+        let block = Block { bytes, stream, others: BTreeSet::new(), ..block };
+        let mut state = self.state.lock();
+        if self.defect == Defect::Scribbles
+            && let Some(other) = state.live.values().next()
+        {
+            self.driver.fill(other.address, 0xAA, 1, other.stream)?;
+        }
+        grow(&mut state.statistics.allocation, 1);
+        grow(&mut state.statistics.allocated_bytes, block.segment_bytes);
+        grow(&mut state.statistics.active_bytes, block.segment_bytes);
+        grow(&mut state.statistics.requested_bytes, bytes);
+        state.next += 1;
+        let (token, address) = (state.next, block.address);
+        state.live.insert(token, block);
+        Ok(Allocation::new(address, bytes, self.owner, Token([token, 0, 0])))
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let forgiven = |reason: &HandleError| match reason {
+            HandleError::Stale { .. } => self.defect == Defect::FreesTwice,
+            HandleError::Foreign { .. } => self.defect == Defect::FreesForeign,
+            _ => false,
+        };
+        let checked = self
+            .check(&allocation)
+            .or_else(|reason| if forgiven(&reason) { Ok(()) } else { Err(reason) });
+        let done = checked.and_then(|()| self.take_back(allocation.token().0[0]));
+        done.map_err(|reason| FreeError { reason, allocation })
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        Some(self)
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+}
+
+impl CrossStream for Toy {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        self.check(allocation)?;
+        let mut state = self.state.lock();
+        if let Some(block) = state.live.get_mut(&allocation.token().0[0])
+            && block.stream != stream
+        {
+            block.others.insert(stream);
+        }
+        Ok(())
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        self.settle()
+    }
+}
+
+impl Counters for Toy {
+    fn statistics(&self) -> Statistics {
+        self.state.lock().statistics.clone()
+    }
+
+    fn reset_peaks(&self) {
+        let s = &mut self.state.lock().statistics;
+        for family in [
+            &mut s.allocation,
+            &mut s.allocated_bytes,
+            &mut s.active_bytes,
+            &mut s.reserved_bytes,
+            &mut s.requested_bytes,
+        ] {
+            family.all.peak = family.all.current;
+            family.large.peak = family.large.current;
+        }
+    }
+
+    fn reset_accumulated(&self) {
+        let s = &mut self.state.lock().statistics;
+        for family in [
+            &mut s.allocation,
+            &mut s.allocated_bytes,
+            &mut s.active_bytes,
+            &mut s.reserved_bytes,
+            &mut s.requested_bytes,
+        ] {
+            for counter in [&mut family.all, &mut family.large] {
+                (counter.allocated, counter.freed) = (0, 0);
+            }
+        }
+    }
+}
+
+impl Drop for Toy {
+    fn drop(&mut self) {
+        let live = std::mem::take(&mut self.state.get_mut().live);
+        self.state.get_mut().free.extend(live.into_values());
+        // A driver that fails now keeps the memory; there is nobody to tell.
+        drop(self.release());
+    }
+}

@@ -1,0 +1,105 @@
+//! Allocators of users: a Rust type under a registered name, closures, a compiled library.
+
+use std::sync::{Arc, Once};
+
+use parking_lot::Mutex;
+
+use stratalloc::config::Settings;
+use stratalloc::conformance::configured;
+use stratalloc::driver::Driver;
+use stratalloc::driver::plugin::Callbacks;
+use stratalloc::registry::{self, Constructed};
+use stratalloc::strategies::PluggableAllocator;
+
+use super::toy::{Defect, toy};
+
+/// Chosen by its name, as a configuration does it.
+fn registered(driver: Arc<dyn Driver>) -> Constructed {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        let make = toy(Defect::None);
+        let done = registry::register("toy", move |driver, _| make(driver));
+        done.expect("nobody else has the name");
+    });
+    configured("backend:toy")(driver)
+}
+
+/// Takes blocks straight from the driver, and keeps those that it does not take back for later.
+#[derive(Debug)]
+struct Straight {
+    driver: Arc<dyn Driver>,
+    kept: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Straight {
+    fn free(&self, address: u64, bytes: u64) {
+        let mut kept = self.kept.lock();
+        kept.push((address, bytes));
+        kept.retain(|&(address, bytes)| self.driver.free(address, bytes).is_err());
+    }
+}
+
+impl Drop for Straight {
+    fn drop(&mut self) {
+        let kept = std::mem::take(self.kept.get_mut());
+        kept.into_iter().for_each(|(address, bytes)| self.free(address, bytes));
+    }
+}
+
+fn closures(driver: Arc<dyn Driver>) -> Constructed {
+    let takes = Arc::new(Straight { driver: Arc::clone(&driver), kept: Mutex::default() });
+    let gives = Arc::clone(&takes);
+    let allocate = move |bytes, _, _| takes.driver.allocate(bytes).ok();
+    let free = move |address, bytes, _, _| gives.free(address, bytes);
+    let (callbacks, settings) = (Callbacks::new(allocate, free), Settings::default());
+    Ok(Box::new(PluggableAllocator::new("closures", driver, callbacks, &settings, 1)))
+}
+
+stratalloc::conformance_tests!(registered_type, registered);
+stratalloc::conformance_tests!(closures_over_the_driver, closures);
+
+#[cfg(all(feature = "pluggable", target_os = "linux"))]
+#[test]
+fn a_compiled_library_conforms() {
+    use std::path::Path;
+    use std::process::Command;
+    use stratalloc::conformance::{Options, Outcome, Property, run};
+
+    if Command::new("cc").arg("--version").output().is_err() {
+        println!("skipped: no C compiler (cc)");
+        return;
+    }
+    let name = format!("conforming-{}.so", std::process::id());
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance/caching.c");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .arg(source)
+        .arg("-o")
+        .arg(&library)
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let text = format!(
+        "backend:pluggable,library:\"{}\",alloc_fn:caching_alloc,free_fn:caching_free",
+        library.display()
+    );
+    let report = match run("library", &configured(&text), &Options::from_environment().unwrap()) {
+        Ok(report) => report,
+        Err(failure) => panic!("{failure}"),
+    };
+    print!("{report}");
+    // Its memory is its own, so nothing is said of bytes and of the device.
+    let untested: Vec<_> = report
+        .outcomes
+        .iter()
+        .filter(|(_, _, outcome)| matches!(outcome, Outcome::NotTested { .. }))
+        .map(|(property, _, _)| *property)
+        .collect();
+    for property in [Property::BytesStayIntact, Property::EverythingIsGivenBack] {
+        assert!(untested.contains(&property), "{property}: {report}");
+    }
+    for property in [Property::ReuseWaitsForWork, Property::RunningOutIsAnError] {
+        assert!(!untested.contains(&property), "{property}: {report}");
+    }
+}
