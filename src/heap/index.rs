@@ -30,14 +30,20 @@ impl Bin {
 }
 
 impl FreeIndex {
+    /// The first block with at least `size_bytes`, which are at least 512.
     #[inline(always)]
     pub(super) fn first_at_least(&self, slab: &Slab, size_bytes: u64) -> Option<Slot> {
-        let bin = bin_of(size_bytes.max(crate::size::MIN_BLOCK_BYTES));
+        let bin = bin_of(size_bytes);
         let found = self.filled.first_from(bin)?;
         // Blocks of an exact bin have one size, and a later bin's blocks are all larger.
         if found < EXACT_BINS || found != bin {
-            return Some(self.bins[found].first);
+            return self.bins.get(found).map(|bin| bin.first);
         }
+        self.first_of_a_wide_bin(slab, bin, size_bytes)
+    }
+
+    #[inline(never)]
+    fn first_of_a_wide_bin(&self, slab: &Slab, bin: usize, size_bytes: u64) -> Option<Slot> {
         let at_least = lower_bound(slab, self.bins[bin].root, size_bytes);
         if at_least.is_some() {
             return at_least;
@@ -72,22 +78,25 @@ impl FreeIndex {
         Some(at)
     }
 
-    /// Adds a block that is in no index.
+    /// Adds a block of `size_bytes` that is in no index and unlinked.
     #[inline(always)]
-    pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot) {
-        if self.bins.is_empty() {
-            self.bins = vec![Bin::EMPTY; BINS];
+    pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot, size_bytes: u64) {
+        let bin = bin_of(size_bytes);
+        match self.bins.get_mut(bin) {
+            Some(tree) if tree.root.is_none() => {
+                *tree = Bin { root: new, first: new };
+                self.filled.insert(bin);
+            }
+            Some(_) => self.insert_in_tree(slab, bin, new),
+            None => self.insert_first(bin, new),
         }
-        let block = slab.get_mut(new);
-        block.links = [Slot::NONE; 2];
-        block.over = Slot::NONE;
-        let bin = bin_of(block.size_bytes);
-        if self.bins[bin].root.is_none() {
-            self.bins[bin] = Bin { root: new, first: new };
-            self.filled.insert(bin);
-        } else {
-            self.insert_in_tree(slab, bin, new);
-        }
+    }
+
+    #[cold]
+    fn insert_first(&mut self, bin: usize, new: Slot) {
+        self.bins = vec![Bin::EMPTY; BINS];
+        self.bins[bin] = Bin { root: new, first: new };
+        self.filled.insert(bin);
     }
 
     #[inline(never)]
@@ -145,23 +154,29 @@ impl FreeIndex {
         }
     }
 
-    /// Takes a block out that is in this index.
+    /// Takes a block out that is in this index; `block` is a copy of it.
     #[inline(always)]
-    pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot) {
-        let block = slab.get(old);
-        let bin = bin_of(block.size_bytes);
-        if self.bins[bin].root == old && block.links == [Slot::NONE; 2] {
-            self.bins[bin] = Bin::EMPTY;
-            self.filled.remove(bin);
-        } else {
-            self.remove_from_tree(slab, bin, old);
+    pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot, block: &Block) {
+        let Block { size_bytes, links, over, .. } = *block;
+        let bin = bin_of(size_bytes);
+        match self.bins.get_mut(bin) {
+            Some(tree) if tree.root == old && links == [Slot::NONE; 2] => {
+                *tree = Bin::EMPTY;
+                self.filled.remove(bin);
+            }
+            _ => self.remove_from_tree(slab, bin, old, links, over),
         }
     }
 
     #[inline(never)]
-    fn remove_from_tree(&mut self, slab: &mut Slab, bin: usize, old: Slot) {
-        let block = slab.get(old);
-        let (mut links, above) = (block.links, block.over);
+    fn remove_from_tree(
+        &mut self,
+        slab: &mut Slab,
+        bin: usize,
+        old: Slot,
+        mut links: [Slot; 2],
+        above: Slot,
+    ) {
         if self.bins[bin].first == old {
             // The first has nothing before it: what follows is right below or right above.
             let next = if links[1].is_none() { above } else { leftmost(slab, links[1]) };
