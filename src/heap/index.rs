@@ -88,12 +88,12 @@ impl FreeIndex {
                 self.filled.insert(bin);
             }
             Some(_) => self.insert_in_tree(slab, bin, new),
-            None => self.insert_first(bin, new),
+            None => self.add_bins(bin, new),
         }
     }
 
     #[cold]
-    fn insert_first(&mut self, bin: usize, new: Slot) {
+    fn add_bins(&mut self, bin: usize, new: Slot) {
         self.bins = vec![Bin::EMPTY; BINS];
         self.bins[bin] = Bin { root: new, first: new };
         self.filled.insert(bin);
@@ -101,42 +101,41 @@ impl FreeIndex {
 
     #[inline(never)]
     fn insert_in_tree(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
-        let block = slab.get(new);
-        let (key, priority) = (key_of(block), block.priority);
+        let key = key_of(slab.get(new));
         let Bin { root, first } = self.bins[bin];
-        let (mut at, mut side) = (first, 0);
         if key < key_of(slab.get(first)) {
-            self.bins[bin].first = new;
-        } else {
-            let mut next = root;
-            while !next.is_none() {
-                at = next;
-                let block = slab.get(at);
-                side = usize::from(key > key_of(block));
-                next = block.links[side];
+            self.insert_first(slab, bin, new);
+            return;
+        }
+        // Down to where its priority belongs.
+        let priority = slab.get(new).priority;
+        let (mut above, mut side, mut below) = (Slot::NONE, 0, root);
+        while !below.is_none() {
+            let block = slab.get(below);
+            if block.priority < priority {
+                break;
             }
+            (above, side) = (below, usize::from(key > key_of(block)));
+            below = block.links[side];
         }
-        slab.get_mut(at).links[side] = new;
-        slab.get_mut(new).over = at;
-        // Up to where its priority belongs: two steps on average, in trees of any size.
-        while !at.is_none() && slab.get(at).priority < priority {
-            self.rotate(slab, bin, new, at);
-            at = slab.get(new).over;
-        }
+        hang(slab, &mut self.bins[bin].root, above, side, new);
+        split(slab, below, new, key);
     }
 
-    /// Puts `low`, a child of `high`, above it.
-    fn rotate(&mut self, slab: &mut Slab, bin: usize, low: Slot, high: Slot) {
-        let block = slab.get(high);
-        let (side, above) = (usize::from(block.links[1] == low), block.over);
-        let middle = slab.get(low).links[1 - side];
-        slab.get_mut(high).links[side] = middle;
-        if !middle.is_none() {
-            slab.get_mut(middle).over = high;
+    /// Adds a block that comes before all others of its bin: everything it goes above comes after it.
+    fn insert_first(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
+        let priority = slab.get(new).priority;
+        let tree = &mut self.bins[bin];
+        let (mut above, mut below) = (tree.first, Slot::NONE);
+        tree.first = new;
+        while !above.is_none() && slab.get(above).priority < priority {
+            (above, below) = (slab.get(above).over, above);
         }
-        slab.get_mut(low).links[1 - side] = high;
-        slab.get_mut(high).over = low;
-        self.replace(slab, bin, above, high, low);
+        hang(slab, &mut tree.root, above, 0, new);
+        slab.get_mut(new).links[1] = below;
+        if !below.is_none() {
+            slab.get_mut(below).over = new;
+        }
     }
 
     /// Hangs `new`, if it is any, where `old` hangs below `above`, or makes it the root.
@@ -232,6 +231,28 @@ fn hang(slab: &mut Slab, top: &mut Slot, over: Slot, side: usize, new: Slot) {
     }
     if !new.is_none() {
         slab.get_mut(new).over = over;
+    }
+}
+
+/// Hangs what is in the tree `below` under `new`, which has no children and whose key is `key`: lesser
+/// blocks left and greater ones right. Two steps on average, in trees of any size.
+#[inline]
+fn split(slab: &mut Slab, below: Slot, new: Slot, key: u128) {
+    let mut at = below;
+    // Where the next lesser and the next greater block hang.
+    let mut ends = [(new, 0), (new, 1)];
+    while !at.is_none() {
+        let block = slab.get_mut(at);
+        let greater = usize::from(key_of(block) > key);
+        let (over, side) = ends[greater];
+        block.over = over;
+        let next = block.links[1 - greater];
+        slab.get_mut(over).links[side] = at;
+        ends[greater] = (at, 1 - greater);
+        at = next;
+    }
+    for (over, side) in ends {
+        slab.get_mut(over).links[side] = Slot::NONE;
     }
 }
 
