@@ -247,13 +247,8 @@ impl Engine {
 
     /// Makes the live block at `slot`, which no other stream uses, free.
     #[inline(never)]
-    pub(super) fn give_back(
-        &self,
-        cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
-        slot: Slot,
-    ) {
-        let HeapState { heap, counters, policy } = &mut **state;
+    pub(super) fn give_back(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
+        let HeapState { heap, counters, policy } = state;
         let done = heap.free(slot, self.now());
         cell.mark_moved();
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
