@@ -15,14 +15,18 @@ use crate::size::MIB;
 
 const GRANULE_BYTES: u64 = 2 * MIB;
 const LEVEL_BITS: [u32; 4] = [11, 11, 11, 10];
+const INNER: usize = 1 << LEVEL_BITS[0];
+const LEAF: usize = 1 << LEVEL_BITS[3];
+const _: () = assert!(LEVEL_BITS[1] == LEVEL_BITS[0] && LEVEL_BITS[2] == LEVEL_BITS[0]);
 
 /// Leaf values: nobody, ask the map, or a heap's number plus 2.
 const NOBODY: u32 = 0;
 const SHARED: u32 = 1;
 const FIRST_HEAP: u32 = 2;
 
-type Leaf = Box<[AtomicU32]>;
-type Inner<T> = Box<[OnceLock<T>]>;
+// Of fixed lengths: a masked index needs no check then.
+type Leaf = Box<[AtomicU32; LEAF]>;
+type Inner<T> = Box<[OnceLock<T>; INNER]>;
 
 #[derive(Debug)]
 pub(super) struct AddressMap {
@@ -33,12 +37,12 @@ pub(super) struct AddressMap {
 
 impl Default for AddressMap {
     fn default() -> Self {
-        Self { root: inner(LEVEL_BITS[0]), segments: RwLock::default() }
+        Self { root: inner(), segments: RwLock::default() }
     }
 }
 
-fn inner<T>(bits: u32) -> Inner<T> {
-    (0..1u32 << bits).map(|_| OnceLock::new()).collect()
+fn inner<T>() -> Inner<T> {
+    Box::new([const { OnceLock::new() }; INNER])
 }
 
 /// The index of each level for a granule.
@@ -72,10 +76,9 @@ impl AddressMap {
 
     fn leaf_of(&self, granule: u64) -> &AtomicU32 {
         let [a, b, c, d] = path(granule);
-        let second = self.root[a].get_or_init(|| inner(LEVEL_BITS[1]));
-        let third = second[b].get_or_init(|| inner(LEVEL_BITS[2]));
-        let leaf = third[c]
-            .get_or_init(|| (0..1u32 << LEVEL_BITS[3]).map(|_| AtomicU32::new(NOBODY)).collect());
+        let second = self.root[a].get_or_init(inner);
+        let third = second[b].get_or_init(inner);
+        let leaf = third[c].get_or_init(|| Box::new([const { AtomicU32::new(NOBODY) }; LEAF]));
         &leaf[d]
     }
 

@@ -159,8 +159,9 @@ impl Engine {
             state.counters.misses += 1;
             return None;
         };
+        let found = self.hand_out(cell, state, slot, rounded_bytes, requested_bytes);
         state.counters.hits += 1;
-        Some(self.hand_out(cell, state, slot, rounded_bytes, requested_bytes))
+        Some(found)
     }
 
     /// Hands out the free block at `slot`.
@@ -189,9 +190,8 @@ impl Engine {
         rules: &FitRules,
     ) -> Allocation {
         let HeapState { heap, counters, policy } = &mut **state;
-        let kind = heap.view(slot).kind;
-        let clock = self.now(kind);
-        let out = heap.hand_out(slot, rounded_bytes, requested_bytes, rules, clock);
+        let kind = heap.kind(slot);
+        let out = heap.hand_out(slot, rounded_bytes, requested_bytes, rules, self.now());
         let oversize = policy.is_oversize(out.size_bytes);
         cell.mark_moved();
         if counters.handed_out(kind, &out, requested_bytes, oversize) {
@@ -246,22 +246,17 @@ impl Engine {
     }
 
     /// Makes the live block at `slot`, which no other stream uses, free.
-    #[inline]
-    pub(super) fn give_back(
-        &self,
-        cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
-        slot: Slot,
-    ) {
-        let HeapState { heap, counters, policy } = &mut **state;
-        let kind = heap.view(slot).kind;
-        let done = heap.free(slot, self.now(kind));
+    #[inline(never)]
+    pub(super) fn give_back(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
+        let HeapState { heap, counters, policy } = state;
+        let done = heap.free(slot, self.now());
         cell.mark_moved();
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
             self.ledger.raise(cell.number as usize, counters, &self.heaps);
         }
-        self.record(Action::FreeRequested, done.address, done.requested_bytes, cell);
-        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
+        if self.history.is_on() {
+            self.record_free(done.address, done.requested_bytes, cell);
+        }
     }
 
     /// Makes a drained block free.
@@ -271,8 +266,7 @@ impl Engine {
         if !heap.event_passed(slot) {
             return;
         }
-        let kind = heap.view(slot).kind;
-        let done: Completed = heap.complete(slot, self.now(kind));
+        let done: Completed = heap.complete(slot, self.now());
         cell.mark_moved();
         if counters.drained(&done) {
             self.ledger.raise(cell.number as usize, counters, &self.heaps);
@@ -367,13 +361,16 @@ impl Engine {
         }
     }
 
-    /// The clock by which the collector dates free blocks: only large blocks are ever collected.
+    /// The clock by which the collector dates free blocks. Only large ones are ever collected.
     #[inline]
-    pub(super) fn now(&self, kind: PoolKind) -> u64 {
-        match kind {
-            PoolKind::Small => 0,
-            PoolKind::Large => self.clock.load(Ordering::Relaxed),
-        }
+    pub(super) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn record_free(&self, address: u64, requested_bytes: u64, cell: &HeapCell) {
+        self.record(Action::FreeRequested, address, requested_bytes, cell);
+        self.record(Action::FreeCompleted, address, requested_bytes, cell);
     }
 
     #[inline]

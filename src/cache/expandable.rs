@@ -119,7 +119,7 @@ impl Engine {
                 return Ok(Err(refusal));
             }
             let mut state = cell.lock();
-            let slot = state.heap.mapped(run, self.now(plan.kind));
+            let slot = state.heap.mapped(run, self.now());
             match state.heap.plan_growth(slot, plan.rounded_bytes) {
                 Growing::Enough(slot) => {
                     let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
@@ -260,13 +260,13 @@ impl Engine {
             .synchronize_stream(cell.stream())
             .and_then(|()| memory.unmap(run.address, run.size_bytes));
         if let Err(error) = unmapped {
-            let clock = self.now(kind);
+            let clock = self.now();
             cell.lock().heap.complete(run.slot, clock);
             return Err(error);
         }
         let (gap, gone) = {
             let mut state = cell.lock();
-            let gap = state.heap.unmapped(*run, self.now(kind));
+            let gap = state.heap.unmapped(*run, self.now());
             (gap, state.heap.remove_reservation(gap))
         };
         debug_assert!(gone.is_none() || !gap.is_none());

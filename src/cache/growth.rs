@@ -219,7 +219,7 @@ impl Engine {
             addresses.add(address, plan.segment_bytes, cell.number);
         }
         let mut state = cell.lock();
-        let clock = self.now(plan.kind);
+        let clock = self.now();
         let slot = state.heap.add_segment(plan.kind, address, plan.segment_bytes, clock);
         Ok(Ok(self.hand_out(cell, &mut state, slot, plan.rounded_bytes, plan.requested_bytes)))
     }

@@ -47,8 +47,11 @@ impl Default for BinSet {
 impl BinSet {
     #[inline]
     pub(super) fn insert(&mut self, bin: usize) {
-        self.words[bin / 64] |= 1 << (bin % 64);
-        self.summary[bin / 4096] |= 1 << (bin / 64 % 64);
+        let word = &mut self.words[bin / 64];
+        if *word == 0 {
+            self.summary[bin / 4096] |= 1 << (bin / 64 % 64);
+        }
+        *word |= 1 << (bin % 64);
     }
 
     #[inline]

@@ -46,7 +46,7 @@ pub enum BlockState {
 }
 
 /// Half of the 128 bytes a block may cost; one cache line.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Block {
     pub(super) address: u64,
@@ -105,6 +105,13 @@ impl Block {
     #[inline]
     pub(super) const fn is_split(&self) -> bool {
         !(self.previous.is_none() && self.next.is_none())
+    }
+
+    /// Makes the block ready for the index, which it is not in.
+    #[inline]
+    pub(super) const fn unlink(&mut self) {
+        self.links = [Slot::NONE; 2];
+        self.over = Slot::NONE;
     }
 
     pub(super) const fn view(&self) -> BlockView {

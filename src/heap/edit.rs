@@ -3,7 +3,7 @@
 //! Each operation is complete in itself: before and after it all invariants hold. What a caller
 //! needs for its counters is returned as data.
 
-use super::block::FIXED;
+use super::block::{Block, FIXED};
 use super::uses::StreamUse;
 use super::{BlockId, BlockState, Heap, Slot};
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
@@ -117,7 +117,10 @@ impl Heap {
     #[inline]
     #[must_use]
     pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
-        let slot = self.first_at_least(kind, rounded_bytes)?;
+        let slot = self.free[kind.index()].first_at_least(&self.slab, rounded_bytes)?;
+        if rules.max_split_bytes == u64::MAX && !self.expandable.was_ever_used() {
+            return Some(slot);
+        }
         if self.slab.get(slot).is_expandable() {
             return self.best_fit_among_expandable(slot, rounded_bytes, rules);
         }
@@ -141,68 +144,77 @@ impl Heap {
         rules: &FitRules,
         clock: u64,
     ) -> HandOut {
-        let block = self.slab.get(slot);
-        debug_assert!(block.state == BlockState::Free, "I3: only free blocks are handed out");
-        debug_assert!(block.size_bytes >= rounded_bytes);
-        let (kind, size_bytes, was_split) = (block.kind, block.size_bytes, block.is_split());
-        let expandable = block.is_expandable();
-        let rest_bytes = size_bytes - rounded_bytes;
-        self.free[kind.index()].remove(&mut self.slab, slot);
-        let (front, inactive) = if rules.splits(kind, rounded_bytes, rest_bytes) {
-            let front = self.cut_front(slot, rounded_bytes);
-            self.slab.get_mut(slot).birth = clock;
-            self.free[kind.index()].insert(&mut self.slab, slot);
-            let inactive = if was_split {
+        let whole = *self.slab.get(slot);
+        debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are handed out");
+        debug_assert!(whole.size_bytes >= rounded_bytes);
+        let rest_bytes = whole.size_bytes - rounded_bytes;
+        let index = &mut self.free[whole.kind.index()];
+        index.remove(&mut self.slab, slot, &whole);
+        let mut inactive = SplitChange::default();
+        let (front, size_bytes, generation) = if rules.splits(whole.kind, rounded_bytes, rest_bytes)
+        {
+            let id = self.cut_front(slot, &whole, rounded_bytes, requested_bytes);
+            let rest = self.slab.get_mut(slot);
+            rest.birth = clock;
+            rest.unlink();
+            self.free[whole.kind.index()].insert(&mut self.slab, slot, rest_bytes);
+            inactive = if whole.is_split() {
                 SplitChange { count: 0, bytes: -signed(rounded_bytes) }
             } else {
                 SplitChange { count: 1, bytes: signed(rest_bytes) }
             };
-            (front, inactive)
-        } else if was_split {
-            (slot, SplitChange { count: -1, bytes: -signed(size_bytes) })
+            (id.slot, rounded_bytes, id.generation)
         } else {
-            (slot, SplitChange::default())
+            let block = self.slab.get_mut(slot);
+            block.state = BlockState::Live;
+            block.requested_bytes = requested_bytes;
+            block.links[0] = Slot::NONE;
+            if whole.is_split() {
+                inactive = SplitChange { count: -1, bytes: -signed(whole.size_bytes) };
+            }
+            (slot, whole.size_bytes, whole.generation)
         };
         // Parts of expandable segments are not counted: they are no fragmentation.
-        let inactive = if expandable { SplitChange::default() } else { inactive };
-        let block = self.slab.get_mut(front);
-        block.state = BlockState::Live;
-        block.requested_bytes = requested_bytes;
-        block.links[0] = Slot::NONE;
-        let out = HandOut {
-            id: BlockId { slot: front, generation: block.generation },
-            address: block.address,
-            size_bytes: block.size_bytes,
-            inactive,
-        };
-        if let Some(starts) = &mut self.starts {
-            starts.insert(&mut self.slab, front);
+        if whole.is_expandable() {
+            inactive = SplitChange::default();
         }
-        out
+        if let Some(starts) = &mut self.starts {
+            starts.insert(&mut self.slab, front, whole.address);
+        }
+        let id = BlockId { slot: front, generation };
+        HandOut { id, address: whole.address, size_bytes, inactive }
     }
 
-    /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index. The rest keeps
-    /// the slot and everything else.
+    /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index and now is as
+    /// `whole` says. The front is live and holds `requested_bytes`, but is in no index of starts. The
+    /// rest keeps the slot and everything else.
     #[inline]
-    pub(super) fn cut_front(&mut self, slot: Slot, front_bytes: u64) -> Slot {
-        let front = self.slab.occupy();
-        let rest = self.slab.get_mut(slot);
-        let (address, previous, kind) = (rest.address, rest.previous, rest.kind);
-        let reservation = rest.reservation;
-        rest.address += front_bytes;
-        rest.size_bytes -= front_bytes;
-        rest.previous = front;
-        let block = self.slab.get_mut(front);
-        block.address = address;
+    pub(super) fn cut_front(
+        &mut self,
+        slot: Slot,
+        whole: &Block,
+        front_bytes: u64,
+        requested_bytes: u64,
+    ) -> BlockId {
+        let (front, block) = self.slab.occupy();
+        block.address = whole.address;
         block.size_bytes = front_bytes;
-        block.previous = previous;
+        block.requested_bytes = requested_bytes;
+        block.previous = whole.previous;
         block.next = slot;
-        block.kind = kind;
-        block.reservation = reservation;
-        if !previous.is_none() {
-            self.slab.get_mut(previous).next = front;
+        block.links[0] = Slot::NONE;
+        block.kind = whole.kind;
+        block.reservation = whole.reservation;
+        block.state = BlockState::Live;
+        let generation = block.generation;
+        let rest = self.slab.get_mut(slot);
+        rest.address = whole.address + front_bytes;
+        rest.size_bytes = whole.size_bytes - front_bytes;
+        rest.previous = front;
+        if !whole.previous.is_none() {
+            self.slab.get_mut(whole.previous).next = front;
         }
-        front
+        BlockId { slot: front, generation }
     }
 
     /// Announces that a stream uses the live block at `slot`.
@@ -240,8 +252,10 @@ impl Heap {
     /// passed. Its id is stale from now on.
     pub fn drain(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
-        self.retire(slot);
+        let mut done = *self.slab.get(slot);
+        self.retire(slot, &mut done);
         let block = self.slab.get_mut(slot);
+        block.generation = done.generation;
         let uses = std::mem::replace(&mut block.links[0], Slot(events));
         block.state = BlockState::Draining;
         self.uses.clear(uses);
@@ -266,63 +280,91 @@ impl Heap {
 
     /// Takes back a live block that no other stream uses, and joins it with its free neighbours.
     /// `clock` dates the result. Its id is stale from now on.
-    #[inline]
+    #[inline(always)]
     pub fn free(&mut self, slot: Slot, clock: u64) -> Completed {
         debug_assert!(!self.is_used_elsewhere(slot), "blocks in use elsewhere drain first");
-        self.retire(slot);
-        self.complete(slot, clock)
+        let mut done = *self.slab.get(slot);
+        self.retire(slot, &mut done);
+        self.make_free(slot, &done, clock)
     }
 
-    #[inline]
-    fn retire(&mut self, slot: Slot) {
-        if let Some(starts) = &mut self.starts {
-            starts.remove(&mut self.slab, slot);
-        }
-        let block = self.slab.get_mut(slot);
+    /// Ends the present life of the live block at `slot`; the caller stores the copy's generation.
+    #[inline(always)]
+    fn retire(&mut self, slot: Slot, block: &mut Block) {
         debug_assert!(block.state == BlockState::Live, "only live blocks are taken back");
+        if let Some(starts) = &mut self.starts {
+            starts.remove(&mut self.slab, slot, block);
+        }
         block.generation = block.generation.wrapping_add(1);
     }
 
     /// Makes a block free that was retired or has drained, and joins it with its free neighbours.
-    #[inline]
     pub fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
-        let block = self.slab.get(slot);
-        let (address, size_bytes) = (block.address, block.size_bytes);
-        let (requested_bytes, kind) = (block.requested_bytes, block.kind);
-        let (previous, next) = (block.previous, block.next);
+        let done = *self.slab.get(slot);
+        self.make_free(slot, &done, clock)
+    }
+
+    /// Makes the block at `slot` free, of which `done` is a copy with the generation to be.
+    #[inline(always)]
+    fn make_free(&mut self, slot: Slot, done: &Block, clock: u64) -> Completed {
         let mut inactive = SplitChange::default();
-        self.absorb(slot, previous, &mut inactive);
-        self.absorb(slot, next, &mut inactive);
+        let (mut address, mut size_bytes) = (done.address, done.size_bytes);
+        let (mut previous, mut next) = (done.previous, done.next);
+        if let Some(gone) = self.take_free(previous, &mut inactive) {
+            address = gone.address;
+            size_bytes += gone.size_bytes;
+            previous = gone.previous;
+            if !previous.is_none() {
+                self.slab.get_mut(previous).next = slot;
+            }
+        }
+        if let Some(gone) = self.take_free(next, &mut inactive) {
+            size_bytes += gone.size_bytes;
+            next = gone.next;
+            if !next.is_none() {
+                self.slab.get_mut(next).previous = slot;
+            }
+        }
         let block = self.slab.get_mut(slot);
+        block.address = address;
+        block.size_bytes = size_bytes;
+        block.previous = previous;
+        block.next = next;
         block.state = BlockState::Free;
         block.birth = clock;
-        if block.is_expandable() {
+        block.generation = done.generation;
+        block.unlink();
+        if done.is_expandable() {
             inactive = SplitChange::default();
         } else if block.is_split() {
             inactive.count += 1;
-            inactive.bytes += signed(block.size_bytes);
+            inactive.bytes += signed(size_bytes);
         }
-        self.free[kind.index()].insert(&mut self.slab, slot);
-        Completed { address, size_bytes, requested_bytes, kind, inactive }
+        self.free[done.kind.index()].insert(&mut self.slab, slot, size_bytes);
+        Completed {
+            address: done.address,
+            size_bytes: done.size_bytes,
+            requested_bytes: done.requested_bytes,
+            kind: done.kind,
+            inactive,
+        }
     }
 
-    /// Joins the free neighbour into the block at `slot`, which is in no index.
+    /// Takes a neighbour out of its index and its slot, if it is free. Says what it was.
     #[inline(always)]
-    fn absorb(&mut self, slot: Slot, neighbour: Slot, inactive: &mut SplitChange) {
+    fn take_free(&mut self, neighbour: Slot, inactive: &mut SplitChange) -> Option<Block> {
         if neighbour.is_none() || self.slab.get(neighbour).state != BlockState::Free {
-            return;
+            return None;
         }
-        let gone = self.slab.get(neighbour);
-        let (size_bytes, kind) = (gone.size_bytes, gone.kind);
-        self.free[kind.index()].remove(&mut self.slab, neighbour);
-        self.join(slot, neighbour);
+        let gone = self.slab.vacate(neighbour);
+        self.free[gone.kind.index()].remove(&mut self.slab, neighbour, &gone);
         inactive.count -= 1;
-        inactive.bytes -= signed(size_bytes);
+        inactive.bytes -= signed(gone.size_bytes);
+        Some(gone)
     }
 
     /// Joins a neighbour into the block at `slot`; both are in no index. The neighbour's slot is
     /// vacated.
-    #[inline(always)]
     pub(super) fn join(&mut self, slot: Slot, neighbour: Slot) {
         let gone = self.slab.get(neighbour);
         let (address, size_bytes) = (gone.address, gone.size_bytes);
@@ -353,8 +395,7 @@ impl Heap {
         clock: u64,
     ) -> Slot {
         debug_assert!(size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES), "I6");
-        let slot = self.slab.occupy();
-        let block = self.slab.get_mut(slot);
+        let (slot, block) = self.slab.occupy();
         block.address = address;
         block.size_bytes = size_bytes;
         block.requested_bytes = 0;
@@ -364,7 +405,8 @@ impl Heap {
         block.kind = kind;
         block.reservation = FIXED;
         block.state = BlockState::Free;
-        self.free[kind.index()].insert(&mut self.slab, slot);
+        block.unlink();
+        self.free[kind.index()].insert(&mut self.slab, slot, size_bytes);
         slot
     }
 
@@ -392,7 +434,8 @@ impl Heap {
             requested_bytes: block.requested_bytes,
             birth: block.birth,
         };
-        self.free[segment.kind.index()].remove(&mut self.slab, slot);
+        let gone = *block;
+        self.free[segment.kind.index()].remove(&mut self.slab, slot, &gone);
         self.slab.vacate(slot);
         segment
     }

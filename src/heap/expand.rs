@@ -68,6 +68,12 @@ impl Expandable {
         self.reservations.iter().any(Option::is_some)
     }
 
+    /// Whether there ever was one. Without any, no block is expandable.
+    #[inline]
+    pub(super) fn was_ever_used(&self) -> bool {
+        !self.reservations.is_empty()
+    }
+
     pub(super) fn gap_count(&self) -> usize {
         self.gaps.iter().map(BTreeMap::len).sum()
     }
@@ -128,8 +134,7 @@ impl Heap {
             self.expandable.reservations.push(None);
         }
         self.expandable.reservations[at] = Some(reservation);
-        let slot = self.slab.occupy();
-        let block = self.slab.get_mut(slot);
+        let (slot, block) = self.slab.occupy();
         block.address = reservation.address;
         block.size_bytes = reservation.size_bytes;
         block.requested_bytes = 0;
@@ -214,16 +219,14 @@ impl Heap {
     /// The pages at the front of a gap are mapped now: they are free, and joined with their free
     /// neighbours. Returns the free block that holds them.
     pub fn mapped(&mut self, run: PageRun, clock: u64) -> Slot {
-        let kind = self.slab.get(run.slot).kind;
-        debug_assert!(self.slab.get(run.slot).state == BlockState::Unmapped);
-        self.expandable.gaps[kind.index()].remove(&run.address);
-        let slot = if self.slab.get(run.slot).size_bytes > run.size_bytes {
-            let front = self.cut_front(run.slot, run.size_bytes);
-            let rest = self.slab.get_mut(run.slot);
-            let requested_bytes = std::mem::take(&mut rest.requested_bytes);
-            self.expandable.gaps[kind.index()].insert(rest.address, run.slot);
-            self.slab.get_mut(front).requested_bytes = requested_bytes;
-            front
+        let whole = *self.slab.get(run.slot);
+        debug_assert!(whole.state == BlockState::Unmapped);
+        let gaps = &mut self.expandable.gaps[whole.kind.index()];
+        gaps.remove(&run.address);
+        let slot = if whole.size_bytes > run.size_bytes {
+            gaps.insert(whole.address + run.size_bytes, run.slot);
+            self.slab.get_mut(run.slot).requested_bytes = 0;
+            self.cut_front(run.slot, &whole, run.size_bytes, whole.requested_bytes).slot
         } else {
             run.slot
         };
@@ -250,10 +253,9 @@ impl Heap {
     /// Takes the free block at `slot` out of reach while its pages are unmapped. Either
     /// [`unmapped`](Self::unmapped) or [`complete`](Self::complete) ends that.
     pub fn hold(&mut self, slot: Slot) {
-        let block = self.slab.get(slot);
+        let block = *self.slab.get(slot);
         debug_assert!(block.state == BlockState::Free);
-        let kind = block.kind;
-        self.free[kind.index()].remove(&mut self.slab, slot);
+        self.free[block.kind.index()].remove(&mut self.slab, slot, &block);
         self.slab.get_mut(slot).state = BlockState::Live;
     }
 
@@ -267,11 +269,11 @@ impl Heap {
         let mut slot = run.slot;
         let mut left = [Slot::NONE; 2];
         if address < run.address {
-            left[0] = self.cut_front(slot, run.address - address);
+            left[0] = self.cut_off(slot, run.address - address);
         }
         if run.address + run.size_bytes < end {
             left[1] = slot;
-            slot = self.cut_front(slot, run.size_bytes);
+            slot = self.cut_off(slot, run.size_bytes);
         }
         let block = self.slab.get_mut(slot);
         block.state = BlockState::Unmapped;
@@ -291,6 +293,12 @@ impl Heap {
         let start = self.slab.get(slot).address;
         self.expandable.gaps[kind.index()].insert(start, slot);
         slot
+    }
+
+    /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index.
+    fn cut_off(&mut self, slot: Slot, front_bytes: u64) -> Slot {
+        let whole = *self.slab.get(slot);
+        self.cut_front(slot, &whole, front_bytes, 0).slot
     }
 
     /// Removes a reservation that is one gap. `None` when anything of it is mapped.

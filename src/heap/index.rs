@@ -30,14 +30,20 @@ impl Bin {
 }
 
 impl FreeIndex {
+    /// The first block with at least `size_bytes`, which are at least 512.
     #[inline(always)]
     pub(super) fn first_at_least(&self, slab: &Slab, size_bytes: u64) -> Option<Slot> {
-        let bin = bin_of(size_bytes.max(crate::size::MIN_BLOCK_BYTES));
+        let bin = bin_of(size_bytes);
         let found = self.filled.first_from(bin)?;
         // Blocks of an exact bin have one size, and a later bin's blocks are all larger.
         if found < EXACT_BINS || found != bin {
-            return Some(self.bins[found].first);
+            return self.bins.get(found).map(|bin| bin.first);
         }
+        self.first_of_a_wide_bin(slab, bin, size_bytes)
+    }
+
+    #[inline(never)]
+    fn first_of_a_wide_bin(&self, slab: &Slab, bin: usize, size_bytes: u64) -> Option<Slot> {
         let at_least = lower_bound(slab, self.bins[bin].root, size_bytes);
         if at_least.is_some() {
             return at_least;
@@ -72,62 +78,64 @@ impl FreeIndex {
         Some(at)
     }
 
-    /// Adds a block that is in no index.
+    /// Adds a block of `size_bytes` that is in no index and unlinked.
     #[inline(always)]
-    pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot) {
-        if self.bins.is_empty() {
-            self.bins = vec![Bin::EMPTY; BINS];
+    pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot, size_bytes: u64) {
+        let bin = bin_of(size_bytes);
+        match self.bins.get_mut(bin) {
+            Some(tree) if tree.root.is_none() => {
+                *tree = Bin { root: new, first: new };
+                self.filled.insert(bin);
+            }
+            Some(_) => self.insert_in_tree(slab, bin, new),
+            None => self.add_bins(bin, new),
         }
-        let block = slab.get_mut(new);
-        block.links = [Slot::NONE; 2];
-        block.over = Slot::NONE;
-        let bin = bin_of(block.size_bytes);
-        if self.bins[bin].root.is_none() {
-            self.bins[bin] = Bin { root: new, first: new };
-            self.filled.insert(bin);
-        } else {
-            self.insert_in_tree(slab, bin, new);
-        }
+    }
+
+    #[cold]
+    fn add_bins(&mut self, bin: usize, new: Slot) {
+        self.bins = vec![Bin::EMPTY; BINS];
+        self.bins[bin] = Bin { root: new, first: new };
+        self.filled.insert(bin);
     }
 
     #[inline(never)]
     fn insert_in_tree(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
-        let block = slab.get(new);
-        let (key, priority) = (key_of(block), block.priority);
+        let key = key_of(slab.get(new));
         let Bin { root, first } = self.bins[bin];
-        let (mut at, mut side) = (first, 0);
         if key < key_of(slab.get(first)) {
-            self.bins[bin].first = new;
-        } else {
-            let mut next = root;
-            while !next.is_none() {
-                at = next;
-                let block = slab.get(at);
-                side = usize::from(key > key_of(block));
-                next = block.links[side];
+            self.insert_first(slab, bin, new);
+            return;
+        }
+        // Down to where its priority belongs.
+        let priority = slab.get(new).priority;
+        let (mut above, mut side, mut below) = (Slot::NONE, 0, root);
+        while !below.is_none() {
+            let block = slab.get(below);
+            if block.priority < priority {
+                break;
             }
+            (above, side) = (below, usize::from(key > key_of(block)));
+            below = block.links[side];
         }
-        slab.get_mut(at).links[side] = new;
-        slab.get_mut(new).over = at;
-        // Up to where its priority belongs: two steps on average, in trees of any size.
-        while !at.is_none() && slab.get(at).priority < priority {
-            self.rotate(slab, bin, new, at);
-            at = slab.get(new).over;
-        }
+        hang(slab, &mut self.bins[bin].root, above, side, new);
+        split(slab, below, new, key);
     }
 
-    /// Puts `low`, a child of `high`, above it.
-    fn rotate(&mut self, slab: &mut Slab, bin: usize, low: Slot, high: Slot) {
-        let block = slab.get(high);
-        let (side, above) = (usize::from(block.links[1] == low), block.over);
-        let middle = slab.get(low).links[1 - side];
-        slab.get_mut(high).links[side] = middle;
-        if !middle.is_none() {
-            slab.get_mut(middle).over = high;
+    /// Adds a block that comes before all others of its bin: everything it goes above comes after it.
+    fn insert_first(&mut self, slab: &mut Slab, bin: usize, new: Slot) {
+        let priority = slab.get(new).priority;
+        let tree = &mut self.bins[bin];
+        let (mut above, mut below) = (tree.first, Slot::NONE);
+        tree.first = new;
+        while !above.is_none() && slab.get(above).priority < priority {
+            (above, below) = (slab.get(above).over, above);
         }
-        slab.get_mut(low).links[1 - side] = high;
-        slab.get_mut(high).over = low;
-        self.replace(slab, bin, above, high, low);
+        hang(slab, &mut tree.root, above, 0, new);
+        slab.get_mut(new).links[1] = below;
+        if !below.is_none() {
+            slab.get_mut(below).over = new;
+        }
     }
 
     /// Hangs `new`, if it is any, where `old` hangs below `above`, or makes it the root.
@@ -145,23 +153,29 @@ impl FreeIndex {
         }
     }
 
-    /// Takes a block out that is in this index.
+    /// Takes a block out that is in this index; `block` is a copy of it.
     #[inline(always)]
-    pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot) {
-        let block = slab.get(old);
-        let bin = bin_of(block.size_bytes);
-        if self.bins[bin].root == old && block.links == [Slot::NONE; 2] {
-            self.bins[bin] = Bin::EMPTY;
-            self.filled.remove(bin);
-        } else {
-            self.remove_from_tree(slab, bin, old);
+    pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot, block: &Block) {
+        let Block { size_bytes, links, over, .. } = *block;
+        let bin = bin_of(size_bytes);
+        match self.bins.get_mut(bin) {
+            Some(tree) if tree.root == old && links == [Slot::NONE; 2] => {
+                *tree = Bin::EMPTY;
+                self.filled.remove(bin);
+            }
+            _ => self.remove_from_tree(slab, bin, old, links, over),
         }
     }
 
     #[inline(never)]
-    fn remove_from_tree(&mut self, slab: &mut Slab, bin: usize, old: Slot) {
-        let block = slab.get(old);
-        let (mut links, above) = (block.links, block.over);
+    fn remove_from_tree(
+        &mut self,
+        slab: &mut Slab,
+        bin: usize,
+        old: Slot,
+        mut links: [Slot; 2],
+        above: Slot,
+    ) {
         if self.bins[bin].first == old {
             // The first has nothing before it: what follows is right below or right above.
             let next = if links[1].is_none() { above } else { leftmost(slab, links[1]) };
@@ -217,6 +231,28 @@ fn hang(slab: &mut Slab, top: &mut Slot, over: Slot, side: usize, new: Slot) {
     }
     if !new.is_none() {
         slab.get_mut(new).over = over;
+    }
+}
+
+/// Hangs what is in the tree `below` under `new`, which has no children and whose key is `key`: lesser
+/// blocks left and greater ones right. Two steps on average, in trees of any size.
+#[inline]
+fn split(slab: &mut Slab, below: Slot, new: Slot, key: u128) {
+    let mut at = below;
+    // Where the next lesser and the next greater block hang.
+    let mut ends = [(new, 0), (new, 1)];
+    while !at.is_none() {
+        let block = slab.get_mut(at);
+        let greater = usize::from(key_of(block) > key);
+        let (over, side) = ends[greater];
+        block.over = over;
+        let next = block.links[1 - greater];
+        slab.get_mut(over).links[side] = at;
+        ends[greater] = (at, 1 - greater);
+        at = next;
+    }
+    for (over, side) in ends {
+        slab.get_mut(over).links[side] = Slot::NONE;
     }
 }
 

@@ -37,7 +37,7 @@ pub use edit::{Completed, FitRules, HandOut, Segment, SplitChange};
 pub use expand::{Growing, PageRun, Reservation};
 pub use place::Place;
 
-use crate::size::PoolKind;
+use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 use expand::Expandable;
 use index::FreeIndex;
 use slab::Slab;
@@ -75,10 +75,17 @@ impl Heap {
         self.slab.get(slot).view()
     }
 
+    /// The kind of a block.
+    #[inline]
+    #[must_use]
+    pub fn kind(&self, slot: Slot) -> PoolKind {
+        self.slab.get(slot).kind
+    }
+
     /// The first free block of a kind in (size, address) order with at least `size_bytes`.
     #[must_use]
     pub fn first_at_least(&self, kind: PoolKind, size_bytes: u64) -> Option<Slot> {
-        self.free[kind.index()].first_at_least(&self.slab, size_bytes)
+        self.free[kind.index()].first_at_least(&self.slab, size_bytes.max(MIN_BLOCK_BYTES))
     }
 
     /// The free block behind `slot` (a free block) in (size, address) order.

@@ -26,12 +26,18 @@ impl Default for Slab {
 impl Slab {
     #[inline]
     pub(super) fn get(&self, slot: Slot) -> &Block {
-        &self.chunks[slot.0 as usize / CHUNK_BLOCKS][slot.0 as usize % CHUNK_BLOCKS]
+        match self.try_get(slot) {
+            Some(block) => block,
+            None => no_such_slot(),
+        }
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
-        &mut self.chunks[slot.0 as usize / CHUNK_BLOCKS][slot.0 as usize % CHUNK_BLOCKS]
+        match self.chunks.get_mut(slot.0 as usize / CHUNK_BLOCKS) {
+            Some(chunk) => &mut chunk[slot.0 as usize % CHUNK_BLOCKS],
+            None => no_such_slot(),
+        }
     }
 
     /// The block at a slot that a caller made up, perhaps.
@@ -43,25 +49,32 @@ impl Slab {
 
     /// A slot for a new block. Its generation stays; everything else is the caller's to set.
     #[inline]
-    pub(super) fn occupy(&mut self) -> Slot {
+    pub(super) fn occupy(&mut self) -> (Slot, &mut Block) {
         if self.vacant.is_none() {
             self.grow();
         }
         let slot = self.vacant;
-        self.vacant = self.get(slot).links[0];
+        let Some(chunk) = self.chunks.get_mut(slot.0 as usize / CHUNK_BLOCKS) else {
+            no_such_slot()
+        };
+        let block = &mut chunk[slot.0 as usize % CHUNK_BLOCKS];
+        self.vacant = block.links[0];
         self.occupied += 1;
-        slot
+        (slot, block)
     }
 
+    /// Ends the block at `slot`. Says what it was.
     #[inline]
-    pub(super) fn vacate(&mut self, slot: Slot) {
+    pub(super) fn vacate(&mut self, slot: Slot) -> Block {
         let vacant = self.vacant;
         let block = self.get_mut(slot);
+        let gone = *block;
         debug_assert!(block.state != BlockState::Vacant, "a slot is vacated once");
         block.state = BlockState::Vacant;
         block.links[0] = vacant;
         self.vacant = slot;
         self.occupied -= 1;
+        gone
     }
 
     #[cold]
@@ -94,6 +107,13 @@ impl Slab {
         self.chunks.len() * size_of::<[Block; CHUNK_BLOCKS]>()
             + self.chunks.capacity() * size_of::<Chunk>()
     }
+}
+
+/// The panic of every look-up: one without arguments keeps them out of the way of hits.
+#[cold]
+#[inline(never)]
+fn no_such_slot() -> ! {
+    panic!("slots are named by their slab")
 }
 
 /// A fixed hash of the slot's number: equal only for equal slots, and unrelated to addresses.

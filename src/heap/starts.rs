@@ -6,7 +6,7 @@
 //!
 //! Source of the scheme: W. Litwin, "Linear Hashing", VLDB 1980.
 
-use super::block::Slot;
+use super::block::{Block, Slot};
 use super::slab::Slab;
 
 const CHUNK_BUCKETS: usize = 1024;
@@ -39,29 +39,27 @@ impl Starts {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, slab: &mut Slab, slot: Slot) {
+    pub(super) fn insert(&mut self, slab: &mut Slab, slot: Slot, address: u64) {
         // Twice as many buckets as blocks: most chains end with the first.
         while self.buckets <= 2 * self.entries {
             self.split_one(slab);
         }
         self.entries += 1;
-        self.push(slab, self.bucket_of(slab.get(slot).address), slot);
+        self.push(slab, self.bucket_of(address), slot);
     }
 
+    /// Takes out the block at `slot`; `block` is a copy of it.
     #[inline]
-    pub(super) fn remove(&mut self, slab: &mut Slab, slot: Slot) {
-        let bucket = self.bucket_of(slab.get(slot).address);
-        let rest = slab.get(slot).over;
-        let mut at = self.head(bucket);
-        if at == slot {
-            *self.head_mut(bucket) = rest;
-        } else {
-            while slab.get(at).over != slot {
-                at = slab.get(at).over;
-            }
-            slab.get_mut(at).over = rest;
-        }
+    pub(super) fn remove(&mut self, slab: &mut Slab, slot: Slot, block: &Block) {
         self.entries -= 1;
+        let bucket = self.bucket_of(block.address);
+        let head = self.head_mut(bucket);
+        if *head == slot {
+            *head = block.over;
+        } else {
+            let first = *head;
+            remove_behind(slab, first, slot, block.over);
+        }
     }
 
     /// Adds a bucket and moves to it what belongs there, from the one bucket it comes from.
@@ -116,4 +114,14 @@ impl Starts {
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * size_of::<[Slot; CHUNK_BUCKETS]>()
     }
+}
+
+/// Takes `slot` out of the chain that starts with `first`, another block; `rest` comes behind it.
+#[inline(never)]
+fn remove_behind(slab: &mut Slab, first: Slot, slot: Slot, rest: Slot) {
+    let mut at = first;
+    while slab.get(at).over != slot {
+        at = slab.get(at).over;
+    }
+    slab.get_mut(at).over = rest;
 }

@@ -42,10 +42,16 @@ impl Recorder {
         into.extend(self.ring.lock().events.drain(..));
     }
 
+    /// Whether events are kept now.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
     /// Adds an event if recording is on. The event is built only then.
     #[inline]
     pub(crate) fn record(&self, event: impl FnOnce() -> Event) {
-        if self.on.load(Ordering::Relaxed) {
+        if self.is_on() {
             self.push(event());
         }
     }

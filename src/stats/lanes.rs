@@ -5,7 +5,9 @@
 //! operation only compares. Who passes a limit goes to the `ledger`.
 //!
 //! Inwards only five change on a hit. Active blocks are those in callers' hands and those that
-//! drain, and what drains changes rarely: its limits are folded into those of the five (`bound`).
+//! drain, and what drains changes rarely: its limits are folded into those of the five (`bound`). Of
+//! the five a hit keeps only what is left of their bounds (`room`): a room below zero asks for the
+//! ledger, and what is held is a bound less its room.
 
 use crate::heap::{Completed, HandOut, SplitChange};
 use crate::size::PoolKind;
@@ -72,7 +74,8 @@ pub const ALL: usize = 2;
 
 /// The five counters that change on a hit: blocks and bytes in callers' hands, what was asked for of
 /// active blocks, free parts of segments and their bytes.
-type Hot = [i64; 5];
+type Hot = [i64; HOT];
+const HOT: usize = 5;
 const BLOCKS: usize = 0;
 const BYTES: usize = 1;
 const REQUESTED: usize = 2;
@@ -91,7 +94,9 @@ struct Cold {
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
 pub struct HeapCounters {
-    hot: [Hot; 2],
+    /// What is left of `bound`, for each kind and for both.
+    room: [Hot; 2],
+    room_of_both: Hot,
     /// What each of the five may reach, for each kind and both: from `limit` and what drains.
     bound: [Hot; CLASSES],
     freed: [Hot; 2],
@@ -113,6 +118,14 @@ fn signed(bytes: u64) -> i64 {
     bytes as i64
 }
 
+fn less(a: i64, b: i64) -> i64 {
+    a - b
+}
+
+fn zip(a: Hot, b: Hot, f: impl Fn(i64, i64) -> i64) -> Hot {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
 impl HeapCounters {
     /// A block was handed out. True when a limit is passed: then the ledger must be asked.
     #[inline]
@@ -126,17 +139,25 @@ impl HeapCounters {
     ) -> bool {
         let SplitChange { count, bytes } = out.inactive;
         let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
-        let (own, other) = (kind.index(), 1 - kind.index());
+        let signs = self.take_room::<BLOCKS>(kind, change);
+        self.freed[kind.index()][PARTS] -= count.min(0);
+        self.freed[kind.index()][PART_BYTES] -= bytes.min(0);
+        if oversize { self.oversize_handed_out(kind) || signs < 0 } else { signs < 0 }
+    }
+
+    /// Books a change of the five. Below zero when one of them, from `FIRST` on, passed a limit.
+    #[inline]
+    fn take_room<const FIRST: usize>(&mut self, kind: PoolKind, change: Hot) -> i64 {
+        let (own, both) = (&mut self.room[kind.index()], &mut self.room_of_both);
         let mut signs = 0;
         for (lane, change) in change.into_iter().enumerate() {
-            let now = self.hot[own][lane] + change;
-            self.hot[own][lane] = now;
-            signs |= self.bound[own][lane] - now;
-            signs |= self.bound[ALL][lane] - now - self.hot[other][lane];
+            own[lane] -= change;
+            both[lane] -= change;
+            if lane >= FIRST {
+                signs |= own[lane] | both[lane];
+            }
         }
-        self.freed[own][PARTS] += (-count).max(0);
-        self.freed[own][PART_BYTES] += (-bytes).max(0);
-        if oversize { self.oversize_handed_out(kind) || signs < 0 } else { signs < 0 }
+        signs
     }
 
     #[cold]
@@ -156,8 +177,7 @@ impl HeapCounters {
     /// The caller gave a block back that still drains.
     pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) {
         let (own, size) = (kind.index(), signed(size_bytes));
-        self.hot[own][BLOCKS] -= 1;
-        self.hot[own][BYTES] -= size;
+        self.take_room::<HOT>(kind, [-1, -size, 0, 0, 0]);
         self.freed[own][BLOCKS] += 1;
         self.freed[own][BYTES] += size;
         self.cold[own].draining_blocks += 1;
@@ -175,7 +195,7 @@ impl HeapCounters {
         self.cold[own].draining_blocks -= 1;
         self.cold[own].draining_bytes -= signed(done.size_bytes);
         self.bind();
-        self.became_free(done)
+        self.became_free(done, [0, 0])
     }
 
     /// A block was given back and is free at once. True when a limit is passed.
@@ -183,32 +203,29 @@ impl HeapCounters {
     #[must_use]
     pub fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
         let (own, size) = (done.kind.index(), signed(done.size_bytes));
-        self.hot[own][BLOCKS] -= 1;
-        self.hot[own][BYTES] -= size;
         self.freed[own][BLOCKS] += 1;
         self.freed[own][BYTES] += size;
         if oversize {
             self.oversize_given_back(done.kind);
         }
-        self.became_free(done)
+        self.became_free(done, [-1, -size])
     }
 
     /// Only free parts of segments can become more when a block becomes free.
     #[inline]
-    fn became_free(&mut self, done: &Completed) -> bool {
-        let (own, other) = (done.kind.index(), 1 - done.kind.index());
+    fn became_free(&mut self, done: &Completed, [blocks, bytes]: [i64; 2]) -> bool {
+        let freed = &mut self.freed[done.kind.index()];
         let requested = signed(done.requested_bytes);
-        self.hot[own][REQUESTED] -= requested;
-        self.freed[own][REQUESTED] += requested;
-        let mut signs = 0;
-        for (lane, change) in [(PARTS, done.inactive.count), (PART_BYTES, done.inactive.bytes)] {
-            let now = self.hot[own][lane] + change;
-            self.hot[own][lane] = now;
-            self.freed[own][lane] += (-change).max(0);
-            signs |= self.bound[own][lane] - now;
-            signs |= self.bound[ALL][lane] - now - self.hot[other][lane];
-        }
-        signs < 0
+        freed[REQUESTED] += requested;
+        freed[PARTS] -= done.inactive.count.min(0);
+        freed[PART_BYTES] -= done.inactive.bytes.min(0);
+        let SplitChange { count, bytes: part_bytes } = done.inactive;
+        self.take_room::<PARTS>(done.kind, [blocks, bytes, -requested, count, part_bytes]) < 0
+    }
+
+    /// What is held of the five by each kind.
+    fn held(&self) -> [Hot; 2] {
+        [0, 1].map(|kind: usize| zip(self.bound[kind], self.room[kind], less))
     }
 
     /// What is held now, for a kind or for [`ALL`].
@@ -217,7 +234,7 @@ impl HeapCounters {
         if class == ALL {
             return self.current(0).zip(self.current(1), |a, b| a + b);
         }
-        let [blocks, bytes, requested, parts, part_bytes] = self.hot[class];
+        let [blocks, bytes, requested, parts, part_bytes] = self.held()[class];
         let cold = self.cold[class];
         let active = (blocks + cold.draining_blocks, bytes + cold.draining_bytes);
         Lanes([blocks, bytes, active.0, active.1, requested, parts, part_bytes, cold.oversize])
@@ -263,8 +280,9 @@ impl HeapCounters {
         self.bind();
     }
 
-    /// Folds what drains into the bounds of what is in callers' hands.
+    /// Folds what drains into the bounds of what is in callers' hands. What is held stays.
     fn bind(&mut self) {
+        let held = self.held();
         let [small, large] = self.cold;
         let both = (
             small.draining_blocks + large.draining_blocks,
@@ -275,15 +293,19 @@ impl HeapCounters {
             (large.draining_blocks, large.draining_bytes),
             both,
         ];
-        for ((bound, limit), draining) in self.bound.iter_mut().zip(&self.limit).zip(draining) {
-            *bound = [
+        for (class, (limit, draining)) in self.limit.iter().zip(draining).enumerate() {
+            let bound = [
                 limit.of(Lane::Allocation).min(limit.of(Lane::Active) - draining.0),
                 limit.of(Lane::AllocatedBytes).min(limit.of(Lane::ActiveBytes) - draining.1),
                 limit.of(Lane::RequestedBytes),
                 limit.of(Lane::InactiveSplit),
                 limit.of(Lane::InactiveSplitBytes),
             ];
+            self.bound[class] = bound;
         }
+        let [small, large] = held;
+        self.room = [zip(self.bound[0], small, less), zip(self.bound[1], large, less)];
+        self.room_of_both = zip(zip(self.bound[ALL], small, less), large, less);
     }
 }
 
