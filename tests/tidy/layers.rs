@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 18] = [
+const LAYERS: [Layer; 19] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -33,6 +33,7 @@ const LAYERS: [Layer; 18] = [
     layer("layers"),
     layer("strategies"),
     layer("registry"),
+    layer("switch"),
     layer("handle"),
     layer("replay"),
     layer("ffi"),

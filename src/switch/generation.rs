@@ -1,0 +1,102 @@
+//! One of the allocators that follow each other, with what its retirement needs.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::allocator::{Counters, DeviceAllocator};
+use crate::config::{LayerSetting, Settings};
+use crate::layers;
+use crate::stats::Statistics;
+use crate::strategies::Strategy;
+
+/// One allocator. Current first, then retired, then gone.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) strategy: Strategy,
+    pub(super) name: &'static str,
+    retired: AtomicBool,
+    /// So many more frees until somebody looks whether it has drained.
+    look_in: AtomicI64,
+    /// Whether an eighth of its blocks was freed since idle memory was last given back.
+    pub(super) is_due: AtomicBool,
+}
+
+impl Generation {
+    /// An allocator that counts. One that does not wears the layer `statistics`; so does one with a
+    /// `front` inside, whose counters below take what threads keep for live blocks.
+    pub(super) fn new(strategy: Strategy, settings: Option<&Settings>) -> Self {
+        let fronts = |settings: &Settings| {
+            let inner = settings.layers.iter().skip(1);
+            inner.into_iter().any(|layer| matches!(layer, LayerSetting::Front { .. }))
+        };
+        let counts = strategy.counters().is_some() && !settings.is_some_and(fronts);
+        let strategy = if counts {
+            strategy
+        } else {
+            Strategy::User(Box::new(layers::statistics::statistics(strategy)))
+        };
+        Self {
+            name: intern(strategy.name()),
+            strategy,
+            retired: AtomicBool::new(false),
+            look_in: AtomicI64::new(0),
+            is_due: AtomicBool::new(false),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
+        self.strategy.counters().map(Counters::statistics).unwrap_or_default()
+    }
+
+    /// Blocks in callers' hands, given its statistics: without those that threads keep in a front.
+    pub(super) fn live_blocks(&self, statistics: &Statistics) -> i64 {
+        let kept = match &self.strategy {
+            Strategy::Fronted(front) => i64::try_from(front.totals().held_blocks).unwrap_or(0),
+            _ => 0,
+        };
+        statistics.allocation.all.current - kept
+    }
+
+    /// Counts a free of a retired one; true when it is time to look.
+    pub(super) fn freed_one(&self) -> bool {
+        self.look_in.fetch_sub(1, Ordering::AcqRel) <= 1
+    }
+
+    /// The next look is due when an eighth of so many blocks was freed.
+    pub(super) fn look_after(&self, live_blocks: i64) {
+        self.look_in.store((live_blocks / 8).max(1), Ordering::Release);
+    }
+
+    /// Gives idle memory back. May wait. A driver that fails now keeps it and is asked again later.
+    pub(super) fn give_idle_back(&self) {
+        self.is_due.store(false, Ordering::Relaxed);
+        if let Some(caching) = self.strategy.caching() {
+            let _ = caching.empty_cache();
+        }
+    }
+}
+
+/// The same text, living as long as the process: names are handed out as references and must outlive
+/// the allocators that have them. There are as many as there are different names.
+fn intern(name: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock();
+    let names = names.get_or_insert_default();
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(name.to_owned().into_boxed_str());
+    names.insert(kept);
+    kept
+}

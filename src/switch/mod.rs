@@ -1,0 +1,127 @@
+//! One allocator after another behind one face: the strategy can change while the program runs.
+//!
+//! [`Switchable`] is a [`DeviceAllocator`] over the **current** allocator and the **retired** ones that
+//! still have live blocks. New requests go to the current one. A block goes back to the one that made it:
+//! the current one is asked first and refuses what is not its own, then the retired ones. A retired one
+//! goes when its last block is freed and nobody is inside. A switch builds and checks first, so one that
+//! fails changes nothing. Read next: `core`, then [`crate::sync`] for how a call finds the current one.
+
+mod core;
+mod error;
+mod generation;
+
+use std::sync::Arc;
+
+use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::config::Config;
+use crate::driver::Driver;
+use crate::error::{AllocError, FreeError, HandleError};
+use crate::registry::{self, BuildError, BuildOptions};
+use crate::strategies::Strategy;
+
+use self::core::Core;
+pub use error::SwitchError;
+
+/// See the [module](self). Cheap to clone; all clones switch together.
+#[derive(Clone, Debug)]
+pub struct Switchable {
+    core: Arc<Core>,
+}
+
+impl Switchable {
+    /// An allocator that begins with `strategy`, which was built over `driver` from `config`. Later ones
+    /// are built over the same driver with the same options.
+    #[must_use]
+    pub fn new(
+        strategy: Strategy,
+        driver: Arc<dyn Driver>,
+        config: Config,
+        options: BuildOptions,
+    ) -> Self {
+        Self { core: Core::new(strategy, driver, config, options) }
+    }
+
+    /// An allocator that begins with what the configuration names.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]; nothing was taken from the device then.
+    pub fn build(
+        config: &Config,
+        driver: Arc<dyn Driver>,
+        options: BuildOptions,
+    ) -> Result<Self, BuildError> {
+        let strategy = registry::build(config, Arc::clone(&driver), options)?;
+        Ok(Self::new(strategy, driver, config.clone(), options))
+    }
+
+    /// Puts the allocator that the string names in force for all later requests. The string is complete:
+    /// what it does not say has its default. Blocks stay valid and go back to the allocator that made
+    /// them, whose idle memory is given back at once. A request that runs at this moment on another
+    /// thread may still be served by the old allocator.
+    ///
+    /// May wait for the driver and for running work, as releasing memory does.
+    ///
+    /// # Errors
+    ///
+    /// [`SwitchError`]; everything is as it was then.
+    pub fn switch(&self, text: &str) -> Result<(), SwitchError> {
+        self.core.switch(text)
+    }
+
+    /// How many replaced allocators still have blocks in callers' hands, or waiting for other streams.
+    #[must_use]
+    pub fn retired(&self) -> usize {
+        self.core.generations.retired()
+    }
+
+    /// Takes a block back that the current allocator has refused.
+    #[cold]
+    fn free_elsewhere(&self, refused: FreeError) -> Result<(), FreeError> {
+        if !is_unknown(&refused.reason) {
+            return Err(refused);
+        }
+        let FreeError { reason, allocation } = refused;
+        let mut asked = Some(allocation);
+        // The one that made a live block is among these, also if it became the current one just now.
+        let freed = self.core.find_in(self.core.generations.all(), |generation| {
+            let refused = generation.strategy.free(asked.take()?);
+            match refused {
+                Err(error) if is_unknown(&error.reason) => {
+                    asked = Some(error.allocation);
+                    None
+                }
+                answer => Some(answer),
+            }
+        });
+        match (freed, asked) {
+            (Some(answer), _) => answer,
+            (None, Some(allocation)) => Err(FreeError { reason, allocation }),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Whether an allocator says that a block is none of its own.
+fn is_unknown(reason: &HandleError) -> bool {
+    matches!(reason, HandleError::Foreign { .. } | HandleError::UnknownAddress { .. })
+}
+
+impl DeviceAllocator for Switchable {
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.core.call(|generation| generation.strategy.allocate(request))
+    }
+
+    #[inline]
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        match self.core.call(|generation| generation.strategy.free(allocation)) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.free_elsewhere(refused),
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.core.call(|generation| generation.name)
+    }
+}

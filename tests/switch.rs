@@ -1,0 +1,12 @@
+//! An allocator that is exchanged while it is used: nothing is lost, and a failure changes nothing.
+//!
+//! Read next: `draining` (old blocks), and further files of `tests/switch/`.
+
+#[path = "switch/bed.rs"]
+mod bed;
+#[path = "common/mod.rs"]
+mod common;
+#[path = "switch/draining.rs"]
+mod draining;
+#[path = "switch/failures.rs"]
+mod failures;
