@@ -4,9 +4,17 @@
 
 #[path = "switch/bed.rs"]
 mod bed;
+#[path = "switch/capabilities.rs"]
+mod capabilities;
 #[path = "common/mod.rs"]
 mod common;
+#[path = "switch/crowd.rs"]
+mod crowd;
 #[path = "switch/draining.rs"]
 mod draining;
 #[path = "switch/failures.rs"]
 mod failures;
+#[path = "switch/limits.rs"]
+mod limits;
+#[path = "switch/statistics.rs"]
+mod statistics;

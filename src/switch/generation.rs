@@ -19,6 +19,8 @@ pub(super) struct Generation {
     retired: AtomicBool,
     /// So many more frees until somebody looks whether it has drained.
     look_in: AtomicI64,
+    /// Whether it may have drained since somebody looked, or somebody was inside when it had.
+    pub(super) wants_look: AtomicBool,
     /// Whether an eighth of its blocks was freed since idle memory was last given back.
     pub(super) is_due: AtomicBool,
 }
@@ -26,12 +28,10 @@ pub(super) struct Generation {
 impl Generation {
     /// An allocator that counts. One that does not wears the layer `statistics`; so does one with a
     /// `front` inside, whose counters below take what threads keep for live blocks.
-    pub(super) fn new(strategy: Strategy, settings: Option<&Settings>) -> Self {
-        let fronts = |settings: &Settings| {
-            let inner = settings.layers.iter().skip(1);
-            inner.into_iter().any(|layer| matches!(layer, LayerSetting::Front { .. }))
-        };
-        let counts = strategy.counters().is_some() && !settings.is_some_and(fronts);
+    pub(super) fn new(strategy: Strategy, settings: &Settings) -> Self {
+        let mut inner = settings.layers.iter().skip(1);
+        let fronts = inner.any(|layer| matches!(layer, LayerSetting::Front { .. }));
+        let counts = strategy.counters().is_some() && !fronts;
         let strategy = if counts {
             strategy
         } else {
@@ -42,6 +42,7 @@ impl Generation {
             strategy,
             retired: AtomicBool::new(false),
             look_in: AtomicI64::new(0),
+            wants_look: AtomicBool::new(false),
             is_due: AtomicBool::new(false),
         }
     }
@@ -49,6 +50,16 @@ impl Generation {
     #[inline]
     pub(super) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was retired. Then somebody who was inside leaves now.
+    #[inline]
+    pub(super) fn was_left(&self) -> bool {
+        let retired = self.is_retired();
+        if retired {
+            self.wants_look.store(true, Ordering::SeqCst);
+        }
+        retired
     }
 
     pub(super) fn retire(&self) {

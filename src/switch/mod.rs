@@ -6,13 +6,23 @@
 //! goes when its last block is freed and nobody is inside. A switch builds and checks first, so one that
 //! fails changes nothing. Read next: `core`, then [`crate::sync`] for how a call finds the current one.
 
+mod capabilities;
 mod core;
+mod drain;
 mod error;
 mod generation;
+mod hooks;
+mod ledger;
+mod pools;
 
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::allocator::{
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PeerAccess, Pressure,
+    PrivatePools, RawAddresses, Request, Sharing,
+};
 use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError, HandleError};
@@ -20,6 +30,7 @@ use crate::registry::{self, BuildError, BuildOptions};
 use crate::strategies::Strategy;
 
 use self::core::Core;
+use self::generation::Generation;
 pub use error::SwitchError;
 
 /// See the [module](self). Cheap to clone; all clones switch together.
@@ -66,7 +77,41 @@ impl Switchable {
     ///
     /// [`SwitchError`]; everything is as it was then.
     pub fn switch(&self, text: &str) -> Result<(), SwitchError> {
-        self.core.switch(text)
+        let parsed = Config::parse(text, &registry::key_table());
+        let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
+        self.switch_to(parsed.map_err(refused)?)
+    }
+
+    /// The same with a configuration that was parsed before.
+    ///
+    /// # Errors
+    ///
+    /// [`SwitchError`]; everything is as it was then.
+    pub fn switch_to(&self, config: Config) -> Result<(), SwitchError> {
+        self.core.switch(config)
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        self.core.doors.lock().config.clone()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.core.driver
+    }
+
+    /// The current allocator. It stays, with all its memory, as long as this is held, also when another
+    /// one is put in force: for a look, not to keep. Blocks, scopes and limits that go past the
+    /// switchable allocator are not known to it.
+    #[must_use]
+    pub fn strategy(&self) -> CurrentStrategy {
+        CurrentStrategy {
+            core: Arc::clone(&self.core),
+            held: Some(self.core.generations.current()),
+        }
     }
 
     /// How many replaced allocators still have blocks in callers' hands, or waiting for other streams.
@@ -84,7 +129,7 @@ impl Switchable {
         let FreeError { reason, allocation } = refused;
         let mut asked = Some(allocation);
         // The one that made a live block is among these, also if it became the current one just now.
-        let freed = self.core.find_in(self.core.generations.all(), |generation| {
+        let freed = self.core.free_by(|generation| {
             let refused = generation.strategy.free(asked.take()?);
             match refused {
                 Err(error) if is_unknown(&error.reason) => {
@@ -107,10 +152,38 @@ fn is_unknown(reason: &HandleError) -> bool {
     matches!(reason, HandleError::Foreign { .. } | HandleError::UnknownAddress { .. })
 }
 
+/// A hold on the allocator that was current, which reads as its [`Strategy`].
+pub struct CurrentStrategy {
+    core: Arc<Core>,
+    /// Always there until the drop.
+    held: Option<Arc<Generation>>,
+}
+
+impl Deref for CurrentStrategy {
+    type Target = Strategy;
+
+    fn deref(&self) -> &Strategy {
+        &self.held.as_ref().expect("held until the drop").strategy
+    }
+}
+
+impl Drop for CurrentStrategy {
+    fn drop(&mut self) {
+        drop(self.held.take());
+        self.core.left();
+    }
+}
+
+impl fmt::Debug for CurrentStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
 impl DeviceAllocator for Switchable {
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.core.call(|generation| generation.strategy.allocate(request))
+        self.core.take(request, |generation| generation.strategy.allocate(request))
     }
 
     #[inline]
@@ -123,5 +196,39 @@ impl DeviceAllocator for Switchable {
 
     fn name(&self) -> &str {
         self.core.call(|generation| generation.name)
+    }
+
+    fn cross_stream(&self) -> Option<&dyn CrossStream> {
+        self.core.any(|strategy| strategy.cross_stream().is_some()).then_some(self as _)
+    }
+
+    fn caching(&self) -> Option<&dyn Caching> {
+        self.core.any(|strategy| strategy.caching().is_some()).then_some(self as _)
+    }
+
+    /// Always: an allocator that does not count wears the layer that does.
+    fn counters(&self) -> Option<&dyn Counters> {
+        Some(self)
+    }
+
+    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        self.core.any(|strategy| strategy.raw_addresses().is_some()).then_some(self as _)
+    }
+
+    /// Always: hooks wait for an allocator that asks them.
+    fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        self.core.any(|strategy| strategy.private_pools().is_some()).then_some(self as _)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        self.core.any(|strategy| strategy.peer_access().is_some()).then_some(self as _)
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.core.any(|strategy| strategy.sharing().is_some()).then_some(self as _)
     }
 }
