@@ -100,6 +100,29 @@ impl Core {
         Ok(())
     }
 
+    /// Puts a further string in force.
+    pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
+        let mut doors = self.doors.lock();
+        let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
+        let next = doors.config.updated(text, &registry::key_table()).map_err(refused)?;
+        let (is, will_be) = (doors.config.settings(), next.settings());
+        let stays = is.backend == will_be.backend
+            && is.layers == will_be.layers
+            && is.pluggable == will_be.pluggable;
+        if !stays {
+            drop(doors);
+            return self.switch(next);
+        }
+        let current = self.generations.current();
+        let lacks = || {
+            let name = current.strategy.name().to_owned();
+            SwitchError::Lacks { name, what: "cache, which further strings would change" }
+        };
+        current.strategy.caching().ok_or_else(lacks)?.apply(&next).map_err(SwitchError::Apply)?;
+        doors.config = next;
+        Ok(())
+    }
+
     fn install(&self, next: Generation, config: Config) -> Result<Arc<Generation>, SwitchError> {
         let mut doors = self.doors.lock();
         if let Some((pool, _)) = doors.scopes.first() {

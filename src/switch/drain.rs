@@ -191,6 +191,7 @@ impl Core {
         ledger.gone(&gone.statistics());
         drop(ledger);
         drop(gone);
+        self.generations.current().keep_shared_pool(&self.driver);
         self.spread_limit();
         None
     }
@@ -255,9 +256,10 @@ impl Core {
 
     /// What retired ones hold from the driver.
     fn retired_bytes(&self) -> u64 {
-        let reserved = |g: &Generation| g.statistics().reserved_bytes.all.current;
-        let all = self.each(|g| if g.is_retired() { reserved(g) } else { 0 });
-        all.into_iter().map(|bytes| u64::try_from(bytes).unwrap_or(0)).sum()
+        let held = |generation: &Generation| {
+            if generation.is_retired() { generation.held_bytes() } else { 0 }
+        };
+        self.each(held).into_iter().sum()
     }
 
     /// The current one may reserve what retired ones leave of the limit.
@@ -283,7 +285,7 @@ impl Core {
     }
 
     fn all_statistics(&self) -> Vec<Statistics> {
-        self.generations.all().iter().map(|generation| generation.statistics()).collect()
+        Generation::all_statistics(self.generations.all().iter().map(|generation| &**generation))
     }
 
     /// Ends a span of peaks.

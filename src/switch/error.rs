@@ -19,6 +19,9 @@ pub enum SwitchError {
         /// What is wrong with it, and where.
         error: ConfigError,
     },
+    /// The present allocator cannot take a further string.
+    #[error(transparent)]
+    Apply(DriverError),
     /// The new allocator was not built.
     #[error(transparent)]
     Build(#[from] BuildError),

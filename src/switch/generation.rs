@@ -1,14 +1,16 @@
 //! One of the allocators that follow each other, with what its retirement needs.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::allocator::{Counters, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
+use crate::driver::Driver;
 use crate::layers;
-use crate::stats::Statistics;
+use crate::stats::{PerPool, Statistics};
 use crate::strategies::Strategy;
 
 /// One allocator. Current first, then retired, then gone.
@@ -16,6 +18,8 @@ use crate::strategies::Strategy;
 pub(super) struct Generation {
     pub(super) strategy: Strategy,
     pub(super) name: &'static str,
+    /// Whether what it reserves is also reserved by others like it: the driver's default pool.
+    shares_pool: bool,
     retired: AtomicBool,
     /// So many more frees until somebody looks whether it has drained.
     look_in: AtomicI64,
@@ -40,6 +44,7 @@ impl Generation {
         Self {
             name: intern(strategy.name()),
             strategy,
+            shares_pool: settings.backend == "cudaMallocAsync" && !settings.malloc_async_own_pool,
             retired: AtomicBool::new(false),
             look_in: AtomicI64::new(0),
             wants_look: AtomicBool::new(false),
@@ -68,6 +73,39 @@ impl Generation {
 
     pub(super) fn statistics(&self) -> Statistics {
         self.strategy.counters().map(Counters::statistics).unwrap_or_default()
+    }
+
+    /// One that used the driver's default pool has gone and put back how much of it stays cached. If
+    /// this one uses the pool too, all of it stays, as that is how this one was built.
+    pub(super) fn keep_shared_pool(&self, driver: &Arc<dyn Driver>) {
+        let pools = driver.memory_pools().filter(|_| self.shares_pool);
+        if let Some(pools) = pools
+            && let Ok(pool) = pools.default_pool()
+        {
+            // A driver that refuses releases more than it should; nothing is lost.
+            let _ = pools.set_release_threshold(pool, u64::MAX);
+        }
+    }
+
+    /// What it alone holds from the driver; of a pool that others use too, what its blocks take.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let statistics = self.statistics();
+        let family =
+            if self.shares_pool { statistics.active_bytes } else { statistics.reserved_bytes };
+        u64::try_from(family.all.current).unwrap_or(0)
+    }
+
+    /// The counters of each of these. What several reserve together is counted with the first.
+    pub(super) fn all_statistics<'g>(all: impl Iterator<Item = &'g Self>) -> Vec<Statistics> {
+        let mut is_counted = false;
+        let one = |generation: &Self| {
+            let mut statistics = generation.statistics();
+            if generation.shares_pool && std::mem::replace(&mut is_counted, true) {
+                statistics.reserved_bytes = PerPool::default();
+            }
+            statistics
+        };
+        all.map(one).collect()
     }
 
     /// Blocks in callers' hands, given its statistics: without those that threads keep in a front.

@@ -91,6 +91,17 @@ impl Switchable {
         self.core.switch(config)
     }
 
+    /// Puts a further string in force, on top of those before: what it does not say stays, apart from
+    /// the keys that PyTorch resets. A string that changes the backend or the layers switches; any other
+    /// changes the present allocator. May wait as [`switch`](Self::switch) does.
+    ///
+    /// # Errors
+    ///
+    /// [`SwitchError`]; everything is as it was then.
+    pub fn update(&self, text: &str) -> Result<(), SwitchError> {
+        self.core.update(text)
+    }
+
     /// The configuration in force.
     #[must_use]
     pub fn config(&self) -> Config {

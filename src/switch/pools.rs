@@ -46,6 +46,27 @@ impl Switchable {
         answer
     }
 
+    /// Gives a pool's open scope another filter. The pool has the same users afterwards. In between no
+    /// allocator goes and none is switched to, so this is safe while the scope's stream is captured.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool has no open scope, or the new one cannot be opened: then the scope is
+    /// closed.
+    pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let mut doors = self.core.doors.lock();
+        self.ask_maker(pool, |pools| pools.close_scope(pool))?;
+        let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
+        doors.scopes.retain(|(open, _)| *open != pool);
+        if opened.is_ok() {
+            doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
+        }
+        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+        opened?;
+        // The new scope added a user.
+        self.ask_maker(pool, |pools| pools.release_pool(pool))
+    }
+
     /// Whether a pool is of an allocator that was replaced.
     fn is_of_retired(&self, pool: PoolId) -> bool {
         let known = |g: &Generation| knows(g, pool).map(|_| g.is_retired());
