@@ -14,6 +14,8 @@ mod crowd;
 mod draining;
 #[path = "switch/failures.rs"]
 mod failures;
+#[path = "switch/handles.rs"]
+mod handles;
 #[path = "switch/limits.rs"]
 mod limits;
 #[path = "switch/statistics.rs"]

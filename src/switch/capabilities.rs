@@ -34,6 +34,11 @@ fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>>
     }
 }
 
+#[cold]
+fn boxed<T>(answer: T) -> Box<T> {
+    Box::new(answer)
+}
+
 fn nobodys(allocation: &Allocation) -> HandleError {
     HandleError::UnknownAddress { address: allocation.address() }
 }
@@ -187,8 +192,14 @@ impl RawAddresses for Switchable {
             Strategy::Expandable(expandable) => of_maker(expandable.engine().free_raw(address)),
             other => of_maker(other.raw_addresses()?.free_raw(address)),
         };
-        if let Some(freed) = self.core.call(|generation| free(&generation.strategy)) {
-            return freed;
+        // What another answers is boxed, because what goes through here on a hit is copied.
+        let freed = self.core.call(|generation| match free(&generation.strategy) {
+            Some(Ok(())) => Ok(()),
+            other => Err(boxed(other)),
+        });
+        let Err(refused) = freed else { return Ok(()) };
+        if let Some(answer) = *refused {
+            return answer;
         }
         let found = self.core.free_by(|generation| free(&generation.strategy));
         found.unwrap_or(Err(HandleError::UnknownAddress { address }))

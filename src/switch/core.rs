@@ -149,7 +149,7 @@ impl Core {
     }
 
     /// Calls the current one. If it was replaced meanwhile, whoever leaves it looks whether it can go.
-    #[inline]
+    #[inline(always)]
     pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
         let mut retired = false;
         let answer = self.generations.with(|generation| {

@@ -21,77 +21,81 @@ use crate::error::{AllocError, OutOfMemory};
 use crate::size::human_bytes;
 use crate::stats::Statistics;
 
-/// Who refused a request.
-#[derive(Clone, Copy, Debug, Default)]
-struct Refuser {
-    /// It was replaced meanwhile.
+/// A request that an allocator has refused.
+#[derive(Debug)]
+struct Refusal {
+    error: AllocError,
+    /// The allocator was replaced meanwhile.
     is_retired: bool,
-    /// It tells nobody of refusals.
+    /// The allocator tells nobody of refusals.
     is_silent: bool,
+}
+
+impl Refusal {
+    #[cold]
+    fn of(generation: &Generation, error: AllocError) -> Box<Self> {
+        let is_silent = generation.strategy.pressure().is_none();
+        Box::new(Self { error, is_retired: generation.is_retired(), is_silent })
+    }
 }
 
 impl Core {
     /// Takes from the current one. Out of memory is final only when retired ones have nothing idle.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take<T>(
         &self,
         request: Request,
         take: impl Fn(&Generation) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
-        let mut refuser = Refuser::default();
-        match self.attempt(&mut refuser, &take) {
-            Err(AllocError::OutOfMemory(report)) => {
-                self.take_again(request, report, refuser, &take)
-            }
-            other => other,
+        match self.attempt(&take) {
+            Ok(taken) => Ok(taken),
+            Err(refusal) => self.refused(request, *refusal, &take),
         }
     }
 
-    #[inline]
+    /// A refusal is boxed: what goes through here on a hit is copied, and an error is large.
+    #[inline(always)]
     fn attempt<T>(
         &self,
-        refuser: &mut Refuser,
         take: &impl Fn(&Generation) -> Result<T, AllocError>,
-    ) -> Result<T, AllocError> {
-        self.call(|generation| {
-            let taken = take(generation);
-            if taken.is_err() {
-                let is_silent = generation.strategy.pressure().is_none();
-                *refuser = Refuser { is_retired: generation.is_retired(), is_silent };
-            }
-            taken
-        })
+    ) -> Result<T, Box<Refusal>> {
+        self.call(|generation| take(generation).map_err(|error| Refusal::of(generation, error)))
     }
 
     /// A request was refused: asks the current one if that was another, and once more after retired
     /// ones gave something back. Observers hear of the last refusal only.
     #[cold]
-    fn take_again<T>(
+    #[inline(never)]
+    fn refused<T>(
         &self,
         request: Request,
-        mut report: Box<OutOfMemory>,
-        mut refuser: Refuser,
+        mut refusal: Refusal,
         take: &impl Fn(&Generation) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         let (mut counted, mut may_make_room) = (0, true);
         loop {
+            let Refusal { error, is_retired, is_silent } = refusal;
+            let AllocError::OutOfMemory(mut report) = error else {
+                self.ledger.lock().rescue(counted);
+                return Err(error);
+            };
             let was_told = hooks::was_refused();
             counted += i64::from(was_told);
-            let again = refuser.is_retired
-                || (std::mem::take(&mut may_make_room) && self.make_room(request));
+            let again =
+                is_retired || (std::mem::take(&mut may_make_room) && self.make_room(request));
             if !again {
                 self.ledger.lock().rescue((counted - 1).max(0));
                 self.explain(&mut report);
-                if was_told || refuser.is_silent {
+                if was_told || is_silent {
                     self.hooks.tell_out_of_memory(&report);
                 }
                 return Err(AllocError::OutOfMemory(report));
             }
-            match self.attempt(&mut refuser, take) {
-                Err(AllocError::OutOfMemory(refused)) => report = refused,
-                other => {
+            match self.attempt(take) {
+                Err(again) => refusal = *again,
+                Ok(taken) => {
                     self.ledger.lock().rescue(counted);
-                    return other;
+                    return Ok(taken);
                 }
             }
         }

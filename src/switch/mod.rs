@@ -158,6 +158,11 @@ impl Switchable {
     }
 }
 
+#[cold]
+fn boxed(refused: FreeError) -> Box<FreeError> {
+    Box::new(refused)
+}
+
 /// Whether an allocator says that a block is none of its own.
 fn is_unknown(reason: &HandleError) -> bool {
     matches!(reason, HandleError::Foreign { .. } | HandleError::UnknownAddress { .. })
@@ -199,9 +204,12 @@ impl DeviceAllocator for Switchable {
 
     #[inline]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        match self.core.call(|generation| generation.strategy.free(allocation)) {
+        // A refusal is boxed, because what goes through here on a hit is copied.
+        let freed =
+            self.core.call(|generation| generation.strategy.free(allocation).map_err(boxed));
+        match freed {
             Ok(()) => Ok(()),
-            Err(refused) => self.free_elsewhere(refused),
+            Err(refused) => self.free_elsewhere(*refused),
         }
     }
 

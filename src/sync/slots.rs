@@ -3,6 +3,7 @@
 //! Slots are never freed, only handed on: a process has as many as it had threads at once. A thread says
 //! one thing at a time; who reads inside a read goes another way (see `swap`).
 
+use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -26,39 +27,47 @@ struct Slots {
 
 static SLOTS: Mutex<Slots> = Mutex::new(Slots { all: Vec::new(), unused: Vec::new() });
 
-/// A thread's hold on its slot, which goes to another thread after this one.
-struct Own(&'static Slot);
-
 thread_local! {
-    static OWN: Own = Own::take();
+    /// The thread's slot, once it has one. Without a destructor, so that asking takes one load.
+    static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    static RETURN: Return = const { Return };
 }
 
-impl Own {
-    #[cold]
-    fn take() -> Self {
-        let asymmetric = barrier::is_asymmetric();
-        let mut slots = SLOTS.lock();
-        if let Some(slot) = slots.unused.pop() {
-            return Self(slot);
-        }
-        let slot: &'static Slot =
-            Box::leak(Box::new(Slot { reading: AtomicPtr::new(null_mut()), asymmetric }));
-        slots.all.push(slot);
-        Self(slot)
-    }
-}
+/// Hands the thread's slot on when the thread ends.
+struct Return;
 
-impl Drop for Own {
+impl Drop for Return {
     fn drop(&mut self) {
-        SLOTS.lock().unused.push(self.0);
+        SLOTS.lock().unused.extend(OWN.take());
     }
 }
 
 /// The calling thread's slot, unless it says something already, or the thread is ending.
 #[inline]
 pub(super) fn idle() -> Option<&'static Slot> {
-    let slot = OWN.try_with(|own| own.0).ok()?;
-    slot.reading.load(Ordering::Relaxed).is_null().then_some(slot)
+    match OWN.get() {
+        Some(slot) => slot.reading.load(Ordering::Relaxed).is_null().then_some(slot),
+        None => take(),
+    }
+}
+
+/// Gives the thread a slot, unless it is ending.
+#[cold]
+fn take() -> Option<&'static Slot> {
+    RETURN.try_with(|_| ()).ok()?;
+    let asymmetric = barrier::is_asymmetric();
+    let mut slots = SLOTS.lock();
+    let slot = match slots.unused.pop() {
+        Some(slot) => slot,
+        None => {
+            let reading = AtomicPtr::new(null_mut());
+            let slot: &'static Slot = Box::leak(Box::new(Slot { reading, asymmetric }));
+            slots.all.push(slot);
+            slot
+        }
+    };
+    OWN.set(Some(slot));
+    Some(slot)
 }
 
 impl Slot {

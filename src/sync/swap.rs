@@ -56,10 +56,10 @@ impl<T: Send + Sync> Swap<T> {
     }
 
     /// Shows the current value. It lives until `read` returns, also when it is replaced meanwhile.
-    #[inline]
+    #[inline(always)]
     pub fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
         let Some(slot) = slots::idle() else {
-            return read(&self.current());
+            return self.with_counted(read);
         };
         let reading = Reading(slot);
         let mut at = self.current.load(Ordering::Acquire);
@@ -81,6 +81,12 @@ impl<T: Send + Sync> Swap<T> {
         let shown = read(value);
         drop(reading);
         shown
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn with_counted<R>(&self, read: impl FnOnce(&T) -> R) -> R {
+        read(&self.current())
     }
 
     /// The current value.
