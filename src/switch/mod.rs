@@ -28,6 +28,7 @@ use crate::driver::Driver;
 use crate::error::{AllocError, FreeError, HandleError};
 use crate::registry::{self, BuildError, BuildOptions};
 use crate::strategies::Strategy;
+use crate::sync::Read;
 
 use self::core::Core;
 use self::generation::Generation;
@@ -131,6 +132,21 @@ impl Switchable {
         self.core.generations.retired()
     }
 
+    #[cold]
+    #[inline(never)]
+    fn after_free(
+        &self,
+        generation: Read<'_, Generation>,
+        freed: Result<(), FreeError>,
+    ) -> Result<(), FreeError> {
+        let was_left = generation.was_left();
+        drop(generation);
+        if was_left {
+            self.core.look_again();
+        }
+        freed.or_else(|refused| self.free_elsewhere(refused))
+    }
+
     /// Takes a block back that the current allocator has refused.
     #[cold]
     fn free_elsewhere(&self, refused: FreeError) -> Result<(), FreeError> {
@@ -156,11 +172,6 @@ impl Switchable {
             (None, None) => Ok(()),
         }
     }
-}
-
-#[cold]
-fn boxed(refused: FreeError) -> Box<FreeError> {
-    Box::new(refused)
 }
 
 /// Whether an allocator says that a block is none of its own.
@@ -204,13 +215,13 @@ impl DeviceAllocator for Switchable {
 
     #[inline]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        // A refusal is boxed, because what goes through here on a hit is copied.
-        let freed =
-            self.core.call(|generation| generation.strategy.free(allocation).map_err(boxed));
-        match freed {
-            Ok(()) => Ok(()),
-            Err(refused) => self.free_elsewhere(*refused),
+        let generation = self.core.generations.read();
+        // One variable from here to the caller, as in `Core::take`.
+        let mut freed = generation.strategy.free(allocation);
+        if freed.is_err() || generation.is_retired() {
+            freed = self.after_free(generation, freed);
         }
+        freed
     }
 
     fn name(&self) -> &str {

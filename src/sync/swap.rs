@@ -6,6 +6,8 @@
 //! it. A read inside a read, and a read of a thread that is ending, takes a counted reference instead.
 
 use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -36,13 +38,35 @@ struct Retired<T> {
 /// The current value, then the replaced ones from the newest on.
 pub type All<T> = SmallVec<[Arc<T>; 4]>;
 
-/// Ends a read, also when it panics.
-struct Reading(&'static Slot);
+/// A read that lasts until this is dropped. Stays on its thread.
+pub struct Read<'s, T> {
+    at: *const T,
+    /// Where this thread says that it reads `at`; otherwise `held` keeps it.
+    slot: Option<&'static Slot>,
+    held: Option<Arc<T>>,
+    swap: PhantomData<&'s Swap<T>>,
+}
 
-impl Drop for Reading {
-    #[inline]
+impl<T> Deref for Read<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: `at` came from an `Arc`. Either `held` is that one, or `kept` holds it: `at` was current
+        // after `slot` named it, so a later `replace` orders its store before its look at the slots
+        // (`barrier`), and `let_go`, the only one who takes a value out of `kept`, finds the slot and
+        // leaves the value there. The slot names it until this is dropped, because who reads inside this
+        // read gets no slot. The swap is borrowed meanwhile, so `kept` is not dropped either.
+        unsafe { &*self.at }
+    }
+}
+
+impl<T> Drop for Read<'_, T> {
+    #[inline(always)]
     fn drop(&mut self) {
-        self.0.hush();
+        if let Some(slot) = self.slot {
+            slot.hush();
+        }
     }
 }
 
@@ -55,38 +79,35 @@ impl<T: Send + Sync> Swap<T> {
         Self { current: AtomicPtr::new(at), kept }
     }
 
-    /// Shows the current value. It lives until `read` returns, also when it is replaced meanwhile.
+    /// The current value, which lives until the read is dropped, also when it is replaced meanwhile.
     #[inline(always)]
-    pub fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
+    pub fn read(&self) -> Read<'_, T> {
         let Some(slot) = slots::idle() else {
-            return self.with_counted(read);
+            return self.read_counted();
         };
-        let reading = Reading(slot);
         let mut at = self.current.load(Ordering::Acquire);
         loop {
             slot.say(at.cast());
             barrier::light(slot.asymmetric);
             let now = self.current.load(Ordering::Acquire);
             if now == at {
-                break;
+                return Read { at, slot: Some(slot), held: None, swap: PhantomData };
             }
             at = now;
         }
-        // SAFETY: `at` came from an `Arc` that `kept` holds. It was current after the slot named it, so a
-        // later `replace` orders its store before its look at the slots (`barrier`), and `let_go`, the
-        // only one who takes a value out of `kept`, finds the slot and leaves the value there. The slot
-        // names it until `reading` is dropped, after `read` has returned. `self` is borrowed meanwhile,
-        // so `kept` is not dropped either.
-        let value = unsafe { &*at };
-        let shown = read(value);
-        drop(reading);
-        shown
     }
 
     #[cold]
     #[inline(never)]
-    fn with_counted<R>(&self, read: impl FnOnce(&T) -> R) -> R {
-        read(&self.current())
+    fn read_counted(&self) -> Read<'_, T> {
+        let held = self.current();
+        Read { at: Arc::as_ptr(&held), slot: None, held: Some(held), swap: PhantomData }
+    }
+
+    /// Shows the current value.
+    #[inline(always)]
+    pub fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
+        read(&self.read())
     }
 
     /// The current value.
@@ -143,6 +164,13 @@ impl<T: Send + Sync> Swap<T> {
         drop(kept.retired.remove(at));
         drop(kept);
         Arc::try_unwrap(old)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Read<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept_by = if self.held.is_some() { "a reference" } else { "a slot" };
+        f.debug_struct("Read").field("value", &**self).field("kept_by", &kept_by).finish()
     }
 }
 
