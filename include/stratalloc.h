@@ -93,12 +93,24 @@ stratalloc_status stratalloc_empty_cache(uint64_t handle);
 // limit. Releases nothing by itself.
 stratalloc_status stratalloc_set_memory_fraction(uint64_t handle, double fraction);
 
-// Puts a further configuration string in force; blocks stay.
+// Puts a further configuration string in force on top of those before; blocks stay. A string that
+// changes the backend or the layers switches, as `stratalloc_switch` does.
 //
 // # Safety
 //
 // `conf` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_set_conf(uint64_t handle, const char *conf);
+
+// Puts the allocator that the string names behind the handle: new requests go there, blocks from
+// before stay valid and are freed through the same handle. The string is complete: what it does not say
+// has its default. A limit stays unless the string says another. If the call fails, everything is as it
+// was. It fails while a scope of a pool is open. May wait for the device, as releasing memory does.
+//
+// # Safety
+//
+// `conf` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_switch(uint64_t handle,
+                                    const char *conf);
 
 // Writes the counters as one flat JSON object with the keys of `torch.cuda.memory_stats()`. `needed`,
 // if not null, is set to the bytes that all of it takes, with the zero at its end; a `size` of 0 only

@@ -25,6 +25,8 @@ pub mod replay;
 pub mod sharing;
 pub mod size;
 pub mod stats;
+pub mod switch;
+pub mod sync;
 
 #[path = "../strategies/mod.rs"]
 pub mod strategies;

@@ -7,7 +7,7 @@ speak about PyTorch's memory. ``Allocator`` is an allocator of one's own and nee
 from ._allocator import Allocator
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
-from ._torch import empty_cache, install, memory_stats, memory_summary, set_conf
+from ._torch import empty_cache, install, memory_stats, memory_summary, set_conf, switch
 
 __all__ = [
     "Allocator",
@@ -21,4 +21,5 @@ __all__ = [
     "memory_stats",
     "memory_summary",
     "set_conf",
+    "switch",
 ]

@@ -50,8 +50,14 @@ class Allocator:
         self._call("set_memory_fraction", float(fraction))
 
     def set_conf(self, conf):
-        """Puts a further configuration string in force."""
+        """Puts a further configuration string in force on top of those before. One that changes the
+        backend or the layers switches."""
         self._call("set_conf", encoded(conf, "conf"))
+
+    def switch(self, conf):
+        """Puts the allocator that a complete configuration string names in force. Blocks from before
+        stay valid and are freed as ever; if it fails, everything is as it was."""
+        self._call("switch", encoded(conf, "conf"))
 
     def memory_stats(self):
         """Every counter, with the keys of ``torch.cuda.memory_stats()``."""

@@ -34,6 +34,7 @@ _CALLS = {
     "stratalloc_empty_cache": [c_uint64],
     "stratalloc_set_memory_fraction": [c_uint64, c_double],
     "stratalloc_set_conf": [c_uint64, c_char_p],
+    "stratalloc_switch": [c_uint64, c_char_p],
     "stratalloc_statistics_json": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_summary": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_pool_create": [c_uint64, c_uint32, POINTER(Pool)],

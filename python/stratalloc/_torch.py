@@ -111,8 +111,15 @@ def empty_cache():
 
 
 def set_conf(conf, device=0):
-    """Puts a further configuration string in force on ``device``."""
+    """Puts a further configuration string in force on ``device``, on top of those before. One that
+    changes the backend or the layers switches, as ``switch`` does."""
     load().call("set_conf", _handle(device), encoded(conf, "conf"))
+
+
+def switch(conf, device=0):
+    """Puts the allocator that a complete configuration string names under PyTorch on ``device``.
+    Tensors from before stay valid; if it fails, everything is as it was."""
+    load().call("switch", _handle(device), encoded(conf, "conf"))
 
 
 def _handle(device):

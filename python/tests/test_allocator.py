@@ -31,6 +31,22 @@ class Use(unittest.TestCase):
                 allocator.empty_cache()
                 self.assertEqual(allocator.memory_stats()["reserved_bytes.all.current"], 0)
 
+    def test_an_allocator_is_switched_while_blocks_live(self):
+        for device in DEVICES:
+            with self.subTest(device), Allocator("backend:native", device) as allocator:
+                a = allocator.allocate(1 << 20)
+                allocator.switch("backend:native,expandable_segments:True")
+                b = allocator.allocate(1 << 20)
+                with self.assertRaises(Error):
+                    allocator.switch("backend:nobodys")
+                self.assertEqual(allocator.memory_stats()["allocation.all.current"], 2)
+                allocator.free(a)
+                with self.assertRaises(Error):
+                    allocator.free(a)
+                allocator.free(b)
+                allocator.empty_cache()
+                self.assertEqual(allocator.memory_stats()["reserved_bytes.all.current"], 0)
+
     def test_memory_of_the_host_is_real(self):
         with Allocator("", "host") as allocator:
             address = allocator.allocate(4096)

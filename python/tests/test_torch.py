@@ -88,6 +88,21 @@ reset()
 assert stratalloc.memory_stats(1)["reserved_bytes.all.current"] == 0
 stratalloc.empty_cache()
 stratalloc.set_conf("roundup_power2_divisions:4", device=1)
+old = ours.alloc(1 << 20, 1, None)
+stratalloc.switch("backend:native,expandable_segments:True", device=1)
+new = ours.alloc(1 << 20, 1, None)
+stratalloc.set_conf("backend:cudaMallocAsync", device=1)
+newest = ours.alloc(1 << 20, 1, None)
+assert len({old, new, newest}) == 3
+assert stratalloc.memory_stats(1)["allocation.all.current"] == 3
+try:
+    stratalloc.switch("backend:nobodys", device=1)
+    raise AssertionError("it switched to nothing")
+except stratalloc.Error as error:
+    assert "nobodys" in str(error)
+for block in (old, new, newest):
+    ours.free(block, 1 << 20, 1, None)
+assert stratalloc.memory_stats(1)["allocation.all.current"] == 0
 refused("installed already", lambda: stratalloc.install(conf=""))
 """)
 

@@ -123,7 +123,8 @@ pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> 
     status(|| Ok(table::find(handle)?.caching()?.set_memory_fraction(fraction)?))
 }
 
-/// Puts a further configuration string in force; blocks stay.
+/// Puts a further configuration string in force on top of those before; blocks stay. A string that
+/// changes the backend or the layers switches, as `stratalloc_switch` does.
 ///
 /// # Safety
 ///
@@ -134,6 +135,23 @@ pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -
         // SAFETY: our caller's promise.
         let text = unsafe { read(conf, "conf") }?;
         table::find(handle)?.set_conf(text)
+    })
+}
+
+/// Puts the allocator that the string names behind the handle: new requests go there, blocks from
+/// before stay valid and are freed through the same handle. The string is complete: what it does not say
+/// has its default. A limit stays unless the string says another. If the call fails, everything is as it
+/// was. It fails while a scope of a pool is open. May wait for the device, as releasing memory does.
+///
+/// # Safety
+///
+/// `conf` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let text = unsafe { read(conf, "conf") }?;
+        table::find(handle)?.switch(text)
     })
 }
 

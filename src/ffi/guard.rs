@@ -11,6 +11,7 @@ use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, HandleError, PoolError,
 };
 use crate::registry::BuildError;
+use crate::switch::SwitchError;
 
 /// How a call ended. After anything but `OK` nothing has changed, and `stratalloc_last_error` says
 /// more to the calling thread.
@@ -179,6 +180,22 @@ impl From<BuildError> for Failure {
             | BuildError::Library(_)
             | BuildError::Layer(_)
             | BuildError::Refused { .. } => Status::BadConfiguration,
+        };
+        Self::new(status, error)
+    }
+}
+
+impl From<SwitchError> for Failure {
+    #[cold]
+    fn from(error: SwitchError) -> Self {
+        let status = match error {
+            SwitchError::Configuration { text, error } => return bad_configuration(&text, &error),
+            SwitchError::Build(error) => return error.into(),
+            SwitchError::Apply(error) => return error.into(),
+            SwitchError::Peer(ref error) => of_driver(error),
+            SwitchError::ScopeOpen { .. } => Status::BadPool,
+            SwitchError::Lacks { .. } => Status::NotSupported,
+            SwitchError::TooMany { .. } => Status::OutOfMemory,
         };
         Self::new(status, error)
     }

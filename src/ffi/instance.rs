@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::device::open_device;
 use super::guard::{Failure, bad_configuration};
 use crate::allocator::{
@@ -14,15 +12,13 @@ use crate::driver::Driver;
 use crate::ids::{PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
-use crate::strategies::Strategy;
+use crate::switch::Switchable;
 
-/// An allocator and what it was made of.
+/// An allocator, which can be switched, and its device.
 #[derive(Debug)]
 pub(super) struct Instance {
-    strategy: Strategy,
+    allocator: Switchable,
     pub(super) driver: Arc<dyn Driver>,
-    /// What is in force: a further string adds to it.
-    config: Mutex<Config>,
 }
 
 /// What the environment says.
@@ -41,18 +37,14 @@ impl Instance {
         };
         let driver = open_device(device)?;
         let options = BuildOptions { raw_addresses: true };
-        let strategy = registry::build(&config, Arc::clone(&driver), options)?;
-        Ok(Self { strategy, driver, config: Mutex::new(config) })
+        let allocator = Switchable::build(&config, Arc::clone(&driver), options)?;
+        Ok(Self { allocator, driver })
     }
 
     /// The address of a block.
     #[inline]
     pub(super) fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Failure> {
-        let request = Request::new(bytes, stream);
-        match self.strategy.engine() {
-            Some(engine) => Ok(engine.allocate_raw(request)?),
-            None => Ok(self.raw()?.allocate_raw(request)?),
-        }
+        Ok(self.allocator.allocate_raw(Request::new(bytes, stream))?)
     }
 
     /// The address of a block in a pool, whatever scopes are open.
@@ -67,43 +59,42 @@ impl Instance {
 
     #[inline]
     pub(super) fn free(&self, address: u64) -> Result<(), Failure> {
-        match self.strategy.engine() {
-            Some(engine) => Ok(engine.free_raw(address)?),
-            None => Ok(self.raw()?.free_raw(address)?),
-        }
+        Ok(self.allocator.free_raw(address)?)
     }
 
     pub(super) fn raw(&self) -> Result<&dyn RawAddresses, Failure> {
-        self.strategy
+        self.allocator
             .raw_addresses()
-            .ok_or_else(|| Failure::lacks(self.strategy.name(), "blocks by bare address"))
+            .ok_or_else(|| Failure::lacks(self.allocator.name(), "blocks by bare address"))
     }
 
     pub(super) fn caching(&self) -> Result<&dyn Caching, Failure> {
-        self.strategy.caching().ok_or_else(|| Failure::lacks(self.strategy.name(), "cache"))
+        self.allocator.caching().ok_or_else(|| Failure::lacks(self.allocator.name(), "cache"))
     }
 
     pub(super) fn pools(&self) -> Result<&dyn PrivatePools, Failure> {
-        self.strategy
+        self.allocator
             .private_pools()
-            .ok_or_else(|| Failure::lacks(self.strategy.name(), "private pools"))
+            .ok_or_else(|| Failure::lacks(self.allocator.name(), "private pools"))
     }
 
     pub(super) fn statistics(&self) -> Result<Statistics, Failure> {
-        let counters: Option<&dyn Counters> = self.strategy.counters();
-        let counters = counters.ok_or_else(|| Failure::lacks(self.strategy.name(), "counters"))?;
-        Ok(counters.statistics())
+        Ok(self.allocator.statistics())
     }
 
-    /// Puts a further configuration string in force.
+    /// Puts a further configuration string in force; another backend in it switches.
     pub(super) fn set_conf(&self, text: &str) -> Result<(), Failure> {
-        let mut config = self.config.lock();
-        let next = config
-            .updated(text, &registry::key_table())
-            .map_err(|error| bad_configuration(text, &error))?;
-        self.caching()?.apply(&next)?;
-        *config = next;
-        Ok(())
+        Ok(self.allocator.update(text)?)
+    }
+
+    /// Puts the allocator that a complete configuration string names in force.
+    pub(super) fn switch(&self, text: &str) -> Result<(), Failure> {
+        Ok(self.allocator.switch(text)?)
+    }
+
+    /// Gives a pool's open scope another filter.
+    pub(super) fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
+        Ok(self.allocator.reopen_scope(pool, filter)?)
     }
 
     /// Opens a scope of a pool that is there.

@@ -2,11 +2,14 @@
 //!
 //! [`Handle`] is cheap to clone and is itself a [`DeviceAllocator`]. A [`DeviceVec`] keeps its handle
 //! alive, frees its block when it is dropped, and knows its stream. Nothing here decides where memory
-//! comes from. With the feature `cudarc` a buffer becomes one that cudarc's code takes for its own.
+//! comes from. With the feature `cudarc` a buffer becomes one that cudarc's code takes for its own. The
+//! strategy behind a handle can change while the handle is used ([`Handle::switch`]); `current` keeps one
+//! handle per device for the whole process.
 //! Read next: `vec`, then `view`.
 
 #[cfg(all(feature = "cudarc", target_pointer_width = "64", unix))]
 mod cudarc;
+pub mod current;
 mod error;
 mod vec;
 mod view;
@@ -21,8 +24,9 @@ use crate::allocator::{DeviceAllocator, Request};
 use crate::config::Config;
 use crate::driver::Driver;
 use crate::ids::StreamId;
-use crate::registry::{self, BuildError, BuildOptions};
+use crate::registry::{BuildError, BuildOptions};
 use crate::strategies::Strategy;
+use crate::switch::{CurrentStrategy, SwitchError, Switchable};
 
 pub use error::BufferError;
 pub use vec::{DeviceVec, Released};
@@ -49,8 +53,7 @@ pub struct Handle {
 }
 
 struct Inner {
-    strategy: Strategy,
-    driver: Arc<dyn Driver>,
+    switchable: Switchable,
     lost: AtomicU64,
 }
 
@@ -58,7 +61,14 @@ impl Handle {
     /// Puts an allocator and the driver that it was built over together.
     #[must_use]
     pub fn new(strategy: Strategy, driver: Arc<dyn Driver>) -> Self {
-        Self { inner: Arc::new(Inner { strategy, driver, lost: AtomicU64::new(0) }) }
+        let options = BuildOptions { raw_addresses: strategy.raw_addresses().is_some() };
+        Self::of(Switchable::new(strategy, driver, Config::default(), options))
+    }
+
+    /// A handle of an allocator that may be shared with others, who see its switches.
+    #[must_use]
+    pub fn of(switchable: Switchable) -> Self {
+        Self { inner: Arc::new(Inner { switchable, lost: AtomicU64::new(0) }) }
     }
 
     /// Builds the allocator that the configuration names.
@@ -67,20 +77,66 @@ impl Handle {
     ///
     /// [`BuildError`]; nothing was taken from the device then.
     pub fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, BuildError> {
-        let strategy = registry::build(config, Arc::clone(&driver), BuildOptions::default())?;
-        Ok(Self::new(strategy, driver))
+        Self::build_with(config, driver, BuildOptions::default())
     }
 
-    /// The allocator.
+    /// The same with options, which later allocators get too.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]; nothing was taken from the device then.
+    pub fn build_with(
+        config: &Config,
+        driver: Arc<dyn Driver>,
+        options: BuildOptions,
+    ) -> Result<Self, BuildError> {
+        Ok(Self::of(Switchable::build(config, driver, options)?))
+    }
+
+    /// Puts the strategy that the string names behind this handle and all its clones. New requests go
+    /// there; buffers from before stay valid and go back to the strategy that made them. See
+    /// [`Switchable::switch`], also for when it waits.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use stratalloc::config::Config;
+    /// use stratalloc::driver::Sim;
+    /// use stratalloc::handle::Handle;
+    /// use stratalloc::ids::StreamId;
+    ///
+    /// let handle = Handle::build(&Config::default(), Arc::new(Sim::new(Default::default())))?;
+    /// let before = handle.zeroed::<f32>(1024, StreamId::DEFAULT)?;
+    /// handle.switch("backend:native,expandable_segments:True")?;
+    /// let after = handle.zeroed::<f32>(1024, StreamId::DEFAULT)?;
+    /// drop((before, after));
+    /// assert_eq!(handle.switchable().retired(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`SwitchError`]; everything is as it was then.
+    pub fn switch(&self, conf: &str) -> Result<(), SwitchError> {
+        self.inner.switchable.switch(conf)
+    }
+
+    /// The allocator, which can be switched.
     #[must_use]
-    pub fn strategy(&self) -> &Strategy {
-        &self.inner.strategy
+    pub fn switchable(&self) -> &Switchable {
+        &self.inner.switchable
+    }
+
+    /// The strategy that serves requests now, held until it is dropped. For a look: blocks of its own go
+    /// past the handle.
+    #[must_use]
+    pub fn strategy(&self) -> CurrentStrategy {
+        self.inner.switchable.strategy()
     }
 
     /// The device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.inner.driver
+        self.inner.switchable.driver()
     }
 
     /// Blocks of dropped buffers that the allocator refused to take back: the driver failed, or somebody
@@ -172,12 +228,12 @@ fn size_of_many<T>(len: usize) -> Result<u64, BufferError> {
 }
 
 impl DeviceAllocator for Handle {
-    crate::forward_device_allocator!(self => self.inner.strategy);
+    crate::forward_device_allocator!(self => self.inner.switchable);
 }
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.inner.driver.info().device;
+        let device = self.driver().info().device;
         f.debug_struct("Handle").field("name", &self.name()).field("device", &device).finish()
     }
 }

@@ -51,6 +51,7 @@ static void refused_by_all(uint64_t handle) {
     IS(UNKNOWN_HANDLE, stratalloc_empty_cache(handle));
     IS(UNKNOWN_HANDLE, stratalloc_set_memory_fraction(handle, 0.5));
     IS(UNKNOWN_HANDLE, stratalloc_set_conf(handle, ""));
+    IS(UNKNOWN_HANDLE, stratalloc_switch(handle, ""));
     IS(UNKNOWN_HANDLE, stratalloc_statistics_json(handle, NULL, 0, &needed));
     IS(UNKNOWN_HANDLE, stratalloc_summary(handle, NULL, 0, &needed));
     IS(UNKNOWN_HANDLE, stratalloc_pool_create(handle, 0, &pool));
@@ -91,6 +92,10 @@ int main(int argc, char **argv) {
     IS(INVALID_ARGUMENT, stratalloc_set_conf(handle, NULL));
     IS(INVALID_ARGUMENT, stratalloc_set_conf(handle, "\x80"));
     IS(BAD_CONFIGURATION, stratalloc_set_conf(handle, "no_such_key:1"));
+    IS(INVALID_ARGUMENT, stratalloc_switch(handle, NULL));
+    IS(INVALID_ARGUMENT, stratalloc_switch(handle, "\x80"));
+    IS(BAD_CONFIGURATION, stratalloc_switch(handle, "no_such_key:1"));
+    IS(NOT_SUPPORTED, stratalloc_switch(handle, "backend:cpu"));
     double fractions[] = {-1.0, 1.5, 0.0 / 0.0, 1.0 / 0.0};
     for (int i = 0; i < 4; i++)
         IS(INVALID_ARGUMENT, stratalloc_set_memory_fraction(handle, fractions[i]));

@@ -56,12 +56,29 @@ int main(int argc, char **argv) {
     CHECK(strstr(text, "out of memory on device 0") != NULL);
     OK(stratalloc_set_memory_fraction(handle, 1.0));
 
+    OK(stratalloc_allocate(handle, 1 << 20, NULL, &a));
+    OK(stratalloc_switch(handle, "backend:native,expandable_segments:True"));
+    OK(stratalloc_allocate(handle, 1 << 20, other, &b));
+    CHECK(a != b && contains(handle, "\"allocation.all.current\":2,"));
+    CHECK(stratalloc_switch(handle, "backend:nobodys") == STRATALLOC_STATUS_BAD_CONFIGURATION);
+    OK(stratalloc_record_stream(handle, a, other));
+    OK(stratalloc_free(handle, a));
+    CHECK(stratalloc_free(handle, a) == STRATALLOC_STATUS_UNKNOWN_ADDRESS);
+    OK(stratalloc_free(handle, b));
+    OK(stratalloc_set_conf(handle, "backend:cudaMallocAsync"));
+    OK(stratalloc_allocate(handle, 1 << 20, NULL, &a));
+    OK(stratalloc_switch(handle, "backend:native"));
+    OK(stratalloc_free(handle, a));
+    OK(stratalloc_empty_cache(handle));
+    CHECK(contains(handle, "\"reserved_bytes.all.current\":0,"));
+
     stratalloc_pool pool = {0, 0};
     OK(stratalloc_pool_create(handle, STRATALLOC_POOL_NO_SPLIT, &pool));
     CHECK(pool.capture == 0 && pool.user != 0);
     OK(stratalloc_pool_retain(handle, pool));
     OK(stratalloc_pool_scope_open_thread(handle, pool));
     CHECK(stratalloc_pool_scope_open_stream(handle, pool, other) == STRATALLOC_STATUS_BAD_POOL);
+    CHECK(stratalloc_switch(handle, "") == STRATALLOC_STATUS_BAD_POOL);
     OK(stratalloc_allocate(handle, 4096, NULL, &a));
     OK(stratalloc_pool_scope_close(handle, pool));
     OK(stratalloc_pool_scope_open_stream(handle, pool, other));

@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 20] = [
+const LAYERS: [Layer; 21] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -33,6 +33,7 @@ const LAYERS: [Layer; 20] = [
     layer("layers"),
     layer("strategies"),
     layer("registry"),
+    layer("switch"),
     layer("handle"),
     // It uses allocators as a user does: through their trait and the registry.
     Layer { never: &["heap", "cache", "layers", "strategies"], ..layer("conformance") },

@@ -6,9 +6,12 @@ mod host_memory;
 
 use std::error::Error;
 use std::io::Write;
+use std::sync::Arc;
 
 use crate::allocator::DeviceAllocator;
 use crate::config::Config;
+use crate::driver::Driver;
+use crate::handle::Handle;
 use crate::ids::StreamId;
 use crate::registry::BuildOptions;
 use crate::size::{KIB, MIB};
@@ -82,8 +85,9 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
             let opened = args.device.open(None)?;
             let streams = opened.streams(args.threads.max(1))?;
             let options = BuildOptions { raw_addresses };
-            let strategy = crate::registry::build(config, opened.driver, options)?;
-            Ok(Built { strategy, streams })
+            let driver = opened.driver;
+            let strategy = crate::registry::build(config, Arc::clone(&driver), options)?;
+            Ok(Built { strategy, driver, streams })
         };
         printer.typed(&build)?;
         printer.raw(&build)?;
@@ -104,6 +108,7 @@ pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
 /// An allocator on an empty device, and streams of that.
 struct Built {
     strategy: Strategy,
+    driver: Arc<dyn Driver>,
     streams: Vec<StreamId>,
 }
 
@@ -195,6 +200,9 @@ impl Printer<'_> {
             let Built { strategy, .. } = build(false)?;
             self.single(case, || cases::pair(&Typed(&strategy), bytes))?;
         }
+        let Built { strategy, driver, .. } = build(false)?;
+        let handle = Handle::new(strategy, driver);
+        self.single("handle:512B", || cases::pair(&Typed(&handle), 512))?;
         let Built { strategy, .. } = build(false)?;
         self.single("mix:4096live", || cases::mix(&Typed(&strategy)))?;
         for (case, holes) in [("holes:4096", 4096), ("holes:65536", 65_536)] {
@@ -206,14 +214,14 @@ impl Printer<'_> {
         for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
             if self.wants(case) {
                 for threads in self.thread_counts() {
-                    let Built { strategy, streams } = build(false)?;
+                    let Built { strategy, streams, .. } = build(false)?;
                     let streams = if own { &streams[..] } else { &streams[..1] };
                     let done = cases::threads(&Typed(&strategy), threads, streams);
                     self.row(case, threads, done.ns, done.mops)?;
                 }
             }
         }
-        let Built { strategy, streams } = build(false)?;
+        let Built { strategy, streams, .. } = build(false)?;
         if self.wants("record_stream:64KiB")
             && let Some(ns) = cases::record_stream(&strategy, streams[0])
         {
@@ -291,7 +299,7 @@ impl Printer<'_> {
         }
         if self.wants("threads_raw:own_stream") {
             for threads in self.thread_counts() {
-                let Built { strategy, streams } = build(true)?;
+                let Built { strategy, streams, .. } = build(true)?;
                 let Some(raw) = strategy.raw_addresses() else { break };
                 let done = cases::threads(&Raw(raw), threads, &streams);
                 self.row("threads_raw:own_stream", threads, done.ns, done.mops)?;

@@ -10,7 +10,7 @@ use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
 
-use crate::allocator::{PrivatePools, ScopeFilter};
+use crate::allocator::ScopeFilter;
 use crate::driver::CaptureStatus;
 use crate::ffi::guard::Failure;
 use crate::ffi::instance::Instance;
@@ -80,7 +80,7 @@ impl Scopes {
         let any = |scope: &Scope| matches!(scope.state, State::OfThread(_));
         let Some(at) = at.or_else(|| open.iter().rposition(any)) else { return Ok(None) };
         let scope = &mut open[at];
-        reopen(instance.pools()?, scope.pool, ScopeFilter::Capture(capture))?;
+        instance.reopen_scope(scope.pool, ScopeFilter::Capture(capture))?;
         scope.state = settled;
         let pool = scope.pool;
         self.count(&open);
@@ -91,13 +91,6 @@ impl Scopes {
         let unsettled = open.iter().filter(|scope| matches!(scope.state, State::OfThread(_)));
         self.unsettled.store(unsettled.count(), Ordering::Relaxed);
     }
-}
-
-/// Gives a pool's open scope another filter. The pool has the same users afterwards.
-fn reopen(pools: &dyn PrivatePools, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
-    pools.close_scope(pool)?;
-    pools.open_scope(pool, filter)?;
-    Ok(pools.release_pool(pool)?)
 }
 
 #[cfg(test)]

@@ -1,0 +1,266 @@
+//! What a switchable allocator can do besides: what the current one can.
+//!
+//! A call about a block or an address goes to the allocator that made it. A call about everything goes
+//! to all. What was told by such a call (a limit, peers, hooks) is told to later allocators too.
+//! A capability that only a retired one has stays until that one has gone; the current one then
+//! answers that it cannot.
+
+use super::{Switchable, is_unknown};
+use crate::allocator::{
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
+    ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure,
+    RawAddresses, Request, Sharing,
+};
+use crate::config::Config;
+use crate::error::{AllocError, DriverError, DriverErrorKind, FractionError, HandleError};
+use crate::history::SegmentLayout;
+use crate::ids::{DeviceId, StreamId};
+use crate::sharing::{SharedHandle, SharingError};
+use crate::stats::Statistics;
+use crate::strategies::Strategy;
+
+/// The current allocator cannot do it; it could when the capability was asked for.
+#[cold]
+fn lacks(strategy: &Strategy, call: &'static str) -> DriverError {
+    let message = format!("backend:{} has no such capability", strategy.name());
+    DriverError::new(DriverErrorKind::NotSupported, call, 0, message)
+}
+
+/// An answer, unless it says that the block belongs elsewhere.
+fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>> {
+    match answer {
+        Err(reason) if is_unknown(&reason) => None,
+        answer => Some(answer),
+    }
+}
+
+#[cold]
+fn boxed<T>(answer: T) -> Box<T> {
+    Box::new(answer)
+}
+
+fn nobodys(allocation: &Allocation) -> HandleError {
+    HandleError::UnknownAddress { address: allocation.address() }
+}
+
+impl CrossStream for Switchable {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        let record = |strategy: &Strategy| {
+            let crossing = strategy.cross_stream()?;
+            of_maker(crossing.record_stream(allocation, stream))
+        };
+        let current = self.core.call(|generation| record(&generation.strategy));
+        let found = current.or_else(|| self.core.ask(|generation| record(&generation.strategy)));
+        found.unwrap_or_else(|| Err(nobodys(allocation)))
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        let processed = self.core.ask_all(|generation| {
+            generation.strategy.cross_stream().map_or(Ok(()), CrossStream::process_events)
+        });
+        self.core.look_at_all();
+        processed.into_iter().collect()
+    }
+}
+
+impl Caching for Switchable {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        let emptied = self.core.ask_all(|generation| {
+            generation.strategy.caching().map_or(Ok(()), Caching::empty_cache)
+        });
+        self.core.look_at_all();
+        self.core.spread_limit();
+        emptied.into_iter().collect()
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        let mut doors = self.core.doors.lock();
+        doors.limit_bytes = limit_bytes;
+        self.core.spread(&doors);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        let mut doors = self.core.doors.lock();
+        let current = self.core.generations.current();
+        let caching = current.strategy.caching();
+        let refused = FractionError { fraction };
+        let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
+        caching.set_memory_fraction(fraction)?;
+        doors.limit_bytes = caching.limit_bytes();
+        drop(current);
+        self.core.spread(&doors);
+        Ok(())
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        self.core.doors.lock().limit_bytes
+    }
+
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        let mut doors = self.core.doors.lock();
+        let current = self.core.generations.current();
+        let caching = current.strategy.caching();
+        caching.ok_or_else(|| lacks(&current.strategy, "apply"))?.apply(config)?;
+        doors.config = config.clone();
+        Ok(())
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        self.core.call(|generation| match generation.strategy.caching() {
+            Some(caching) => caching.cache_info(),
+            None => Err(lacks(&generation.strategy, "cache_info")),
+        })
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        let all =
+            self.core.ask_all(|g| g.strategy.caching().map(Caching::layout).unwrap_or_default());
+        let mut layout: Vec<_> = all.into_iter().flatten().collect();
+        layout.sort_by_key(|segment| segment.address);
+        layout
+    }
+
+    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
+        self.core.take(request, |generation| match generation.strategy.caching() {
+            Some(caching) => caching.allocate_at(request, address),
+            None => Err(lacks(&generation.strategy, "allocate_at").into()),
+        })
+    }
+
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        let segments = |strategy: &Strategy| strategy.caching().map(Caching::expandable_segments);
+        let all =
+            self.core.ask_all(|generation| segments(&generation.strategy).unwrap_or_default());
+        let mut all: Vec<_> = all.into_iter().flatten().collect();
+        all.sort_by_key(|segment| segment.address);
+        all
+    }
+
+    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
+        let mut doors = self.core.doors.lock();
+        match class {
+            Some(class) => drop(doors.classes.insert(stream, class.to_owned())),
+            None => drop(doors.classes.remove(&stream)),
+        }
+        if let Some(caching) = self.core.generations.current().strategy.caching() {
+            caching.set_reserve_class(stream, class);
+        }
+    }
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        let base = |strategy: &Strategy| of_maker(strategy.caching()?.base_allocation(allocation));
+        let found = self.core.ask(|generation| base(&generation.strategy));
+        found.unwrap_or_else(|| Err(nobodys(allocation)))
+    }
+}
+
+impl Counters for Switchable {
+    fn statistics(&self) -> Statistics {
+        let statistics = self.core.statistics();
+        self.core.left();
+        statistics
+    }
+
+    fn reset_peaks(&self) {
+        self.core.reset_peaks();
+        self.core.left();
+    }
+
+    fn reset_accumulated(&self) {
+        self.core.reset_accumulated();
+        self.core.left();
+    }
+}
+
+impl RawAddresses for Switchable {
+    #[inline]
+    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
+        self.core.take(request, |generation| match &generation.strategy {
+            Strategy::Native(native) => native.engine().allocate_raw(request),
+            Strategy::Expandable(expandable) => expandable.engine().allocate_raw(request),
+            other => match other.raw_addresses() {
+                Some(raw) => raw.allocate_raw(request),
+                None => Err(lacks(other, "allocate_raw").into()),
+            },
+        })
+    }
+
+    #[inline]
+    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+        let free = |strategy: &Strategy| match strategy {
+            Strategy::Native(native) => of_maker(native.engine().free_raw(address)),
+            Strategy::Expandable(expandable) => of_maker(expandable.engine().free_raw(address)),
+            other => of_maker(other.raw_addresses()?.free_raw(address)),
+        };
+        // What another answers is boxed, because what goes through here on a hit is copied.
+        let freed = self.core.call(|generation| match free(&generation.strategy) {
+            Some(Ok(())) => Ok(()),
+            other => Err(boxed(other)),
+        });
+        let Err(refused) = freed else { return Ok(()) };
+        if let Some(answer) = *refused {
+            return answer;
+        }
+        let found = self.core.free_by(|generation| free(&generation.strategy));
+        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
+    }
+
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        let record = |strategy: &Strategy| {
+            of_maker(strategy.raw_addresses()?.record_stream_raw(address, stream))
+        };
+        let current = self.core.call(|generation| record(&generation.strategy));
+        let found = current.or_else(|| self.core.ask(|generation| record(&generation.strategy)));
+        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
+    }
+}
+
+impl Pressure for Switchable {
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.core.hooks.add_callback(callback);
+    }
+
+    fn add_oom_observer(&self, observer: OomObserver) {
+        self.core.hooks.add_observer(observer);
+    }
+}
+
+impl PeerAccess for Switchable {
+    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
+        let mut doors = self.core.doors.lock();
+        for generation in self.core.generations.all() {
+            match generation.strategy.peer_access() {
+                Some(peers) => peers.enable_peer_access(device)?,
+                None if generation.is_retired() => {}
+                None => return Err(lacks(&generation.strategy, "enable_peer_access")),
+            }
+        }
+        if !doors.peers.contains(&device) {
+            doors.peers.push(device);
+        }
+        Ok(())
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        let peers = |strategy: &Strategy| strategy.peer_access().map(PeerAccess::peers);
+        self.core.call(|generation| peers(&generation.strategy)).unwrap_or_default()
+    }
+}
+
+impl Sharing for Switchable {
+    fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
+        let found =
+            self.core.ask(|generation| match generation.strategy.sharing()?.share(allocation) {
+                Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
+                answer => Some(answer),
+            });
+        found.unwrap_or_else(|| Err(nobodys(allocation).into()))
+    }
+
+    fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
+        self.core.call(|generation| match generation.strategy.sharing() {
+            Some(sharing) => sharing.open(handle),
+            None => Err(lacks(&generation.strategy, "open").into()),
+        })
+    }
+}

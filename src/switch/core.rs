@@ -1,0 +1,235 @@
+//! Putting the next allocator in force, and finding the one that a call is for.
+//!
+//! Everything that can fail happens before the new allocator is put in force. What must not change
+//! while that happens (open scopes, peers, the limit) is guarded by `doors`. Lock order: `doors`,
+//! `ledger`, the list of generations, an allocator's own. None of them is held while an allocator is
+//! built or dropped, or while hooks run. Read next: `drain`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::error::SwitchError;
+use super::generation::Generation;
+use super::hooks::{self, Hooks};
+use super::ledger::Ledger;
+use crate::allocator::{Caching, DeviceAllocator};
+use crate::config::{Config, Origin};
+use crate::driver::Driver;
+use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::registry::{self, BuildOptions};
+use crate::strategies::Strategy;
+use crate::sync::{All, Swap};
+
+/// As many replaced allocators may wait for their last blocks.
+pub(super) const RETIRED_MAX: usize = 4096;
+
+/// What all copies of a switchable allocator share.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) this: Weak<Self>,
+    pub(super) generations: Swap<Generation>,
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) options: BuildOptions,
+    pub(super) hooks: Hooks,
+    pub(super) doors: Mutex<Doors>,
+    pub(super) ledger: Mutex<Ledger>,
+    /// Pools that were made through here and may still have users.
+    pub(super) pools: Mutex<BTreeSet<PoolId>>,
+    /// How many scopes are open: part of `doors`, for those who only ask whether any is.
+    pub(super) open_scopes: AtomicUsize,
+    /// A retired one has drained and could not go yet, because somebody was inside or a scope was open.
+    pub(super) stuck: AtomicBool,
+}
+
+/// What must not change while an allocator is put in force.
+#[derive(Debug, Default)]
+pub(super) struct Doors {
+    pub(super) config: Config,
+    /// The most bytes that all allocators together may reserve.
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) peers: Vec<DeviceId>,
+    pub(super) classes: BTreeMap<StreamId, String>,
+    /// Pools with an open scope, and whether it is a capture's.
+    pub(super) scopes: Vec<(PoolId, bool)>,
+}
+
+impl Core {
+    pub(super) fn new(
+        strategy: Strategy,
+        driver: Arc<dyn Driver>,
+        config: Config,
+        options: BuildOptions,
+    ) -> Arc<Self> {
+        let limit_bytes = strategy.caching().and_then(Caching::limit_bytes);
+        let first = Generation::new(strategy, config.settings());
+        Arc::new_cyclic(|this| {
+            hooks::attach(&first.strategy, this);
+            Self {
+                this: Weak::clone(this),
+                generations: Swap::new(first),
+                driver,
+                options,
+                hooks: Hooks::default(),
+                doors: Mutex::new(Doors { config, limit_bytes, ..Doors::default() }),
+                ledger: Mutex::default(),
+                pools: Mutex::default(),
+                open_scopes: AtomicUsize::new(0),
+                stuck: AtomicBool::new(false),
+            }
+        })
+    }
+
+    /// Builds what the configuration says and puts it in force.
+    pub(super) fn switch(&self, config: Config) -> Result<(), SwitchError> {
+        let strategy = registry::build(&config, Arc::clone(&self.driver), self.options)?;
+        if self.options.raw_addresses && strategy.raw_addresses().is_none() {
+            let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
+            return Err(SwitchError::Lacks { name, what });
+        }
+        let next = Generation::new(strategy, config.settings());
+        hooks::attach(&next.strategy, &self.this);
+        let old = self.install(next, config)?;
+        if self.no_capture() {
+            old.give_idle_back();
+        }
+        self.look_at(old);
+        self.spread_limit();
+        Ok(())
+    }
+
+    /// Puts a further string in force.
+    pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
+        let mut doors = self.doors.lock();
+        let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
+        let next = doors.config.updated(text, &registry::key_table()).map_err(refused)?;
+        let (is, will_be) = (doors.config.settings(), next.settings());
+        let stays = is.backend == will_be.backend
+            && is.layers == will_be.layers
+            && is.pluggable == will_be.pluggable;
+        if !stays {
+            drop(doors);
+            return self.switch(next);
+        }
+        let current = self.generations.current();
+        let lacks = || {
+            let name = current.strategy.name().to_owned();
+            SwitchError::Lacks { name, what: "cache, which further strings would change" }
+        };
+        current.strategy.caching().ok_or_else(lacks)?.apply(&next).map_err(SwitchError::Apply)?;
+        doors.config = next;
+        Ok(())
+    }
+
+    fn install(&self, next: Generation, config: Config) -> Result<Arc<Generation>, SwitchError> {
+        let mut doors = self.doors.lock();
+        if let Some((pool, _)) = doors.scopes.first() {
+            return Err(SwitchError::ScopeOpen { pool: *pool });
+        }
+        if self.generations.retired() >= RETIRED_MAX {
+            return Err(SwitchError::TooMany { limit: RETIRED_MAX });
+        }
+        doors.carry_over(&next.strategy)?;
+        let says_limit = config.origin("per_process_memory_fraction") != Origin::Default;
+        if says_limit || doors.limit_bytes.is_none() {
+            doors.limit_bytes = next.strategy.caching().and_then(Caching::limit_bytes);
+        }
+        doors.config = config;
+        let mut ledger = self.ledger.lock();
+        self.cut(&mut ledger);
+        let old = self.generations.replace(next);
+        old.retire();
+        drop(ledger);
+        if doors.limit_bytes.is_some() {
+            self.spread(&doors);
+        }
+        Ok(old)
+    }
+
+    /// Calls the current one. If it was replaced meanwhile, whoever leaves it looks whether it can go.
+    #[inline(always)]
+    pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
+        let mut retired = false;
+        let answer = self.generations.with(|generation| {
+            let answer = call(generation);
+            retired = generation.was_left();
+            answer
+        });
+        if retired {
+            self.look_again();
+        }
+        answer
+    }
+
+    /// Asks one generation after the other, the current one first, until one answers. Looks at nobody, so
+    /// `doors` may be held; without them [`left`](Self::left) follows.
+    pub(super) fn find<R>(&self, mut ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
+        self.generations.all().iter().find_map(|generation| ask(generation))
+    }
+
+    /// What each generation answers, the current one first. Looks at nobody, as [`find`](Self::find).
+    pub(super) fn each<R>(&self, mut ask: impl FnMut(&Generation) -> R) -> Vec<R> {
+        self.generations.all().iter().map(|generation| ask(generation)).collect()
+    }
+
+    /// [`find`](Self::find) for calls that hold nothing.
+    pub(super) fn ask<R>(&self, ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
+        let answer = self.find(ask);
+        self.left();
+        answer
+    }
+
+    /// [`each`](Self::each) for calls that hold nothing.
+    pub(super) fn ask_all<R>(&self, ask: impl FnMut(&Generation) -> R) -> Vec<R> {
+        let answers = self.each(ask);
+        self.left();
+        answers
+    }
+
+    /// Like [`ask`](Self::ask), for frees.
+    pub(super) fn free_by<R>(&self, mut free: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
+        let freed = find_owned(self.generations.all(), &mut free);
+        let answer = freed.map(|(generation, answer)| {
+            self.freed_of(generation);
+            answer
+        });
+        self.left();
+        answer
+    }
+
+    /// Whether the current one or a retired one can do something.
+    pub(super) fn any(&self, can: impl Fn(&Strategy) -> bool) -> bool {
+        self.call(|generation| can(&generation.strategy))
+            || (self.generations.retired() > 0
+                && self.ask(|generation| can(&generation.strategy).then_some(())).is_some())
+    }
+}
+
+/// The first that answers. No other is held when this returns.
+fn find_owned<R>(
+    all: All<Generation>,
+    ask: &mut impl FnMut(&Generation) -> Option<R>,
+) -> Option<(Arc<Generation>, R)> {
+    all.into_iter().find_map(|generation| ask(&generation).map(|answer| (generation, answer)))
+}
+
+impl Doors {
+    /// Tells the next allocator what the present one was told.
+    fn carry_over(&self, next: &Strategy) -> Result<(), SwitchError> {
+        for peer in &self.peers {
+            let Some(peers) = next.peer_access() else {
+                let (name, what) = (next.name().to_owned(), "use by other devices");
+                return Err(SwitchError::Lacks { name, what });
+            };
+            peers.enable_peer_access(*peer).map_err(SwitchError::Peer)?;
+        }
+        if let Some(caching) = next.caching() {
+            for (stream, class) in &self.classes {
+                caching.set_reserve_class(*stream, Some(class));
+            }
+        }
+        Ok(())
+    }
+}

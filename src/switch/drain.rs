@@ -1,0 +1,328 @@
+//! Retired allocators: when their memory goes back, and when they go themselves.
+//!
+//! Idle memory of a retired one is given back at the switch, and from then on before the current one
+//! grows, once an eighth of its blocks has been freed since; all of it before a request fails. So a free
+//! waits for nobody, except the one that frees the last block: it drops the allocator, which gives its
+//! segments back as the driver does that. Blocks that wait for other streams are not waited for: the
+//! allocator goes at a later look (the next miss, release, switch, or `process_events`).
+//!
+//! While a scope is open nothing goes: it may be a capture's, which would break.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::core::{Core, Doors};
+use super::generation::Generation;
+use super::hooks;
+use super::ledger::{CUTS_MAX, Ledger};
+use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
+use crate::driver::CaptureStatus;
+use crate::error::{AllocError, OutOfMemory};
+use crate::size::human_bytes;
+use crate::stats::Statistics;
+use crate::sync::Read;
+
+/// A request that an allocator has refused.
+#[derive(Debug)]
+struct Refusal {
+    error: AllocError,
+    /// The allocator was replaced meanwhile.
+    is_retired: bool,
+    /// The allocator tells nobody of refusals.
+    is_silent: bool,
+}
+
+impl Core {
+    /// Takes from the current one. Out of memory is final only when retired ones have nothing idle.
+    #[inline(always)]
+    pub(super) fn take<T>(
+        &self,
+        request: Request,
+        take: impl Fn(&Generation) -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
+        let generation = self.generations.read();
+        // One variable from here to the caller: each further copy costs a hit 5 to 10 ns.
+        let mut taken = take(&generation);
+        if taken.is_err() || generation.is_retired() {
+            taken = match self.after_take(generation, taken) {
+                Ok(taken) => Ok(taken),
+                Err(refusal) => self.refused(request, refusal, &take),
+            };
+        }
+        taken
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn after_take<T>(
+        &self,
+        generation: Read<'_, Generation>,
+        taken: Result<T, AllocError>,
+    ) -> Result<T, Refusal> {
+        let (is_retired, is_silent) =
+            (generation.was_left(), generation.strategy.pressure().is_none());
+        drop(generation);
+        if is_retired {
+            self.look_again();
+        }
+        taken.map_err(|error| Refusal { error, is_retired, is_silent })
+    }
+
+    /// A request was refused: asks the current one if that was another, and once more after retired
+    /// ones gave something back. Observers hear of the last refusal only.
+    #[cold]
+    #[inline(never)]
+    fn refused<T>(
+        &self,
+        request: Request,
+        mut refusal: Refusal,
+        take: &impl Fn(&Generation) -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
+        let (mut counted, mut may_make_room) = (0, true);
+        loop {
+            let Refusal { error, is_retired, is_silent } = refusal;
+            let AllocError::OutOfMemory(mut report) = error else {
+                self.ledger.lock().rescue(counted);
+                return Err(error);
+            };
+            let was_told = hooks::was_refused();
+            counted += i64::from(was_told);
+            let again =
+                is_retired || (std::mem::take(&mut may_make_room) && self.make_room(request));
+            if !again {
+                self.ledger.lock().rescue((counted - 1).max(0));
+                self.explain(&mut report);
+                if was_told || is_silent {
+                    self.hooks.tell_out_of_memory(&report);
+                }
+                return Err(AllocError::OutOfMemory(report));
+            }
+            let generation = self.generations.read();
+            let taken = take(&generation);
+            match self.after_take(generation, taken) {
+                Err(again) => refusal = again,
+                Ok(taken) => {
+                    self.ledger.lock().rescue(counted);
+                    return Ok(taken);
+                }
+            }
+        }
+    }
+
+    /// Says what retired ones still hold.
+    fn explain(&self, report: &mut OutOfMemory) {
+        let retired = self.generations.retired();
+        if retired > 0 {
+            let held = human_bytes(self.retired_bytes());
+            report.hints.push(format!(
+                "{retired} allocators that were switched away from hold {held} for blocks that are \
+                 still live"
+            ));
+        }
+    }
+
+    /// Has retired ones give back all that is idle; true if that made room. Nothing is given back
+    /// while a capture would break of it.
+    fn make_room(&self, request: Request) -> bool {
+        if self.generations.retired() == 0 || !self.no_capture() {
+            return false;
+        }
+        let captured = self.driver.capture_status(request.stream);
+        if !matches!(captured, Ok(CaptureStatus::None)) {
+            return false;
+        }
+        let before = self.retired_bytes();
+        self.each(|generation| {
+            if generation.is_retired() {
+                generation.give_idle_back();
+            }
+        });
+        self.look_at_all();
+        self.spread_limit();
+        self.retired_bytes() < before
+    }
+
+    /// Before the current one grows: retired ones that are due give back what is idle, then users'
+    /// callbacks are asked. True when one of those freed something.
+    pub(super) fn before_growing(&self) -> bool {
+        if self.generations.retired() > 0 && self.no_scope() {
+            let mut gave = false;
+            self.each(|generation| {
+                if generation.is_retired() && generation.is_due.load(Ordering::Relaxed) {
+                    generation.give_idle_back();
+                    gave = true;
+                }
+            });
+            if gave {
+                self.look_again();
+                self.spread_limit();
+            }
+        }
+        self.hooks.free_some_memory()
+    }
+
+    fn no_scope(&self) -> bool {
+        self.open_scopes.load(Ordering::SeqCst) == 0
+    }
+
+    /// Whether no open scope is known to be a capture's.
+    pub(super) fn no_capture(&self) -> bool {
+        self.no_scope() || !self.doors.lock().scopes.iter().any(|(_, is_capture)| *is_capture)
+    }
+
+    /// Looks whether a retired one has drained, and lets it go if so; otherwise says when to look again.
+    pub(super) fn look_at(&self, old: Arc<Generation>) {
+        if let Some(old) = self.try_let_go(old) {
+            // Somebody was inside. Whoever leaves from now on looks; who left before is seen by this.
+            self.stuck.store(true, Ordering::SeqCst);
+            self.try_let_go(old);
+        }
+    }
+
+    /// Gives a drained one back that could not go.
+    fn try_let_go(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
+        let drained = self.has_drained(&old);
+        let few = self.generations.retired() <= CUTS_MAX;
+        if !old.is_retired() || !(few || drained) {
+            return None;
+        }
+        let mut ledger = self.ledger.lock();
+        if few {
+            self.cut(&mut ledger);
+        }
+        if !drained {
+            return None;
+        }
+        if !self.no_scope() {
+            return Some(old);
+        }
+        let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
+            Ok(gone) => gone,
+            Err(old) => return Some(old),
+        };
+        ledger.gone(&gone.statistics());
+        drop(ledger);
+        drop(gone);
+        self.generations.current().keep_shared_pool(&self.driver);
+        self.spread_limit();
+        None
+    }
+
+    /// Whether no block of it is in callers' hands or waits for other streams, and no pool has users.
+    fn has_drained(&self, old: &Generation) -> bool {
+        // An event that cannot be asked keeps its block waiting.
+        let _ = old.strategy.cross_stream().map(CrossStream::process_events);
+        let statistics = old.statistics();
+        let live = old.live_blocks(&statistics);
+        let waiting = statistics.active.all.current - statistics.allocation.all.current;
+        old.look_after(live);
+        if live == 0 {
+            // Whatever keeps it now, nobody will free a block of it and look again for that.
+            old.is_due.store(true, Ordering::Relaxed);
+            old.wants_look.store(true, Ordering::SeqCst);
+        }
+        live == 0 && waiting == 0 && !self.any_pool_in_use(old)
+    }
+
+    fn any_pool_in_use(&self, old: &Generation) -> bool {
+        let Some(pools) = old.strategy.private_pools() else { return false };
+        self.pools.lock().iter().any(|pool| pools.pool_users(*pool).is_some_and(|users| users > 0))
+    }
+
+    /// Looks at all retired ones, the oldest first.
+    pub(super) fn look_at_all(&self) {
+        self.look_at_those(|_| true);
+    }
+
+    /// Looks at those that may have drained since somebody looked.
+    #[cold]
+    pub(super) fn look_again(&self) {
+        self.look_at_those(|old| old.wants_look.swap(false, Ordering::SeqCst));
+    }
+
+    fn look_at_those(&self, wanted: impl Fn(&Generation) -> bool) {
+        self.stuck.store(false, Ordering::SeqCst);
+        let mut all = self.generations.all();
+        while all.len() > 1 {
+            if let Some(old) = all.pop().filter(|old| wanted(old)) {
+                self.look_at(old);
+            }
+        }
+    }
+
+    /// No reference to any generation is held here any more: one that could not go for that can now.
+    #[inline]
+    pub(super) fn left(&self) {
+        if self.stuck.load(Ordering::SeqCst) && self.no_scope() {
+            self.look_again();
+        }
+    }
+
+    /// A block of `old` was freed.
+    pub(super) fn freed_of(&self, old: Arc<Generation>) {
+        if old.is_retired() && old.freed_one() {
+            old.is_due.store(true, Ordering::Relaxed);
+            self.look_at(old);
+        }
+    }
+
+    /// What retired ones hold from the driver.
+    fn retired_bytes(&self) -> u64 {
+        let held = |generation: &Generation| {
+            if generation.is_retired() { generation.held_bytes() } else { 0 }
+        };
+        self.each(held).into_iter().sum()
+    }
+
+    /// The current one may reserve what retired ones leave of the limit.
+    pub(super) fn spread_limit(&self) {
+        let doors = self.doors.lock();
+        if doors.limit_bytes.is_some() {
+            self.spread(&doors);
+        }
+    }
+
+    pub(super) fn spread(&self, doors: &Doors) {
+        let retired = if doors.limit_bytes.is_some() { self.retired_bytes() } else { 0 };
+        let own = doors.limit_bytes.map(|limit| limit.saturating_sub(retired));
+        if let Some(caching) = self.generations.current().strategy.caching() {
+            caching.set_limit_bytes(own);
+        }
+    }
+
+    /// The counters of all.
+    pub(super) fn statistics(&self) -> Statistics {
+        let ledger = self.ledger.lock();
+        ledger.sum(&self.all_statistics())
+    }
+
+    fn all_statistics(&self) -> Vec<Statistics> {
+        Generation::all_statistics(self.generations.all().iter().map(|generation| &**generation))
+    }
+
+    /// Ends a span of peaks.
+    pub(super) fn cut(&self, ledger: &mut Ledger) {
+        ledger.cut(&self.all_statistics());
+        self.reset_own_peaks();
+    }
+
+    fn reset_own_peaks(&self) {
+        for generation in self.generations.all() {
+            generation.strategy.counters().into_iter().for_each(Counters::reset_peaks);
+        }
+    }
+
+    pub(super) fn reset_peaks(&self) {
+        let mut ledger = self.ledger.lock();
+        ledger.reset_peaks();
+        self.reset_own_peaks();
+    }
+
+    pub(super) fn reset_accumulated(&self) {
+        let mut ledger = self.ledger.lock();
+        ledger.reset_accumulated();
+        for generation in self.generations.all() {
+            generation.strategy.counters().into_iter().for_each(Counters::reset_accumulated);
+        }
+    }
+}

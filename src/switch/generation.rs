@@ -1,0 +1,151 @@
+//! One of the allocators that follow each other, with what its retirement needs.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::allocator::{Counters, DeviceAllocator};
+use crate::config::{LayerSetting, Settings};
+use crate::driver::Driver;
+use crate::layers;
+use crate::stats::{PerPool, Statistics};
+use crate::strategies::Strategy;
+
+/// One allocator. Current first, then retired, then gone.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) strategy: Strategy,
+    pub(super) name: &'static str,
+    /// Whether what it reserves is also reserved by others like it: the driver's default pool.
+    shares_pool: bool,
+    retired: AtomicBool,
+    /// So many more frees until somebody looks whether it has drained.
+    look_in: AtomicI64,
+    /// Whether it may have drained since somebody looked, or somebody was inside when it had.
+    pub(super) wants_look: AtomicBool,
+    /// Whether an eighth of its blocks was freed since idle memory was last given back.
+    pub(super) is_due: AtomicBool,
+}
+
+impl Generation {
+    /// An allocator that counts. One that does not wears the layer `statistics`; so does one with a
+    /// `front` inside, whose counters below take what threads keep for live blocks.
+    pub(super) fn new(strategy: Strategy, settings: &Settings) -> Self {
+        let mut inner = settings.layers.iter().skip(1);
+        let fronts = inner.any(|layer| matches!(layer, LayerSetting::Front { .. }));
+        let counts = strategy.counters().is_some() && !fronts;
+        let strategy = if counts {
+            strategy
+        } else {
+            Strategy::User(Box::new(layers::statistics::statistics(strategy)))
+        };
+        Self {
+            name: intern(strategy.name()),
+            strategy,
+            shares_pool: settings.backend == "cudaMallocAsync" && !settings.malloc_async_own_pool,
+            retired: AtomicBool::new(false),
+            look_in: AtomicI64::new(0),
+            wants_look: AtomicBool::new(false),
+            is_due: AtomicBool::new(false),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was retired. Then somebody who was inside leaves now.
+    #[inline]
+    pub(super) fn was_left(&self) -> bool {
+        let retired = self.is_retired();
+        if retired {
+            self.wants_look.store(true, Ordering::SeqCst);
+        }
+        retired
+    }
+
+    pub(super) fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
+        self.strategy.counters().map(Counters::statistics).unwrap_or_default()
+    }
+
+    /// One that used the driver's default pool has gone and put back how much of it stays cached. If
+    /// this one uses the pool too, all of it stays, as that is how this one was built.
+    pub(super) fn keep_shared_pool(&self, driver: &Arc<dyn Driver>) {
+        let pools = driver.memory_pools().filter(|_| self.shares_pool);
+        if let Some(pools) = pools
+            && let Ok(pool) = pools.default_pool()
+        {
+            // A driver that refuses releases more than it should; nothing is lost.
+            let _ = pools.set_release_threshold(pool, u64::MAX);
+        }
+    }
+
+    /// What it alone holds from the driver; of a pool that others use too, what its blocks take.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let statistics = self.statistics();
+        let family =
+            if self.shares_pool { statistics.active_bytes } else { statistics.reserved_bytes };
+        u64::try_from(family.all.current).unwrap_or(0)
+    }
+
+    /// The counters of each of these. What several reserve together is counted with the first.
+    pub(super) fn all_statistics<'g>(all: impl Iterator<Item = &'g Self>) -> Vec<Statistics> {
+        let mut is_counted = false;
+        let one = |generation: &Self| {
+            let mut statistics = generation.statistics();
+            if generation.shares_pool && std::mem::replace(&mut is_counted, true) {
+                statistics.reserved_bytes = PerPool::default();
+            }
+            statistics
+        };
+        all.map(one).collect()
+    }
+
+    /// Blocks in callers' hands, given its statistics: without those that threads keep in a front.
+    pub(super) fn live_blocks(&self, statistics: &Statistics) -> i64 {
+        let kept = match &self.strategy {
+            Strategy::Fronted(front) => i64::try_from(front.totals().held_blocks).unwrap_or(0),
+            _ => 0,
+        };
+        statistics.allocation.all.current - kept
+    }
+
+    /// Counts a free of a retired one; true when it is time to look.
+    pub(super) fn freed_one(&self) -> bool {
+        self.look_in.fetch_sub(1, Ordering::AcqRel) <= 1
+    }
+
+    /// The next look is due when an eighth of so many blocks was freed.
+    pub(super) fn look_after(&self, live_blocks: i64) {
+        self.look_in.store((live_blocks / 8).max(1), Ordering::Release);
+    }
+
+    /// Gives idle memory back. May wait. A driver that fails now keeps it and is asked again later.
+    pub(super) fn give_idle_back(&self) {
+        self.is_due.store(false, Ordering::Relaxed);
+        if let Some(caching) = self.strategy.caching() {
+            let _ = caching.empty_cache();
+        }
+    }
+}
+
+/// The same text, living as long as the process: names are handed out as references and must outlive
+/// the allocators that have them. There are as many as there are different names.
+fn intern(name: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock();
+    let names = names.get_or_insert_default();
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(name.to_owned().into_boxed_str());
+    names.insert(kept);
+    kept
+}

@@ -1,0 +1,121 @@
+//! Counters over all allocators: the current one, the retired ones and those that have gone.
+//!
+//! Currents and sums are added up, so they are as exact as each allocator's own. **Peaks** are those of
+//! the sum. While nothing is retired they are the current allocator's. Otherwise time is cut into
+//! spans, at each switch and whenever an eighth of a retired one's blocks has been freed or the last
+//! one has: within a span the sum is at most the sum of the spans' own peaks. So a peak is never below
+//! the truth, and above it by at most what retired allocators gave back within one span. With more than
+//! [`CUTS_MAX`] retired ones spans end at switches only. Calls that overlap with a cut count to either
+//! side of it.
+
+use crate::stats::{Counter, PerPool, Statistics};
+
+/// With so many retired ones spans end at eighths and last blocks too.
+pub(super) const CUTS_MAX: usize = 8;
+
+/// What no living allocator knows any more.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    /// Sums of allocators that have gone.
+    gone: Statistics,
+    /// Peaks of spans that have ended.
+    peaks: Statistics,
+    /// Requests that an allocator has refused and that were served all the same.
+    rescued: i64,
+}
+
+impl Ledger {
+    /// The counters of all, given those of each that lives; `max_split_size` is the first one's.
+    pub(super) fn sum(&self, all: &[Statistics]) -> Statistics {
+        let mut sum = self.gone.clone();
+        for one in all {
+            add(&mut sum, one);
+        }
+        sum.num_ooms = (sum.num_ooms - self.rescued).max(0);
+        sum.max_split_size = all.first().map_or(-1, |current| current.max_split_size);
+        let ended = counters(&mut self.peaks.clone()).map(|counter| counter.peak);
+        for (counter, ended) in counters(&mut sum).into_iter().zip(ended) {
+            counter.peak = counter.peak.max(ended).max(counter.current);
+        }
+        sum
+    }
+
+    /// A span ends, in which these were the allocators' counters. Their own peaks begin anew.
+    pub(super) fn cut(&mut self, all: &[Statistics]) {
+        self.peaks = self.sum(all);
+        self.forget_gone_peaks();
+    }
+
+    /// An allocator has gone.
+    pub(super) fn gone(&mut self, last: &Statistics) {
+        let mut last = last.clone();
+        // What it still had in its cache went with it.
+        last.num_device_free += last.segment.all.current;
+        last.free_blocks = 0;
+        for counter in counters(&mut last) {
+            counter.freed += counter.current;
+            counter.current = 0;
+        }
+        // Its peak counts until the span ends in which it went.
+        add(&mut self.gone, &last);
+    }
+
+    fn forget_gone_peaks(&mut self) {
+        counters(&mut self.gone).into_iter().for_each(|counter| counter.peak = 0);
+    }
+
+    /// Refusals that no caller has heard of.
+    pub(super) fn rescue(&mut self, refusals: i64) {
+        self.rescued += refusals;
+    }
+
+    /// Peaks begin anew.
+    pub(super) fn reset_peaks(&mut self) {
+        self.peaks = Statistics::default();
+        self.forget_gone_peaks();
+    }
+
+    /// Sums begin anew.
+    pub(super) fn reset_accumulated(&mut self) {
+        self.gone = Statistics::default();
+        self.rescued = 0;
+    }
+}
+
+/// Everything that adds up, peaks too.
+fn add(sum: &mut Statistics, one: &Statistics) {
+    for (sum, one) in counters(sum).into_iter().zip(counters(&mut one.clone())) {
+        sum.current += one.current;
+        sum.peak += one.peak;
+        sum.allocated += one.allocated;
+        sum.freed += one.freed;
+    }
+    sum.num_alloc_retries += one.num_alloc_retries;
+    sum.num_ooms += one.num_ooms;
+    sum.num_oom_rejections += one.num_oom_rejections;
+    sum.num_sync_all_streams += one.num_sync_all_streams;
+    sum.num_device_alloc += one.num_device_alloc;
+    sum.num_device_free += one.num_device_free;
+    sum.hits += one.hits;
+    sum.misses += one.misses;
+    sum.free_blocks += one.free_blocks;
+}
+
+/// Every counter, in one order.
+fn counters(statistics: &mut Statistics) -> [&mut Counter; 29] {
+    let Statistics {
+        allocation: PerPool { all: a, large: b, small: c },
+        segment: PerPool { all: d, large: e, small: f },
+        active: PerPool { all: g, large: h, small: i },
+        inactive_split: PerPool { all: j, large: k, small: l },
+        allocated_bytes: PerPool { all: m, large: n, small: o },
+        reserved_bytes: PerPool { all: p, large: q, small: r },
+        active_bytes: PerPool { all: s, large: t, small: u },
+        inactive_split_bytes: PerPool { all: v, large: w, small: x },
+        requested_bytes: PerPool { all: y, large: z, small: aa },
+        oversize_allocations: ab,
+        oversize_segments: ac,
+        ..
+    } = statistics;
+    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, aa, ab, ac]
+}

@@ -1,0 +1,172 @@
+//! Private pools of a switchable allocator.
+//!
+//! A pool belongs to the allocator that was current when it was made, and every call about it goes
+//! there, also after a switch: it serves `allocate_in`, is emptied, checkpointed and restored. Only new
+//! scopes are refused, because requests go to the current allocator. While a scope is open there is no
+//! switch. An allocator whose pool has users stays, because a graph may use its freed addresses.
+
+use std::sync::atomic::Ordering;
+
+use super::Switchable;
+use super::generation::Generation;
+use crate::allocator::{
+    Allocation, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
+    ScopeFilter,
+};
+use crate::error::{AllocError, PoolError};
+use crate::history::SegmentLayout;
+use crate::ids::PoolId;
+
+/// The pools of a generation, if this one is known there.
+fn knows(generation: &Generation, pool: PoolId) -> Option<&dyn PrivatePools> {
+    generation.strategy.private_pools().filter(|pools| pools.pool_users(pool).is_some())
+}
+
+impl Switchable {
+    /// Asks the maker of a pool. An unknown pool is the current allocator's affair. Looks at nobody, so
+    /// `doors` may be held.
+    fn ask_maker<R>(
+        &self,
+        pool: PoolId,
+        ask: impl Fn(&dyn PrivatePools) -> Result<R, PoolError>,
+    ) -> Result<R, PoolError> {
+        let found = self.core.find(|generation| knows(generation, pool).map(&ask));
+        let current = || self.core.generations.current().strategy.private_pools().map(&ask);
+        found.or_else(current).unwrap_or(Err(PoolError::Unknown { pool }))
+    }
+
+    /// The same for calls that hold nothing. What the call ended may have kept an allocator.
+    fn ask_pool<R>(
+        &self,
+        pool: PoolId,
+        ask: impl Fn(&dyn PrivatePools) -> Result<R, PoolError>,
+    ) -> Result<R, PoolError> {
+        let answer = self.ask_maker(pool, ask);
+        self.look();
+        answer
+    }
+
+    /// Gives a pool's open scope another filter. The pool has the same users afterwards. In between no
+    /// allocator goes and none is switched to, so this is safe while the scope's stream is captured.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool has no open scope, or the new one cannot be opened: then the scope is
+    /// closed.
+    pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let mut doors = self.core.doors.lock();
+        self.ask_maker(pool, |pools| pools.close_scope(pool))?;
+        let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
+        doors.scopes.retain(|(open, _)| *open != pool);
+        if opened.is_ok() {
+            doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
+        }
+        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+        opened?;
+        // The new scope added a user.
+        self.ask_maker(pool, |pools| pools.release_pool(pool))
+    }
+
+    /// Whether a pool is of an allocator that was replaced.
+    fn is_of_retired(&self, pool: PoolId) -> bool {
+        let known = |g: &Generation| knows(g, pool).map(|_| g.is_retired());
+        self.core.find(known).unwrap_or(false)
+    }
+
+    /// Remembers a pool, and forgets those that nobody knows any more.
+    fn remember(&self, pool: PoolId) {
+        let all = self.core.generations.all();
+        let mut pools = self.core.pools.lock();
+        pools.retain(|pool| all.iter().any(|generation| knows(generation, *pool).is_some()));
+        pools.insert(pool);
+    }
+
+    /// After something that may have been the last thing that kept an allocator.
+    fn look(&self) {
+        if self.core.generations.retired() > 0 {
+            self.core.look_at_all();
+        }
+    }
+}
+
+impl PrivatePools for Switchable {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        let _doors = self.core.doors.lock();
+        if self.is_of_retired(pool) {
+            return Err(PoolError::Taken { pool });
+        }
+        self.ask_maker(pool, |pools| pools.create_pool(pool, options.clone()))?;
+        self.remember(pool);
+        Ok(())
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.ask_pool(pool, |pools| pools.retain_pool(pool))
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.ask_pool(pool, |pools| pools.release_pool(pool))
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        self.core.ask(|generation| generation.strategy.private_pools()?.pool_users(pool))
+    }
+
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let mut doors = self.core.doors.lock();
+        if self.is_of_retired(pool) {
+            let what = "new scopes after the pool's allocator was switched away from";
+            return Err(PoolError::NotSupported { pool, what });
+        }
+        self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
+        doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
+        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+        self.remember(pool);
+        Ok(())
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        let mut doors = self.core.doors.lock();
+        self.ask_maker(pool, |pools| pools.close_scope(pool))?;
+        doors.scopes.retain(|(open, _)| *open != pool);
+        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+        drop(doors);
+        self.look();
+        Ok(())
+    }
+
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        let unknown = || Err(PoolError::Unknown { pool }.into());
+        let taken = self.core.take(request, |current| {
+            let ask = |pools: &dyn PrivatePools| pools.allocate_in(pool, request);
+            let own = knows(current, pool).map(ask);
+            let made = own.or_else(|| {
+                let all = self.core.generations.all();
+                all.iter().find_map(|generation| knows(generation, pool).map(ask))
+            });
+            made.or_else(|| current.strategy.private_pools().map(ask)).unwrap_or_else(unknown)
+        });
+        self.core.left();
+        taken
+    }
+
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.ask_pool(pool, |pools| pools.empty_pool(pool))
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        self.ask_pool(pool, |pools| pools.live_addresses(pool))
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        self.ask_pool(pool, |pools| pools.pool_layout(pool))
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        self.ask_pool(pool, |pools| pools.checkpoint(pool))
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        self.ask_pool(checkpoint.pool, |pools| pools.restore(checkpoint))
+    }
+}

@@ -1,0 +1,91 @@
+//! One slot per thread, in which it says what it reads now.
+//!
+//! Slots are never freed, only handed on: a process has as many as it had threads at once. A thread says
+//! one thing at a time; who reads inside a read goes another way (see `swap`).
+
+use std::cell::Cell;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use parking_lot::Mutex;
+
+use super::barrier;
+
+/// What one thread reads. On a line of its own, so that threads do not take it from each other.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Slot {
+    reading: AtomicPtr<()>,
+    pub(super) asymmetric: bool,
+}
+
+#[derive(Debug)]
+struct Slots {
+    all: Vec<&'static Slot>,
+    unused: Vec<&'static Slot>,
+}
+
+static SLOTS: Mutex<Slots> = Mutex::new(Slots { all: Vec::new(), unused: Vec::new() });
+
+thread_local! {
+    /// The thread's slot, once it has one. Without a destructor, so that asking takes one load.
+    static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    static RETURN: Return = const { Return };
+}
+
+/// Hands the thread's slot on when the thread ends.
+struct Return;
+
+impl Drop for Return {
+    fn drop(&mut self) {
+        SLOTS.lock().unused.extend(OWN.take());
+    }
+}
+
+/// The calling thread's slot, unless it says something already, or the thread is ending.
+#[inline]
+pub(super) fn idle() -> Option<&'static Slot> {
+    match OWN.get() {
+        Some(slot) => slot.reading.load(Ordering::Relaxed).is_null().then_some(slot),
+        None => take(),
+    }
+}
+
+/// Gives the thread a slot, unless it is ending.
+#[cold]
+fn take() -> Option<&'static Slot> {
+    RETURN.try_with(|_| ()).ok()?;
+    let asymmetric = barrier::is_asymmetric();
+    let mut slots = SLOTS.lock();
+    let slot = match slots.unused.pop() {
+        Some(slot) => slot,
+        None => {
+            let reading = AtomicPtr::new(null_mut());
+            let slot: &'static Slot = Box::leak(Box::new(Slot { reading, asymmetric }));
+            slots.all.push(slot);
+            slot
+        }
+    };
+    OWN.set(Some(slot));
+    Some(slot)
+}
+
+impl Slot {
+    /// Says that the thread reads what `at` points to; null for nothing. Only the slot's own thread.
+    #[inline]
+    pub(super) fn say(&self, at: *mut ()) {
+        self.reading.store(at, Ordering::Release);
+    }
+
+    /// Says that the thread reads nothing any more. What it read comes before this.
+    #[inline]
+    pub(super) fn hush(&self) {
+        self.reading.store(null_mut(), Ordering::Release);
+    }
+}
+
+/// Whether any thread says that it reads what `at` points to. What those who stopped saying so have read
+/// comes before this.
+pub(super) fn anyone_reads(at: *mut ()) -> bool {
+    SLOTS.lock().all.iter().any(|slot| slot.reading.load(Ordering::Acquire) == at)
+}

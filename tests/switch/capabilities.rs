@@ -1,0 +1,134 @@
+//! What is asked about blocks, pools and devices after a switch.
+
+use stratalloc::allocator::{
+    DeviceAllocator, MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter,
+};
+use stratalloc::driver::Driver;
+use stratalloc::error::{HandleError, PoolError};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::BuildOptions;
+use stratalloc::size::{GIB, MIB};
+use stratalloc::switch::SwitchError;
+
+use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
+
+fn raw_bed(conf: &str) -> Bed {
+    Bed::with_options(conf, 8 * GIB, BuildOptions { raw_addresses: true })
+}
+
+#[test]
+fn bare_addresses_find_their_allocator() {
+    let bed = raw_bed(NATIVE);
+    let raw = bed.switchable.raw_addresses().expect("asked for");
+    let mut addresses = Vec::new();
+    for conf in [EXPANDABLE, ASYNC, NATIVE, EXPANDABLE] {
+        let take = |n: u64| raw.allocate_raw(Request::new(n * 1000, StreamId::DEFAULT));
+        addresses.extend((1..9).map(|n| take(n).expect("there is room")));
+        bed.switch(conf);
+    }
+    let side = bed.sim.create_stream().expect("streams");
+    for address in addresses.iter().step_by(3) {
+        raw.record_stream_raw(*address, side).expect("it is live");
+    }
+    bed.sim.complete_all();
+    for address in &addresses {
+        raw.free_raw(*address).expect("it is live");
+    }
+    bed.sim.complete_all();
+    for address in addresses {
+        let twice = raw.free_raw(address).expect_err("it was freed");
+        assert!(matches!(twice, HandleError::UnknownAddress { .. }), "{twice}");
+    }
+    bed.switchable.cross_stream().expect("streams").process_events().expect("it works");
+    assert_eq!(bed.switchable.retired(), 0);
+}
+
+#[test]
+fn an_allocator_without_bare_addresses_is_refused_where_they_are_in_use() {
+    use std::sync::Arc;
+    use stratalloc::{driver, registry};
+    let plain = |driver: Arc<dyn driver::Driver>, _: &_| -> registry::Constructed {
+        let options = stratalloc::cache::EngineOptions::default();
+        Ok(Box::new(stratalloc::strategies::NativeAllocator::new(driver, &options)?))
+    };
+    registry::register("addressless", plain).expect("the name is free");
+    let bed = raw_bed(NATIVE);
+    let error = bed.switchable.switch("backend:addressless").expect_err("it has none");
+    assert!(matches!(error, SwitchError::Lacks { .. }), "{error}");
+    assert!(error.to_string().contains("blocks by bare address"), "{error}");
+    Bed::new(NATIVE).switch("backend:addressless");
+}
+
+#[test]
+fn a_block_that_another_stream_uses_waits_for_it_in_the_old_allocator() {
+    let bed = Bed::new(NATIVE);
+    let side = bed.sim.create_stream().expect("streams");
+    let block = bed.take(8 * MIB);
+    bed.switch(EXPANDABLE);
+    let crossing = bed.switchable.cross_stream().expect("streams");
+    crossing.record_stream(&block, side).expect("it is live");
+    let base = bed.switchable.caching().expect("it caches").base_allocation(&block);
+    assert_eq!(base.expect("it is live").address, block.address());
+    bed.give(block);
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (1, 20 * MIB), "it waits");
+    bed.sim.complete_all();
+    crossing.process_events().expect("events can be asked");
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+#[test]
+fn an_open_scope_refuses_the_switch_and_names_its_pool() {
+    let bed = Bed::new(NATIVE);
+    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
+    let scope = pool.enter().expect("no scope is open");
+    let error = bed.switchable.switch(EXPANDABLE).expect_err("a scope is open");
+    assert!(matches!(error, SwitchError::ScopeOpen { pool: open } if open == pool.id()), "{error}");
+    let inside = bed.take(MIB);
+    drop(scope);
+    bed.switch(EXPANDABLE);
+    assert_eq!(pools.live_addresses(pool.id()).expect("known"), [inside.address()]);
+    bed.give(inside);
+    assert_eq!(bed.switchable.retired(), 1, "its pool has a user");
+    drop(pool);
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+#[test]
+fn pools_stay_with_the_allocator_that_made_them() {
+    let bed = Bed::new(NATIVE);
+    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
+    let request = Request::new(3 * MIB, StreamId::DEFAULT);
+    let first = pools.allocate_in(pool.id(), request).expect("there is room");
+    let checkpoint = pools.checkpoint(pool.id()).expect("nothing waits");
+    bed.switch(EXPANDABLE);
+    let second = pools.allocate_in(pool.id(), request).expect("its maker serves it");
+    assert_eq!(second.owner(), first.owner());
+    let restored = pools.restore(&checkpoint).expect("it can go back");
+    assert_eq!(restored.live.len(), 1);
+    let scope = PoolScope::open(pools, pool.id(), ScopeFilter::this_thread());
+    assert!(matches!(scope, Err(PoolError::NotSupported { .. })), "{scope:?}");
+    let again = pools.create_pool(pool.id(), PoolOptions::default());
+    assert_eq!(again, Err(PoolError::Taken { pool: pool.id() }));
+    restored.live.into_iter().for_each(|block| bed.give(block));
+    let unknown = PoolId { capture: 0, user: u64::MAX - 1 };
+    assert_eq!(pools.release_pool(unknown), Err(PoolError::Unknown { pool: unknown }));
+    drop(pool);
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+#[test]
+fn nothing_is_given_back_while_a_scope_is_open() {
+    let bed = Bed::new(NATIVE);
+    let old = bed.take(32 * MIB);
+    bed.switch(EXPANDABLE);
+    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pool = PoolId::next_capture();
+    let scope = PoolScope::open(pools, pool, ScopeFilter::this_thread()).expect("none is open");
+    let frees = bed.sim.calls("free");
+    bed.give(old);
+    assert_eq!((bed.switchable.retired(), bed.sim.calls("free")), (1, frees));
+    drop(scope);
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}

@@ -1,0 +1,153 @@
+//! A thousand switches under the load of four threads, with every byte's holder known.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread;
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::config::Config;
+use stratalloc::driver::Driver;
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::size::{GIB, MIB};
+use stratalloc::switch::Switchable;
+
+use crate::bed::{ASYNC, EXPANDABLE, FRONT, NATIVE};
+use crate::common::base::Base;
+use crate::common::claims::Claims;
+use crate::common::law;
+
+const SWITCHES: usize = 1000;
+const THREADS: u64 = 4;
+const HELD_MAX: usize = 24;
+
+/// Numbers that look random and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+}
+
+struct Scene {
+    switchable: Switchable,
+    claims: Claims,
+    stop: AtomicBool,
+    steps: AtomicU64,
+}
+
+impl Scene {
+    fn take(&self, dice: &mut Dice, stream: StreamId) -> Allocation {
+        let bytes = if dice.below(4) == 0 { dice.below(3 * MIB) } else { dice.below(40_000) } + 1;
+        self.claims.at_most.add(1);
+        let block = self.switchable.allocate(Request::new(bytes, stream)).expect("there is room");
+        self.claims.at_least.add(1);
+        self.claims.claim(block.address(), block.size_bytes());
+        block
+    }
+
+    fn give(&self, block: Allocation) {
+        self.claims.give_up(block.address(), Vec::new());
+        self.claims.at_least.add(-1);
+        self.switchable.free(block).expect("it is live");
+        self.claims.at_most.add(-1);
+    }
+
+    /// Takes, gives and passes blocks on until told to stop; returns what is still held.
+    fn work(&self, seed: u64, stream: StreamId) -> Vec<Allocation> {
+        let mut dice = Dice(seed * 0x9E37_79B9 + 1);
+        let mut held: Vec<Allocation> = Vec::new();
+        while !self.stop.load(SeqCst) {
+            if held.len() == HELD_MAX || (!held.is_empty() && dice.below(2) == 0) {
+                let len = u64::try_from(held.len()).expect("few");
+                let at = usize::try_from(dice.below(len)).expect("few");
+                self.give(held.swap_remove(at));
+            } else {
+                held.push(self.take(&mut dice, stream));
+            }
+            self.steps.fetch_add(1, SeqCst);
+        }
+        held
+    }
+}
+
+fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
+    let device = Arc::new(B::with_bytes(4 * GIB));
+    let before = device.held();
+    let driver: Arc<dyn Driver> = Arc::clone(&device) as _;
+    let config = Config::parse(confs[0], &registry::key_table()).expect("a good string");
+    let streams: Vec<_> = (0..THREADS).map(|_| driver.create_stream().expect("streams")).collect();
+    let switchable = Switchable::build(&config, driver, BuildOptions::default());
+    let switchable = switchable.expect("the device can do it");
+    let (claims, stop, steps) = (Claims::default(), AtomicBool::new(false), AtomicU64::new(0));
+    let scene = Arc::new(Scene { switchable, claims, stop, steps });
+    let threads: Vec<_> = streams
+        .iter()
+        .zip(1..)
+        .map(|(stream, seed)| {
+            let (scene, stream) = (Arc::clone(&scene), *stream);
+            thread::spawn(move || scene.work(seed, stream))
+        })
+        .collect();
+    for round in 1..=SWITCHES {
+        scene.switchable.switch(confs[round % confs.len()]).expect("a good string");
+        // Some work is done under each allocator, and not all of it waits for a switch.
+        let until = scene.steps.load(SeqCst) + (round % 7) as u64;
+        while scene.steps.load(SeqCst) < until {
+            thread::yield_now();
+        }
+    }
+    scene.stop.store(true, SeqCst);
+    let held: Vec<_> =
+        threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect();
+    at_rest(&scene, held.len(), laws);
+    held.into_iter().for_each(|block| scene.give(block));
+    scene.switchable.caching().expect("it caches").empty_cache().expect("the device works");
+    at_rest(&scene, 0, laws);
+    assert_eq!(scene.switchable.retired(), 0, "everything has drained");
+    drop(scene);
+    let driver: &dyn Driver = &*device;
+    streams.into_iter().for_each(|stream| driver.destroy_stream(stream).expect("ours"));
+    device.finish_all();
+    assert_eq!(device.held(), before, "nothing is lost");
+}
+
+/// Nobody is at work. With `laws`: counters equal a recount and what the threads know.
+fn at_rest(scene: &Scene, held: usize, laws: bool) {
+    let held = i64::try_from(held).expect("few");
+    scene.switchable.cross_stream().expect("streams").process_events().expect("it works");
+    let told = scene.switchable.counters().expect("it counts").statistics();
+    let (least, most) = (&scene.claims.at_least, &scene.claims.at_most);
+    assert_eq!((least.now(), most.now()), (held, held));
+    if !laws {
+        return;
+    }
+    assert_eq!(told.allocation.all.current, held);
+    assert_eq!(told.allocation.all.allocated - told.allocation.all.freed, held);
+    assert!(told.allocation.all.peak >= least.peak(), "a peak below the truth");
+    let layout = scene.switchable.caching().expect("it caches").layout();
+    law::check_layout(&layout).expect("segments tile");
+    law::check_statistics(&told, &layout).expect("counters equal a recount");
+}
+
+#[test]
+fn a_thousand_switches_on_the_simulated_device_lose_nothing() {
+    thousand_switches::<stratalloc::driver::Sim>(&[NATIVE, EXPANDABLE], true);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_thousand_switches_on_real_memory_lose_nothing() {
+    thousand_switches::<stratalloc::driver::host::Host>(&[NATIVE, EXPANDABLE], true);
+}
+
+/// Blocks that threads keep in a front are allocated for the strategy below, and where the driver's own
+/// pools have free memory nobody knows: there is no recount here.
+#[test]
+fn a_thousand_switches_between_all_kinds_lose_nothing() {
+    thousand_switches::<stratalloc::driver::Sim>(&[NATIVE, ASYNC, FRONT, EXPANDABLE], false);
+}

@@ -1,0 +1,86 @@
+//! Blocks from before a switch.
+
+use stratalloc::allocator::DeviceAllocator;
+use stratalloc::error::HandleError;
+use stratalloc::size::MIB;
+
+use crate::bed::{ALL, Bed, EXPANDABLE, NATIVE};
+
+#[test]
+fn old_blocks_go_back_to_the_allocator_that_made_them() {
+    for from in ALL {
+        for to in ALL {
+            let bed = Bed::new(from);
+            let old: Vec<_> = (1..20).map(|n| bed.take(n * 100_000)).collect();
+            let owner = old[0].owner();
+            bed.switch(to);
+            let new: Vec<_> = (1..20).map(|n| bed.take(n * 100_000)).collect();
+            assert!(new.iter().all(|block| block.owner() != owner), "{from} to {to}");
+            let overlaps = old.iter().any(|o| new.iter().any(|n| o.address() == n.address()));
+            assert!(!overlaps, "{from} to {to}");
+            assert_eq!(bed.switchable.retired(), 1, "{from} to {to}");
+            old.into_iter().for_each(|block| bed.give(block));
+            assert_eq!(bed.switchable.retired(), 0, "{from} to {to}");
+            new.into_iter().for_each(|block| bed.give(block));
+        }
+    }
+}
+
+#[test]
+fn a_switch_gives_idle_memory_back_at_once_and_the_rest_with_the_last_block() {
+    for to in ALL {
+        let bed = Bed::new(NATIVE);
+        let (idle, live) = (bed.take(64 * MIB), bed.take(32 * MIB));
+        bed.give(idle);
+        assert_eq!(bed.used_bytes(), 96 * MIB);
+        bed.switch(to);
+        assert_eq!(bed.used_bytes(), 32 * MIB, "{to}");
+        bed.give(live);
+        assert_eq!((bed.used_bytes(), bed.switchable.retired()), (0, 0), "{to}");
+    }
+}
+
+#[test]
+fn an_allocator_without_blocks_goes_at_the_switch() {
+    let bed = Bed::new(NATIVE);
+    let block = bed.take(MIB);
+    bed.give(block);
+    bed.switch(EXPANDABLE);
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!(bed.switchable.name(), "native");
+}
+
+#[test]
+fn a_block_is_freed_once_whoever_made_it() {
+    let bed = Bed::new(NATIVE);
+    let (first, keeps) = (bed.take(MIB), bed.take(MIB));
+    let twin = |block: &stratalloc::allocator::Allocation| {
+        let (address, size) = (block.address(), block.size_bytes());
+        stratalloc::allocator::Allocation::new(address, size, block.owner(), block.token())
+    };
+    let (again, late) = (twin(&first), twin(&keeps));
+    bed.switch(EXPANDABLE);
+    bed.give(first);
+    let refused = bed.switchable.free(again).expect_err("it was freed");
+    assert!(matches!(refused.reason, HandleError::Stale { .. }), "{refused}");
+    bed.give(keeps);
+    let refused = bed.switchable.free(late).expect_err("its allocator has gone");
+    assert!(matches!(refused.reason, HandleError::Foreign { .. }), "{refused}");
+    assert_eq!(bed.switchable.retired(), 0);
+}
+
+#[test]
+fn many_old_allocators_drain_in_any_order() {
+    let bed = Bed::new(NATIVE);
+    let mut blocks = Vec::new();
+    for round in 0..40 {
+        blocks.extend((0..5).map(|n| bed.take(1000 + n * 300_000)));
+        bed.switch(ALL[round % ALL.len()]);
+    }
+    assert_eq!(bed.switchable.retired(), 40);
+    while !blocks.is_empty() {
+        let at = blocks.len() * 7 / 11;
+        bed.give(blocks.swap_remove(at));
+    }
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}

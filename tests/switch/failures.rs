@@ -1,0 +1,63 @@
+//! Switches that fail: everything is as it was.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::Config;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildError, BuildOptions};
+use stratalloc::size::MIB;
+use stratalloc::switch::{SwitchError, Switchable};
+
+use crate::bed::{Bed, NATIVE};
+use crate::common::plain::Plain;
+
+#[test]
+fn a_bad_string_changes_nothing_and_is_told_with_its_place() {
+    let bed = Bed::new(NATIVE);
+    let block = bed.take(MIB);
+    let (owner, used) = (block.owner(), bed.used_bytes());
+    for bad in
+        ["backend:", "max_split_size_mb:1", "expandable_segments:Maybe", "{", "backend:native,,"]
+    {
+        let error = bed.switchable.switch(bad).expect_err(bad);
+        assert!(
+            matches!(&error, SwitchError::Configuration { text, .. } if text == bad),
+            "{error}"
+        );
+    }
+    let unknown = bed.switchable.switch("backend:not_registered_by_anybody").expect_err("unknown");
+    assert!(matches!(unknown, SwitchError::Build(BuildError::UnknownBackend { .. })), "{unknown}");
+    assert_eq!((bed.used_bytes(), bed.switchable.retired()), (used, 0));
+    bed.give(block);
+    assert_eq!(bed.take(MIB).owner(), owner, "the same allocator serves");
+}
+
+#[test]
+fn a_constructor_that_fails_changes_nothing() {
+    let refuse = |_: Arc<dyn Driver>, _: &_| -> registry::Constructed { Err("not today".into()) };
+    registry::register("refusing", refuse).expect("the name is free");
+    let bed = Bed::new(NATIVE);
+    let block = bed.take(MIB);
+    let error = bed.switchable.switch("backend:refusing").expect_err("it refuses");
+    assert!(error.to_string().contains("not today"), "{error}");
+    assert_eq!(bed.switchable.retired(), 0);
+    bed.give(block);
+}
+
+#[test]
+fn a_device_that_cannot_do_it_changes_nothing() {
+    let inner = Arc::new(Sim::new(SimOptions::default()));
+    let driver: Arc<dyn Driver> = Arc::new(Plain { inner });
+    let config = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
+    let switchable = Switchable::build(&config, driver, BuildOptions::default()).expect("it can");
+    let block = switchable.allocate(Request::new(MIB, StreamId::DEFAULT)).expect("there is room");
+    for lacking in ["backend:cudaMallocAsync", "backend:native,expandable_segments:True"] {
+        let error = switchable.switch(lacking).expect_err("no such part");
+        assert!(matches!(error, SwitchError::Build(BuildError::Driver(_))), "{error}");
+    }
+    assert_eq!((switchable.retired(), switchable.name()), (0, "native"));
+    switchable.free(block).expect("it is live");
+}

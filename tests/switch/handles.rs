@@ -1,0 +1,113 @@
+//! Handles that are switched, buffers from before, and the current allocator of each device.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::Config;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::handle::Handle;
+use stratalloc::handle::current::{self, CurrentError};
+use stratalloc::ids::{DeviceId, StreamId};
+use stratalloc::layers;
+use stratalloc::size::MIB;
+use stratalloc::strategies::Strategy;
+use stratalloc::switch::SwitchError;
+
+use crate::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+
+fn used_bytes(driver: &dyn Driver) -> u64 {
+    let info = driver.memory_info().expect("the device works");
+    info.total_bytes - info.free_bytes
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn buffers_from_before_a_switch_keep_their_values_and_go_back_to_their_maker() {
+    use stratalloc::driver::host::{Host, HostOptions};
+    let driver = Arc::new(Host::new(HostOptions::default()));
+    let handle = Handle::build(&Config::default(), driver).expect("the device can do it");
+    let values: Vec<u32> = (0..300_000).collect();
+    let mut buffers = Vec::new();
+    for conf in [EXPANDABLE, ASYNC, FRONT, NATIVE] {
+        let from = handle.from_slice(&values, StreamId::DEFAULT);
+        buffers.push(from.expect("there is room"));
+        handle.switch(conf).expect("a good string");
+    }
+    let other = handle.zeroed::<u32>(values.len(), StreamId::DEFAULT).expect("there is room");
+    for buffer in &buffers {
+        assert_eq!(buffer.to_vec().expect("the device works"), values);
+    }
+    assert_eq!(handle.switchable().retired(), 4);
+    let clone = handle.clone();
+    drop(buffers);
+    assert_eq!((clone.switchable().retired(), handle.lost_blocks()), (0, 0));
+    drop(other);
+}
+
+#[test]
+fn who_looks_at_a_strategy_keeps_it_until_he_is_done() {
+    let bed = Bed::new(NATIVE);
+    let looked_at = bed.switchable.strategy();
+    bed.switch(EXPANDABLE);
+    assert_eq!(bed.switchable.retired(), 1, "somebody looks at it");
+    assert!(looked_at.engine().is_some_and(|engine| engine.layout().is_empty()));
+    drop(looked_at);
+    assert_eq!(bed.switchable.retired(), 0);
+}
+
+#[test]
+fn a_switchable_allocator_wears_layers_as_any_other() {
+    let bed = Bed::new(NATIVE);
+    let limited = Strategy::User(Box::new(layers::limit::limit(bed.switchable.clone(), 4 * MIB)));
+    let take = |bytes| limited.allocate(Request::new(bytes, StreamId::DEFAULT));
+    let first = take(3 * MIB).expect("within the limit");
+    bed.switch(EXPANDABLE);
+    assert!(take(2 * MIB).is_err(), "the layer has not forgotten the block");
+    limited.free(first).expect("it is live");
+    let second = take(2 * MIB).expect("within the limit");
+    limited.free(second).expect("it is live");
+    assert_eq!(bed.switchable.retired(), 0);
+}
+
+#[test]
+fn a_further_string_changes_the_allocator_and_another_backend_switches() {
+    let bed = Bed::new(NATIVE);
+    let (owner, block) = (bed.switchable.strategy().engine().expect("ours").owner(), bed.take(MIB));
+    bed.switchable.update("roundup_power2_divisions:4").expect("a good string");
+    assert_eq!((bed.take(MIB).owner(), bed.switchable.retired()), (owner, 0));
+    bed.switchable.update("expandable_segments:True").expect("it can");
+    assert_eq!(bed.switchable.retired(), 0, "an engine changes by itself");
+    bed.switchable.update("backend:cudaMallocAsync").expect("it can");
+    assert_eq!((bed.switchable.retired(), bed.switchable.name()), (1, "cudaMallocAsync"));
+    assert!(bed.switchable.config().settings().expandable_segments, "what was said sticks");
+    let bad = bed.switchable.update("no_such_key:1").expect_err("no such key");
+    assert!(matches!(bad, SwitchError::Configuration { .. }), "{bad}");
+    bed.give(block);
+}
+
+#[test]
+fn each_device_has_one_current_allocator_for_all() {
+    let device = DeviceId(71);
+    let sim = || Arc::new(Sim::new(SimOptions { device, ..SimOptions::default() }));
+    let missing = current::get(device).expect_err("nobody made one");
+    assert_eq!(missing.to_string(), "device 71 has no current allocator");
+    let bad = current::create("no_such_key:1", sim()).expect_err("a bad string");
+    assert!(matches!(bad, CurrentError::Configuration { .. }), "{bad}");
+    let unknown = current::create("backend:nobodys_at_all", sim()).expect_err("no such backend");
+    assert!(matches!(unknown, CurrentError::Build(_)), "{unknown}");
+    let driver = sim();
+    let made = current::create(NATIVE, Arc::clone(&driver) as _).expect("it can");
+    let twice = current::create(NATIVE, sim()).expect_err("there is one");
+    assert!(matches!(twice, CurrentError::Exists { device: DeviceId(71) }), "{twice}");
+    let found = current::get(device).expect("it was made");
+    let old = found.uninit::<u8>(8 << 20, StreamId::DEFAULT).expect("there is room");
+    assert!(current::change(device, "backend:nobodys_at_all").is_err());
+    current::change(device, EXPANDABLE).expect("it can");
+    assert_eq!(made.switchable().retired(), 1, "everybody's handle has changed");
+    drop(old);
+    assert_eq!((made.switchable().retired(), used_bytes(&*driver)), (0, 0));
+    assert!(made.raw_addresses().is_some() && current::devices().contains(&device));
+    drop(current::remove(device).expect("it was made"));
+    assert!(matches!(current::change(device, NATIVE), Err(CurrentError::Missing { .. })));
+}

@@ -1,0 +1,108 @@
+//! Limits and memory pressure across a switch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::error::AllocError;
+use stratalloc::ids::StreamId;
+use stratalloc::size::MIB;
+
+use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
+
+fn fails(bed: &Bed, bytes: u64) -> String {
+    match bed.switchable.allocate(Request::new(bytes, StreamId::DEFAULT)) {
+        Err(AllocError::OutOfMemory(report)) => report.to_string(),
+        other => panic!("{bytes} bytes: {other:?}"),
+    }
+}
+
+#[test]
+fn a_limit_spans_old_and_new_and_rises_as_the_old_drains() {
+    let bed = Bed::new(NATIVE);
+    let caching = bed.switchable.caching().expect("native caches");
+    caching.set_limit_bytes(Some(100 * MIB));
+    let old: Vec<_> = (0..3).map(|_| bed.take(20 * MIB)).collect();
+    bed.switch(EXPANDABLE);
+    assert_eq!(caching.limit_bytes(), Some(100 * MIB), "the limit is that of both");
+    let new = bed.take(40 * MIB);
+    let told = fails(&bed, 2 * MIB);
+    assert!(told.contains("1 allocators that were switched away from hold 60.00 MiB"), "{told}");
+    let mut old = old.into_iter();
+    bed.give(old.next().expect("three"));
+    let more = bed.take(20 * MIB);
+    fails(&bed, 2 * MIB);
+    old.for_each(|block| bed.give(block));
+    let rest = bed.take(40 * MIB);
+    fails(&bed, 2 * MIB);
+    assert!(bed.used_bytes() <= 100 * MIB);
+    [new, more, rest].into_iter().for_each(|block| bed.give(block));
+}
+
+#[test]
+fn a_limit_sticks_unless_the_new_string_says_another() {
+    let bed = Bed::new("backend:native,per_process_memory_fraction:0.5");
+    let caching = bed.switchable.caching().expect("native caches");
+    let half = caching.limit_bytes().expect("half of the device");
+    bed.switch(EXPANDABLE);
+    assert_eq!(caching.limit_bytes(), Some(half));
+    bed.switch("backend:native,per_process_memory_fraction:0.25");
+    assert_eq!(caching.limit_bytes(), Some(half / 2));
+    caching.set_memory_fraction(0.75).expect("a fraction");
+    bed.switch(ASYNC);
+    assert_eq!(caching.limit_bytes(), Some(half + half / 2));
+    caching.set_limit_bytes(None);
+    bed.switch(NATIVE);
+    assert_eq!(caching.limit_bytes(), None);
+    assert!(caching.set_memory_fraction(1.5).is_err() && caching.limit_bytes().is_none());
+}
+
+#[test]
+fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_memory() {
+    for to in [NATIVE, EXPANDABLE, ASYNC] {
+        let bed = Bed::with_bytes(NATIVE, 200 * MIB);
+        let told = Arc::new(AtomicUsize::new(0));
+        let pressure = bed.switchable.pressure().expect("it has hooks");
+        let heard = Arc::clone(&told);
+        pressure.add_oom_observer(Arc::new(move |_| {
+            heard.fetch_add(1, SeqCst);
+        }));
+        let old: Vec<_> = (0..16).map(|_| bed.take(12 * MIB)).collect();
+        bed.switch(to);
+        // One of sixteen is no eighth: its memory stays with the old one until somebody needs it.
+        let mut old = old.into_iter();
+        bed.give(old.next().expect("sixteen"));
+        assert_eq!(bed.used_bytes(), 192 * MIB, "{to}");
+        let big = bed.take(16 * MIB);
+        assert!(bed.used_bytes() >= 196 * MIB, "{to}");
+        let counters = bed.switchable.counters().expect("it counts");
+        assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (0, 0), "{to}");
+        fails(&bed, 60 * MIB);
+        assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1), "{to}");
+        old.chain([big]).for_each(|block| bed.give(block));
+        assert_eq!(bed.switchable.retired(), 0, "{to}");
+    }
+}
+
+#[test]
+fn hooks_are_carried_from_allocator_to_allocator() {
+    let bed = Bed::with_bytes(NATIVE, 100 * MIB);
+    let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let pressure = bed.switchable.pressure().expect("it has hooks");
+    let (a, t) = (Arc::clone(&asked), Arc::clone(&told));
+    pressure.add_free_memory_callback(Arc::new(move || {
+        a.fetch_add(1, SeqCst);
+        false
+    }));
+    pressure.add_oom_observer(Arc::new(move |report| {
+        assert!(report.requested_bytes > 0);
+        t.fetch_add(1, SeqCst);
+    }));
+    for (round, conf) in [NATIVE, EXPANDABLE, ASYNC, NATIVE].into_iter().enumerate() {
+        bed.switch(conf);
+        let before = asked.load(SeqCst);
+        fails(&bed, 500 * MIB);
+        assert_eq!(told.load(SeqCst), round + 1, "{conf}");
+        assert!(asked.load(SeqCst) > before, "{conf}");
+    }
+}

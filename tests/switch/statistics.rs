@@ -1,0 +1,99 @@
+//! Counters over the allocators of before and after a switch.
+
+use stratalloc::allocator::{Allocation, DeviceAllocator};
+use stratalloc::size::MIB;
+use stratalloc::stats::Statistics;
+
+use crate::bed::{ALL, Bed, EXPANDABLE, NATIVE};
+use crate::common::law;
+
+fn statistics(bed: &Bed) -> Statistics {
+    bed.switchable.counters().expect("it counts").statistics()
+}
+
+fn peak_mib(bed: &Bed) -> i64 {
+    let peak = statistics(bed).allocated_bytes.all.peak;
+    peak / i64::try_from(MIB).expect("it fits")
+}
+
+#[test]
+fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
+    let bed = Bed::new(NATIVE);
+    let mut blocks: Vec<Allocation> = Vec::new();
+    let mut taken = 0;
+    for round in 0..24 {
+        blocks.extend((0..6).map(|n| bed.take(700 + n * 400_000)));
+        taken += 6;
+        blocks.drain(..blocks.len() / 2).for_each(|block| bed.give(block));
+        bed.switch(ALL[round % 2]);
+        let told = statistics(&bed);
+        let live = i64::try_from(blocks.len()).expect("few");
+        assert_eq!((told.allocation.all.current, told.allocation.all.allocated), (live, taken));
+        assert_eq!(told.allocation.all.freed, taken - live);
+        let layout = bed.switchable.caching().expect("native caches").layout();
+        law::check_layout(&layout).expect("segments tile");
+        law::check_statistics(&told, &layout).expect("counters equal a recount");
+        assert_eq!(law::reserved_bytes(&layout), bed.used_bytes());
+    }
+    blocks.into_iter().for_each(|block| bed.give(block));
+    let told = statistics(&bed);
+    assert_eq!((told.allocation.all.current, told.allocation.all.freed), (0, taken));
+    assert_eq!(told.hits + told.misses, u64::try_from(taken).expect("positive"));
+}
+
+#[test]
+fn the_peak_is_that_of_the_sum_and_not_the_sum_of_peaks() {
+    let bed = Bed::new(NATIVE);
+    let (first, second) = (bed.take(40 * MIB), bed.take(10 * MIB));
+    bed.give(first);
+    bed.switch(EXPANDABLE);
+    let third = bed.take(30 * MIB);
+    assert_eq!(peak_mib(&bed), 50, "50 before the switch, 40 after it");
+    bed.give(second);
+    let fourth = bed.take(18 * MIB);
+    assert_eq!(peak_mib(&bed), 50, "48 now: what has gone counts no more");
+    let fifth = bed.take(4 * MIB);
+    assert_eq!(peak_mib(&bed), 52);
+    [third, fourth, fifth].into_iter().for_each(|block| bed.give(block));
+    assert_eq!(peak_mib(&bed), 52);
+}
+
+#[test]
+fn a_peak_is_never_too_low_and_at_most_an_eighth_of_the_old_blocks_too_high() {
+    let bed = Bed::new(NATIVE);
+    let mut old: Vec<_> = (0..64).map(|_| bed.take(2 * MIB)).collect();
+    bed.switch(EXPANDABLE);
+    let mut new = Vec::new();
+    let (mut now, mut peak) = (128, 128);
+    while let Some(block) = old.pop() {
+        bed.give(block);
+        now -= 2;
+        new.push(bed.take(2 * MIB));
+        now += 2;
+        peak = peak.max(now);
+        let told = peak_mib(&bed);
+        assert!((peak..=peak + 2 * 64 / 8).contains(&told), "{told} and {peak}");
+    }
+    assert_eq!(bed.switchable.retired(), 0);
+    new.into_iter().for_each(|block| bed.give(block));
+}
+
+#[test]
+fn resets_reach_all_allocators() {
+    let bed = Bed::new(NATIVE);
+    let (big, old) = (bed.take(64 * MIB), bed.take(6 * MIB));
+    bed.switch(EXPANDABLE);
+    bed.give(big);
+    let new = bed.take(4 * MIB);
+    let counters = bed.switchable.counters().expect("it counts");
+    counters.reset_peaks();
+    counters.reset_accumulated();
+    let told = counters.statistics();
+    assert_eq!(told.allocated_bytes.all.peak, told.allocated_bytes.all.current);
+    assert_eq!((told.allocation.all.allocated, told.allocation.all.freed), (0, 0));
+    bed.give(old);
+    bed.give(new);
+    let told = counters.statistics();
+    assert_eq!((told.allocation.all.freed, told.allocation.all.current), (2, 0));
+    assert_eq!(told.allocated_bytes.all.peak, 10 * i64::try_from(MIB).expect("it fits"));
+}
