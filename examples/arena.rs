@@ -2,13 +2,17 @@
 //!
 //! ```sh
 //! ALLOC_CONF=backend:arena,arena_mb:64 cargo run --release --example arena
+//! cargo run --release --example arena -- bench --conf backend:native --conf backend:arena --case pair
 //! cargo test --example arena
 //! ```
+//!
+//! With arguments it is the whole command line, which knows the arena like any other strategy.
 
 #[path = "arena/strategy.rs"]
 mod strategy;
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
@@ -20,7 +24,7 @@ use strategy::arena;
 
 const MIB: u64 = 1 << 20;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<ExitCode, Box<dyn Error>> {
     let size = UserKey::whole("arena_mb", 1..=1 << 20, "MiB that a step may take");
     Registration::new("arena", |driver, settings| {
         let said = settings.extra.iter().find(|(key, _)| key == "arena_mb");
@@ -29,7 +33,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     .about("front to back, and anew each step")
     .key(size)
     .register()?;
+    if std::env::args().len() > 1 {
+        return Ok(stratalloc::cli::main());
+    }
+    show_three_steps()?;
+    Ok(ExitCode::SUCCESS)
+}
 
+fn show_three_steps() -> Result<(), Box<dyn Error>> {
     let config = from_environment(&registry::key_table(), |name| std::env::var(name).ok())?.config;
     let device = Arc::new(Sim::new(SimOptions::default()));
     let allocator = registry::build(&config, device, BuildOptions::default())?;

@@ -4,12 +4,13 @@ use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
 
+use clap::Args;
+use serde::Serialize;
+
 use crate::config::{Compat, Config};
 use crate::driver::sim::EventMode;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Trace, Workload};
-use clap::Args;
-use serde::Serialize;
 
 use super::device::open_sim;
 use super::outcome::{Outcome, out};

@@ -3,9 +3,10 @@
 use std::error::Error;
 use std::io::Write;
 
+use clap::Args;
+
 use crate::config::Origin;
 use crate::registry;
-use clap::Args;
 
 use super::outcome::{Outcome, out};
 use super::settings;

@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::io::Write;
 
+use clap::Args;
+
 use crate::driver::{Driver, ProcessUsage};
 use crate::registry;
 use crate::size::human_bytes;
-use clap::Args;
 
 use super::device::Device;
 use super::outcome::{Outcome, out};

@@ -4,14 +4,15 @@ use std::error::Error;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+use serde::Serialize;
+
 use crate::config::{Compat, Config};
 use crate::driver::sim::EventMode;
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
 use crate::stats::Statistics;
-use clap::Args;
-use serde::Serialize;
 
 use super::device::{Device, Opened, open_sim};
 use super::outcome::{Outcome, out};

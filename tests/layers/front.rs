@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions, Request};
+use stratalloc::allocator::{Allocation, DeviceAllocator, MemoryPool, PoolOptions, Request};
 use stratalloc::error::{AllocError, HandleError};
 use stratalloc::ids::StreamId;
 use stratalloc::layers::front::{FrontCounts, front};
@@ -35,6 +35,22 @@ fn a_freed_block_serves_the_next_request_of_its_size_and_the_strategy_never_hear
     fronted.free(again).unwrap();
     fronted.free(other).unwrap();
     assert_eq!(fronted.here().held_bytes, 512 + 1024);
+}
+
+#[test]
+fn a_second_handle_of_a_kept_block_is_refused_and_comes_back() {
+    let fronted = front(native(&sim(), false), KEPT_MAX);
+    let block = take(&fronted, 500, DEFAULT);
+    let (address, owner, token) = (block.address(), block.owner(), block.token());
+    let spare = take(&fronted, 500, DEFAULT);
+    fronted.free(block).unwrap();
+    fronted.free(spare).unwrap();
+    let refused = fronted.free(Allocation::new(address, 500, owner, token)).unwrap_err();
+    assert_eq!(refused.reason, HandleError::Stale { address });
+    assert_eq!(refused.allocation.address(), address);
+    assert_eq!((fronted.here().held_blocks, allocated(&fronted)), (2, 2));
+    let (one, other) = (take(&fronted, 500, DEFAULT), take(&fronted, 500, DEFAULT));
+    assert_ne!(one.address(), other.address());
 }
 
 #[test]

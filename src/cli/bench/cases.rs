@@ -9,15 +9,16 @@ use std::hint::black_box;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, LogNormal};
+
 use crate::allocator::{Allocation, DeviceAllocator, RawAddresses, Request};
 use crate::driver::{Driver, DriverPoolId, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 use crate::size::{KIB, MIB};
-use rand::rngs::SmallRng;
-use rand::seq::SliceRandom;
-use rand::{RngExt, SeedableRng};
-use rand_distr::{Distribution, LogNormal};
 
 /// How blocks are taken and given back.
 pub trait Client: Sync {

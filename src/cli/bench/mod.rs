@@ -8,6 +8,9 @@ use std::error::Error;
 use std::io::Write;
 use std::sync::Arc;
 
+use clap::Args;
+use serde::Serialize;
+
 use crate::allocator::DeviceAllocator;
 use crate::config::Config;
 use crate::driver::Driver;
@@ -16,8 +19,6 @@ use crate::ids::StreamId;
 use crate::registry::BuildOptions;
 use crate::size::{KIB, MIB};
 use crate::strategies::Strategy;
-use clap::Args;
-use serde::Serialize;
 
 use super::device::Device;
 use super::outcome::{Outcome, out};

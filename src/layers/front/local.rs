@@ -88,6 +88,13 @@ struct Bin {
     blocks: [Held; DEPTH],
 }
 
+impl Bin {
+    #[inline]
+    fn keeps(&self, address: u64) -> bool {
+        self.blocks.iter().take(self.len).any(|held| held.address == address)
+    }
+}
+
 /// One thread's blocks of one allocator.
 #[derive(Debug)]
 pub(super) struct Cache {
@@ -158,6 +165,9 @@ impl Cache {
         };
         let bytes = (class as u64 + 1) * STEP_BYTES;
         let held = self.counts.held_bytes.load(Ordering::Relaxed) + bytes;
+        if bin.keeps(allocation.address()) {
+            return false;
+        }
         let Some(place) = bin.blocks.get_mut(bin.len).filter(|_| held <= THREAD_MAX_BYTES) else {
             return false;
         };
@@ -233,6 +243,16 @@ pub(super) fn take(index: usize, request: Request, state: u64) -> Option<Allocat
 #[inline(always)]
 pub(super) fn keep(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| cache.keep(allocation, state).then_some(())).is_some()
+}
+
+/// Whether this thread keeps the very block: its handle was used before.
+pub(super) fn keeps(index: usize, allocation: &Allocation, state: u64) -> bool {
+    with(index, |cache| {
+        let class = cache.class_by(allocation.owner().number());
+        let bin = cache.bins.get(class).filter(|_| cache.state == state)?;
+        bin.keeps(allocation.address()).then_some(())
+    })
+    .is_some()
 }
 
 /// Whether this thread's cache is in force for `stream`; then a miss is counted. Its first owner number if so.

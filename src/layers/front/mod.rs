@@ -14,7 +14,8 @@
 //! These go straight to the strategy below: blocks whose use by another stream was announced, while a scope
 //! of a private pool is open everything, requests for a pool or at an address, and calls by bare address.
 //! A block goes back by the door it came through: a block that was taken with a handle is unknown by its
-//! address. When the allocator goes, what other threads keep goes with the strategy below.
+//! address. A forged second handle of a block is refused while the calling thread keeps the block; what
+//! another thread keeps, or holds anew, it cannot tell. When the allocator goes, what other threads keep goes with the strategy below.
 
 mod local;
 
@@ -333,8 +334,12 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         let Some(Said { stream, class }) = self.said_by(allocation.owner()) else {
             return self.inner.free(allocation);
         };
-        let marked = self.unmark(allocation.address());
         let state = self.state.load(Ordering::SeqCst);
+        if local::keeps(self.index, &allocation, state) {
+            let reason = HandleError::Stale { address: allocation.address() };
+            return Err(FreeError { reason, allocation });
+        }
+        let marked = self.unmark(allocation.address());
         if !marked {
             let in_force = local::is_in_force(self.index, stream, state)
                 || self.ready(stream, state).is_some();
