@@ -36,7 +36,8 @@ fn check_fills(settings: &Settings, entries: &[Entry<'_, '_>]) -> Result<(), Con
     if !(settings.cpu.zero_fill && settings.cpu.junk_fill) {
         return Ok(());
     }
-    let fill = |entry: &&Entry<'_, '_>| entry.key.name().ends_with("_fill");
+    let fill =
+        |entry: &&Entry<'_, '_>| matches!(entry.key.name(), "cpu_zero_fill" | "cpu_junk_fill");
     let last = entries.iter().rev().find(fill);
     let (name, span) = last
         .map_or(("cpu_junk_fill", Span::default()), |entry| (entry.key.name(), entry.value.span));

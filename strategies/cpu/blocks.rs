@@ -193,7 +193,7 @@ impl Blocks {
         };
         let slot = if self.vacant == NONE {
             self.slots.push(fresh);
-            u32::try_from(self.slots.len() - 1).expect("fewer blocks than 64-byte pieces of memory")
+            u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 blocks")
         } else {
             let slot = self.vacant;
             self.vacant = self.at(slot).below;
@@ -253,8 +253,8 @@ impl Blocks {
         there.then(|| self.slots[slot as usize].bytes)
     }
 
-    /// Takes a live block back: it is idle from now on. Its size and stream, or `None` when that block is
-    /// not live there.
+    /// Takes a live block back: it is idle from now on. Its size, stream and new life, or `None` when that
+    /// block is not live there.
     #[inline]
     pub(super) fn take_back(
         &mut self,
@@ -262,7 +262,7 @@ impl Blocks {
         address: u64,
         life: Option<u64>,
         now_ns: u64,
-    ) -> Option<(u64, StreamId)> {
+    ) -> Option<(u64, StreamId, u64)> {
         if !self.is(slot, address, life, State::Live) {
             return None;
         }
@@ -290,7 +290,7 @@ impl Blocks {
         self.idle += 1;
         self.idle_bytes += bytes;
         self.count_back(bytes);
-        Some((bytes, stream))
+        Some((bytes, stream, self.slots[slot as usize].life))
     }
 
     /// Takes an idle block out of its stack and out of the list.
@@ -384,6 +384,33 @@ impl Blocks {
         let stream = own.stream;
         self.unlink(slot);
         self.vacate(slot).map(|block| (block, stream))
+    }
+
+    /// The free block at that place, if it is larger than all that may be idle.
+    pub(super) fn evict_if_larger(
+        &mut self,
+        slot: u32,
+        address: u64,
+        life: u64,
+        most_bytes: u64,
+    ) -> Option<(SystemBlock, StreamId)> {
+        if !self.is(slot, address, Some(life), State::Idle) || self.at(slot).bytes <= most_bytes {
+            return None;
+        }
+        let stream = self.at(slot).stream;
+        self.unlink(slot);
+        self.vacate(slot).map(|block| (block, stream))
+    }
+
+    /// Says that all free blocks were freed at this moment.
+    pub(super) fn date_all_idle(&mut self, now_ns: u64) {
+        let idle = self.slots.iter_mut().filter(|own| own.state == State::Idle);
+        idle.for_each(|own| own.freed_at_ns = now_ns);
+    }
+
+    /// How many blocks are free.
+    pub(super) fn idle_blocks(&self) -> u64 {
+        self.idle
     }
 
     /// Held from the system, and on the way from there.

@@ -57,10 +57,8 @@ impl CpuBuffer {
     }
 
     pub(super) fn of(core: &Arc<Core>, bytes: u64) -> Result<Self, AllocError> {
-        let handed = core.serve(Request::new(bytes, StreamId::DEFAULT))?;
-        let lent = core.blocks.lock().lend(handed.place, handed.address);
-        let block = Some(lent.expect("a block that was just handed out is live"));
-        Ok(Self { block, home: Some((Arc::clone(core), handed.place)) })
+        let (handed, block) = core.serve_lent(Request::new(bytes, StreamId::DEFAULT))?;
+        Ok(Self { block: Some(block), home: Some((Arc::clone(core), handed.place)) })
     }
 
     fn block(&mut self) -> &mut SystemBlock {
@@ -100,10 +98,7 @@ impl Drop for CpuBuffer {
         if let Some(block) = self.block.take()
             && let Some((core, place)) = &self.home
         {
-            let address = block.address();
-            core.blocks.lock().restore(*place, block);
-            let freed = core.free_slot(place.slot, address, Some(place.life));
-            debug_assert!(freed.is_some(), "a lent block is nobody else's");
+            core.take_back_lent(*place, block);
         }
     }
 }

@@ -203,6 +203,7 @@ impl Core {
 }
 
 impl Pressure for CpuAllocator {
+    /// Asked when the system, or the limit, has refused: memory of the host is cheap to ask for.
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
         self.core.hooks.add_callback(callback);
     }

@@ -1,14 +1,15 @@
 //! Which instance a thread uses: the innermost guard's.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::CpuAllocator;
 
 thread_local! {
-    /// One entry for each guard, the innermost last.
-    static CURRENT: RefCell<Vec<Arc<CpuAllocator>>> = const { RefCell::new(Vec::new()) };
+    /// One entry for each guard with the guard's number, the innermost last.
+    static CURRENT: RefCell<Vec<(u64, Arc<CpuAllocator>)>> = const { RefCell::new(Vec::new()) };
+    static LAST: Cell<u64> = const { Cell::new(0) };
 }
 
 /// While it lives, the thread's requests for host memory ([`CpuBuffer::new`](super::CpuBuffer::new),
@@ -17,7 +18,7 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "the guard ends when it is dropped"]
 pub struct CpuCachingGuard {
-    depth: usize,
+    number: u64,
     /// It belongs to its thread.
     thread: PhantomData<*const ()>,
 }
@@ -25,22 +26,21 @@ pub struct CpuCachingGuard {
 impl CpuCachingGuard {
     /// From now on the thread uses this instance.
     pub fn new(allocator: Arc<CpuAllocator>) -> Self {
-        let depth = CURRENT.with_borrow_mut(|stack| {
-            stack.push(allocator);
-            stack.len() - 1
-        });
-        Self { depth, thread: PhantomData }
+        let number = LAST.get() + 1;
+        LAST.set(number);
+        CURRENT.with_borrow_mut(|stack| stack.push((number, allocator)));
+        Self { number, thread: PhantomData }
     }
 }
 
 impl Drop for CpuCachingGuard {
     fn drop(&mut self) {
         // A thread that ends may have lost its list already; an instance goes after the list is free.
-        let depth = self.depth;
         let gone = CURRENT.try_with(|stack| {
             let mut stack = stack.borrow_mut();
-            let depth = depth.min(stack.len());
-            stack.split_off(depth)
+            // Taken along by an outer one: nothing is here any more.
+            let at = stack.iter().rposition(|(number, _)| *number == self.number);
+            at.map(|at| stack.split_off(at))
         });
         drop(gone);
     }
@@ -49,7 +49,10 @@ impl Drop for CpuCachingGuard {
 /// The instance that this thread uses now; none outside of all guards.
 #[must_use]
 pub fn current() -> Option<Arc<CpuAllocator>> {
-    CURRENT.try_with(|stack| stack.borrow().last().cloned()).ok().flatten()
+    let last = |stack: &RefCell<Vec<(u64, Arc<CpuAllocator>)>>| {
+        stack.borrow().last().map(|(_, own)| Arc::clone(own))
+    };
+    CURRENT.try_with(last).ok().flatten()
 }
 
 /// Runs `work` with the thread's requests for host memory going to `allocator`.

@@ -47,10 +47,14 @@ pub(super) fn enter(address: u64, core: Weak<Core>, slot: u32) {
     shard(address).lock().insert(address, Entry { core, slot });
 }
 
-/// Strikes an address that goes back to the system.
-pub(super) fn leave(address: u64) {
+/// Strikes an address of `core` that goes back to the system.
+pub(super) fn leave(address: u64, core: &Core) {
+    let mut shard = shard(address).lock();
+    let own = shard.get(&address).is_some_and(|entry| std::ptr::eq(core, entry.core.as_ptr()));
     // What the entry holds goes after the lock.
-    let _entry = shard(address).lock().remove(&address);
+    let entry = own.then(|| shard.remove(&address)).flatten();
+    drop(shard);
+    drop(entry);
 }
 
 /// Whose a block at this address is.

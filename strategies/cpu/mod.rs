@@ -2,7 +2,9 @@
 //!
 //! A request is served by the free block of exactly its size that was freed last, else by the system. What
 //! is freed stays, until the cache is emptied, trimmed by age or by a watermark, or the instance goes. When
-//! the system has no memory, everything that is cached goes back and it is asked once more. Streams mean
+//! the system has no memory, everything that is cached goes back and it is asked once more. (Linux promises
+//! more memory than it has: blocks from 1 MiB on are refused at a limit, or when the machine could not hold
+//! a block that is to be filled. Set a limit.) Streams mean
 //! nothing here: host memory is used at once, so a freed block is anybody's. When to use: programs on the
 //! host that ask for the same sizes again and again.
 //!
@@ -26,12 +28,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::allocator::{Allocation, Request, Token};
 use crate::cache::Hooks;
 use crate::config::{CpuSettings, Settings};
-use crate::driver::system::{Fill, Source, SystemBlock, SystemMemory, SystemOptions, memory_info};
+use crate::driver::system::{
+    Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
+};
 use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleError};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
@@ -46,6 +50,8 @@ pub use current::{CpuCachingGuard, current, with_cpu_caching_allocator};
 /// A limit or a watermark that is none.
 const UNLIMITED: u64 = u64::MAX;
 
+/// The system's number for "no memory".
+const NO_MEMORY: i64 = 12;
 /// How many blocks a miss or a free trims by age at most.
 const TRIM_STEP: usize = 4;
 /// How blocks may start.
@@ -79,6 +85,9 @@ struct Core {
     cached_max_bytes: AtomicU64,
     trim_age_ns: AtomicU64,
     blocks: Mutex<Blocks>,
+    /// Held, shared, while a block is on its way back to the system; alone, to wait until none is. Before
+    /// `blocks`.
+    giving: RwLock<()>,
     /// Itself, once its allocator is gone and as long as callers hold blocks.
     retired: Mutex<Option<Arc<Core>>>,
     hooks: Hooks,
@@ -89,6 +98,25 @@ struct Core {
 enum Refusal {
     Limit,
     System(DriverError),
+}
+
+/// Bytes that count for the limit while the source is asked for them, also if it panics.
+struct Coming<'c> {
+    core: &'c Core,
+    bytes: u64,
+}
+
+impl Coming<'_> {
+    fn has_come(self, blocks: &mut Blocks) {
+        blocks.coming_bytes -= self.bytes;
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.core.blocks.lock().coming_bytes -= self.bytes;
+    }
 }
 
 impl CpuAllocator {
@@ -115,7 +143,7 @@ impl CpuAllocator {
         source: Arc<dyn Source>,
         clock: Clock,
     ) -> Result<Self, DriverError> {
-        let cpu = settings.cpu;
+        let (cpu, fraction) = (settings.cpu, settings.per_process_memory_fraction);
         let alignment_bytes = cpu.alignment_bytes;
         if !alignment_bytes.is_power_of_two() || !CpuSettings::ALIGNMENTS.contains(&alignment_bytes)
         {
@@ -137,13 +165,14 @@ impl CpuAllocator {
             cached_max_bytes: AtomicU64::new(UNLIMITED),
             trim_age_ns: AtomicU64::new(UNLIMITED),
             blocks: Mutex::default(),
+            giving: RwLock::default(),
             retired: Mutex::default(),
             hooks: Hooks::new(owner),
             history: Recorder::default(),
         });
         core.tune(&cpu, fill);
-        if settings.per_process_memory_fraction < 1.0 {
-            core.limit_to_fraction(settings.per_process_memory_fraction)?;
+        if (0.0..1.0).contains(&fraction) {
+            core.limit_to_fraction(fraction)?;
         }
         Ok(Self { core })
     }
@@ -169,8 +198,11 @@ impl CpuAllocator {
         CpuBuffer::of(&self.core, bytes)
     }
 
-    /// Forgets a live block, because somebody else has freed its memory or will. The memory comes with
-    /// it: drop it to give it back now, or let `std::mem::forget` have it if it is gone already.
+    /// Forgets a live block, because somebody else will free its memory. Call it before the memory is
+    /// freed: afterwards the system may have given the address to another instance. The memory comes
+    /// along: hand it to the source's [`give`](Source::give) to give it back after all, or to
+    /// `std::mem::forget` when its new holder frees it: with the C library's `free` below
+    /// [`MAPPING_MIN_BYTES`](crate::driver::system::MAPPING_MIN_BYTES), above it with `munmap`.
     ///
     /// # Errors
     ///
@@ -185,9 +217,10 @@ impl CpuAllocator {
         }
     }
 
-    /// Frees the live block at an address, or lets `foreign` free what no instance of this process has
-    /// seen: the C library's `free`, say. An address that an instance knows and that is not live is an
-    /// error, as in [`free_raw`](crate::allocator::RawAddresses::free_raw).
+    /// Frees the live block at an address, or lets `foreign` free what no instance of this process holds:
+    /// with the C library's `free`, say. A block that is freed and still cached is an error, as in
+    /// [`free_raw`](crate::allocator::RawAddresses::free_raw); one that was given back to the system is
+    /// nobody's any more, so its second free reaches `foreign`.
     ///
     /// # Errors
     ///
@@ -271,7 +304,11 @@ impl Core {
         let number = FILLS.iter().position(|known| *known == fill).unwrap_or(0);
         self.fill.store(number, Ordering::Relaxed);
         self.cached_max_bytes.store(cpu.cached_max_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
-        self.trim_age_ns.store(age.unwrap_or(UNLIMITED), Ordering::Relaxed);
+        let before = self.trim_age_ns.swap(age.unwrap_or(UNLIMITED), Ordering::Relaxed);
+        if before == UNLIMITED && age.is_some() {
+            // Nobody looked at the clock before.
+            self.blocks.lock().date_all_idle(self.now_ns());
+        }
     }
 
     fn limit_to_fraction(&self, fraction: f64) -> Result<(), DriverError> {
@@ -339,16 +376,43 @@ impl Core {
             }
             blocks.coming_bytes += bytes;
         }
-        let taken = self.source.take(bytes, self.alignment_bytes);
+        let coming = Coming { core: self, bytes };
+        self.check_can_be_filled(bytes).map_err(Refusal::System)?;
+        let block = self.source.take(bytes, self.alignment_bytes).map_err(Refusal::System)?;
+        let (address, got) = (block.address(), block.size_bytes());
+        if got != bytes || !address.is_multiple_of(self.alignment_bytes) {
+            self.source.give(block);
+            let aligned = self.alignment_bytes;
+            let message = format!(
+                "the source gave {got} bytes at {address:#x} for {bytes} bytes aligned to {aligned}"
+            );
+            let kind = DriverErrorKind::InvalidValue;
+            return Err(Refusal::System(DriverError::new(kind, "take", 0, message)));
+        }
         let mut blocks = self.blocks.lock();
-        blocks.coming_bytes -= bytes;
-        let block = taken.map_err(Refusal::System)?;
+        coming.has_come(&mut blocks);
         let handed = blocks.enter(block, stream);
         self.record(Action::SegmentAlloc, handed.address, bytes, stream);
         self.record(Action::Alloc, handed.address, bytes, stream);
         drop(blocks);
         live::enter(handed.address, Weak::clone(&self.me), handed.place.slot);
         Ok(handed)
+    }
+
+    /// The system promises large blocks that it does not have, and ends programs that touch them all.
+    fn check_can_be_filled(&self, bytes: u64) -> Result<(), DriverError> {
+        let fills = FILLS[self.fill.load(Ordering::Relaxed)].is_some();
+        if !fills || bytes < MAPPING_MIN_BYTES {
+            return Ok(());
+        }
+        match memory_info() {
+            Ok(info) if info.free_bytes < bytes => {
+                let free = info.free_bytes;
+                let message = format!("{bytes} bytes are to be filled, and {free} are available");
+                Err(DriverError::new(DriverErrorKind::OutOfMemory, "fill", NO_MEMORY, message))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes what blocks shall start with. The block is out of its slot meanwhile, so nobody else can
@@ -367,6 +431,27 @@ impl Core {
             block.fill(fill);
             self.blocks.lock().restore(handed.place, block);
         }
+    }
+
+    /// Serves a request and takes the block out of its slot, for its holder to keep.
+    fn serve_lent(&self, request: Request) -> Result<(Handed, SystemBlock), AllocError> {
+        loop {
+            let handed = self.serve(request)?;
+            // A second free of the block's last life may come in between, by its address.
+            if let Some(block) = self.blocks.lock().lend(handed.place, handed.address) {
+                return Ok((handed, block));
+            }
+        }
+    }
+
+    /// Takes a lent block back.
+    fn take_back_lent(&self, place: Place, block: SystemBlock) {
+        let address = block.address();
+        let age = self.trim_age_ns.load(Ordering::Relaxed);
+        let now_ns = if age == UNLIMITED { 0 } else { self.now_ns() };
+        let mut blocks = self.blocks.lock();
+        blocks.restore(place, block);
+        self.free_locked(blocks, (place.slot, address, Some(place.life)), (now_ns, age));
     }
 
     fn allocation(&self, handed: Handed, bytes: u64) -> Allocation {
@@ -401,8 +486,17 @@ impl Core {
     fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<()> {
         let age = self.trim_age_ns.load(Ordering::Relaxed);
         let now_ns = if age == UNLIMITED { 0 } else { self.now_ns() };
-        let mut blocks = self.blocks.lock();
-        let (bytes, stream) = blocks.take_back(slot, address, life, now_ns)?;
+        self.free_locked(self.blocks.lock(), (slot, address, life), (now_ns, age))
+    }
+
+    #[inline]
+    fn free_locked(
+        &self,
+        mut blocks: MutexGuard<'_, Blocks>,
+        (slot, address, life): (u32, u64, Option<u64>),
+        (now_ns, age): (u64, u64),
+    ) -> Option<()> {
+        let (bytes, stream, life) = blocks.take_back(slot, address, life, now_ns)?;
         self.record(Action::FreeRequested, address, bytes, stream);
         self.record(Action::FreeCompleted, address, bytes, stream);
         let retired = blocks.retired;
@@ -410,15 +504,25 @@ impl Core {
         if retired {
             self.wind_up();
         } else if age != UNLIMITED || self.cached_max_bytes.load(Ordering::Relaxed) != UNLIMITED {
-            self.after_free(now_ns, age);
+            self.after_free((slot, address, life), now_ns, age);
         }
         Some(())
     }
 
-    /// Gives back what is over the watermark, and some of what is too old.
+    /// Gives back what is over the watermark, and some of what is too old. A block that is larger than the
+    /// watermark goes alone.
     #[cold]
-    fn after_free(&self, now_ns: u64, age_ns: u64) {
+    fn after_free(&self, (slot, address, life): (u32, u64, u64), now_ns: u64, age_ns: u64) {
         let most = self.cached_max_bytes.load(Ordering::Relaxed);
+        {
+            let _giving = self.giving.read();
+            let mut blocks = self.blocks.lock();
+            if let Some((block, stream)) = blocks.evict_if_larger(slot, address, life, most) {
+                self.record(Action::SegmentFree, address, block.size_bytes(), stream);
+                drop(blocks);
+                self.give(block);
+            }
+        }
         while self.evict(|_, idle_bytes| idle_bytes > most).is_some() {}
         for _ in 0..TRIM_STEP {
             if self.evict(|freed_at, _| is_old(freed_at, now_ns, age_ns)).is_none() {
@@ -434,22 +538,38 @@ impl Core {
         (0..most).map_while(|_| old()).sum()
     }
 
-    /// Gives back everything that is idle.
+    /// Gives back everything that is idle now; what others free meanwhile may stay.
     fn release_all(&self) {
-        while self.evict(|_, _| true).is_some() {}
+        let idle = self.blocks.lock().idle_blocks();
+        for _ in 0..idle {
+            if self.evict(|_, _| true).is_none() {
+                break;
+            }
+        }
+    }
+
+    /// Waits until nothing is on its way back to the system.
+    fn wait_for_giving(&self) {
+        drop(self.giving.write());
     }
 
     /// Gives the oldest idle block back if `goes` says so. Returns its bytes.
     fn evict(&self, goes: impl FnOnce(u64, u64) -> bool) -> Option<u64> {
+        let _giving = self.giving.read();
         let mut blocks = self.blocks.lock();
         let (block, stream) = blocks.evict(goes)?;
-        let (address, bytes) = (block.address(), block.size_bytes());
-        self.record(Action::SegmentFree, address, bytes, stream);
+        self.record(Action::SegmentFree, block.address(), block.size_bytes(), stream);
         drop(blocks);
+        Some(self.give(block))
+    }
+
+    /// Gives a block back that has left the account. Returns its bytes.
+    fn give(&self, block: SystemBlock) -> u64 {
+        let bytes = block.size_bytes();
         // Before the memory goes: the system may give the address to somebody else at once.
-        live::leave(address);
+        live::leave(block.address(), self);
         self.source.give(block);
-        Some(bytes)
+        bytes
     }
 
     fn record_free(&self, slot: u32, address: u64) -> Option<SystemBlock> {
@@ -461,7 +581,7 @@ impl Core {
         }
         let retired = blocks.retired;
         drop(blocks);
-        live::leave(address);
+        live::leave(address, self);
         block.mark_touched();
         if retired {
             self.wind_up();
@@ -472,7 +592,7 @@ impl Core {
     /// After its allocator has gone: gives back what is idle, and with the last block goes itself.
     #[cold]
     fn wind_up(&self) {
-        self.release_all();
+        while self.evict(|_, _| true).is_some() {}
         let empty = self.blocks.lock().live_blocks() == 0;
         let itself = if empty { self.retired.lock().take() } else { None };
         drop(itself);

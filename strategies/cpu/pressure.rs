@@ -13,6 +13,14 @@ use crate::history::Action;
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, human_bytes};
 
+/// A system that fails in another way has no more after a release.
+fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {
+    match refusal {
+        Refusal::System(error) if !error.is_out_of_memory() => Err(AllocError::Driver(error)),
+        refusal => Ok(refusal),
+    }
+}
+
 impl Core {
     #[cold]
     pub(super) fn serve_under_pressure(
@@ -20,23 +28,20 @@ impl Core {
         request: Request,
         refusal: Refusal,
     ) -> Result<Handed, AllocError> {
-        // Neither a system that fails nor one that is asked for nonsense has more after a release.
-        if let Refusal::System(error) = &refusal
-            && !error.is_out_of_memory()
-        {
-            return Err(AllocError::Driver(error.clone()));
-        }
+        about_memory(refusal)?;
         if self.hooks.free_some_memory()
             && let Ok(found) = self.try_again(request)
         {
             return Ok(found);
         }
         self.release_all();
+        // What others are giving back counts, too.
+        self.wait_for_giving();
         self.source.release_kept();
         self.blocks.lock().num_retries += 1;
         let refusal = match self.try_again(request) {
             Ok(found) => return Ok(found),
-            Err(refusal) => refusal,
+            Err(refusal) => about_memory(refusal)?,
         };
         let report = self.report(request, refusal);
         let free = report.device_free_bytes.unwrap_or(0);

@@ -1,15 +1,20 @@
 //! Several instances: one map, threads, guards, and what outlives its instance.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier};
 
-use stratalloc::allocator::{DeviceAllocator, RawAddresses, Request};
+use stratalloc::allocator::{Caching, DeviceAllocator, RawAddresses, Request};
+use stratalloc::config::Settings;
+use stratalloc::driver::DriverResult;
+use stratalloc::driver::system::{Fill, Source, SystemBlock};
 use stratalloc::error::HandleError;
+use stratalloc::ids::DeviceId;
 use stratalloc::strategies::{
     CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
 };
 
-use super::{ANY, Counted, over, statistics, take};
+use super::{ANY, Counted, hand_clock, over, statistics, take};
 
 fn take_raw(own: &CpuAllocator, bytes: u64) -> u64 {
     own.allocate_raw(Request::new(bytes, ANY)).expect("there is enough")
@@ -116,6 +121,74 @@ fn a_panic_ends_the_guards_and_an_outer_one_takes_inner_ones_along() {
     assert!(current().is_none());
     drop(inner);
     assert_eq!(Arc::strong_count(&own), 1);
+}
+
+#[test]
+fn a_guard_that_was_taken_along_takes_no_later_one() {
+    let own = || Arc::new(over(&Counted::new(), ""));
+    let (outer, inner) = (CpuCachingGuard::new(own()), CpuCachingGuard::new(own()));
+    drop(outer);
+    let last = own();
+    let (_third, _fourth) = (CpuCachingGuard::new(own()), CpuCachingGuard::new(Arc::clone(&last)));
+    drop(inner);
+    assert!(Arc::ptr_eq(&current().unwrap(), &last));
+}
+
+/// A system that is slow to take memory back.
+#[derive(Debug)]
+struct Slow(Arc<Counted>, Arc<Barrier>);
+
+impl Source for Slow {
+    fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock> {
+        self.0.take(size_bytes, alignment_bytes)
+    }
+
+    fn give(&self, block: SystemBlock) {
+        // Both threads are on their way: one gives back, the other has found nothing.
+        self.1.wait();
+        std::thread::yield_now();
+        self.0.give(block);
+    }
+}
+
+#[test]
+fn nobody_runs_out_of_memory_that_another_thread_is_giving_back() {
+    for _ in 0..200 {
+        let source = Counted::new();
+        source.most_bytes.store(1000, Ordering::SeqCst);
+        let both = Arc::new(Barrier::new(2));
+        let slow = Arc::new(Slow(Arc::clone(&source), Arc::clone(&both)));
+        let settings = Settings::default();
+        let own = CpuAllocator::with_source(DeviceId(0), &settings, slow, hand_clock().1).unwrap();
+        let idle = take(&own, 800);
+        own.free(idle).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| own.empty_cache().unwrap());
+            both.wait();
+            let _taken = take(&own, 400);
+        });
+    }
+}
+
+#[test]
+fn second_frees_by_address_never_reach_a_buffer() {
+    let own = over(&Counted::new(), "");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let address = take_raw(&own, 64);
+            own.free_raw(address).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                let _ = own.free_raw(address);
+            }
+        });
+        for _ in 0..20_000 {
+            let mut buffer = own.buffer(64).unwrap();
+            buffer.fill(Fill::Zero);
+            assert_eq!(buffer.initialized().unwrap(), [0; 64]);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Pressure, Request, Token};
 use stratalloc::config::{Config, KeyTable, Settings};
-use stratalloc::driver::Sim;
 use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::system::{Source, SystemBlock};
+use stratalloc::driver::{DriverResult, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
 use stratalloc::history::{Action, BlockStateName};
 use stratalloc::ids::{DeviceId, StreamId};
@@ -141,6 +142,68 @@ fn over_the_watermark_the_longest_idle_go_back() {
     let large = take(&own, 4 * MIB);
     own.free(large).unwrap();
     assert_eq!(source.held(), (1, 3 << 20));
+}
+
+#[test]
+fn a_block_larger_than_the_watermark_goes_alone() {
+    let source = Counted::new();
+    let own = over(&source, "cpu_cached_max_mb:3");
+    let (small, large) = (take(&own, MIB), take(&own, 4 * MIB));
+    own.free(small).unwrap();
+    own.free(large).unwrap();
+    assert_eq!(source.held(), (1, 1 << 20));
+}
+
+#[test]
+fn what_was_freed_before_there_was_an_age_is_dated_when_there_is_one() {
+    let source = Counted::new();
+    let (seconds, clock) = hand_clock();
+    let own = timed(&source, "", clock);
+    seconds.store(100, Ordering::SeqCst);
+    let block = take(&own, 8);
+    own.free(block).unwrap();
+    own.apply(&Config::parse("cpu_trim_age_s:30", &KeyTable::default()).unwrap()).unwrap();
+    assert_eq!(own.trim(), 0);
+    seconds.store(130, Ordering::SeqCst);
+    assert_eq!(own.trim(), 8);
+}
+
+#[test]
+fn a_source_that_panics_or_answers_with_another_size_leaves_nothing_behind() {
+    #[derive(Debug)]
+    struct Odd(AtomicU32, Arc<Counted>);
+    impl Source for Odd {
+        fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock> {
+            match self.0.fetch_add(1, Ordering::SeqCst) {
+                0 => panic!("a source that panics"),
+                1 => self.1.take(size_bytes + 1, alignment_bytes),
+                _ => self.1.take(size_bytes, alignment_bytes),
+            }
+        }
+        fn give(&self, block: SystemBlock) {
+            self.1.give(block);
+        }
+    }
+    let source = Counted::new();
+    let odd = Arc::new(Odd(AtomicU32::new(0), Arc::clone(&source)));
+    let own =
+        CpuAllocator::with_source(DeviceId(0), &Settings::default(), odd, hand_clock().1).unwrap();
+    own.set_limit_bytes(Some(100));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take(&own, 80)));
+    assert!(panicked.is_err());
+    let error = own.allocate(Request::new(80, ANY)).unwrap_err();
+    assert!(matches!(&error, AllocError::Driver(e) if e.message.contains("81 bytes")), "{error}");
+    assert_eq!(source.held(), (0, 0));
+    assert_eq!(take(&own, 80).size_bytes(), 80);
+}
+
+#[test]
+fn what_the_machine_cannot_fill_is_refused_before_it_is_touched() {
+    let own = CpuAllocator::new(DeviceId(0), &settings("cpu_junk_fill:True")).unwrap();
+    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(1 << 45, ANY)) else {
+        panic!("32 TiB");
+    };
+    assert_eq!(report.driver.as_ref().map(|error| (error.call, error.code)), Some(("fill", 12)));
 }
 
 #[test]

@@ -12,7 +12,6 @@ use super::super::DriverResult;
 use super::block::failed;
 use super::{HUGE_PAGE_BYTES, SystemOptions, not_supported};
 
-const PAGE_BYTES: usize = 4096;
 /// The system's word for "on these nodes if they have room".
 const PREFERRED: c_long = 1;
 /// Nodes that a mask of ours can name.
@@ -20,7 +19,7 @@ pub(super) const NODES_MAX: u32 = 1024;
 
 /// Where a block of this layout starts and ends in pages: how much to ask for, and how to align it.
 fn pages(layout: Layout) -> Option<usize> {
-    layout.size().checked_next_multiple_of(PAGE_BYTES)
+    layout.size().checked_next_multiple_of(rustix::param::page_size())
 }
 
 /// Maps fresh, zeroed memory. What is not touched costs nothing.
@@ -29,7 +28,7 @@ pub(super) fn map(layout: Layout, options: SystemOptions) -> DriverResult<NonNul
     let size = pages(layout).ok_or_else(too_large)?;
     let huge = options.huge_pages && layout.size() as u64 >= HUGE_PAGE_BYTES;
     let wanted = if huge { layout.align().max(2 << 20) } else { layout.align() };
-    let spare = if wanted > PAGE_BYTES { wanted } else { 0 };
+    let spare = if wanted > rustix::param::page_size() { wanted } else { 0 };
     let whole = size.checked_add(spare).ok_or_else(too_large)?;
     let (access, kind) =
         (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);

@@ -27,7 +27,7 @@ pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Where blocks come from.
 pub trait Source: fmt::Debug + Send + Sync {
-    /// Takes `size_bytes` (at least 1), aligned to `alignment_bytes` (a power of two). May wait for the
+    /// Takes exactly `size_bytes` (at least 1), aligned to `alignment_bytes` (a power of two). May wait for the
     /// system, which may have to find memory first.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// [`DriverError`] with the system's error number as its code.
     fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock>;
 
-    /// Gives a block back.
+    /// Gives a block back. Calls nothing of whoever gives it.
     fn give(&self, block: SystemBlock) {
         drop(block);
     }
@@ -64,13 +64,17 @@ impl SystemMemory {
     ///
     /// # Errors
     ///
-    /// [`DriverErrorKind::NotSupported`] when this machine has no huge pages or no such node.
+    /// [`DriverErrorKind::NotSupported`] when this machine has no huge pages or no such node, or does not
+    /// let this process choose.
     pub fn new(options: SystemOptions) -> DriverResult<Self> {
         if options.huge_pages {
             usage::check_huge_pages()?;
         }
         if let Some(node) = options.numa_node {
             usage::check_node(node)?;
+            // A system without nodes, or a container that may not choose, says so at the first block.
+            #[cfg(target_os = "linux")]
+            drop(SystemBlock::map(MAPPING_MIN_BYTES, 1, options)?);
         }
         Ok(Self { options })
     }

@@ -1,5 +1,7 @@
 //! What the machine has: memory, huge pages, nodes.
 
+use std::path::Path;
+
 use super::super::{DriverResult, MemoryInfo};
 use super::not_supported;
 
@@ -36,12 +38,24 @@ fn machine() -> DriverResult<MemoryInfo> {
     Err(not_supported("memory_info", "this system is not asked for its memory"))
 }
 
-/// What the innermost group of processes that this one sees is limited to.
+/// The least that a group of processes allows which this one is in, from its own up to the outermost that
+/// can be seen.
 fn container() -> Option<MemoryInfo> {
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let total_bytes = number("/sys/fs/cgroup/memory.max")?;
-    let used_bytes = number("/sys/fs/cgroup/memory.current")?;
-    Some(MemoryInfo { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes })
+    let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+    let root = Path::new("/sys/fs/cgroup");
+    let mut least: Option<MemoryInfo> = None;
+    for group in root.join(own).ancestors().take_while(|group| group.starts_with(root)) {
+        let number =
+            |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+        let Some(total_bytes) = number("memory.max") else { continue };
+        let free_bytes = total_bytes.saturating_sub(number("memory.current").unwrap_or(0));
+        least = Some(least.map_or(MemoryInfo { free_bytes, total_bytes }, |known| MemoryInfo {
+            free_bytes: known.free_bytes.min(free_bytes),
+            total_bytes: known.total_bytes.min(total_bytes),
+        }));
+    }
+    least
 }
 
 #[cfg(target_os = "linux")]
