@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub use bench::cases;
+pub use bench::loops::Loops;
 use outcome::{Outcome, is_closed_pipe};
 use settings::BadConf;
 
@@ -55,15 +56,23 @@ enum Command {
 ///     stratalloc::cli::main()
 /// }
 /// ```
+#[inline]
 #[must_use]
 pub fn main() -> ExitCode {
+    run(&Loops::here())
+}
+
+/// The same with loops that the caller made.
+#[doc(hidden)]
+#[must_use]
+pub fn run(loops: &Loops) -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.command {
         Command::Explain(args) => explain::run(args),
         Command::Info(args) => info::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Compare(args) => compare::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(args, loops),
     };
     match outcome {
         Ok(outcome) => outcome.into(),

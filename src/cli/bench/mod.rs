@@ -3,6 +3,7 @@
 pub mod cases;
 mod floors;
 mod host_memory;
+pub(super) mod loops;
 
 use std::error::Error;
 use std::io::Write;
@@ -24,6 +25,7 @@ use super::device::Device;
 use super::outcome::{Outcome, out};
 use super::settings;
 use cases::{Pool, Raw, Tail, Typed};
+use loops::Loops;
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -70,10 +72,10 @@ const PAIRS: [(&str, u64); 4] = [
 /// How often tails are timed; the least of each is reported.
 const TAIL_REPETITIONS: usize = 5;
 
-pub(crate) fn run(args: &Bench) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
     let confs = settings::confs_or_default(&args.conf)?;
     let device = args.device.to_string();
-    let mut printer = Printer { args, conf: "", device: "", done: 0 };
+    let mut printer = Printer { args, loops, conf: "", device: "", done: 0 };
     printer.floors()?;
     if confs.iter().any(|(_, config)| config.settings().backend == "cpu") {
         printer.other_host_memory()?;
@@ -117,6 +119,7 @@ type Build<'b> = dyn Fn(bool) -> Result<Built, Box<dyn Error>> + 'b;
 
 struct Printer<'a> {
     args: &'a Bench,
+    loops: &'a Loops,
     conf: &'a str,
     device: &'a str,
     done: usize,
@@ -197,34 +200,35 @@ impl Printer<'_> {
     }
 
     fn typed(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
+        let loops = self.loops;
         for (case, bytes) in PAIRS {
             let Built { strategy, .. } = build(false)?;
-            self.single(case, || cases::pair(&Typed(&strategy), bytes))?;
+            self.single(case, || (loops.pair)(&Typed(&strategy), bytes))?;
         }
         let Built { strategy, driver, .. } = build(false)?;
         let handle = Handle::new(strategy, driver);
-        self.single("handle:512B", || cases::pair(&Typed(&handle), 512))?;
+        self.single("handle:512B", || (loops.pair_handle)(&Typed(&handle), 512))?;
         let Built { strategy, .. } = build(false)?;
-        self.single("mix:4096live", || cases::mix(&Typed(&strategy)))?;
+        self.single("mix:4096live", || (loops.mix)(&Typed(&strategy)))?;
         for (case, holes) in [("holes:4096", 4096), ("holes:65536", 65_536)] {
             let Built { strategy, .. } = build(false)?;
-            self.single(case, || cases::holes(&Typed(&strategy), holes))?;
+            self.single(case, || (loops.holes)(&Typed(&strategy), holes))?;
         }
         let Built { strategy, .. } = build(false)?;
-        self.tails("tail:", || cases::tail(&Typed(&strategy)))?;
+        self.tails("tail:", || (loops.tail)(&Typed(&strategy)))?;
         for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
             if self.wants(case) {
                 for threads in self.thread_counts() {
                     let Built { strategy, streams, .. } = build(false)?;
                     let streams = if own { &streams[..] } else { &streams[..1] };
-                    let done = cases::threads(&Typed(&strategy), threads, streams);
+                    let done = (loops.threads)(&Typed(&strategy), threads, streams);
                     self.row(case, threads, done.ns, done.mops)?;
                 }
             }
         }
         let Built { strategy, streams, .. } = build(false)?;
         if self.wants("record_stream:64KiB")
-            && let Some(ns) = cases::record_stream(&strategy, streams[0])
+            && let Some(ns) = (loops.record_stream)(&strategy, streams[0])
         {
             self.row("record_stream:64KiB", 1, ns, 1000.0 / ns)?;
         }
@@ -288,21 +292,24 @@ impl Printer<'_> {
 
     /// The same by bare address, where the strategy can.
     fn raw(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
+        let loops = self.loops;
         for (case, bytes) in PAIRS {
             let Built { strategy, .. } = build(true)?;
             if let Some(raw) = strategy.raw_addresses() {
-                self.single(&case.replace("pair", "pair_raw"), || cases::pair(&Raw(raw), bytes))?;
+                self.single(&case.replace("pair", "pair_raw"), || {
+                    (loops.pair_raw)(&Raw(raw), bytes)
+                })?;
             }
         }
         let Built { strategy, .. } = build(true)?;
         if let Some(raw) = strategy.raw_addresses() {
-            self.single("mix_raw:4096live", || cases::mix(&Raw(raw)))?;
+            self.single("mix_raw:4096live", || (loops.mix_raw)(&Raw(raw)))?;
         }
         if self.wants("threads_raw:own_stream") {
             for threads in self.thread_counts() {
                 let Built { strategy, streams, .. } = build(true)?;
                 let Some(raw) = strategy.raw_addresses() else { break };
-                let done = cases::threads(&Raw(raw), threads, &streams);
+                let done = (loops.threads_raw)(&Raw(raw), threads, &streams);
                 self.row("threads_raw:own_stream", threads, done.ns, done.mops)?;
             }
         }

@@ -1,0 +1,45 @@
+//! The timed loops of the strategies, as functions of the program that calls them.
+//!
+//! Compiled beside the allocator a loop is not what a user's is: the compiler knows both sides and chooses
+//! differently (70 ns a pair by address instead of 55, Intel Xeon, 2026-11-21). So the caller of
+//! [`main`](crate::cli::main) makes them in its own crate, without doing anything for it.
+
+use super::cases::{self, Raw, Tail, Together, Typed};
+use crate::handle::Handle;
+use crate::ids::StreamId;
+use crate::strategies::Strategy;
+
+/// One function for each case of [`cases`], on strategies.
+#[derive(Clone, Copy, Debug)]
+pub struct Loops {
+    pub(super) pair: fn(&Typed<'_, Strategy>, u64) -> f64,
+    pub(super) pair_handle: fn(&Typed<'_, Handle>, u64) -> f64,
+    pub(super) pair_raw: fn(&Raw<'_>, u64) -> f64,
+    pub(super) mix: fn(&Typed<'_, Strategy>) -> f64,
+    pub(super) mix_raw: fn(&Raw<'_>) -> f64,
+    pub(super) holes: fn(&Typed<'_, Strategy>, usize) -> f64,
+    pub(super) tail: fn(&Typed<'_, Strategy>) -> Tail,
+    pub(super) threads: fn(&Typed<'_, Strategy>, usize, &[StreamId]) -> Together,
+    pub(super) threads_raw: fn(&Raw<'_>, usize, &[StreamId]) -> Together,
+    pub(super) record_stream: fn(&Strategy, StreamId) -> Option<f64>,
+}
+
+impl Loops {
+    /// Those of the crate that calls this.
+    #[inline]
+    #[must_use]
+    pub fn here() -> Self {
+        Self {
+            pair: |client, bytes| cases::pair(client, bytes),
+            pair_handle: |client, bytes| cases::pair(client, bytes),
+            pair_raw: |client, bytes| cases::pair(client, bytes),
+            mix: |client| cases::mix(client),
+            mix_raw: |client| cases::mix(client),
+            holes: |client, holes| cases::holes(client, holes),
+            tail: |client| cases::tail(client),
+            threads: |client, threads, streams| cases::threads(client, threads, streams),
+            threads_raw: |client, threads, streams| cases::threads(client, threads, streams),
+            record_stream: |strategy, other| cases::record_stream(strategy, other),
+        }
+    }
+}
