@@ -13,15 +13,16 @@ use parking_lot::Mutex;
 
 use super::error::SwitchError;
 use super::generation::Generation;
-use super::hooks::{self, Hooks};
+use super::hooks;
 use super::ledger::Ledger;
 use crate::allocator::{Caching, DeviceAllocator};
+use crate::cache::Hooks;
 use crate::config::{Config, Origin};
 use crate::driver::Driver;
-use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::strategies::Strategy;
-use crate::sync::{All, Swap};
+use crate::sync::{All, Read, Swap};
 
 /// As many replaced allocators may wait for their last blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
@@ -72,7 +73,7 @@ impl Core {
                 generations: Swap::new(first),
                 driver,
                 options,
-                hooks: Hooks::default(),
+                hooks: Hooks::new(OwnerId::next()),
                 doors: Mutex::new(Doors { config, limit_bytes, ..Doors::default() }),
                 ledger: Mutex::default(),
                 pools: Mutex::default(),
@@ -151,16 +152,21 @@ impl Core {
     /// Calls the current one. If it was replaced meanwhile, whoever leaves it looks whether it can go.
     #[inline(always)]
     pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
-        let mut retired = false;
-        let answer = self.generations.with(|generation| {
-            let answer = call(generation);
-            retired = generation.was_left();
-            answer
-        });
-        if retired {
-            self.look_again();
-        }
+        let generation = self.generations.read();
+        let answer = call(&generation);
+        self.leave(generation);
         answer
+    }
+
+    /// Ends a call; true if its allocator was replaced meanwhile. It is looked at then.
+    #[inline(always)]
+    pub(super) fn leave(&self, generation: Read<'_, Generation>) -> bool {
+        let left = generation.name();
+        let was_replaced = generation.leave();
+        if was_replaced {
+            self.look_at_left(left);
+        }
+        was_replaced
     }
 
     /// Asks one generation after the other, the current one first, until one answers. Looks at nobody, so

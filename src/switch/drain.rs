@@ -43,11 +43,13 @@ impl Core {
         let generation = self.generations.read();
         // One variable from here to the caller: each further copy costs a hit 5 to 10 ns.
         let mut taken = take(&generation);
-        if taken.is_err() || generation.is_retired() {
+        if taken.is_err() {
             taken = match self.after_take(generation, taken) {
                 Ok(taken) => Ok(taken),
                 Err(refusal) => self.refused(request, refusal, &take),
             };
+        } else {
+            self.leave(generation);
         }
         taken
     }
@@ -59,12 +61,8 @@ impl Core {
         generation: Read<'_, Generation>,
         taken: Result<T, AllocError>,
     ) -> Result<T, Refusal> {
-        let (is_retired, is_silent) =
-            (generation.was_left(), generation.strategy.pressure().is_none());
-        drop(generation);
-        if is_retired {
-            self.look_again();
-        }
+        let is_silent = generation.strategy.pressure().is_none();
+        let is_retired = self.leave(generation);
         taken.map_err(|error| Refusal { error, is_retired, is_silent })
     }
 
@@ -238,6 +236,20 @@ impl Core {
     #[cold]
     pub(super) fn look_again(&self) {
         self.look_at_those(|old| old.wants_look.swap(false, Ordering::SeqCst));
+    }
+
+    /// Looks at one that a call was inside of when it was replaced. The call may have taken or given a
+    /// block of it, or been in the way.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn look_at_left(&self, left: *const Generation) {
+        let all = self.generations.all();
+        if let Some(left) = all.iter().find(|one| std::ptr::eq(Arc::as_ptr(one), left)) {
+            left.wants_look.store(true, Ordering::SeqCst);
+        }
+        drop(all);
+        self.look_again();
+        self.spread_limit();
     }
 
     fn look_at_those(&self, wanted: impl Fn(&Generation) -> bool) {

@@ -57,16 +57,6 @@ impl Generation {
         self.retired.load(Ordering::Relaxed)
     }
 
-    /// Whether it was retired. Then somebody who was inside leaves now.
-    #[inline]
-    pub(super) fn was_left(&self) -> bool {
-        let retired = self.is_retired();
-        if retired {
-            self.wants_look.store(true, Ordering::SeqCst);
-        }
-        retired
-    }
-
     pub(super) fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
     }

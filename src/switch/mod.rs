@@ -139,11 +139,7 @@ impl Switchable {
         generation: Read<'_, Generation>,
         freed: Result<(), FreeError>,
     ) -> Result<(), FreeError> {
-        let was_left = generation.was_left();
-        drop(generation);
-        if was_left {
-            self.core.look_again();
-        }
+        self.core.leave(generation);
         freed.or_else(|refused| self.free_elsewhere(refused))
     }
 
@@ -218,8 +214,10 @@ impl DeviceAllocator for Switchable {
         let generation = self.core.generations.read();
         // One variable from here to the caller, as in `Core::take`.
         let mut freed = generation.strategy.free(allocation);
-        if freed.is_err() || generation.is_retired() {
+        if freed.is_err() {
             freed = self.after_free(generation, freed);
+        } else {
+            self.core.leave(generation);
         }
         freed
     }

@@ -7,6 +7,7 @@ use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::error::AllocError;
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
+use stratalloc::switch::Switchable;
 
 use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
 
@@ -105,4 +106,33 @@ fn hooks_are_carried_from_allocator_to_allocator() {
         assert_eq!(told.load(SeqCst), round + 1, "{conf}");
         assert!(asked.load(SeqCst) > before, "{conf}");
     }
+}
+
+#[test]
+fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
+    let bed = Bed::with_bytes(NATIVE, 100 * MIB);
+    let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let too_much = |switchable: &Switchable| {
+        let request = Request::new(500 * MIB, StreamId::DEFAULT);
+        assert!(switchable.allocate(request).is_err());
+    };
+    let pressure = bed.switchable.pressure().expect("it has hooks");
+    let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
+    pressure.add_oom_observer(Arc::new(move |_| {
+        count.fetch_add(1, SeqCst);
+        too_much(&switchable);
+    }));
+    for (round, conf) in [NATIVE, EXPANDABLE, ASYNC, NATIVE].into_iter().enumerate() {
+        bed.switch(conf);
+        fails(&bed, 500 * MIB);
+        assert_eq!(told.load(SeqCst), round + 1, "{conf}");
+    }
+    let (count, switchable) = (Arc::clone(&asked), bed.switchable.clone());
+    pressure.add_free_memory_callback(Arc::new(move || {
+        count.fetch_add(1, SeqCst);
+        too_much(&switchable);
+        false
+    }));
+    fails(&bed, 500 * MIB);
+    assert!((1..4).contains(&asked.load(SeqCst)), "{}", asked.load(SeqCst));
 }
