@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::error::SwitchError;
 use super::generation::Generation;
@@ -41,6 +41,8 @@ pub(super) struct Core {
     pub(super) pools: Mutex<BTreeSet<PoolId>>,
     /// How many scopes are open: part of `doors`, for those who only ask whether any is.
     pub(super) open_scopes: AtomicUsize,
+    /// Shared by those who need that no scope opens (`still`), alone for who opens one. Before `doors`.
+    pub(super) scope_gate: RwLock<()>,
     /// A retired one has drained and could not go yet, because somebody was inside or a scope was open.
     pub(super) stuck: AtomicBool,
 }
@@ -78,6 +80,7 @@ impl Core {
                 ledger: Mutex::default(),
                 pools: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
+                scope_gate: RwLock::new(()),
                 stuck: AtomicBool::new(false),
             }
         })
@@ -93,7 +96,7 @@ impl Core {
         let next = Generation::new(strategy, config.settings());
         hooks::attach(&next.strategy, &self.this);
         let old = self.install(next, config)?;
-        if self.no_capture() {
+        if let Some(_still) = self.hold_still() {
             old.give_idle_back();
         }
         self.look_at(old);
@@ -133,9 +136,16 @@ impl Core {
             return Err(SwitchError::TooMany { limit: RETIRED_MAX });
         }
         doors.carry_over(&next.strategy)?;
-        let says_limit = config.origin("per_process_memory_fraction") != Origin::Default;
-        if says_limit || doors.limit_bytes.is_none() {
-            doors.limit_bytes = next.strategy.caching().and_then(Caching::limit_bytes);
+        let caching = next.strategy.caching();
+        let own = caching.and_then(Caching::limit_bytes);
+        match config.origin("per_process_memory_fraction") {
+            Origin::Text { .. } => doors.limit_bytes = own,
+            Origin::Default => doors.limit_bytes = doors.limit_bytes.or(own),
+            // What an earlier text said may have been changed by a call since.
+            Origin::Earlier => {}
+        }
+        if let Some(caching) = caching {
+            caching.set_limit_bytes(self.limit_of_next(doors.limit_bytes));
         }
         doors.config = config;
         let mut ledger = self.ledger.lock();

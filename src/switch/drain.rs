@@ -6,20 +6,24 @@
 //! segments back as the driver does that. Blocks that wait for other streams are not waited for: the
 //! allocator goes at a later look (the next miss, release, switch, or `process_events`).
 //!
-//! While a scope is open nothing goes: it may be a capture's, which would break.
+//! While a scope is open nothing goes, and none opens while something does: it may be a capture's, which
+//! would break.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use parking_lot::RwLockWriteGuard;
 
 use super::core::{Core, Doors};
 use super::generation::Generation;
 use super::hooks;
 use super::ledger::{CUTS_MAX, Ledger};
+use super::still::Still;
 use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
 use crate::error::{AllocError, OutOfMemory};
 use crate::size::human_bytes;
-use crate::stats::Statistics;
+use crate::stats::{PerPool, Statistics};
 use crate::sync::Read;
 
 /// A request that an allocator has refused.
@@ -84,7 +88,7 @@ impl Core {
                 return Err(error);
             };
             let was_told = hooks::was_refused();
-            counted += i64::from(was_told);
+            counted += i64::from(was_told || is_silent);
             let again =
                 is_retired || (std::mem::take(&mut may_make_room) && self.make_room(request));
             if !again {
@@ -122,7 +126,7 @@ impl Core {
     /// Has retired ones give back all that is idle; true if that made room. Nothing is given back
     /// while a capture would break of it.
     fn make_room(&self, request: Request) -> bool {
-        if self.generations.retired() == 0 || !self.no_capture() {
+        if self.generations.retired() == 0 {
             return false;
         }
         let captured = self.driver.capture_status(request.stream);
@@ -130,11 +134,14 @@ impl Core {
             return false;
         }
         let before = self.retired_bytes();
-        self.each(|generation| {
-            if generation.is_retired() {
-                generation.give_idle_back();
-            }
-        });
+        {
+            let Some(_still) = self.hold_still() else { return false };
+            self.each(|generation| {
+                if generation.is_retired() {
+                    generation.give_idle_back();
+                }
+            });
+        }
         self.look_at_all();
         self.spread_limit();
         self.retired_bytes() < before
@@ -143,7 +150,9 @@ impl Core {
     /// Before the current one grows: retired ones that are due give back what is idle, then users'
     /// callbacks are asked. True when one of those freed something.
     pub(super) fn before_growing(&self) -> bool {
-        if self.generations.retired() > 0 && self.no_scope() {
+        if self.generations.retired() > 0
+            && let Some(still) = self.hold_still()
+        {
             let mut gave = false;
             self.each(|generation| {
                 if generation.is_retired() && generation.is_due.load(Ordering::Relaxed) {
@@ -151,6 +160,7 @@ impl Core {
                     gave = true;
                 }
             });
+            drop(still);
             if gave {
                 self.look_again();
                 self.spread_limit();
@@ -163,9 +173,18 @@ impl Core {
         self.open_scopes.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether no open scope is known to be a capture's.
-    pub(super) fn no_capture(&self) -> bool {
-        self.no_scope() || !self.doors.lock().scopes.iter().any(|(_, is_capture)| *is_capture)
+    /// Keeps scopes from opening until it is dropped; `None` when one is open or about to. Retired
+    /// allocators know no scope of the current one, so they wait and release only under this. Waits
+    /// for nobody.
+    pub(super) fn hold_still(&self) -> Option<Still<'_>> {
+        let gate = self.scope_gate.try_read()?;
+        self.no_scope().then(|| Still::new(gate))
+    }
+
+    /// Held while a scope is opened: waits for those who hold still. `None` on a thread that does so
+    /// itself: it would wait for itself.
+    pub(super) fn open_gate(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        (!Still::is_here()).then(|| self.scope_gate.write())
     }
 
     /// Looks whether a retired one has drained, and lets it go if so; otherwise says when to look again.
@@ -179,6 +198,11 @@ impl Core {
 
     /// Gives a drained one back that could not go.
     fn try_let_go(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
+        let still = self.hold_still();
+        if still.is_some() {
+            // An event that cannot be asked keeps its block waiting.
+            let _ = old.strategy.cross_stream().map(CrossStream::process_events);
+        }
         let drained = self.has_drained(&old);
         let few = self.generations.retired() <= CUTS_MAX;
         if !old.is_retired() || !(few || drained) {
@@ -191,16 +215,22 @@ impl Core {
         if !drained {
             return None;
         }
-        if !self.no_scope() {
+        if still.is_none() {
             return Some(old);
         }
         let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
             Ok(gone) => gone,
             Err(old) => return Some(old),
         };
-        ledger.gone(&gone.statistics());
+        let mut last = gone.statistics();
+        if self.generations.all().iter().any(|living| living.shares_with(&gone)) {
+            // What they reserve together is counted with one of those that live.
+            last.reserved_bytes = PerPool::default();
+        }
+        ledger.gone(&last);
         drop(ledger);
         drop(gone);
+        drop(still);
         self.generations.current().keep_shared_pool(&self.driver);
         self.spread_limit();
         None
@@ -208,12 +238,7 @@ impl Core {
 
     /// Whether no block of it is in callers' hands or waits for other streams, and no pool has users.
     fn has_drained(&self, old: &Generation) -> bool {
-        // An event that cannot be asked keeps its block waiting.
-        let _ = old.strategy.cross_stream().map(CrossStream::process_events);
-        let statistics = old.statistics();
-        let live = old.live_blocks(&statistics);
-        let waiting = statistics.active.all.current - statistics.allocation.all.current;
-        old.look_after(live);
+        let (live, waiting) = old.await_frees();
         if live == 0 {
             // Whatever keeps it now, nobody will free a block of it and look again for that.
             old.is_due.store(true, Ordering::Relaxed);
@@ -286,7 +311,7 @@ impl Core {
         self.each(held).into_iter().sum()
     }
 
-    /// The current one may reserve what retired ones leave of the limit.
+    /// Shares the limit out anew.
     pub(super) fn spread_limit(&self) {
         let doors = self.doors.lock();
         if doors.limit_bytes.is_some() {
@@ -294,12 +319,21 @@ impl Core {
         }
     }
 
+    /// Each may reserve what the others leave of the limit. Retired ones grow too: their pools do.
     pub(super) fn spread(&self, doors: &Doors) {
-        let retired = if doors.limit_bytes.is_some() { self.retired_bytes() } else { 0 };
-        let own = doors.limit_bytes.map(|limit| limit.saturating_sub(retired));
-        if let Some(caching) = self.generations.current().strategy.caching() {
-            caching.set_limit_bytes(own);
+        let all = self.generations.all();
+        let held: Vec<_> = all.iter().map(|generation| generation.held_bytes()).collect();
+        let sum: u64 = held.iter().sum();
+        for (generation, own) in all.iter().zip(held) {
+            if let Some(caching) = generation.strategy.caching() {
+                caching.set_limit_bytes(left_of(doors.limit_bytes, sum - own));
+            }
         }
+    }
+
+    /// What the next one may reserve beside all that are there.
+    pub(super) fn limit_of_next(&self, limit_bytes: Option<u64>) -> Option<u64> {
+        left_of(limit_bytes, self.each(Generation::held_bytes).into_iter().sum())
     }
 
     /// The counters of all.
@@ -337,4 +371,9 @@ impl Core {
             generation.strategy.counters().into_iter().for_each(Counters::reset_accumulated);
         }
     }
+}
+
+/// What is left of a limit beside so many bytes.
+fn left_of(limit_bytes: Option<u64>, others: u64) -> Option<u64> {
+    limit_bytes.map(|limit| limit.saturating_sub(others))
 }

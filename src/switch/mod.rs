@@ -14,6 +14,7 @@ mod generation;
 mod hooks;
 mod ledger;
 mod pools;
+mod still;
 
 use std::fmt;
 use std::ops::Deref;

@@ -7,6 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
+use parking_lot::RwLockWriteGuard;
+
 use super::Switchable;
 use super::generation::Generation;
 use crate::allocator::{
@@ -54,6 +56,7 @@ impl Switchable {
     /// [`PoolError`] when the pool has no open scope, or the new one cannot be opened: then the scope is
     /// closed.
     pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let _gate = self.gate(pool)?;
         let mut doors = self.core.doors.lock();
         self.ask_maker(pool, |pools| pools.close_scope(pool))?;
         let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
@@ -65,6 +68,12 @@ impl Switchable {
         opened?;
         // The new scope added a user.
         self.ask_maker(pool, |pools| pools.release_pool(pool))
+    }
+
+    /// Held while a scope is opened.
+    fn gate(&self, pool: PoolId) -> Result<RwLockWriteGuard<'_, ()>, PoolError> {
+        let what = "scopes opened from inside a release of memory";
+        self.core.open_gate().ok_or(PoolError::NotSupported { pool, what })
     }
 
     /// Whether a pool is of an allocator that was replaced.
@@ -112,7 +121,9 @@ impl PrivatePools for Switchable {
         self.core.ask(|generation| generation.strategy.private_pools()?.pool_users(pool))
     }
 
+    /// Waits until retired allocators have released what they are releasing now.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let _gate = self.gate(pool)?;
         let mut doors = self.core.doors.lock();
         if self.is_of_retired(pool) {
             let what = "new scopes after the pool's allocator was switched away from";
@@ -137,6 +148,11 @@ impl PrivatePools for Switchable {
 
     fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let unknown = || Err(PoolError::Unknown { pool }.into());
+        // One that was replaced may grow too, by what all others leave of the limit now.
+        let of_retired = self.core.generations.retired() > 0 && self.is_of_retired(pool);
+        if of_retired {
+            self.core.spread_limit();
+        }
         let taken = self.core.take(request, |current| {
             let ask = |pools: &dyn PrivatePools| pools.allocate_in(pool, request);
             let own = knows(current, pool).map(ask);
@@ -146,6 +162,9 @@ impl PrivatePools for Switchable {
             });
             made.or_else(|| current.strategy.private_pools().map(ask)).unwrap_or_else(unknown)
         });
+        if of_retired {
+            self.core.spread_limit();
+        }
         self.core.left();
         taken
     }

@@ -132,3 +132,23 @@ fn nothing_is_given_back_while_a_scope_is_open() {
     drop(scope);
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
 }
+
+#[test]
+fn emptying_the_cache_inside_a_scope_leaves_retired_allocators_alone() {
+    let bed = Bed::new(NATIVE);
+    let (idle, live) = (bed.take(32 * MIB), bed.take(32 * MIB));
+    bed.switch(EXPANDABLE);
+    bed.give(idle);
+    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pool = PoolId::next_capture();
+    let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(1)).expect("none is open");
+    let caching = bed.switchable.caching().expect("native caches");
+    caching.empty_cache().expect("the device works");
+    bed.switchable.cross_stream().expect("streams").process_events().expect("it works");
+    assert_eq!(bed.used_bytes(), 64 * MIB, "it would break the capture");
+    drop(scope);
+    caching.empty_cache().expect("the device works");
+    assert_eq!(bed.used_bytes(), 32 * MIB);
+    bed.give(live);
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
