@@ -89,22 +89,24 @@ impl Caching for Switchable {
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        let mut doors = self.core.doors.lock();
-        doors.limit_bytes = limit_bytes;
-        self.core.spread(&doors);
+        self.core.with_doors(|doors| {
+            doors.limit_bytes = limit_bytes;
+            self.core.spread(doors);
+        })
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        let mut doors = self.core.doors.lock();
-        let current = self.core.generations.current();
-        let caching = current.strategy.caching();
-        let refused = FractionError { fraction };
-        let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
-        caching.set_memory_fraction(fraction)?;
-        doors.limit_bytes = caching.limit_bytes();
-        drop(current);
-        self.core.spread(&doors);
-        Ok(())
+        self.core.with_doors(|doors| {
+            let current = self.core.generations.current();
+            let caching = current.strategy.caching();
+            let refused = FractionError { fraction };
+            let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
+            caching.set_memory_fraction(fraction)?;
+            doors.limit_bytes = caching.limit_bytes();
+            drop(current);
+            self.core.spread(doors);
+            Ok(())
+        })
     }
 
     fn limit_bytes(&self) -> Option<u64> {
@@ -112,12 +114,18 @@ impl Caching for Switchable {
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        let mut doors = self.core.doors.lock();
-        let current = self.core.generations.current();
-        let caching = current.strategy.caching();
-        caching.ok_or_else(|| lacks(&current.strategy, "apply"))?.apply(config)?;
-        doors.config = config.clone();
-        Ok(())
+        self.core.with_doors(|doors| {
+            let current = self.core.generations.current();
+            let caching = current.strategy.caching();
+            let caching = caching.ok_or_else(|| lacks(&current.strategy, "apply"))?;
+            if !doors.fits(&current.strategy, config) {
+                let message = "another backend, other layers or another library: switch instead";
+                return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
+            }
+            caching.apply(config)?;
+            doors.put(config.clone());
+            Ok(())
+        })
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
@@ -152,14 +160,15 @@ impl Caching for Switchable {
     }
 
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        let mut doors = self.core.doors.lock();
-        match class {
-            Some(class) => drop(doors.classes.insert(stream, class.to_owned())),
-            None => drop(doors.classes.remove(&stream)),
-        }
-        if let Some(caching) = self.core.generations.current().strategy.caching() {
-            caching.set_reserve_class(stream, class);
-        }
+        self.core.with_doors(|doors| {
+            match class {
+                Some(class) => drop(doors.classes.insert(stream, class.to_owned())),
+                None => drop(doors.classes.remove(&stream)),
+            }
+            if let Some(caching) = self.core.generations.current().strategy.caching() {
+                caching.set_reserve_class(stream, class);
+            }
+        })
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
@@ -242,20 +251,21 @@ impl Pressure for Switchable {
 
 impl PeerAccess for Switchable {
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        let mut doors = self.core.doors.lock();
-        let all = self.core.generations.all();
-        let strategy = &all[0].strategy;
-        let current =
-            strategy.peer_access().ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
-        // The current one last: what it lets in, all have let in.
-        for retired in all[1..].iter().filter_map(|retired| retired.strategy.peer_access()) {
-            retired.enable_peer_access(device)?;
-        }
-        current.enable_peer_access(device)?;
-        if !doors.peers.contains(&device) {
-            doors.peers.push(device);
-        }
-        Ok(())
+        self.core.with_doors(|doors| {
+            let all = self.core.generations.all();
+            let strategy = &all[0].strategy;
+            let current =
+                strategy.peer_access().ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
+            // The current one last: what it lets in, all have let in.
+            for retired in all[1..].iter().filter_map(|retired| retired.strategy.peer_access()) {
+                retired.enable_peer_access(device)?;
+            }
+            current.enable_peer_access(device)?;
+            if !doors.peers.contains(&device) {
+                doors.peers.push(device);
+            }
+            Ok(())
+        })
     }
 
     fn peers(&self) -> Vec<DeviceId> {

@@ -17,7 +17,7 @@ use super::hooks;
 use super::ledger::Ledger;
 use crate::allocator::{Caching, DeviceAllocator};
 use crate::cache::Hooks;
-use crate::config::{Config, Origin};
+use crate::config::{Config, Origin, Settings};
 use crate::driver::Driver;
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
@@ -45,12 +45,18 @@ pub(super) struct Core {
     pub(super) scope_gate: RwLock<()>,
     /// A retired one has drained and could not go yet, because somebody was inside or a scope was open.
     pub(super) stuck: AtomicBool,
+    /// Looks that were asked for since somebody began to look; nobody looks while this is 0.
+    pub(super) looks: AtomicUsize,
 }
 
 /// What must not change while an allocator is put in force.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
     pub(super) config: Config,
+    /// Whether the current one was built from `config`, apart from what was applied since.
+    pub(super) is_known: bool,
+    /// How often another configuration was put in force.
+    pub(super) edition: u64,
     /// The most bytes that all allocators together may reserve.
     pub(super) limit_bytes: Option<u64>,
     pub(super) peers: Vec<DeviceId>,
@@ -63,9 +69,11 @@ impl Core {
     pub(super) fn new(
         strategy: Strategy,
         driver: Arc<dyn Driver>,
-        config: Config,
+        config: Option<Config>,
         options: BuildOptions,
     ) -> Arc<Self> {
+        let is_known = config.is_some();
+        let config = config.unwrap_or_default();
         let limit_bytes = strategy.caching().and_then(Caching::limit_bytes);
         let first = Generation::new(strategy, config.settings());
         Arc::new_cyclic(|this| {
@@ -76,18 +84,24 @@ impl Core {
                 driver,
                 options,
                 hooks: Hooks::new(OwnerId::next()),
-                doors: Mutex::new(Doors { config, limit_bytes, ..Doors::default() }),
+                doors: Mutex::new(Doors { config, is_known, limit_bytes, ..Doors::default() }),
                 ledger: Mutex::default(),
                 pools: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
                 scope_gate: RwLock::new(()),
                 stuck: AtomicBool::new(false),
+                looks: AtomicUsize::new(0),
             }
         })
     }
 
     /// Builds what the configuration says and puts it in force.
     pub(super) fn switch(&self, config: Config) -> Result<(), SwitchError> {
+        self.switch_from(config, None).map(drop)
+    }
+
+    /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
+    fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
         let strategy = registry::build(&config, Arc::clone(&self.driver), self.options)?;
         if self.options.raw_addresses && strategy.raw_addresses().is_none() {
             let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
@@ -95,27 +109,32 @@ impl Core {
         }
         let next = Generation::new(strategy, config.settings());
         hooks::attach(&next.strategy, &self.this);
-        let old = self.install(next, config)?;
+        let Some(old) = self.install(next, config, edition)? else { return Ok(false) };
         if let Some(_still) = self.hold_still() {
             old.give_idle_back();
         }
-        self.look_at(old);
+        self.want_look(old);
         self.spread_limit();
+        Ok(true)
+    }
+
+    /// Puts a further string in force. One that switches is read anew if another was faster.
+    pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
+        while let Some((next, edition)) = self.with_doors(|doors| self.change(doors, text))? {
+            if self.switch_from(next, Some(edition))? {
+                break;
+            }
+        }
         Ok(())
     }
 
-    /// Puts a further string in force.
-    pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
-        let mut doors = self.doors.lock();
+    /// Changes the current one as a further string says. What must be switched to instead, and the
+    /// edition that this follows from, is handed back.
+    fn change(&self, doors: &mut Doors, text: &str) -> Result<Option<(Config, u64)>, SwitchError> {
         let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
         let next = doors.config.updated(text, &registry::key_table()).map_err(refused)?;
-        let (is, will_be) = (doors.config.settings(), next.settings());
-        let stays = is.backend == will_be.backend
-            && is.layers == will_be.layers
-            && is.pluggable == will_be.pluggable;
-        if !stays {
-            drop(doors);
-            return self.switch(next);
+        if !(doors.is_known && is_built_alike(doors.config.settings(), next.settings())) {
+            return Ok(Some((next, doors.edition)));
         }
         let current = self.generations.current();
         let lacks = || {
@@ -123,12 +142,20 @@ impl Core {
             SwitchError::Lacks { name, what: "cache, which further strings would change" }
         };
         current.strategy.caching().ok_or_else(lacks)?.apply(&next).map_err(SwitchError::Apply)?;
-        doors.config = next;
-        Ok(())
+        doors.put(next);
+        Ok(None)
     }
 
-    fn install(&self, next: Generation, config: Config) -> Result<Arc<Generation>, SwitchError> {
+    fn install(
+        &self,
+        next: Generation,
+        config: Config,
+        edition: Option<u64>,
+    ) -> Result<Option<Arc<Generation>>, SwitchError> {
         let mut doors = self.doors.lock();
+        if edition.is_some_and(|edition| edition != doors.edition) {
+            return Ok(None);
+        }
         if let Some((pool, _)) = doors.scopes.first() {
             return Err(SwitchError::ScopeOpen { pool: *pool });
         }
@@ -147,7 +174,8 @@ impl Core {
         if let Some(caching) = caching {
             caching.set_limit_bytes(self.limit_of_next(doors.limit_bytes));
         }
-        doors.config = config;
+        doors.put(config);
+        doors.is_known = true;
         let mut ledger = self.ledger.lock();
         self.cut(&mut ledger);
         let old = self.generations.replace(next);
@@ -156,7 +184,7 @@ impl Core {
         if doors.limit_bytes.is_some() {
             self.spread(&doors);
         }
-        Ok(old)
+        Ok(Some(old))
     }
 
     /// Calls the current one. If it was replaced meanwhile, whoever leaves it looks whether it can go.
@@ -177,6 +205,13 @@ impl Core {
             self.look_at_left(left);
         }
         was_replaced
+    }
+
+    /// Does something with the doors held, which keeps no generation afterwards.
+    pub(super) fn with_doors<R>(&self, act: impl FnOnce(&mut Doors) -> R) -> R {
+        let answer = act(&mut self.doors.lock());
+        self.left();
+        answer
     }
 
     /// Asks one generation after the other, the current one first, until one answers. Looks at nobody, so
@@ -231,7 +266,28 @@ fn find_owned<R>(
     all.into_iter().find_map(|generation| ask(&generation).map(|answer| (generation, answer)))
 }
 
+/// Whether an allocator that was built from the one can become what the other says.
+fn is_built_alike(one: &Settings, other: &Settings) -> bool {
+    one.backend == other.backend && one.layers == other.layers && one.pluggable == other.pluggable
+}
+
 impl Doors {
+    /// Whether `strategy`, the current one, can become what the configuration says.
+    pub(super) fn fits(&self, strategy: &Strategy, config: &Config) -> bool {
+        let said = config.settings();
+        if self.is_known {
+            is_built_alike(self.config.settings(), said)
+        } else {
+            said.backend == strategy.name()
+        }
+    }
+
+    /// Puts a configuration in force.
+    pub(super) fn put(&mut self, config: Config) {
+        self.config = config;
+        self.edition += 1;
+    }
+
     /// Tells the next allocator what the present one was told.
     fn carry_over(&self, next: &Strategy) -> Result<(), SwitchError> {
         for peer in &self.peers {

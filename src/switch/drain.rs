@@ -10,7 +10,7 @@
 //! would break.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use parking_lot::RwLockWriteGuard;
 
@@ -94,6 +94,7 @@ impl Core {
             if !again {
                 self.ledger.lock().rescue((counted - 1).max(0));
                 self.explain(&mut report);
+                self.left();
                 if was_told || is_silent {
                     self.hooks.tell_out_of_memory(&report);
                 }
@@ -144,7 +145,9 @@ impl Core {
         }
         self.look_at_all();
         self.spread_limit();
-        self.retired_bytes() < before
+        let has_room = self.retired_bytes() < before;
+        self.left();
+        has_room
     }
 
     /// Before the current one grows: retired ones that are due give back what is idle, then users'
@@ -165,6 +168,7 @@ impl Core {
                 self.look_again();
                 self.spread_limit();
             }
+            self.left();
         }
         self.hooks.free_some_memory()
     }
@@ -188,10 +192,11 @@ impl Core {
     }
 
     /// Looks whether a retired one has drained, and lets it go if so; otherwise says when to look again.
-    pub(super) fn look_at(&self, old: Arc<Generation>) {
+    fn look_at(&self, old: Arc<Generation>) {
         if let Some(old) = self.try_let_go(old) {
             // Somebody was inside. Whoever leaves from now on looks; who left before is seen by this.
             self.stuck.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             self.try_let_go(old);
         }
     }
@@ -254,13 +259,15 @@ impl Core {
 
     /// Looks at all retired ones, the oldest first.
     pub(super) fn look_at_all(&self) {
-        self.look_at_those(|_| true);
+        self.each(|old| old.wants_look.store(true, Ordering::SeqCst));
+        self.look_again();
     }
 
-    /// Looks at those that may have drained since somebody looked.
-    #[cold]
-    pub(super) fn look_again(&self) {
-        self.look_at_those(|old| old.wants_look.swap(false, Ordering::SeqCst));
+    /// Looks at one, and at others that want it.
+    pub(super) fn want_look(&self, old: Arc<Generation>) {
+        old.wants_look.store(true, Ordering::SeqCst);
+        drop(old);
+        self.look_again();
     }
 
     /// Looks at one that a call was inside of when it was replaced. The call may have taken or given a
@@ -277,11 +284,30 @@ impl Core {
         self.spread_limit();
     }
 
-    fn look_at_those(&self, wanted: impl Fn(&Generation) -> bool) {
+    /// Looks at those that may have drained since somebody looked. One thread looks at a time, so that
+    /// none is in another's way; who comes meanwhile leaves it the work.
+    #[cold]
+    pub(super) fn look_again(&self) {
+        if self.looks.fetch_add(1, Ordering::SeqCst) > 0 {
+            return;
+        }
+        let mut turn = Turn { looks: &self.looks, is_over: false };
+        let mut asked = 1;
+        while !turn.is_over {
+            self.look_once();
+            match self.looks.compare_exchange(asked, 0, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => turn.is_over = true,
+                Err(more) => asked = more,
+            }
+        }
+    }
+
+    fn look_once(&self) {
         self.stuck.store(false, Ordering::SeqCst);
         let mut all = self.generations.all();
         while all.len() > 1 {
-            if let Some(old) = all.pop().filter(|old| wanted(old)) {
+            let wanted = |old: &Arc<_>| Generation::wants_look_now(old);
+            if let Some(old) = all.pop().filter(wanted) {
                 self.look_at(old);
             }
         }
@@ -290,6 +316,8 @@ impl Core {
     /// No reference to any generation is held here any more: one that could not go for that can now.
     #[inline]
     pub(super) fn left(&self) {
+        // Either this sees that one is stuck, or the second try sees that the reference has gone.
+        fence(Ordering::SeqCst);
         if self.stuck.load(Ordering::SeqCst) && self.no_scope() {
             self.look_again();
         }
@@ -299,7 +327,7 @@ impl Core {
     pub(super) fn freed_of(&self, old: Arc<Generation>) {
         if old.is_retired() && old.freed_one() {
             old.is_due.store(true, Ordering::Relaxed);
-            self.look_at(old);
+            self.want_look(old);
         }
     }
 
@@ -317,6 +345,8 @@ impl Core {
         if doors.limit_bytes.is_some() {
             self.spread(&doors);
         }
+        drop(doors);
+        self.left();
     }
 
     /// Each may reserve what the others leave of the limit. Retired ones grow too: their pools do.
@@ -369,6 +399,21 @@ impl Core {
         ledger.reset_accumulated();
         for generation in self.generations.all() {
             generation.strategy.counters().into_iter().for_each(Counters::reset_accumulated);
+        }
+    }
+}
+
+/// The looker's turn. It ends too when an allocator that goes panics.
+#[derive(Debug)]
+struct Turn<'c> {
+    looks: &'c AtomicUsize,
+    is_over: bool,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.looks.store(0, Ordering::SeqCst);
         }
     }
 }

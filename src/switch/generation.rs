@@ -134,6 +134,11 @@ impl Generation {
         }
     }
 
+    /// Whether somebody wants it looked at; once. Who asks looks then.
+    pub(super) fn wants_look_now(&self) -> bool {
+        self.wants_look.swap(false, Ordering::SeqCst)
+    }
+
     /// Whether both reserve from the driver's default pool.
     pub(super) fn shares_with(&self, other: &Self) -> bool {
         self.shares_pool && other.shares_pool

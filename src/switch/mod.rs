@@ -51,7 +51,17 @@ impl Switchable {
         config: Config,
         options: BuildOptions,
     ) -> Self {
-        Self { core: Core::new(strategy, driver, config, options) }
+        Self { core: Core::new(strategy, driver, Some(config), options) }
+    }
+
+    /// The same with an allocator of which nobody knows what it was built from: any further string
+    /// switches.
+    pub(crate) fn around(
+        strategy: Strategy,
+        driver: Arc<dyn Driver>,
+        options: BuildOptions,
+    ) -> Self {
+        Self { core: Core::new(strategy, driver, None, options) }
     }
 
     /// An allocator that begins with what the configuration names.

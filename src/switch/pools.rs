@@ -57,17 +57,18 @@ impl Switchable {
     /// closed.
     pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let _gate = self.gate(pool)?;
-        let mut doors = self.core.doors.lock();
-        self.ask_maker(pool, |pools| pools.close_scope(pool))?;
-        let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
-        doors.scopes.retain(|(open, _)| *open != pool);
-        if opened.is_ok() {
-            doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
-        }
-        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
-        opened?;
-        // The new scope added a user.
-        self.ask_maker(pool, |pools| pools.release_pool(pool))
+        self.core.with_doors(|doors| {
+            self.ask_maker(pool, |pools| pools.close_scope(pool))?;
+            let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
+            doors.scopes.retain(|(open, _)| *open != pool);
+            if opened.is_ok() {
+                doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
+            }
+            self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+            opened?;
+            // The new scope added a user.
+            self.ask_maker(pool, |pools| pools.release_pool(pool))
+        })
     }
 
     /// Held while a scope is opened.
@@ -100,13 +101,14 @@ impl Switchable {
 
 impl PrivatePools for Switchable {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        let _doors = self.core.doors.lock();
-        if self.is_of_retired(pool) {
-            return Err(PoolError::Taken { pool });
-        }
-        self.ask_maker(pool, |pools| pools.create_pool(pool, options.clone()))?;
-        self.remember(pool);
-        Ok(())
+        self.core.with_doors(|_| {
+            if self.is_of_retired(pool) {
+                return Err(PoolError::Taken { pool });
+            }
+            self.ask_maker(pool, |pools| pools.create_pool(pool, options.clone()))?;
+            self.remember(pool);
+            Ok(())
+        })
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
@@ -124,16 +126,17 @@ impl PrivatePools for Switchable {
     /// Waits until retired allocators have released what they are releasing now.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let _gate = self.gate(pool)?;
-        let mut doors = self.core.doors.lock();
-        if self.is_of_retired(pool) {
-            let what = "new scopes after the pool's allocator was switched away from";
-            return Err(PoolError::NotSupported { pool, what });
-        }
-        self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
-        doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
-        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
-        self.remember(pool);
-        Ok(())
+        self.core.with_doors(|doors| {
+            if self.is_of_retired(pool) {
+                let what = "new scopes after the pool's allocator was switched away from";
+                return Err(PoolError::NotSupported { pool, what });
+            }
+            self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
+            doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
+            self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+            self.remember(pool);
+            Ok(())
+        })
     }
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
