@@ -152,3 +152,20 @@ fn emptying_the_cache_inside_a_scope_leaves_retired_allocators_alone() {
     bed.give(live);
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
 }
+
+#[test]
+fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
+    for conf in ["backend:native,layers:[statistics]", "backend:native,layers:[statistics,front]"] {
+        let bed = Bed::new(conf);
+        let side = bed.sim.create_stream().expect("streams");
+        let block = bed.take(8 * MIB);
+        bed.switch(EXPANDABLE);
+        let crossing = bed.switchable.cross_stream().expect("streams");
+        crossing.record_stream(&block, side).expect("it is live");
+        bed.give(block);
+        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (1, 20 * MIB), "{conf}: it waits");
+        bed.sim.complete_all();
+        crossing.process_events().expect("events can be asked");
+        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{conf}");
+    }
+}
