@@ -6,7 +6,7 @@
 //! built or dropped, or while hooks run. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -43,6 +43,8 @@ pub(super) struct Core {
     pub(super) open_scopes: AtomicUsize,
     /// Shared by those who need that no scope opens (`still`), alone for who opens one. Before `doors`.
     pub(super) scope_gate: RwLock<()>,
+    /// What allocators still hold that are on their way out: part of the limit until they are dropped.
+    pub(super) going_bytes: AtomicU64,
     /// A retired one has drained and could not go yet, because somebody was inside or a scope was open.
     pub(super) stuck: AtomicBool,
     /// Looks that were asked for since somebody began to look; nobody looks while this is 0.
@@ -89,6 +91,7 @@ impl Core {
                 pools: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
                 scope_gate: RwLock::new(()),
+                going_bytes: AtomicU64::new(0),
                 stuck: AtomicBool::new(false),
                 looks: AtomicUsize::new(0),
             }

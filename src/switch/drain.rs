@@ -223,9 +223,15 @@ impl Core {
         if still.is_none() {
             return Some(old);
         }
+        // Before it leaves the list: meanwhile it counts twice, never not at all.
+        let held = old.held_bytes();
+        self.going_bytes.fetch_add(held, Ordering::SeqCst);
         let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
             Ok(gone) => gone,
-            Err(old) => return Some(old),
+            Err(old) => {
+                self.going_bytes.fetch_sub(held, Ordering::SeqCst);
+                return Some(old);
+            }
         };
         let mut last = gone.statistics();
         if self.generations.all().iter().any(|living| living.shares_with(&gone)) {
@@ -235,6 +241,7 @@ impl Core {
         ledger.gone(&last);
         drop(ledger);
         drop(gone);
+        self.going_bytes.fetch_sub(held, Ordering::SeqCst);
         drop(still);
         self.generations.current().keep_shared_pool(&self.driver);
         self.spread_limit();
@@ -353,7 +360,8 @@ impl Core {
     pub(super) fn spread(&self, doors: &Doors) {
         let all = self.generations.all();
         let held: Vec<_> = all.iter().map(|generation| generation.held_bytes()).collect();
-        let sum: u64 = held.iter().sum();
+        let going = self.going_bytes.load(Ordering::SeqCst);
+        let sum = held.iter().sum::<u64>() + going;
         for (generation, own) in all.iter().zip(held) {
             if let Some(caching) = generation.strategy.caching() {
                 caching.set_limit_bytes(left_of(doors.limit_bytes, sum - own));
@@ -363,7 +371,8 @@ impl Core {
 
     /// What the next one may reserve beside all that are there.
     pub(super) fn limit_of_next(&self, limit_bytes: Option<u64>) -> Option<u64> {
-        left_of(limit_bytes, self.each(Generation::held_bytes).into_iter().sum())
+        let going = self.going_bytes.load(Ordering::SeqCst);
+        left_of(limit_bytes, self.each(Generation::held_bytes).into_iter().sum::<u64>() + going)
     }
 
     /// The counters of all.
