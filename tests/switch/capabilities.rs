@@ -1,14 +1,23 @@
 //! What is asked about blocks, pools and devices after a switch.
 
+use std::sync::Arc;
+
 use stratalloc::allocator::{
-    DeviceAllocator, MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter,
+    Allocation, DeviceAllocator, MemoryPool, PeerAccess, PoolOptions, PoolScope, Request,
+    ScopeFilter,
 };
-use stratalloc::driver::Driver;
-use stratalloc::error::{HandleError, PoolError};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry::BuildOptions;
+use stratalloc::cache::EngineOptions;
+use stratalloc::config::Config;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::error::{
+    AllocError, DriverError, DriverErrorKind, FreeError, HandleError, PoolError,
+};
+use stratalloc::ids::{DeviceId, PoolId, StreamId};
+use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
-use stratalloc::switch::SwitchError;
+use stratalloc::strategies::NativeAllocator;
+use stratalloc::switch::{SwitchError, Switchable};
 
 use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
 
@@ -45,9 +54,7 @@ fn bare_addresses_find_their_allocator() {
 
 #[test]
 fn an_allocator_without_bare_addresses_is_refused_where_they_are_in_use() {
-    use std::sync::Arc;
-    use stratalloc::{driver, registry};
-    let plain = |driver: Arc<dyn driver::Driver>, _: &_| -> registry::Constructed {
+    let plain = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
         let options = stratalloc::cache::EngineOptions::default();
         Ok(Box::new(stratalloc::strategies::NativeAllocator::new(driver, &options)?))
     };
@@ -168,4 +175,61 @@ fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
         crossing.process_events().expect("events can be asked");
         assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{conf}");
     }
+}
+
+/// Lets no device in.
+#[derive(Debug)]
+struct Walled(NativeAllocator);
+
+impl DeviceAllocator for Walled {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.0.allocate(request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.0.free(allocation)
+    }
+
+    fn name(&self) -> &str {
+        "walled"
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        Some(self)
+    }
+}
+
+impl PeerAccess for Walled {
+    fn enable_peer_access(&self, _: DeviceId) -> Result<(), DriverError> {
+        Err(DriverError::new(
+            DriverErrorKind::NotSupported,
+            "enable_access",
+            0,
+            "walled".to_owned(),
+        ))
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_device_that_a_retired_allocator_keeps_out_is_not_let_in_by_the_current_one() {
+    let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
+        Ok(Box::new(Walled(NativeAllocator::new(driver, &EngineOptions::default())?)))
+    };
+    registry::register("walled", make).expect("the name is free");
+    let sim = SimOptions { reachable_devices: 1, ..SimOptions::default() };
+    let config = Config::parse("backend:walled", &registry::key_table()).expect("a good string");
+    let driver = Arc::new(Sim::new(sim));
+    let switchable = Switchable::build(&config, driver, BuildOptions::default()).expect("it can");
+    let block = switchable.allocate(Request::new(MIB, StreamId::DEFAULT)).expect("there is room");
+    switchable.switch(NATIVE).expect("a good string");
+    let peers = switchable.peer_access().expect("native has peers");
+    peers.enable_peer_access(DeviceId(1)).expect_err("the block's allocator refuses");
+    assert_eq!(peers.peers(), []);
+    switchable.free(block).expect("it is live");
+    peers.enable_peer_access(DeviceId(1)).expect("nobody refuses");
+    assert_eq!(peers.peers(), [DeviceId(1)]);
 }
