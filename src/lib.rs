@@ -26,7 +26,7 @@ pub mod sharing;
 pub mod size;
 pub mod stats;
 pub mod switch;
-pub mod sync;
+pub(crate) mod sync;
 
 #[path = "../strategies/mod.rs"]
 pub mod strategies;

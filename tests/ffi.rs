@@ -12,8 +12,8 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 
 use stratalloc::ffi::{
-    Status, stratalloc_allocate, stratalloc_create, stratalloc_destroy, stratalloc_free,
-    stratalloc_last_error,
+    Pool, Status, stratalloc_allocate, stratalloc_create, stratalloc_destroy, stratalloc_free,
+    stratalloc_last_error, stratalloc_pool_create, stratalloc_pool_release, stratalloc_switch,
 };
 
 fn create(conf: &str, device: &str) -> Result<u64, Status> {
@@ -85,4 +85,18 @@ fn what_cannot_be_built_is_told() {
     // SAFETY: not UTF-8, but it ends.
     let status = unsafe { stratalloc_create(c"\xff".as_ptr(), c"sim".as_ptr(), &raw mut handle) };
     assert_eq!(status, Status::InvalidArgument);
+}
+
+#[test]
+fn the_last_user_of_a_pool_whose_allocator_was_switched_away_from_is_released() {
+    let handle = create("backend:native", "sim").unwrap();
+    let mut pool = Pool::default();
+    // SAFETY: the pool's name is ours.
+    assert_eq!(unsafe { stratalloc_pool_create(handle, 0, &raw mut pool) }, Status::Ok);
+    // SAFETY: the text ends with a zero.
+    let switched = unsafe { stratalloc_switch(handle, c"backend:cudaMallocAsync".as_ptr()) };
+    assert_eq!(switched, Status::Ok, "{}", last_error());
+    assert_eq!(stratalloc_pool_release(handle, pool), Status::Ok, "{}", last_error());
+    assert_eq!(stratalloc_pool_release(handle, pool), Status::BadPool, "it has gone");
+    assert_eq!(stratalloc_destroy(handle), Status::Ok);
 }

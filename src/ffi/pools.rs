@@ -9,6 +9,7 @@ use super::guard::{Failure, Status, status};
 use super::table;
 use super::text::Place;
 use crate::allocator::{PoolOptions, ScopeFilter};
+use crate::error::PoolError;
 use crate::ids::PoolId;
 
 /// Requests to the default pool may take idle blocks from the pool before they fail.
@@ -78,7 +79,11 @@ pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
         let instance = table::find(handle)?;
         let pools = instance.pools()?;
         pools.release_pool(pool.into())?;
-        Ok(pools.empty_pool(pool.into())?)
+        match pools.empty_pool(pool.into()) {
+            // Its allocator was switched away from, and went with its last user.
+            Err(PoolError::Unknown { .. }) => Ok(()),
+            emptied => Ok(emptied?),
+        }
     })
 }
 

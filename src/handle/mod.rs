@@ -58,11 +58,12 @@ struct Inner {
 }
 
 impl Handle {
-    /// Puts an allocator and the driver that it was built over together.
+    /// Puts an allocator and the driver that it was built over together. Nobody knows what it was built
+    /// from, so any further string ([`Switchable::update`]) switches.
     #[must_use]
     pub fn new(strategy: Strategy, driver: Arc<dyn Driver>) -> Self {
         let options = BuildOptions { raw_addresses: strategy.raw_addresses().is_some() };
-        Self::of(Switchable::new(strategy, driver, Config::default(), options))
+        Self::of(Switchable::around(strategy, driver, options))
     }
 
     /// A handle of an allocator that may be shared with others, who see its switches.

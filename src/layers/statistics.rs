@@ -2,7 +2,8 @@
 //!
 //! Blocks and bytes are those that callers asked for, exact at every moment at which no call overlaps
 //! (one lock). What only the allocator below can know (segments, reserved bytes, splits, hits) is
-//! taken from its counters where it has any and is zero otherwise. Over a `front`, whose idle blocks
+//! taken from its counters where it has any and is zero otherwise. Active is what callers hold and what
+//! waits for other streams below; its peak is at least that of what callers hold. Over a `front`, whose idle blocks
 //! are allocated for the strategy below, this tells what callers really hold.
 
 use parking_lot::Mutex;
@@ -48,6 +49,21 @@ fn both(family: &mut PerPool, size_bytes: u64, change: impl Fn(&mut Counter)) {
     });
 }
 
+/// What callers hold and, of what is given back, what the allocator below still waits for.
+fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> PerPool {
+    let waiting =
+        |active: &Counter, allocated: &Counter| (active.current - allocated.current).max(0);
+    let add = |held: &mut Counter, waiting: i64| {
+        held.current += waiting;
+        held.freed = (held.freed - waiting).max(0);
+        held.peak = held.peak.max(held.current);
+    };
+    add(&mut held.all, waiting(&active.all, &allocated.all));
+    add(&mut held.small, waiting(&active.small, &allocated.small));
+    add(&mut held.large, waiting(&active.large, &allocated.large));
+    held
+}
+
 /// Something for each counter of a family.
 fn each(family: &mut PerPool, change: impl Fn(&mut Counter)) {
     [&mut family.all, &mut family.small, &mut family.large].into_iter().for_each(change);
@@ -87,14 +103,15 @@ impl Watch for Count {
     fn statistics(&self, below: Option<Statistics>) -> Statistics {
         let own = self.own.lock().clone();
         let num_ooms = below.as_ref().map_or(own.ooms, |below| below.num_ooms);
+        let below = below.unwrap_or_default();
         Statistics {
             allocation: own.blocks,
-            active: own.blocks,
+            active: with_waiting(own.blocks, &below.active, &below.allocation),
             allocated_bytes: own.bytes,
-            active_bytes: own.bytes,
+            active_bytes: with_waiting(own.bytes, &below.active_bytes, &below.allocated_bytes),
             requested_bytes: own.bytes,
             num_ooms,
-            ..below.unwrap_or_default()
+            ..below
         }
     }
 

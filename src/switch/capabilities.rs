@@ -43,6 +43,22 @@ fn nobodys(allocation: &Allocation) -> HandleError {
     HandleError::UnknownAddress { address: allocation.address() }
 }
 
+impl Switchable {
+    /// Asks the current allocator, and the retired ones unless a scope is open: they know nothing of it,
+    /// and waiting or asking events would break a capture.
+    fn ask_undisturbed<R>(&self, ask: impl Fn(&Strategy) -> R) -> Vec<R> {
+        let mut answers = vec![self.core.call(|generation| ask(&generation.strategy))];
+        if self.core.generations.retired() > 0
+            && let Some(_still) = self.core.hold_still()
+        {
+            let retired = self.core.each(|g| g.is_retired().then(|| ask(&g.strategy)));
+            answers.extend(retired.into_iter().flatten());
+        }
+        self.core.left();
+        answers
+    }
+}
+
 impl CrossStream for Switchable {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         let record = |strategy: &Strategy| {
@@ -55,8 +71,8 @@ impl CrossStream for Switchable {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        let processed = self.core.ask_all(|generation| {
-            generation.strategy.cross_stream().map_or(Ok(()), CrossStream::process_events)
+        let processed = self.ask_undisturbed(|strategy| {
+            strategy.cross_stream().map_or(Ok(()), CrossStream::process_events)
         });
         self.core.look_at_all();
         processed.into_iter().collect()
@@ -65,31 +81,32 @@ impl CrossStream for Switchable {
 
 impl Caching for Switchable {
     fn empty_cache(&self) -> Result<(), DriverError> {
-        let emptied = self.core.ask_all(|generation| {
-            generation.strategy.caching().map_or(Ok(()), Caching::empty_cache)
-        });
+        let emptied = self
+            .ask_undisturbed(|strategy| strategy.caching().map_or(Ok(()), Caching::empty_cache));
         self.core.look_at_all();
         self.core.spread_limit();
         emptied.into_iter().collect()
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        let mut doors = self.core.doors.lock();
-        doors.limit_bytes = limit_bytes;
-        self.core.spread(&doors);
+        self.core.with_doors(|doors| {
+            doors.limit_bytes = limit_bytes;
+            self.core.spread(doors);
+        })
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        let mut doors = self.core.doors.lock();
-        let current = self.core.generations.current();
-        let caching = current.strategy.caching();
-        let refused = FractionError { fraction };
-        let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
-        caching.set_memory_fraction(fraction)?;
-        doors.limit_bytes = caching.limit_bytes();
-        drop(current);
-        self.core.spread(&doors);
-        Ok(())
+        self.core.with_doors(|doors| {
+            let current = self.core.generations.current();
+            let caching = current.strategy.caching();
+            let refused = FractionError { fraction };
+            let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
+            caching.set_memory_fraction(fraction)?;
+            doors.limit_bytes = caching.limit_bytes();
+            drop(current);
+            self.core.spread(doors);
+            Ok(())
+        })
     }
 
     fn limit_bytes(&self) -> Option<u64> {
@@ -97,12 +114,18 @@ impl Caching for Switchable {
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        let mut doors = self.core.doors.lock();
-        let current = self.core.generations.current();
-        let caching = current.strategy.caching();
-        caching.ok_or_else(|| lacks(&current.strategy, "apply"))?.apply(config)?;
-        doors.config = config.clone();
-        Ok(())
+        self.core.with_doors(|doors| {
+            let current = self.core.generations.current();
+            let caching = current.strategy.caching();
+            let caching = caching.ok_or_else(|| lacks(&current.strategy, "apply"))?;
+            if !doors.fits(&current.strategy, config) {
+                let message = "another backend, other layers or another library: switch instead";
+                return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
+            }
+            caching.apply(config)?;
+            doors.put(config.clone());
+            Ok(())
+        })
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
@@ -137,14 +160,15 @@ impl Caching for Switchable {
     }
 
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        let mut doors = self.core.doors.lock();
-        match class {
-            Some(class) => drop(doors.classes.insert(stream, class.to_owned())),
-            None => drop(doors.classes.remove(&stream)),
-        }
-        if let Some(caching) = self.core.generations.current().strategy.caching() {
-            caching.set_reserve_class(stream, class);
-        }
+        self.core.with_doors(|doors| {
+            match class {
+                Some(class) => drop(doors.classes.insert(stream, class.to_owned())),
+                None => drop(doors.classes.remove(&stream)),
+            }
+            if let Some(caching) = self.core.generations.current().strategy.caching() {
+                caching.set_reserve_class(stream, class);
+            }
+        })
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
@@ -227,18 +251,21 @@ impl Pressure for Switchable {
 
 impl PeerAccess for Switchable {
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        let mut doors = self.core.doors.lock();
-        for generation in self.core.generations.all() {
-            match generation.strategy.peer_access() {
-                Some(peers) => peers.enable_peer_access(device)?,
-                None if generation.is_retired() => {}
-                None => return Err(lacks(&generation.strategy, "enable_peer_access")),
+        self.core.with_doors(|doors| {
+            let all = self.core.generations.all();
+            let strategy = &all[0].strategy;
+            let current =
+                strategy.peer_access().ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
+            // The current one last: what it lets in, all have let in.
+            for retired in all[1..].iter().filter_map(|retired| retired.strategy.peer_access()) {
+                retired.enable_peer_access(device)?;
             }
-        }
-        if !doors.peers.contains(&device) {
-            doors.peers.push(device);
-        }
-        Ok(())
+            current.enable_peer_access(device)?;
+            if !doors.peers.contains(&device) {
+                doors.peers.push(device);
+            }
+            Ok(())
+        })
     }
 
     fn peers(&self) -> Vec<DeviceId> {

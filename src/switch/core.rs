@@ -6,22 +6,23 @@
 //! built or dropped, or while hooks run. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::error::SwitchError;
 use super::generation::Generation;
-use super::hooks::{self, Hooks};
+use super::hooks;
 use super::ledger::Ledger;
 use crate::allocator::{Caching, DeviceAllocator};
-use crate::config::{Config, Origin};
+use crate::cache::Hooks;
+use crate::config::{Config, Origin, Settings};
 use crate::driver::Driver;
-use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::strategies::Strategy;
-use crate::sync::{All, Swap};
+use crate::sync::{All, Read, Swap};
 
 /// As many replaced allocators may wait for their last blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
@@ -40,14 +41,24 @@ pub(super) struct Core {
     pub(super) pools: Mutex<BTreeSet<PoolId>>,
     /// How many scopes are open: part of `doors`, for those who only ask whether any is.
     pub(super) open_scopes: AtomicUsize,
+    /// Shared by those who need that no scope opens (`still`), alone for who opens one. Before `doors`.
+    pub(super) scope_gate: RwLock<()>,
+    /// What allocators still hold that are on their way out: part of the limit until they are dropped.
+    pub(super) going_bytes: AtomicU64,
     /// A retired one has drained and could not go yet, because somebody was inside or a scope was open.
     pub(super) stuck: AtomicBool,
+    /// Looks that were asked for since somebody began to look; nobody looks while this is 0.
+    pub(super) looks: AtomicUsize,
 }
 
 /// What must not change while an allocator is put in force.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
     pub(super) config: Config,
+    /// Whether the current one was built from `config`, apart from what was applied since.
+    pub(super) is_known: bool,
+    /// How often another configuration was put in force.
+    pub(super) edition: u64,
     /// The most bytes that all allocators together may reserve.
     pub(super) limit_bytes: Option<u64>,
     pub(super) peers: Vec<DeviceId>,
@@ -60,9 +71,11 @@ impl Core {
     pub(super) fn new(
         strategy: Strategy,
         driver: Arc<dyn Driver>,
-        config: Config,
+        config: Option<Config>,
         options: BuildOptions,
     ) -> Arc<Self> {
+        let is_known = config.is_some();
+        let config = config.unwrap_or_default();
         let limit_bytes = strategy.caching().and_then(Caching::limit_bytes);
         let first = Generation::new(strategy, config.settings());
         Arc::new_cyclic(|this| {
@@ -72,18 +85,26 @@ impl Core {
                 generations: Swap::new(first),
                 driver,
                 options,
-                hooks: Hooks::default(),
-                doors: Mutex::new(Doors { config, limit_bytes, ..Doors::default() }),
+                hooks: Hooks::new(OwnerId::next()),
+                doors: Mutex::new(Doors { config, is_known, limit_bytes, ..Doors::default() }),
                 ledger: Mutex::default(),
                 pools: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
+                scope_gate: RwLock::new(()),
+                going_bytes: AtomicU64::new(0),
                 stuck: AtomicBool::new(false),
+                looks: AtomicUsize::new(0),
             }
         })
     }
 
     /// Builds what the configuration says and puts it in force.
     pub(super) fn switch(&self, config: Config) -> Result<(), SwitchError> {
+        self.switch_from(config, None).map(drop)
+    }
+
+    /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
+    fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
         let strategy = registry::build(&config, Arc::clone(&self.driver), self.options)?;
         if self.options.raw_addresses && strategy.raw_addresses().is_none() {
             let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
@@ -91,27 +112,32 @@ impl Core {
         }
         let next = Generation::new(strategy, config.settings());
         hooks::attach(&next.strategy, &self.this);
-        let old = self.install(next, config)?;
-        if self.no_capture() {
+        let Some(old) = self.install(next, config, edition)? else { return Ok(false) };
+        if let Some(_still) = self.hold_still() {
             old.give_idle_back();
         }
-        self.look_at(old);
+        self.want_look(old);
         self.spread_limit();
+        Ok(true)
+    }
+
+    /// Puts a further string in force. One that switches is read anew if another was faster.
+    pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
+        while let Some((next, edition)) = self.with_doors(|doors| self.change(doors, text))? {
+            if self.switch_from(next, Some(edition))? {
+                break;
+            }
+        }
         Ok(())
     }
 
-    /// Puts a further string in force.
-    pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
-        let mut doors = self.doors.lock();
+    /// Changes the current one as a further string says. What must be switched to instead, and the
+    /// edition that this follows from, is handed back.
+    fn change(&self, doors: &mut Doors, text: &str) -> Result<Option<(Config, u64)>, SwitchError> {
         let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
         let next = doors.config.updated(text, &registry::key_table()).map_err(refused)?;
-        let (is, will_be) = (doors.config.settings(), next.settings());
-        let stays = is.backend == will_be.backend
-            && is.layers == will_be.layers
-            && is.pluggable == will_be.pluggable;
-        if !stays {
-            drop(doors);
-            return self.switch(next);
+        if !(doors.is_known && is_built_alike(doors.config.settings(), next.settings())) {
+            return Ok(Some((next, doors.edition)));
         }
         let current = self.generations.current();
         let lacks = || {
@@ -119,12 +145,20 @@ impl Core {
             SwitchError::Lacks { name, what: "cache, which further strings would change" }
         };
         current.strategy.caching().ok_or_else(lacks)?.apply(&next).map_err(SwitchError::Apply)?;
-        doors.config = next;
-        Ok(())
+        doors.put(next);
+        Ok(None)
     }
 
-    fn install(&self, next: Generation, config: Config) -> Result<Arc<Generation>, SwitchError> {
+    fn install(
+        &self,
+        next: Generation,
+        config: Config,
+        edition: Option<u64>,
+    ) -> Result<Option<Arc<Generation>>, SwitchError> {
         let mut doors = self.doors.lock();
+        if edition.is_some_and(|edition| edition != doors.edition) {
+            return Ok(None);
+        }
         if let Some((pool, _)) = doors.scopes.first() {
             return Err(SwitchError::ScopeOpen { pool: *pool });
         }
@@ -132,11 +166,19 @@ impl Core {
             return Err(SwitchError::TooMany { limit: RETIRED_MAX });
         }
         doors.carry_over(&next.strategy)?;
-        let says_limit = config.origin("per_process_memory_fraction") != Origin::Default;
-        if says_limit || doors.limit_bytes.is_none() {
-            doors.limit_bytes = next.strategy.caching().and_then(Caching::limit_bytes);
+        let caching = next.strategy.caching();
+        let own = caching.and_then(Caching::limit_bytes);
+        match config.origin("per_process_memory_fraction") {
+            Origin::Text { .. } => doors.limit_bytes = own,
+            Origin::Default => doors.limit_bytes = doors.limit_bytes.or(own),
+            // What an earlier text said may have been changed by a call since.
+            Origin::Earlier => {}
         }
-        doors.config = config;
+        if let Some(caching) = caching {
+            caching.set_limit_bytes(self.limit_of_next(doors.limit_bytes));
+        }
+        doors.put(config);
+        doors.is_known = true;
         let mut ledger = self.ledger.lock();
         self.cut(&mut ledger);
         let old = self.generations.replace(next);
@@ -145,21 +187,33 @@ impl Core {
         if doors.limit_bytes.is_some() {
             self.spread(&doors);
         }
-        Ok(old)
+        Ok(Some(old))
     }
 
     /// Calls the current one. If it was replaced meanwhile, whoever leaves it looks whether it can go.
     #[inline(always)]
     pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
-        let mut retired = false;
-        let answer = self.generations.with(|generation| {
-            let answer = call(generation);
-            retired = generation.was_left();
-            answer
-        });
-        if retired {
-            self.look_again();
+        let generation = self.generations.read();
+        let answer = call(&generation);
+        self.leave(generation);
+        answer
+    }
+
+    /// Ends a call; true if its allocator was replaced meanwhile. It is looked at then.
+    #[inline(always)]
+    pub(super) fn leave(&self, generation: Read<'_, Generation>) -> bool {
+        let left = generation.name();
+        let was_replaced = generation.leave();
+        if was_replaced {
+            self.look_at_left(left);
         }
+        was_replaced
+    }
+
+    /// Does something with the doors held, which keeps no generation afterwards.
+    pub(super) fn with_doors<R>(&self, act: impl FnOnce(&mut Doors) -> R) -> R {
+        let answer = act(&mut self.doors.lock());
+        self.left();
         answer
     }
 
@@ -215,7 +269,28 @@ fn find_owned<R>(
     all.into_iter().find_map(|generation| ask(&generation).map(|answer| (generation, answer)))
 }
 
+/// Whether an allocator that was built from the one can become what the other says.
+fn is_built_alike(one: &Settings, other: &Settings) -> bool {
+    one.backend == other.backend && one.layers == other.layers && one.pluggable == other.pluggable
+}
+
 impl Doors {
+    /// Whether `strategy`, the current one, can become what the configuration says.
+    pub(super) fn fits(&self, strategy: &Strategy, config: &Config) -> bool {
+        let said = config.settings();
+        if self.is_known {
+            is_built_alike(self.config.settings(), said)
+        } else {
+            said.backend == strategy.name()
+        }
+    }
+
+    /// Puts a configuration in force.
+    pub(super) fn put(&mut self, config: Config) {
+        self.config = config;
+        self.edition += 1;
+    }
+
     /// Tells the next allocator what the present one was told.
     fn carry_over(&self, next: &Strategy) -> Result<(), SwitchError> {
         for peer in &self.peers {

@@ -6,20 +6,24 @@
 //! segments back as the driver does that. Blocks that wait for other streams are not waited for: the
 //! allocator goes at a later look (the next miss, release, switch, or `process_events`).
 //!
-//! While a scope is open nothing goes: it may be a capture's, which would break.
+//! While a scope is open nothing goes, and none opens while something does: it may be a capture's, which
+//! would break.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use parking_lot::RwLockWriteGuard;
 
 use super::core::{Core, Doors};
 use super::generation::Generation;
 use super::hooks;
 use super::ledger::{CUTS_MAX, Ledger};
+use super::still::Still;
 use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
 use crate::error::{AllocError, OutOfMemory};
 use crate::size::human_bytes;
-use crate::stats::Statistics;
+use crate::stats::{PerPool, Statistics};
 use crate::sync::Read;
 
 /// A request that an allocator has refused.
@@ -43,11 +47,13 @@ impl Core {
         let generation = self.generations.read();
         // One variable from here to the caller: each further copy costs a hit 5 to 10 ns.
         let mut taken = take(&generation);
-        if taken.is_err() || generation.is_retired() {
+        if taken.is_err() {
             taken = match self.after_take(generation, taken) {
                 Ok(taken) => Ok(taken),
                 Err(refusal) => self.refused(request, refusal, &take),
             };
+        } else {
+            self.leave(generation);
         }
         taken
     }
@@ -59,12 +65,8 @@ impl Core {
         generation: Read<'_, Generation>,
         taken: Result<T, AllocError>,
     ) -> Result<T, Refusal> {
-        let (is_retired, is_silent) =
-            (generation.was_left(), generation.strategy.pressure().is_none());
-        drop(generation);
-        if is_retired {
-            self.look_again();
-        }
+        let is_silent = generation.strategy.pressure().is_none();
+        let is_retired = self.leave(generation);
         taken.map_err(|error| Refusal { error, is_retired, is_silent })
     }
 
@@ -86,12 +88,13 @@ impl Core {
                 return Err(error);
             };
             let was_told = hooks::was_refused();
-            counted += i64::from(was_told);
+            counted += i64::from(was_told || is_silent);
             let again =
                 is_retired || (std::mem::take(&mut may_make_room) && self.make_room(request));
             if !again {
                 self.ledger.lock().rescue((counted - 1).max(0));
                 self.explain(&mut report);
+                self.left();
                 if was_told || is_silent {
                     self.hooks.tell_out_of_memory(&report);
                 }
@@ -124,7 +127,7 @@ impl Core {
     /// Has retired ones give back all that is idle; true if that made room. Nothing is given back
     /// while a capture would break of it.
     fn make_room(&self, request: Request) -> bool {
-        if self.generations.retired() == 0 || !self.no_capture() {
+        if self.generations.retired() == 0 {
             return false;
         }
         let captured = self.driver.capture_status(request.stream);
@@ -132,20 +135,27 @@ impl Core {
             return false;
         }
         let before = self.retired_bytes();
-        self.each(|generation| {
-            if generation.is_retired() {
-                generation.give_idle_back();
-            }
-        });
+        {
+            let Some(_still) = self.hold_still() else { return false };
+            self.each(|generation| {
+                if generation.is_retired() {
+                    generation.give_idle_back();
+                }
+            });
+        }
         self.look_at_all();
         self.spread_limit();
-        self.retired_bytes() < before
+        let has_room = self.retired_bytes() < before;
+        self.left();
+        has_room
     }
 
     /// Before the current one grows: retired ones that are due give back what is idle, then users'
     /// callbacks are asked. True when one of those freed something.
     pub(super) fn before_growing(&self) -> bool {
-        if self.generations.retired() > 0 && self.no_scope() {
+        if self.generations.retired() > 0
+            && let Some(still) = self.hold_still()
+        {
             let mut gave = false;
             self.each(|generation| {
                 if generation.is_retired() && generation.is_due.load(Ordering::Relaxed) {
@@ -153,10 +163,12 @@ impl Core {
                     gave = true;
                 }
             });
+            drop(still);
             if gave {
                 self.look_again();
                 self.spread_limit();
             }
+            self.left();
         }
         self.hooks.free_some_memory()
     }
@@ -165,22 +177,37 @@ impl Core {
         self.open_scopes.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether no open scope is known to be a capture's.
-    pub(super) fn no_capture(&self) -> bool {
-        self.no_scope() || !self.doors.lock().scopes.iter().any(|(_, is_capture)| *is_capture)
+    /// Keeps scopes from opening until it is dropped; `None` when one is open or about to. Retired
+    /// allocators know no scope of the current one, so they wait and release only under this. Waits
+    /// for nobody.
+    pub(super) fn hold_still(&self) -> Option<Still<'_>> {
+        let gate = self.scope_gate.try_read()?;
+        self.no_scope().then(|| Still::new(gate))
+    }
+
+    /// Held while a scope is opened: waits for those who hold still. `None` on a thread that does so
+    /// itself: it would wait for itself.
+    pub(super) fn open_gate(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        (!Still::is_here()).then(|| self.scope_gate.write())
     }
 
     /// Looks whether a retired one has drained, and lets it go if so; otherwise says when to look again.
-    pub(super) fn look_at(&self, old: Arc<Generation>) {
+    fn look_at(&self, old: Arc<Generation>) {
         if let Some(old) = self.try_let_go(old) {
             // Somebody was inside. Whoever leaves from now on looks; who left before is seen by this.
             self.stuck.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             self.try_let_go(old);
         }
     }
 
     /// Gives a drained one back that could not go.
     fn try_let_go(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
+        let still = self.hold_still();
+        if still.is_some() {
+            // An event that cannot be asked keeps its block waiting.
+            let _ = old.strategy.cross_stream().map(CrossStream::process_events);
+        }
         let drained = self.has_drained(&old);
         let few = self.generations.retired() <= CUTS_MAX;
         if !old.is_retired() || !(few || drained) {
@@ -193,16 +220,29 @@ impl Core {
         if !drained {
             return None;
         }
-        if !self.no_scope() {
+        if still.is_none() {
             return Some(old);
         }
+        // Before it leaves the list: meanwhile it counts twice, never not at all.
+        let held = old.held_bytes();
+        self.going_bytes.fetch_add(held, Ordering::SeqCst);
         let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
             Ok(gone) => gone,
-            Err(old) => return Some(old),
+            Err(old) => {
+                self.going_bytes.fetch_sub(held, Ordering::SeqCst);
+                return Some(old);
+            }
         };
-        ledger.gone(&gone.statistics());
+        let mut last = gone.statistics();
+        if self.generations.all().iter().any(|living| living.shares_with(&gone)) {
+            // What they reserve together is counted with one of those that live.
+            last.reserved_bytes = PerPool::default();
+        }
+        ledger.gone(&last);
         drop(ledger);
         drop(gone);
+        self.going_bytes.fetch_sub(held, Ordering::SeqCst);
+        drop(still);
         self.generations.current().keep_shared_pool(&self.driver);
         self.spread_limit();
         None
@@ -210,12 +250,7 @@ impl Core {
 
     /// Whether no block of it is in callers' hands or waits for other streams, and no pool has users.
     fn has_drained(&self, old: &Generation) -> bool {
-        // An event that cannot be asked keeps its block waiting.
-        let _ = old.strategy.cross_stream().map(CrossStream::process_events);
-        let statistics = old.statistics();
-        let live = old.live_blocks(&statistics);
-        let waiting = statistics.active.all.current - statistics.allocation.all.current;
-        old.look_after(live);
+        let (live, waiting) = old.await_frees();
         if live == 0 {
             // Whatever keeps it now, nobody will free a block of it and look again for that.
             old.is_due.store(true, Ordering::Relaxed);
@@ -231,20 +266,55 @@ impl Core {
 
     /// Looks at all retired ones, the oldest first.
     pub(super) fn look_at_all(&self) {
-        self.look_at_those(|_| true);
+        self.each(|old| old.wants_look.store(true, Ordering::SeqCst));
+        self.look_again();
     }
 
-    /// Looks at those that may have drained since somebody looked.
+    /// Looks at one, and at others that want it.
+    pub(super) fn want_look(&self, old: Arc<Generation>) {
+        old.wants_look.store(true, Ordering::SeqCst);
+        drop(old);
+        self.look_again();
+    }
+
+    /// Looks at one that a call was inside of when it was replaced. The call may have taken or given a
+    /// block of it, or been in the way.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn look_at_left(&self, left: *const Generation) {
+        let all = self.generations.all();
+        if let Some(left) = all.iter().find(|one| std::ptr::eq(Arc::as_ptr(one), left)) {
+            left.wants_look.store(true, Ordering::SeqCst);
+        }
+        drop(all);
+        self.look_again();
+        self.spread_limit();
+    }
+
+    /// Looks at those that may have drained since somebody looked. One thread looks at a time, so that
+    /// none is in another's way; who comes meanwhile leaves it the work.
     #[cold]
     pub(super) fn look_again(&self) {
-        self.look_at_those(|old| old.wants_look.swap(false, Ordering::SeqCst));
+        if self.looks.fetch_add(1, Ordering::SeqCst) > 0 {
+            return;
+        }
+        let mut turn = Turn { looks: &self.looks, is_over: false };
+        let mut asked = 1;
+        while !turn.is_over {
+            self.look_once();
+            match self.looks.compare_exchange(asked, 0, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => turn.is_over = true,
+                Err(more) => asked = more,
+            }
+        }
     }
 
-    fn look_at_those(&self, wanted: impl Fn(&Generation) -> bool) {
+    fn look_once(&self) {
         self.stuck.store(false, Ordering::SeqCst);
         let mut all = self.generations.all();
         while all.len() > 1 {
-            if let Some(old) = all.pop().filter(|old| wanted(old)) {
+            let wanted = |old: &Arc<_>| Generation::wants_look_now(old);
+            if let Some(old) = all.pop().filter(wanted) {
                 self.look_at(old);
             }
         }
@@ -253,6 +323,8 @@ impl Core {
     /// No reference to any generation is held here any more: one that could not go for that can now.
     #[inline]
     pub(super) fn left(&self) {
+        // Either this sees that one is stuck, or the second try sees that the reference has gone.
+        fence(Ordering::SeqCst);
         if self.stuck.load(Ordering::SeqCst) && self.no_scope() {
             self.look_again();
         }
@@ -262,7 +334,7 @@ impl Core {
     pub(super) fn freed_of(&self, old: Arc<Generation>) {
         if old.is_retired() && old.freed_one() {
             old.is_due.store(true, Ordering::Relaxed);
-            self.look_at(old);
+            self.want_look(old);
         }
     }
 
@@ -274,20 +346,33 @@ impl Core {
         self.each(held).into_iter().sum()
     }
 
-    /// The current one may reserve what retired ones leave of the limit.
+    /// Shares the limit out anew.
     pub(super) fn spread_limit(&self) {
         let doors = self.doors.lock();
         if doors.limit_bytes.is_some() {
             self.spread(&doors);
         }
+        drop(doors);
+        self.left();
     }
 
+    /// Each may reserve what the others leave of the limit. Retired ones grow too: their pools do.
     pub(super) fn spread(&self, doors: &Doors) {
-        let retired = if doors.limit_bytes.is_some() { self.retired_bytes() } else { 0 };
-        let own = doors.limit_bytes.map(|limit| limit.saturating_sub(retired));
-        if let Some(caching) = self.generations.current().strategy.caching() {
-            caching.set_limit_bytes(own);
+        let all = self.generations.all();
+        let held: Vec<_> = all.iter().map(|generation| generation.held_bytes()).collect();
+        let going = self.going_bytes.load(Ordering::SeqCst);
+        let sum = held.iter().sum::<u64>() + going;
+        for (generation, own) in all.iter().zip(held) {
+            if let Some(caching) = generation.strategy.caching() {
+                caching.set_limit_bytes(left_of(doors.limit_bytes, sum - own));
+            }
         }
+    }
+
+    /// What the next one may reserve beside all that are there.
+    pub(super) fn limit_of_next(&self, limit_bytes: Option<u64>) -> Option<u64> {
+        let going = self.going_bytes.load(Ordering::SeqCst);
+        left_of(limit_bytes, self.each(Generation::held_bytes).into_iter().sum::<u64>() + going)
     }
 
     /// The counters of all.
@@ -325,4 +410,24 @@ impl Core {
             generation.strategy.counters().into_iter().for_each(Counters::reset_accumulated);
         }
     }
+}
+
+/// The looker's turn. It ends too when an allocator that goes panics.
+#[derive(Debug)]
+struct Turn<'c> {
+    looks: &'c AtomicUsize,
+    is_over: bool,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.looks.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What is left of a limit beside so many bytes.
+fn left_of(limit_bytes: Option<u64>, others: u64) -> Option<u64> {
+    limit_bytes.map(|limit| limit.saturating_sub(others))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 
 use parking_lot::Mutex;
 
@@ -55,16 +55,6 @@ impl Generation {
     #[inline]
     pub(super) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
-    }
-
-    /// Whether it was retired. Then somebody who was inside leaves now.
-    #[inline]
-    pub(super) fn was_left(&self) -> bool {
-        let retired = self.is_retired();
-        if retired {
-            self.wants_look.store(true, Ordering::SeqCst);
-        }
-        retired
     }
 
     pub(super) fn retire(&self) {
@@ -122,9 +112,36 @@ impl Generation {
         self.look_in.fetch_sub(1, Ordering::AcqRel) <= 1
     }
 
-    /// The next look is due when an eighth of so many blocks was freed.
-    pub(super) fn look_after(&self, live_blocks: i64) {
-        self.look_in.store((live_blocks / 8).max(1), Ordering::Release);
+    /// Sets the next look for when an eighth of the live blocks has been freed. Returns how many are live,
+    /// and how many wait for other streams.
+    pub(super) fn await_frees(&self) -> (i64, i64) {
+        let count = || {
+            let statistics = self.statistics();
+            let waiting = statistics.active.all.current - statistics.allocation.all.current;
+            (self.live_blocks(&statistics), waiting)
+        };
+        let (mut live, _) = count();
+        loop {
+            let frees = (live / 8).max(1);
+            self.look_in.store(frees, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            // Frees from before the store are not counted down. As many as it waits for must be left.
+            let (now, waiting) = count();
+            if now >= frees || now == live {
+                return (now, waiting);
+            }
+            live = now;
+        }
+    }
+
+    /// Whether somebody wants it looked at; once. Who asks looks then.
+    pub(super) fn wants_look_now(&self) -> bool {
+        self.wants_look.swap(false, Ordering::SeqCst)
+    }
+
+    /// Whether both reserve from the driver's default pool.
+    pub(super) fn shares_with(&self, other: &Self) -> bool {
+        self.shares_pool && other.shares_pool
     }
 
     /// Gives idle memory back. May wait. A driver that fails now keeps it and is asked again later.

@@ -2,17 +2,14 @@
 //!
 //! Each allocator gets one callback and one observer of ours. Ours asks the users' callbacks, after the
 //! retired allocators; and notes that a request was refused, because observers are told only when giving
-//! back what retired allocators keep did not help either. Users' code runs with no lock held.
+//! back what retired allocators keep did not help either. Users' own are in [`crate::cache::Hooks`]: they
+//! run with no lock held, and a request of theirs that fails asks and tells nobody again.
 
 use std::cell::Cell;
-use std::fmt;
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
-
 use super::core::Core;
-use crate::allocator::{DeviceAllocator, FreeMemoryCallback, OomObserver};
-use crate::error::OutOfMemory;
+use crate::allocator::DeviceAllocator;
 use crate::strategies::Strategy;
 
 thread_local! {
@@ -23,41 +20,6 @@ thread_local! {
 /// Whether an allocator has told that this thread's request fails; once.
 pub(super) fn was_refused() -> bool {
     REFUSED.take()
-}
-
-/// The users' hooks.
-#[derive(Default)]
-pub(super) struct Hooks {
-    callbacks: RwLock<Vec<FreeMemoryCallback>>,
-    observers: RwLock<Vec<OomObserver>>,
-}
-
-impl Hooks {
-    pub(super) fn add_callback(&self, callback: FreeMemoryCallback) {
-        self.callbacks.write().push(callback);
-    }
-
-    pub(super) fn add_observer(&self, observer: OomObserver) {
-        self.observers.write().push(observer);
-    }
-
-    /// Asks every callback; true when one freed something.
-    pub(super) fn free_some_memory(&self) -> bool {
-        let callbacks = self.callbacks.read().clone();
-        callbacks.iter().fold(false, |freed, callback| callback() | freed)
-    }
-
-    pub(super) fn tell_out_of_memory(&self, report: &OutOfMemory) {
-        let observers = self.observers.read().clone();
-        observers.iter().for_each(|observer| observer(report));
-    }
-}
-
-impl fmt::Debug for Hooks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (callbacks, observers) = (self.callbacks.read().len(), self.observers.read().len());
-        write!(f, "Hooks {{ callbacks: {callbacks}, observers: {observers} }}")
-    }
 }
 
 /// Gives an allocator our hooks.

@@ -53,7 +53,9 @@ impl Ledger {
         last.num_device_free += last.segment.all.current;
         last.free_blocks = 0;
         for counter in counters(&mut last) {
-            counter.freed += counter.current;
+            // What was reset, or is counted elsewhere, was not allocated here.
+            let unfreed = (counter.allocated - counter.freed).max(0);
+            counter.freed += counter.current.min(unfreed);
             counter.current = 0;
         }
         // Its peak counts until the span ends in which it went.

@@ -14,6 +14,7 @@ mod generation;
 mod hooks;
 mod ledger;
 mod pools;
+mod still;
 
 use std::fmt;
 use std::ops::Deref;
@@ -50,7 +51,17 @@ impl Switchable {
         config: Config,
         options: BuildOptions,
     ) -> Self {
-        Self { core: Core::new(strategy, driver, config, options) }
+        Self { core: Core::new(strategy, driver, Some(config), options) }
+    }
+
+    /// The same with an allocator of which nobody knows what it was built from: any further string
+    /// switches.
+    pub(crate) fn around(
+        strategy: Strategy,
+        driver: Arc<dyn Driver>,
+        options: BuildOptions,
+    ) -> Self {
+        Self { core: Core::new(strategy, driver, None, options) }
     }
 
     /// An allocator that begins with what the configuration names.
@@ -139,11 +150,7 @@ impl Switchable {
         generation: Read<'_, Generation>,
         freed: Result<(), FreeError>,
     ) -> Result<(), FreeError> {
-        let was_left = generation.was_left();
-        drop(generation);
-        if was_left {
-            self.core.look_again();
-        }
+        self.core.leave(generation);
         freed.or_else(|refused| self.free_elsewhere(refused))
     }
 
@@ -218,8 +225,10 @@ impl DeviceAllocator for Switchable {
         let generation = self.core.generations.read();
         // One variable from here to the caller, as in `Core::take`.
         let mut freed = generation.strategy.free(allocation);
-        if freed.is_err() || generation.is_retired() {
+        if freed.is_err() {
             freed = self.after_free(generation, freed);
+        } else {
+            self.core.leave(generation);
         }
         freed
     }

@@ -7,6 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
+use parking_lot::RwLockWriteGuard;
+
 use super::Switchable;
 use super::generation::Generation;
 use crate::allocator::{
@@ -54,17 +56,25 @@ impl Switchable {
     /// [`PoolError`] when the pool has no open scope, or the new one cannot be opened: then the scope is
     /// closed.
     pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        let mut doors = self.core.doors.lock();
-        self.ask_maker(pool, |pools| pools.close_scope(pool))?;
-        let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
-        doors.scopes.retain(|(open, _)| *open != pool);
-        if opened.is_ok() {
-            doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
-        }
-        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
-        opened?;
-        // The new scope added a user.
-        self.ask_maker(pool, |pools| pools.release_pool(pool))
+        let _gate = self.gate(pool)?;
+        self.core.with_doors(|doors| {
+            self.ask_maker(pool, |pools| pools.close_scope(pool))?;
+            let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
+            doors.scopes.retain(|(open, _)| *open != pool);
+            if opened.is_ok() {
+                doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
+            }
+            self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+            opened?;
+            // The new scope added a user.
+            self.ask_maker(pool, |pools| pools.release_pool(pool))
+        })
+    }
+
+    /// Held while a scope is opened.
+    fn gate(&self, pool: PoolId) -> Result<RwLockWriteGuard<'_, ()>, PoolError> {
+        let what = "scopes opened from inside a release of memory";
+        self.core.open_gate().ok_or(PoolError::NotSupported { pool, what })
     }
 
     /// Whether a pool is of an allocator that was replaced.
@@ -91,13 +101,14 @@ impl Switchable {
 
 impl PrivatePools for Switchable {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        let _doors = self.core.doors.lock();
-        if self.is_of_retired(pool) {
-            return Err(PoolError::Taken { pool });
-        }
-        self.ask_maker(pool, |pools| pools.create_pool(pool, options.clone()))?;
-        self.remember(pool);
-        Ok(())
+        self.core.with_doors(|_| {
+            if self.is_of_retired(pool) {
+                return Err(PoolError::Taken { pool });
+            }
+            self.ask_maker(pool, |pools| pools.create_pool(pool, options.clone()))?;
+            self.remember(pool);
+            Ok(())
+        })
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
@@ -112,17 +123,20 @@ impl PrivatePools for Switchable {
         self.core.ask(|generation| generation.strategy.private_pools()?.pool_users(pool))
     }
 
+    /// Waits until retired allocators have released what they are releasing now.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        let mut doors = self.core.doors.lock();
-        if self.is_of_retired(pool) {
-            let what = "new scopes after the pool's allocator was switched away from";
-            return Err(PoolError::NotSupported { pool, what });
-        }
-        self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
-        doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
-        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
-        self.remember(pool);
-        Ok(())
+        let _gate = self.gate(pool)?;
+        self.core.with_doors(|doors| {
+            if self.is_of_retired(pool) {
+                let what = "new scopes after the pool's allocator was switched away from";
+                return Err(PoolError::NotSupported { pool, what });
+            }
+            self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
+            doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
+            self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+            self.remember(pool);
+            Ok(())
+        })
     }
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
@@ -137,6 +151,11 @@ impl PrivatePools for Switchable {
 
     fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let unknown = || Err(PoolError::Unknown { pool }.into());
+        // One that was replaced may grow too, by what all others leave of the limit now.
+        let of_retired = self.core.generations.retired() > 0 && self.is_of_retired(pool);
+        if of_retired {
+            self.core.spread_limit();
+        }
         let taken = self.core.take(request, |current| {
             let ask = |pools: &dyn PrivatePools| pools.allocate_in(pool, request);
             let own = knows(current, pool).map(ask);
@@ -146,6 +165,9 @@ impl PrivatePools for Switchable {
             });
             made.or_else(|| current.strategy.private_pools().map(ask)).unwrap_or_else(unknown)
         });
+        if of_retired {
+            self.core.spread_limit();
+        }
         self.core.left();
         taken
     }

@@ -10,4 +10,4 @@ mod barrier;
 mod slots;
 mod swap;
 
-pub use swap::{All, Read, Swap};
+pub(crate) use swap::{All, Read, Swap};

@@ -1,6 +1,7 @@
 //! One slot per thread, in which it says what it reads now.
 //!
-//! Slots are never freed, only handed on: a process has as many as it had threads at once. A thread says
+//! Slots are never freed, only handed on once they name nothing: a process has as many as it had threads
+//! at once, and one more for each read that was leaked. A thread says
 //! one thing at a time; who reads inside a read goes another way (see `swap`).
 
 use std::cell::Cell;
@@ -22,6 +23,8 @@ pub(super) struct Slot {
 #[derive(Debug)]
 struct Slots {
     all: Vec<&'static Slot>,
+    /// Of threads that have ended. One may still name what a read that was leaked, or that is dropped
+    /// later in the thread's end, goes on to use: it is handed on when it names nothing.
     unused: Vec<&'static Slot>,
 }
 
@@ -33,7 +36,7 @@ thread_local! {
     static RETURN: Return = const { Return };
 }
 
-/// Hands the thread's slot on when the thread ends.
+/// Offers the thread's slot to others when the thread ends.
 struct Return;
 
 impl Drop for Return {
@@ -46,7 +49,7 @@ impl Drop for Return {
 #[inline]
 pub(super) fn idle() -> Option<&'static Slot> {
     match OWN.get() {
-        Some(slot) => slot.reading.load(Ordering::Relaxed).is_null().then_some(slot),
+        Some(slot) => slot.is_silent().then_some(slot),
         None => take(),
     }
 }
@@ -57,8 +60,9 @@ fn take() -> Option<&'static Slot> {
     RETURN.try_with(|_| ()).ok()?;
     let asymmetric = barrier::is_asymmetric();
     let mut slots = SLOTS.lock();
-    let slot = match slots.unused.pop() {
-        Some(slot) => slot,
+    let silent = slots.unused.iter().rposition(|slot| slot.is_silent());
+    let slot = match silent {
+        Some(at) => slots.unused.swap_remove(at),
         None => {
             let reading = AtomicPtr::new(null_mut());
             let slot: &'static Slot = Box::leak(Box::new(Slot { reading, asymmetric }));
@@ -71,6 +75,13 @@ fn take() -> Option<&'static Slot> {
 }
 
 impl Slot {
+    /// Whether it names nothing. Once its thread has ended nobody but the next owner makes it name
+    /// something again.
+    #[inline]
+    fn is_silent(&self) -> bool {
+        self.reading.load(Ordering::Relaxed).is_null()
+    }
+
     /// Says that the thread reads what `at` points to; null for nothing. Only the slot's own thread.
     #[inline]
     pub(super) fn say(&self, at: *mut ()) {

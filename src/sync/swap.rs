@@ -6,7 +6,6 @@
 //! it. A read inside a read, and a read of a thread that is ending, takes a counted reference instead.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -18,7 +17,7 @@ use super::barrier;
 use super::slots::{self, Slot};
 
 /// See the [module](self).
-pub struct Swap<T> {
+pub(crate) struct Swap<T> {
     current: AtomicPtr<T>,
     kept: RwLock<Kept<T>>,
 }
@@ -36,15 +35,15 @@ struct Retired<T> {
 }
 
 /// The current value, then the replaced ones from the newest on.
-pub type All<T> = SmallVec<[Arc<T>; 4]>;
+pub(crate) type All<T> = SmallVec<[Arc<T>; 4]>;
 
 /// A read that lasts until this is dropped. Stays on its thread.
-pub struct Read<'s, T> {
+pub(crate) struct Read<'s, T> {
     at: *const T,
     /// Where this thread says that it reads `at`; otherwise `held` keeps it.
     slot: Option<&'static Slot>,
     held: Option<Arc<T>>,
-    swap: PhantomData<&'s Swap<T>>,
+    swap: &'s Swap<T>,
 }
 
 impl<T> Deref for Read<'_, T> {
@@ -61,6 +60,26 @@ impl<T> Deref for Read<'_, T> {
     }
 }
 
+impl<T> Read<'_, T> {
+    /// Ends the read; true if the value was replaced before that. Then whoever replaced it may have found
+    /// this read in the way. If this is false, [`Swap::let_go`] does not find it.
+    #[inline(always)]
+    pub(crate) fn leave(self) -> bool {
+        let (swap, at) = (self.swap, self.at);
+        let asymmetric = self.slot.is_some_and(|slot| slot.asymmetric);
+        drop(self);
+        // The other side is the barrier of `replace`: it sees the end, or this sees the next value.
+        barrier::light(asymmetric);
+        !std::ptr::eq(swap.current.load(Ordering::Acquire), at)
+    }
+
+    /// Which value this reads: a name to compare with.
+    #[inline(always)]
+    pub(crate) fn name(&self) -> *const T {
+        self.at
+    }
+}
+
 impl<T> Drop for Read<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -72,7 +91,7 @@ impl<T> Drop for Read<'_, T> {
 
 impl<T: Send + Sync> Swap<T> {
     /// With this value first.
-    pub fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         let current = Arc::new(value);
         let at = Arc::as_ptr(&current).cast_mut();
         let kept = RwLock::new(Kept { current, retired: Vec::new() });
@@ -81,7 +100,7 @@ impl<T: Send + Sync> Swap<T> {
 
     /// The current value, which lives until the read is dropped, also when it is replaced meanwhile.
     #[inline(always)]
-    pub fn read(&self) -> Read<'_, T> {
+    pub(crate) fn read(&self) -> Read<'_, T> {
         let Some(slot) = slots::idle() else {
             return self.read_counted();
         };
@@ -91,7 +110,7 @@ impl<T: Send + Sync> Swap<T> {
             barrier::light(slot.asymmetric);
             let now = self.current.load(Ordering::Acquire);
             if now == at {
-                return Read { at, slot: Some(slot), held: None, swap: PhantomData };
+                return Read { at: now, slot: Some(slot), held: None, swap: self };
             }
             at = now;
         }
@@ -101,22 +120,23 @@ impl<T: Send + Sync> Swap<T> {
     #[inline(never)]
     fn read_counted(&self) -> Read<'_, T> {
         let held = self.current();
-        Read { at: Arc::as_ptr(&held), slot: None, held: Some(held), swap: PhantomData }
+        Read { at: Arc::as_ptr(&held), slot: None, held: Some(held), swap: self }
     }
 
     /// Shows the current value.
+    #[cfg(test)]
     #[inline(always)]
-    pub fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
+    pub(crate) fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
         read(&self.read())
     }
 
     /// The current value.
-    pub fn current(&self) -> Arc<T> {
+    pub(crate) fn current(&self) -> Arc<T> {
         Arc::clone(&self.kept.read().current)
     }
 
     /// All values at one moment.
-    pub fn all(&self) -> All<T> {
+    pub(crate) fn all(&self) -> All<T> {
         let kept = self.kept.read();
         let mut all = All::with_capacity(1 + kept.retired.len());
         all.push(Arc::clone(&kept.current));
@@ -125,13 +145,13 @@ impl<T: Send + Sync> Swap<T> {
     }
 
     /// How many replaced values are still there.
-    pub fn retired(&self) -> usize {
+    pub(crate) fn retired(&self) -> usize {
         self.kept.read().retired.len()
     }
 
     /// Makes `next` the current value and returns the replaced one, which stays. Waits for nobody who
     /// reads.
-    pub fn replace(&self, next: T) -> Arc<T> {
+    pub(crate) fn replace(&self, next: T) -> Arc<T> {
         let next = Arc::new(next);
         let mut kept = self.kept.write();
         self.current.store(Arc::as_ptr(&next).cast_mut(), Ordering::SeqCst);
@@ -148,7 +168,7 @@ impl<T: Send + Sync> Swap<T> {
     /// # Errors
     ///
     /// `old`, which stays where it was.
-    pub fn let_go(&self, old: Arc<T>, may_go: impl FnOnce(&T) -> bool) -> Result<T, Arc<T>> {
+    pub(crate) fn let_go(&self, old: Arc<T>, may_go: impl FnOnce(&T) -> bool) -> Result<T, Arc<T>> {
         let mut kept = self.kept.write();
         let Some(at) = kept.retired.iter().position(|r| Arc::ptr_eq(&r.value, &old)) else {
             return Err(old);
@@ -183,7 +203,9 @@ impl<T> fmt::Debug for Swap<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::sync::mpsc;
 
     use super::*;
 
@@ -230,6 +252,73 @@ mod tests {
         let old = swap.let_go(old, |_| false).expect_err("it may not");
         drop(swap.let_go(old, |_| true).expect("nobody is left"));
         assert_eq!((gone.load(Ordering::SeqCst), swap.retired()), (1, 0));
+    }
+
+    #[test]
+    fn a_read_that_its_thread_has_leaked_keeps_its_value_for_ever() {
+        // Leaked too: the slot names an address for ever, which must not be another test's.
+        let swap: &'static Swap<u32> = Box::leak(Box::new(Swap::new(1)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| std::mem::forget(swap.read())).join().unwrap();
+            // Whoever got the leaked slot would make it name something else.
+            scope.spawn(|| swap.with(|value| assert_eq!(*value, 1))).join().unwrap();
+        });
+        let old = swap.replace(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| swap.with(|value| assert_eq!(*value, 2))).join().unwrap();
+        });
+        assert!(swap.let_go(old, |_| true).is_err(), "somebody may still use it");
+        assert_eq!(swap.retired(), 1);
+    }
+
+    /// Lets its read go late in the end of its thread, when it is told to.
+    struct Late {
+        read: Option<Read<'static, u32>>,
+        ending: mpsc::Sender<()>,
+        end: mpsc::Receiver<()>,
+    }
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            self.ending.send(()).unwrap();
+            self.end.recv().unwrap();
+            assert_eq!(**self.read.as_ref().unwrap(), 1);
+        }
+    }
+
+    #[test]
+    fn a_read_that_is_dropped_late_in_the_end_of_its_thread_keeps_its_value_until_then() {
+        thread_local! {
+            static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+        }
+        let swap: &'static Swap<u32> = Box::leak(Box::new(Swap::new(1)));
+        let ((ending, is_ending), (end_it, end)) = (mpsc::channel(), mpsc::channel());
+        let thread = std::thread::spawn(move || {
+            // Made before the slot, so it is destroyed after the slot was offered to others.
+            LATE.with_borrow_mut(|late| {
+                *late = Some(Late { read: Some(swap.read()), ending, end });
+            });
+        });
+        is_ending.recv().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| swap.with(|value| assert_eq!(*value, 1))).join().unwrap();
+        });
+        let old = swap.replace(2);
+        let old = swap.let_go(old, |_| true).expect_err("the thread reads it");
+        end_it.send(()).unwrap();
+        thread.join().unwrap();
+        assert_eq!(swap.let_go(old, |_| true).ok(), Some(1));
+    }
+
+    #[test]
+    fn who_leaves_is_told_whether_the_value_was_replaced() {
+        let swap = Swap::new(1);
+        assert!(!swap.read().leave());
+        let read = swap.read();
+        let counted = swap.read();
+        drop(swap.replace(2));
+        assert!(counted.leave() && read.leave());
+        assert!(!swap.read().leave());
     }
 
     #[test]

@@ -1,14 +1,23 @@
 //! What is asked about blocks, pools and devices after a switch.
 
+use std::sync::Arc;
+
 use stratalloc::allocator::{
-    DeviceAllocator, MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter,
+    Allocation, DeviceAllocator, MemoryPool, PeerAccess, PoolOptions, PoolScope, Request,
+    ScopeFilter,
 };
-use stratalloc::driver::Driver;
-use stratalloc::error::{HandleError, PoolError};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry::BuildOptions;
+use stratalloc::cache::EngineOptions;
+use stratalloc::config::Config;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::error::{
+    AllocError, DriverError, DriverErrorKind, FreeError, HandleError, PoolError,
+};
+use stratalloc::ids::{DeviceId, PoolId, StreamId};
+use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
-use stratalloc::switch::SwitchError;
+use stratalloc::strategies::NativeAllocator;
+use stratalloc::switch::{SwitchError, Switchable};
 
 use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
 
@@ -45,9 +54,7 @@ fn bare_addresses_find_their_allocator() {
 
 #[test]
 fn an_allocator_without_bare_addresses_is_refused_where_they_are_in_use() {
-    use std::sync::Arc;
-    use stratalloc::{driver, registry};
-    let plain = |driver: Arc<dyn driver::Driver>, _: &_| -> registry::Constructed {
+    let plain = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
         let options = stratalloc::cache::EngineOptions::default();
         Ok(Box::new(stratalloc::strategies::NativeAllocator::new(driver, &options)?))
     };
@@ -131,4 +138,98 @@ fn nothing_is_given_back_while_a_scope_is_open() {
     assert_eq!((bed.switchable.retired(), bed.sim.calls("free")), (1, frees));
     drop(scope);
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+#[test]
+fn emptying_the_cache_inside_a_scope_leaves_retired_allocators_alone() {
+    let bed = Bed::new(NATIVE);
+    let (idle, live) = (bed.take(32 * MIB), bed.take(32 * MIB));
+    bed.switch(EXPANDABLE);
+    bed.give(idle);
+    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pool = PoolId::next_capture();
+    let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(1)).expect("none is open");
+    let caching = bed.switchable.caching().expect("native caches");
+    caching.empty_cache().expect("the device works");
+    bed.switchable.cross_stream().expect("streams").process_events().expect("it works");
+    assert_eq!(bed.used_bytes(), 64 * MIB, "it would break the capture");
+    drop(scope);
+    caching.empty_cache().expect("the device works");
+    assert_eq!(bed.used_bytes(), 32 * MIB);
+    bed.give(live);
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+#[test]
+fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
+    for conf in ["backend:native,layers:[statistics]", "backend:native,layers:[statistics,front]"] {
+        let bed = Bed::new(conf);
+        let side = bed.sim.create_stream().expect("streams");
+        let block = bed.take(8 * MIB);
+        bed.switch(EXPANDABLE);
+        let crossing = bed.switchable.cross_stream().expect("streams");
+        crossing.record_stream(&block, side).expect("it is live");
+        bed.give(block);
+        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (1, 20 * MIB), "{conf}: it waits");
+        bed.sim.complete_all();
+        crossing.process_events().expect("events can be asked");
+        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{conf}");
+    }
+}
+
+/// Lets no device in.
+#[derive(Debug)]
+struct Walled(NativeAllocator);
+
+impl DeviceAllocator for Walled {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.0.allocate(request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.0.free(allocation)
+    }
+
+    fn name(&self) -> &str {
+        "walled"
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        Some(self)
+    }
+}
+
+impl PeerAccess for Walled {
+    fn enable_peer_access(&self, _: DeviceId) -> Result<(), DriverError> {
+        Err(DriverError::new(
+            DriverErrorKind::NotSupported,
+            "enable_access",
+            0,
+            "walled".to_owned(),
+        ))
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_device_that_a_retired_allocator_keeps_out_is_not_let_in_by_the_current_one() {
+    let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
+        Ok(Box::new(Walled(NativeAllocator::new(driver, &EngineOptions::default())?)))
+    };
+    registry::register("walled", make).expect("the name is free");
+    let sim = SimOptions { reachable_devices: 1, ..SimOptions::default() };
+    let config = Config::parse("backend:walled", &registry::key_table()).expect("a good string");
+    let driver = Arc::new(Sim::new(sim));
+    let switchable = Switchable::build(&config, driver, BuildOptions::default()).expect("it can");
+    let block = switchable.allocate(Request::new(MIB, StreamId::DEFAULT)).expect("there is room");
+    switchable.switch(NATIVE).expect("a good string");
+    let peers = switchable.peer_access().expect("native has peers");
+    peers.enable_peer_access(DeviceId(1)).expect_err("the block's allocator refuses");
+    assert_eq!(peers.peers(), []);
+    switchable.free(block).expect("it is live");
+    peers.enable_peer_access(DeviceId(1)).expect("nobody refuses");
+    assert_eq!(peers.peers(), [DeviceId(1)]);
 }

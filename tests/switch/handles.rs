@@ -1,6 +1,7 @@
 //! Handles that are switched, buffers from before, and the current allocator of each device.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::Config;
@@ -10,6 +11,7 @@ use stratalloc::handle::Handle;
 use stratalloc::handle::current::{self, CurrentError};
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::layers;
+use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 use stratalloc::switch::SwitchError;
@@ -110,4 +112,40 @@ fn each_device_has_one_current_allocator_for_all() {
     assert!(made.raw_addresses().is_some() && current::devices().contains(&device));
     drop(current::remove(device).expect("it was made"));
     assert!(matches!(current::change(device, NATIVE), Err(CurrentError::Missing { .. })));
+}
+
+#[test]
+fn a_handle_around_an_allocator_that_nobody_knows_switches_with_any_further_string() {
+    let driver: Arc<dyn Driver> = Arc::new(Sim::new(SimOptions::default()));
+    let asynchronous = Config::parse(ASYNC, &registry::key_table()).expect("a good string");
+    let strategy = registry::build(&asynchronous, Arc::clone(&driver), BuildOptions::default());
+    let handle = Handle::new(strategy.expect("the device can"), driver);
+    let native = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
+    let caching = handle.switchable().caching().expect("it caches");
+    caching.apply(&native).expect_err("it is another backend");
+    assert_eq!(handle.switchable().name(), "cudaMallocAsync");
+    handle.switchable().update(NATIVE).expect("it can");
+    assert_eq!(handle.switchable().name(), "native");
+    caching.apply(&asynchronous).expect_err("it is another backend");
+    caching.apply(&native).expect("it is what it was built from");
+}
+
+#[test]
+fn further_strings_of_two_threads_are_both_in_force() {
+    for _ in 0..50 {
+        let bed = Bed::new(NATIVE);
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            for text in [ASYNC, "pinned_num_register_threads:4"] {
+                let (bed, together) = (&bed, &together);
+                scope.spawn(move || {
+                    together.wait();
+                    bed.switchable.update(text).expect("it can");
+                });
+            }
+        });
+        let config = bed.switchable.config();
+        assert_eq!(bed.switchable.name(), "cudaMallocAsync");
+        assert_eq!(config.settings().pinned.register_threads, 4, "no string is lost");
+    }
 }

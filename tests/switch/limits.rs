@@ -3,10 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::error::AllocError;
+use stratalloc::allocator::{
+    Allocation, Counters, DeviceAllocator, MemoryPool, PoolOptions, Request,
+};
+use stratalloc::cache::EngineOptions;
+use stratalloc::driver::Driver;
+use stratalloc::error::{AllocError, FreeError};
 use stratalloc::ids::StreamId;
-use stratalloc::size::MIB;
+use stratalloc::registry;
+use stratalloc::size::{GIB, MIB};
+use stratalloc::strategies::NativeAllocator;
+use stratalloc::switch::Switchable;
 
 use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
 
@@ -105,4 +112,107 @@ fn hooks_are_carried_from_allocator_to_allocator() {
         assert_eq!(told.load(SeqCst), round + 1, "{conf}");
         assert!(asked.load(SeqCst) > before, "{conf}");
     }
+}
+
+#[test]
+fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
+    let bed = Bed::with_bytes(NATIVE, 100 * MIB);
+    let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let too_much = |switchable: &Switchable| {
+        let request = Request::new(500 * MIB, StreamId::DEFAULT);
+        assert!(switchable.allocate(request).is_err());
+    };
+    let pressure = bed.switchable.pressure().expect("it has hooks");
+    let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
+    pressure.add_oom_observer(Arc::new(move |_| {
+        count.fetch_add(1, SeqCst);
+        too_much(&switchable);
+    }));
+    for (round, conf) in [NATIVE, EXPANDABLE, ASYNC, NATIVE].into_iter().enumerate() {
+        bed.switch(conf);
+        fails(&bed, 500 * MIB);
+        assert_eq!(told.load(SeqCst), round + 1, "{conf}");
+    }
+    let (count, switchable) = (Arc::clone(&asked), bed.switchable.clone());
+    pressure.add_free_memory_callback(Arc::new(move || {
+        count.fetch_add(1, SeqCst);
+        too_much(&switchable);
+        false
+    }));
+    fails(&bed, 500 * MIB);
+    assert!((1..4).contains(&asked.load(SeqCst)), "{}", asked.load(SeqCst));
+}
+
+#[test]
+fn a_pool_of_a_retired_allocator_grows_within_the_common_limit() {
+    let bed = Bed::new(NATIVE);
+    bed.switchable.caching().expect("native caches").set_limit_bytes(Some(100 * MIB));
+    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
+    let take_in =
+        |mib: u64| pools.allocate_in(pool.id(), Request::new(mib * MIB, StreamId::DEFAULT));
+    let first = take_in(20).expect("there is room");
+    bed.switch(EXPANDABLE);
+    let new = bed.take(60 * MIB);
+    assert!(matches!(take_in(40), Err(AllocError::OutOfMemory(_))), "80 of 100 MiB are held");
+    let second = take_in(20).expect("the rest of the limit");
+    fails(&bed, 10 * MIB);
+    assert!(bed.used_bytes() <= 100 * MIB);
+    [first, second, new].into_iter().for_each(|block| bed.give(block));
+}
+
+#[test]
+fn a_limit_that_a_call_has_changed_stays_when_a_further_string_switches() {
+    let bed = Bed::new("backend:native,per_process_memory_fraction:0.5");
+    let caching = bed.switchable.caching().expect("native caches");
+    caching.set_limit_bytes(Some(100 * MIB));
+    bed.switchable.update(ASYNC).expect("it can");
+    assert_eq!(caching.limit_bytes(), Some(100 * MIB));
+    caching.set_limit_bytes(None);
+    bed.switchable.update(NATIVE).expect("it can");
+    assert_eq!(caching.limit_bytes(), None);
+    let further = "backend:cudaMallocAsync,per_process_memory_fraction:0.25";
+    bed.switchable.update(further).expect("it can");
+    assert_eq!(caching.limit_bytes(), Some(2 * GIB));
+}
+
+/// Tells nobody of memory pressure, and counts.
+#[derive(Debug)]
+struct Hookless(NativeAllocator);
+
+impl DeviceAllocator for Hookless {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.0.allocate(request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.0.free(allocation)
+    }
+
+    fn name(&self) -> &str {
+        "hookless"
+    }
+
+    fn counters(&self) -> Option<&dyn Counters> {
+        self.0.counters()
+    }
+}
+
+#[test]
+fn a_request_that_was_rescued_is_no_failure_of_an_allocator_without_hooks() {
+    let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
+        Ok(Box::new(Hookless(NativeAllocator::new(driver, &EngineOptions::default())?)))
+    };
+    registry::register("hookless", make).expect("the name is free");
+    let bed = Bed::with_bytes(NATIVE, 200 * MIB);
+    let old: Vec<_> = (0..16).map(|_| bed.take(12 * MIB)).collect();
+    bed.switch("backend:hookless");
+    let mut old = old.into_iter();
+    bed.give(old.next().expect("sixteen"));
+    let big = bed.take(16 * MIB);
+    let counters = bed.switchable.counters().expect("it counts");
+    assert_eq!(counters.statistics().num_ooms, 0, "it was served");
+    fails(&bed, 60 * MIB);
+    assert_eq!(counters.statistics().num_ooms, 1);
+    old.chain([big]).for_each(|block| bed.give(block));
 }

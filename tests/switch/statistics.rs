@@ -4,7 +4,7 @@ use stratalloc::allocator::{Allocation, DeviceAllocator};
 use stratalloc::size::MIB;
 use stratalloc::stats::Statistics;
 
-use crate::bed::{ALL, Bed, EXPANDABLE, NATIVE};
+use crate::bed::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
 use crate::common::law;
 
 fn statistics(bed: &Bed) -> Statistics {
@@ -96,4 +96,19 @@ fn resets_reach_all_allocators() {
     let told = counters.statistics();
     assert_eq!((told.allocation.all.freed, told.allocation.all.current), (2, 0));
     assert_eq!(told.allocated_bytes.all.peak, 10 * i64::try_from(MIB).expect("it fits"));
+}
+
+#[test]
+fn what_two_allocators_reserve_together_is_counted_once_also_when_one_has_gone() {
+    let bed = Bed::new(ASYNC);
+    for _ in 0..4 {
+        let block = bed.take(64 * MIB);
+        bed.switch(ASYNC);
+        bed.give(block);
+        assert_eq!(bed.switchable.retired(), 0);
+        let reserved = statistics(&bed).reserved_bytes.all;
+        let mib = i64::try_from(MIB).expect("it fits");
+        assert!(reserved.current <= reserved.peak && reserved.peak <= 64 * mib, "{reserved:?}");
+        assert!(reserved.freed <= reserved.allocated, "{reserved:?}");
+    }
 }
