@@ -114,7 +114,7 @@ impl Heap {
     /// The free block that serves a request of `rounded_bytes`: the smallest that is large enough,
     /// at the lowest address among equals. If the rules refuse it there is none, for every later one is
     /// larger still, unless the rules spare a later one that is expandable.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
         let slot = self.free[kind.index()].first_at_least(&self.slab, rounded_bytes)?;
