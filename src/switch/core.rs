@@ -1,9 +1,9 @@
 //! Putting the next allocator in force, and finding the one that a call is for.
 //!
 //! Everything that can fail happens before the new allocator is put in force. What must not change
-//! while that happens (open scopes, peers, the limit) is guarded by `doors`. Lock order: `doors`,
-//! `ledger`, the list of generations, an allocator's own. None of them is held while an allocator is
-//! built or dropped, or while hooks run. Read next: `drain`.
+//! while that happens (open scopes, peers, the limit) is guarded by `doors`. Lock order: the gate of
+//! scopes, `doors`, `ledger`, the list of generations, an allocator's own. None but the gate is held
+//! while an allocator is built or dropped, or while hooks run. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};

@@ -49,7 +49,8 @@ impl Switchable {
     }
 
     /// Gives a pool's open scope another filter. The pool has the same users afterwards. In between no
-    /// allocator goes and none is switched to, so this is safe while the scope's stream is captured.
+    /// allocator goes and none is switched to, so this is safe while the scope's stream is captured. Waits
+    /// as opening does.
     ///
     /// # Errors
     ///
