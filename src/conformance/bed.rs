@@ -175,6 +175,12 @@ impl<'m> Bed<'m> {
         Ok(Step::Got)
     }
 
+    /// Whether no work of the device can use the blocks: they are not the device's memory, and the
+    /// allocator has nothing to do with streams. Known once a block was handed out.
+    pub(super) fn is_streamless(&self) -> bool {
+        self.from_driver == Some(false) && self.allocator.cross_stream().is_none()
+    }
+
     /// Gives a live block back.
     ///
     /// # Errors

@@ -55,6 +55,8 @@ fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> Per
         |active: &Counter, allocated: &Counter| (active.current - allocated.current).max(0);
     let add = |held: &mut Counter, waiting: i64| {
         held.current += waiting;
+        // They are not freed yet; what the allocator below rounds up to was never counted here.
+        held.allocated += (waiting - held.freed).max(0);
         held.freed = (held.freed - waiting).max(0);
         held.peak = held.peak.max(held.current);
     };
