@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
     IS(INVALID_ARGUMENT, stratalloc_switch(handle, NULL));
     IS(INVALID_ARGUMENT, stratalloc_switch(handle, "\x80"));
     IS(BAD_CONFIGURATION, stratalloc_switch(handle, "no_such_key:1"));
-    IS(NOT_SUPPORTED, stratalloc_switch(handle, "backend:cpu"));
+    IS(NOT_SUPPORTED, stratalloc_switch(handle, "backend:cpu,cpu_numa_node:900"));
     double fractions[] = {-1.0, 1.5, 0.0 / 0.0, 1.0 / 0.0};
     for (int i = 0; i < 4; i++)
         IS(INVALID_ARGUMENT, stratalloc_set_memory_fraction(handle, fractions[i]));
