@@ -363,7 +363,7 @@ fn a_limit_and_the_device_end_in_reports() {
     }
 }
 
-/// Threads with contexts of their own making, each on a stream.
+/// Each thread on a stream; every other one makes the device its own first.
 #[test]
 fn threads_need_no_context_of_their_own() {
     let Some(cuda) = device() else { return };
@@ -373,6 +373,9 @@ fn threads_need_no_context_of_their_own() {
             for value in 1..=4_u8 {
                 let (cuda, strategy) = (&cuda, &strategy);
                 scope.spawn(move || {
+                    if value % 2 == 0 {
+                        cuda.make_current().unwrap();
+                    }
                     let stream = cuda.create_stream().unwrap();
                     for round in 0..50_u64 {
                         let bytes = (1 + round % 7) * 300 * KIB;

@@ -26,6 +26,7 @@ macro_rules! calls {
 }
 
 calls! {
+    MakeCurrent make_current,
     MemoryInfo memory_info,
     Allocate allocate,
     Free free,

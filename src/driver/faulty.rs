@@ -234,6 +234,7 @@ mod tests {
         let pool = DriverPoolId(0);
         let descriptor = || std::io::pipe().unwrap().0.into();
         vec![
+            driver.make_current(),
             driver.memory_info().map(drop),
             driver.allocate(MIB).map(drop),
             driver.free(at, MIB),

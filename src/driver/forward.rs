@@ -17,6 +17,7 @@ macro_rules! forward {
     // Groups. The first of a trait's are the calls that name no address.
     (@driver_without_addresses $via:ident) => {
         $crate::driver::forward::forward! { $via:
+            make_current() -> ();
             memory_info() -> MemoryInfo;
             create_stream() -> StreamId;
             destroy_stream(stream: StreamId) -> ();

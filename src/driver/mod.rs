@@ -84,6 +84,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What the device says about itself. Never waits.
     fn info(&self) -> DeviceInfo;
 
+    /// Makes the device the calling thread's own until the thread makes another so, as a program does
+    /// on the threads that launch work. No call needs it. Threads that only take memory gain by it on
+    /// CUDA: otherwise each call has to push the device's context and to pop it again (60 ns a pair).
+    /// Never waits.
+    fn make_current(&self) -> DriverResult<()> {
+        Ok(())
+    }
+
     /// Free and total memory now. Never waits.
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 

@@ -87,6 +87,11 @@ impl Pool {
         Ok(Self { driver, pool })
     }
 
+    /// The device.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
     fn pools(&self) -> &dyn MemoryPools {
         self.driver.memory_pools().expect("asked for at the start")
     }
@@ -297,11 +302,17 @@ impl<C: Client> Drop for Turns<'_, C> {
 }
 
 /// Threads on these streams in turn: the median of seven runs of 200,000 steps, or of as many as half a
-/// second has room for.
-pub fn threads<C: Client>(client: &C, threads: usize, streams: &[StreamId]) -> Together {
+/// second has room for. Each thread begins with the device as its own.
+pub fn threads<C: Client>(
+    client: &C,
+    device: &dyn Driver,
+    threads: usize,
+    streams: &[StreamId],
+) -> Together {
     const FEWEST: usize = 2000;
     let run = |steps| {
         together(threads, steps, |thread| {
+            device.make_current().expect("the device is there");
             let stream = streams[thread % streams.len()];
             let mut turns = Turns::new(client, stream, thread as u64);
             move |steps| turns.run(steps)

@@ -5,6 +5,7 @@
 //! [`main`](crate::cli::main) makes them in its own crate, without doing anything for it.
 
 use super::cases::{self, Raw, Tail, Together, Typed};
+use crate::driver::Driver;
 use crate::handle::Handle;
 use crate::ids::StreamId;
 use crate::strategies::Strategy;
@@ -19,8 +20,8 @@ pub struct Loops {
     pub(super) mix_raw: fn(&Raw<'_>) -> f64,
     pub(super) holes: fn(&Typed<'_, Strategy>, usize) -> f64,
     pub(super) tail: fn(&Typed<'_, Strategy>) -> Tail,
-    pub(super) threads: fn(&Typed<'_, Strategy>, usize, &[StreamId]) -> Together,
-    pub(super) threads_raw: fn(&Raw<'_>, usize, &[StreamId]) -> Together,
+    pub(super) threads: fn(&Typed<'_, Strategy>, &dyn Driver, usize, &[StreamId]) -> Together,
+    pub(super) threads_raw: fn(&Raw<'_>, &dyn Driver, usize, &[StreamId]) -> Together,
     pub(super) record_stream: fn(&Strategy, StreamId) -> Option<f64>,
 }
 
@@ -37,8 +38,12 @@ impl Loops {
             mix_raw: |client| cases::mix(client),
             holes: |client, holes| cases::holes(client, holes),
             tail: |client| cases::tail(client),
-            threads: |client, threads, streams| cases::threads(client, threads, streams),
-            threads_raw: |client, threads, streams| cases::threads(client, threads, streams),
+            threads: |client, device, threads, streams| {
+                cases::threads(client, device, threads, streams)
+            },
+            threads_raw: |client, device, threads, streams| {
+                cases::threads(client, device, threads, streams)
+            },
             record_stream: |strategy, other| cases::record_stream(strategy, other),
         }
     }

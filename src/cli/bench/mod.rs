@@ -83,9 +83,11 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>
     for (text, config) in &confs {
         printer.conf = text;
         printer.device = &device;
-        // Each case starts with an empty cache of its own.
+        // Each case starts with an empty cache of its own, on a thread that works with the device as a
+        // program's threads do.
         let build = |raw_addresses| -> Result<Built, Box<dyn Error>> {
             let opened = args.device.open(None)?;
+            opened.driver.make_current()?;
             let streams = opened.streams(args.threads.max(1))?;
             let options = BuildOptions { raw_addresses };
             let driver = opened.driver;
@@ -219,9 +221,9 @@ impl Printer<'_> {
         for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
             if self.wants(case) {
                 for threads in self.thread_counts() {
-                    let Built { strategy, streams, .. } = build(false)?;
+                    let Built { strategy, driver, streams } = build(false)?;
                     let streams = if own { &streams[..] } else { &streams[..1] };
-                    let done = (loops.threads)(&Typed(&strategy), threads, streams);
+                    let done = (loops.threads)(&Typed(&strategy), &*driver, threads, streams);
                     self.row(case, threads, done.ns, done.mops)?;
                 }
             }
@@ -271,6 +273,7 @@ impl Printer<'_> {
         let (device, most) = (self.args.device, self.args.threads.max(1));
         let open = || -> Result<_, Box<dyn Error>> {
             let opened = device.open(None)?;
+            opened.driver.make_current()?;
             let streams = opened.streams(most)?;
             Ok((Pool::of(opened.driver)?, streams))
         };
@@ -283,7 +286,7 @@ impl Printer<'_> {
         if self.wants("threads:own_stream") {
             for threads in self.thread_counts() {
                 let (pool, streams) = open()?;
-                let done = cases::threads(&pool, threads, &streams);
+                let done = cases::threads(&pool, pool.driver(), threads, &streams);
                 self.row("threads:own_stream", threads, done.ns, done.mops)?;
             }
         }
@@ -307,9 +310,9 @@ impl Printer<'_> {
         }
         if self.wants("threads_raw:own_stream") {
             for threads in self.thread_counts() {
-                let Built { strategy, streams, .. } = build(true)?;
+                let Built { strategy, driver, streams } = build(true)?;
                 let Some(raw) = strategy.raw_addresses() else { break };
-                let done = (loops.threads_raw)(&Raw(raw), threads, &streams);
+                let done = (loops.threads_raw)(&Raw(raw), &*driver, threads, &streams);
                 self.row("threads_raw:own_stream", threads, done.ns, done.mops)?;
             }
         }

@@ -130,6 +130,7 @@ functions! {
     context_retain = "cuDevicePrimaryCtxRetain"(context: &mut u64, device: i32);
     context_release = "cuDevicePrimaryCtxRelease_v2"(device: i32);
     context_current = "cuCtxGetCurrent"(context: &mut u64);
+    context_set = "cuCtxSetCurrent"(context: u64);
     context_push = "cuCtxPushCurrent_v2"(context: u64);
     context_pop = "cuCtxPopCurrent_v2"(context: &mut u64);
     context_synchronize = "cuCtxSynchronize"();

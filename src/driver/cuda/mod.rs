@@ -298,6 +298,11 @@ impl Driver for Cuda {
         self.info.clone()
     }
 
+    /// Replaces what was current on the thread, as CUDA's `cudaSetDevice` does.
+    fn make_current(&self) -> DriverResult<()> {
+        self.api.context_set(self.context).ok()
+    }
+
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);

@@ -191,6 +191,11 @@ impl Driver for Sim {
         }
     }
 
+    fn make_current(&self) -> DriverResult<()> {
+        drop(self.enter_other(Call::MakeCurrent));
+        Ok(())
+    }
+
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         let state = self.enter_other(Call::MemoryInfo);
         Ok(MemoryInfo {

@@ -44,6 +44,11 @@ extern "C" fn push(context: u64) -> u32 {
     0
 }
 
+extern "C" fn set_current(context: u64) -> u32 {
+    CURRENT.set(context);
+    0
+}
+
 extern "C" fn pop(context: &mut u64) -> u32 {
     *context = CURRENT.replace(THEIRS);
     0
@@ -97,6 +102,7 @@ extern "C" fn set(_: u64, _: u32, value: &mut u64) -> u32 {
 fn cuda() -> Cuda {
     let mut api = Api::none();
     api.context_current = Some(current);
+    api.context_set = Some(set_current);
     api.context_push = Some(push);
     api.context_pop = Some(pop);
     api.exchange_capture_mode = Some(exchange);
@@ -130,6 +136,17 @@ fn default_streams_are_those_of_the_devices_own_context() {
         assert_eq!(seen(), [asked, (there, own, GLOBAL), asked, ("free", own, GLOBAL)]);
         assert_eq!(CURRENT.get(), THEIRS, "what was current is current again");
     }
+}
+
+#[test]
+fn a_device_that_was_made_current_stays_so_and_is_pushed_no_more() {
+    let cuda = cuda();
+    CURRENT.set(THEIRS);
+    cuda.make_current().unwrap();
+    let address = cuda.allocate_async(POOL, 512, StreamId::DEFAULT).unwrap();
+    cuda.free_async(address, StreamId::DEFAULT).unwrap();
+    // A pop would leave theirs.
+    assert_eq!(CURRENT.get(), OURS);
 }
 
 #[test]
