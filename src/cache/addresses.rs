@@ -1,9 +1,9 @@
 //! Which heap an address belongs to, read without a lock. Kept only for callers that know nothing
 //! but addresses.
 //!
-//! A radix tree over granules of 2 MiB. Nodes are added and never removed. A granule that parts of
-//! two segments share (drivers need not align segments) is marked, and an ordered map under a lock
-//! answers for it.
+//! A table of two levels over granules of 2 MiB, for the 48 bits that addresses have. Leaves are added
+//! and never removed. A granule that parts of two segments share (drivers need not align segments) is
+//! marked, and an ordered map under a lock answers for it, and for addresses above 48 bits.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -14,10 +14,9 @@ use parking_lot::RwLock;
 use crate::size::MIB;
 
 const GRANULE_BYTES: u64 = 2 * MIB;
-const LEVEL_BITS: [u32; 4] = [11, 11, 11, 10];
-const INNER: usize = 1 << LEVEL_BITS[0];
-const LEAF: usize = 1 << LEVEL_BITS[3];
-const _: () = assert!(LEVEL_BITS[1] == LEVEL_BITS[0] && LEVEL_BITS[2] == LEVEL_BITS[0]);
+/// A leaf covers 16 GiB, the root 256 TiB.
+const LEAF: usize = 1 << 13;
+const ROOT: usize = 1 << 14;
 
 /// Leaf values: nobody, ask the map, or a heap's number plus 2.
 const NOBODY: u32 = 0;
@@ -26,41 +25,34 @@ const FIRST_HEAP: u32 = 2;
 
 // Of fixed lengths: a masked index needs no check then.
 type Leaf = Box<[AtomicU32; LEAF]>;
-type Inner<T> = Box<[OnceLock<T>; INNER]>;
 
 #[derive(Debug)]
 pub(super) struct AddressMap {
-    root: Inner<Inner<Inner<Leaf>>>,
+    root: Box<[OnceLock<Leaf>]>,
     /// End and heap of each segment by start. Written under the growth lock.
     segments: RwLock<BTreeMap<u64, (u64, u32)>>,
 }
 
 impl Default for AddressMap {
     fn default() -> Self {
-        Self { root: inner(), segments: RwLock::default() }
+        Self { root: (0..ROOT).map(|_| OnceLock::new()).collect(), segments: RwLock::default() }
     }
 }
 
-fn inner<T>() -> Inner<T> {
-    Box::new([const { OnceLock::new() }; INNER])
-}
-
-/// The index of each level for a granule.
+/// Where a granule stands in the root and in the leaf. The root ends before the highest granules.
 #[inline]
-fn path(granule: u64) -> [usize; 4] {
-    let [_, b, c, d] = LEVEL_BITS;
-    let part =
-        |shift: u32, bits: u32| usize::try_from(granule >> shift & ((1 << bits) - 1)).unwrap_or(0);
-    [part(b + c + d, LEVEL_BITS[0]), part(c + d, b), part(d, c), part(0, d)]
+fn path(granule: u64) -> (usize, usize) {
+    let granule = usize::try_from(granule).unwrap_or(usize::MAX);
+    (granule / LEAF, granule % LEAF)
 }
 
 impl AddressMap {
     /// The number of the heap whose segment holds `address`.
     #[inline]
     pub(super) fn heap_of(&self, address: u64) -> Option<u32> {
-        let [a, b, c, d] = path(address / GRANULE_BYTES);
-        let leaf = self.root[a].get()?[b].get()?[c].get()?;
-        match leaf[d].load(Ordering::Acquire) {
+        let (leaf, at) = path(address / GRANULE_BYTES);
+        let Some(leaf) = self.root.get(leaf) else { return self.ask_map(address) };
+        match leaf.get()?[at].load(Ordering::Acquire) {
             NOBODY => None,
             SHARED => self.ask_map(address),
             heap => Some(heap - FIRST_HEAP),
@@ -74,30 +66,28 @@ impl AddressMap {
         (address < end).then_some(heap)
     }
 
-    fn leaf_of(&self, granule: u64) -> &AtomicU32 {
-        let [a, b, c, d] = path(granule);
-        let second = self.root[a].get_or_init(inner);
-        let third = second[b].get_or_init(inner);
-        let leaf = third[c].get_or_init(|| Box::new([const { AtomicU32::new(NOBODY) }; LEAF]));
-        &leaf[d]
+    /// Writes down what the granules of a segment say now.
+    fn update(&self, segments: &BTreeMap<u64, (u64, u32)>, start: u64, size_bytes: u64) {
+        for granule in granules(start, size_bytes) {
+            let (leaf, at) = path(granule);
+            let Some(leaf) = self.root.get(leaf) else { return };
+            let leaf = leaf.get_or_init(|| Box::new([const { AtomicU32::new(NOBODY) }; LEAF]));
+            leaf[at].store(leaf_value(segments, granule), Ordering::Release);
+        }
     }
 
     /// Adds a segment. Called under the growth lock.
     pub(super) fn add(&self, start: u64, size_bytes: u64, heap: u32) {
         let mut segments = self.segments.write();
         segments.insert(start, (start + size_bytes, heap));
-        for granule in granules(start, size_bytes) {
-            self.leaf_of(granule).store(leaf_value(&segments, granule), Ordering::Release);
-        }
+        self.update(&segments, start, size_bytes);
     }
 
     /// Removes a segment. Called under the growth lock.
     pub(super) fn remove(&self, start: u64, size_bytes: u64) {
         let mut segments = self.segments.write();
         segments.remove(&start);
-        for granule in granules(start, size_bytes) {
-            self.leaf_of(granule).store(leaf_value(&segments, granule), Ordering::Release);
-        }
+        self.update(&segments, start, size_bytes);
     }
 }
 
@@ -135,6 +125,24 @@ mod tests {
         assert_eq!(map.heap_of(base + 20 * MIB), Some(4));
         assert_eq!(map.heap_of(u64::MAX), None);
         assert_eq!(map.heap_of(0), None);
+    }
+
+    #[test]
+    fn addresses_above_48_bits_are_found_too() {
+        let map = AddressMap::default();
+        // A segment on both sides of the border.
+        let (border, highest) = (1 << 48, 0xffff_8000_0000_0000);
+        map.add(border - 2 * MIB, 6 * MIB, 1);
+        map.add(highest, 2 * MIB, 2);
+        for (address, heap) in
+            [(border - 1, Some(1)), (border, Some(1)), (border + 4 * MIB - 1, Some(1))]
+        {
+            assert_eq!(map.heap_of(address), heap);
+        }
+        assert_eq!(map.heap_of(border + 4 * MIB), None);
+        assert_eq!(map.heap_of(highest + MIB), Some(2));
+        map.remove(border - 2 * MIB, 6 * MIB);
+        assert_eq!([border - 1, border].map(|at| map.heap_of(at)), [None; 2]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::size::{MIB, MIN_BLOCK_BYTES};
 const EXACT_MAX_BYTES: u64 = 2 * MIB;
 /// How many bins, from the first on, hold blocks of one size only.
 pub(super) const EXACT_BINS: usize = 4096;
-const PARTS_LOG2: u32 = 4;
+const PARTS_LOG2: u32 = 6;
 const FIRST_DOUBLING: u32 = EXACT_MAX_BYTES.ilog2();
 
 /// How many bins there are.

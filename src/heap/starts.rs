@@ -94,7 +94,8 @@ impl Starts {
         let hash = (address >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let hash = hash as usize;
         let bucket = hash & self.mask;
-        if bucket < self.buckets { bucket } else { bucket & self.mask >> 1 }
+        // Between two powers of two this is a coin's toss: no branch.
+        bucket & self.mask >> u32::from(bucket >= self.buckets)
     }
 
     #[inline]
