@@ -1,13 +1,23 @@
-//! Which bin a size belongs to, and which bins hold anything.
+//! Which bin a block belongs to, and which bins hold anything.
 //!
 //! Bins are ordered by size. Every multiple of 512 B up to 2 MiB has its own; above, each power of
-//! two is cut in 16. A bitmap of bins and a bitmap of its words find the next one in a few steps.
+//! two is cut in 64. The smallest sizes have eight bins each, their lanes, by address. A bitmap of bins
+//! and a bitmap of its words find the next one in a few steps.
 
-use crate::size::{MIB, MIN_BLOCK_BYTES};
+use std::hint::select_unpredictable;
+
+use crate::size::{KIB, MIB, MIN_BLOCK_BYTES};
 
 const EXACT_MAX_BYTES: u64 = 2 * MIB;
+const EXACT_SIZES: usize = 4096;
+/// Up to this size blocks have lanes.
+const LANED_MAX_BYTES: u64 = 32 * KIB;
+const LANED_SIZES: usize = 64;
+pub(super) const LANES: usize = 8;
+/// How many bins, from the first on, are lanes.
+pub(super) const LANED_BINS: usize = LANED_SIZES * LANES;
 /// How many bins, from the first on, hold blocks of one size only.
-pub(super) const EXACT_BINS: usize = 4096;
+pub(super) const EXACT_BINS: usize = EXACT_SIZES + LANED_SIZES * (LANES - 1);
 const PARTS_LOG2: u32 = 6;
 const FIRST_DOUBLING: u32 = EXACT_MAX_BYTES.ilog2();
 
@@ -16,15 +26,31 @@ pub(super) const BINS: usize =
     EXACT_BINS + ((u64::BITS - FIRST_DOUBLING) as usize) * (1 << PARTS_LOG2);
 const WORDS: usize = BINS.div_ceil(64);
 
-const _: () = assert!(EXACT_BINS as u64 * MIN_BLOCK_BYTES == EXACT_MAX_BYTES);
+const _: () = assert!(EXACT_SIZES as u64 * MIN_BLOCK_BYTES == EXACT_MAX_BYTES);
+const _: () = assert!(LANED_SIZES as u64 * MIN_BLOCK_BYTES == LANED_MAX_BYTES);
 const _: () = assert!(WORDS <= 128, "two words summarise them all");
+const _: () = assert!(LANES == 8, "the lanes of a size are one byte of the bitmap");
 
-/// The bin of blocks of `size_bytes`, a multiple of 512 and at least 512.
+/// The first bin of blocks of `size_bytes`, a multiple of 512 and at least 512.
 #[inline]
+pub(super) fn first_bin_of(size_bytes: u64) -> usize {
+    lane_of(size_bytes, 0)
+}
+
+/// The bin of a block. Which lane it is depends on where in a segment the block lies.
+#[inline]
+pub(super) fn bin_of(size_bytes: u64, address: u64) -> usize {
+    lane_of(size_bytes, (address / LANED_MAX_BYTES) as usize % LANES)
+}
+
+#[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "bins are fewer than 2^16")]
-pub(super) const fn bin_of(size_bytes: u64) -> usize {
+fn lane_of(size_bytes: u64, lane: usize) -> usize {
     if size_bytes <= EXACT_MAX_BYTES {
-        return (size_bytes / MIN_BLOCK_BYTES) as usize - 1;
+        let size = (size_bytes / MIN_BLOCK_BYTES) as usize - 1;
+        let (laned, plain) = (size * LANES + lane, size + LANED_SIZES * (LANES - 1));
+        // Which sizes come nobody could foretell: no branch.
+        return select_unpredictable(size < LANED_SIZES, laned, plain);
     }
     let doubling = size_bytes.ilog2();
     let part = (size_bytes >> (doubling - PARTS_LOG2)) as usize & ((1 << PARTS_LOG2) - 1);
@@ -61,6 +87,29 @@ impl BinSet {
         if *word == 0 {
             self.summary[bin / 4096] &= !(1 << (bin / 64 % 64));
         }
+    }
+
+    /// Whether lanes of the same size after `bin`, which is a lane, hold anything.
+    #[inline]
+    pub(super) fn has_more_lanes(&self, bin: usize) -> bool {
+        self.lanes(bin) & (!1 << (bin % LANES)) != 0
+    }
+
+    /// The lanes of the same size from `bin` on that hold anything.
+    #[inline]
+    pub(super) fn lanes_from(&self, bin: usize) -> impl Iterator<Item = usize> + use<> {
+        let mut left = self.lanes(bin) & (!0 << (bin % LANES));
+        std::iter::from_fn(move || {
+            let lane = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(bin / LANES * LANES + lane)
+        })
+    }
+
+    /// The lanes of the size that `bin` is one of, as bits.
+    #[inline]
+    fn lanes(&self, bin: usize) -> u64 {
+        self.words[bin / 64] >> (bin % 64 / LANES * LANES) & ((1 << LANES) - 1)
     }
 
     pub(super) fn contains(&self, bin: usize) -> bool {
@@ -119,18 +168,37 @@ mod tests {
         for shift in 9..63 {
             for part in 0..64u64 {
                 let size = ((1u64 << shift) + part * ((1 << shift) / 64)) & !(MIN_BLOCK_BYTES - 1);
-                let bin = bin_of(size);
+                let bin = first_bin_of(size);
                 assert!(bin >= last && bin < BINS, "{size}: {last} {bin}");
                 last = bin;
             }
         }
-        assert_eq!(bin_of(512), 0);
-        assert_eq!(bin_of(2 * MIB), 4095);
-        assert_eq!(bin_of(2 * MIB + 512), 4096);
-        assert!(bin_of(u64::MAX - 511) < BINS);
+        assert_eq!(first_bin_of(512), 0);
+        assert_eq!(first_bin_of(2 * MIB), EXACT_BINS - 1);
+        assert_eq!(first_bin_of(2 * MIB + 512), EXACT_BINS);
+        assert!(first_bin_of(u64::MAX - 511) < BINS);
+    }
+
+    #[test]
+    fn lanes_of_one_size_lie_before_those_of_the_next() {
+        for size in (1..80).map(|n| n * MIN_BLOCK_BYTES) {
+            let bins: BTreeSet<_> = (0..16).map(|n| bin_of(size, n * LANED_MAX_BYTES)).collect();
+            let (first, next) = (first_bin_of(size), first_bin_of(size + MIN_BLOCK_BYTES));
+            assert!(bins.into_iter().eq(first..next));
+            assert_eq!(next - first, if size <= LANED_MAX_BYTES { LANES } else { 1 });
+        }
     }
 
     quickcheck::quickcheck! {
+        fn the_set_knows_the_lanes_of_a_size(bins: Vec<u16>, ask: u16) -> bool {
+            let (mut set, ask) = (BinSet::default(), ask as usize % LANED_BINS);
+            let bins: BTreeSet<_> = bins.into_iter().map(|bin| bin as usize % LANED_BINS).collect();
+            bins.iter().for_each(|bin| set.insert(*bin));
+            let end = (ask / LANES + 1) * LANES;
+            set.lanes_from(ask).eq(bins.range(ask..end).copied())
+                && set.has_more_lanes(ask) == bins.range(ask + 1..end).next().is_some()
+        }
+
         fn the_set_answers_like_an_ordered_set(changes: Vec<(u16, bool)>, ask: u16) -> bool {
             let (mut set, mut model) = (BinSet::default(), BTreeSet::new());
             for (bin, add) in changes {

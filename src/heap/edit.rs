@@ -157,7 +157,9 @@ impl Heap {
             let rest = self.slab.get_mut(slot);
             rest.birth = clock;
             rest.unlink();
-            self.free[whole.kind.index()].insert(&mut self.slab, slot, rest_bytes);
+            let rest_address = whole.address + rounded_bytes;
+            let index = &mut self.free[whole.kind.index()];
+            index.insert(&mut self.slab, slot, rest_bytes, rest_address);
             inactive = if whole.is_split() {
                 SplitChange { count: 0, bytes: -signed(rounded_bytes) }
             } else {
@@ -340,7 +342,7 @@ impl Heap {
             inactive.count += 1;
             inactive.bytes += signed(size_bytes);
         }
-        self.free[done.kind.index()].insert(&mut self.slab, slot, size_bytes);
+        self.free[done.kind.index()].insert(&mut self.slab, slot, size_bytes, address);
         Completed {
             address: done.address,
             size_bytes: done.size_bytes,
@@ -406,7 +408,7 @@ impl Heap {
         block.reservation = FIXED;
         block.state = BlockState::Free;
         block.unlink();
-        self.free[kind.index()].insert(&mut self.slab, slot, size_bytes);
+        self.free[kind.index()].insert(&mut self.slab, slot, size_bytes, address);
         slot
     }
 

@@ -15,7 +15,7 @@
 //!
 //! - I9 unmapped blocks are in the map of gaps of their kind, and only they.
 //!
-//! Read in this order: `block`, `slab`, `index` (and `bins`), `edit`, `expand`, `check`.
+//! Read in this order: `block`, `slab`, `index` (and `bins`, `tree`), `edit`, `expand`, `check`.
 
 mod bins;
 mod block;
@@ -26,6 +26,7 @@ mod index;
 mod place;
 mod slab;
 mod starts;
+mod tree;
 mod uses;
 
 #[cfg(test)]
