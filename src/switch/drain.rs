@@ -26,6 +26,10 @@ use crate::size::human_bytes;
 use crate::stats::{PerPool, Statistics};
 use crate::sync::Read;
 
+/// How many allocators in turn may refuse a request because each was replaced meanwhile: a callback that
+/// switches whenever it is asked must end, too.
+const ASKS_MAX: usize = 64;
+
 /// A request that an allocator has refused.
 #[derive(Debug)]
 struct Refusal {
@@ -80,7 +84,7 @@ impl Core {
         mut refusal: Refusal,
         take: &impl Fn(&Generation) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
-        let (mut counted, mut may_make_room) = (0, true);
+        let (mut counted, mut may_make_room, mut asks) = (0, true, 0);
         loop {
             let Refusal { error, is_retired, is_silent } = refusal;
             let AllocError::OutOfMemory(mut report) = error else {
@@ -91,7 +95,8 @@ impl Core {
             counted += i64::from(was_told || is_silent);
             let again =
                 is_retired || (std::mem::take(&mut may_make_room) && self.make_room(request));
-            if !again {
+            asks += 1;
+            if !again || asks == ASKS_MAX {
                 self.ledger.lock().rescue((counted - 1).max(0));
                 self.explain(&mut report);
                 self.left();

@@ -144,6 +144,25 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
 }
 
 #[test]
+fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
+    let bed = Bed::with_bytes(NATIVE, 100 * MIB);
+    let told = Arc::new(AtomicUsize::new(0));
+    let pressure = bed.switchable.pressure().expect("it has hooks");
+    let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
+    pressure.add_oom_observer(Arc::new(move |_| {
+        count.fetch_add(1, SeqCst);
+    }));
+    pressure.add_free_memory_callback(Arc::new(move || {
+        switchable.switch(NATIVE).expect("it can be built");
+        false
+    }));
+    fails(&bed, 500 * MIB);
+    assert_eq!(told.load(SeqCst), 1);
+    let block = bed.take(50 * MIB);
+    bed.give(block);
+}
+
+#[test]
 fn a_pool_of_a_retired_allocator_grows_within_the_common_limit() {
     let bed = Bed::new(NATIVE);
     bed.switchable.caching().expect("native caches").set_limit_bytes(Some(100 * MIB));

@@ -1,0 +1,56 @@
+//! An allocator made of two closures, under a name, with the whole command line.
+//!
+//! ```sh
+//! cargo run --release --example closures -- compare tests/traces/serve.default.pickle.xz \
+//!     --conf backend:native --conf backend:exact
+//! ```
+//!
+//! It gives a freed block to the next request of the same size on the same stream. Its addresses are
+//! only numbers, which is all that `compare` on a simulated device needs; real closures would call
+//! their own library here. Counters, uses by other streams and reports come from the framework, which
+//! sees what the closures hand out and not what they keep: that is no part of the reserved bytes.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stratalloc::driver::plugin::Callbacks;
+use stratalloc::ids::StreamId;
+use stratalloc::registry;
+
+const MIN_BLOCK_BYTES: u64 = 512;
+
+#[derive(Default)]
+struct Cache {
+    idle: HashMap<(u64, StreamId), Vec<u64>>,
+    taken_bytes: u64,
+}
+
+impl Cache {
+    fn take(&mut self, bytes: u64, stream: StreamId) -> Option<u64> {
+        if let Some(address) = self.idle.get_mut(&(bytes, stream)).and_then(Vec::pop) {
+            return Some(address);
+        }
+        let address = self.taken_bytes.checked_add(MIN_BLOCK_BYTES)?;
+        self.taken_bytes =
+            self.taken_bytes.checked_add(bytes.checked_next_multiple_of(MIN_BLOCK_BYTES)?)?;
+        Some(address)
+    }
+}
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let cache = Arc::new(Mutex::new(Cache::default()));
+    let same = Arc::clone(&cache);
+    let callbacks = Callbacks::new(
+        move |bytes, _device, stream| {
+            cache.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, stream)
+        },
+        move |address, bytes, _device, stream| {
+            let mut cache = same.lock().unwrap_or_else(PoisonError::into_inner);
+            cache.idle.entry((bytes, stream)).or_default().push(address);
+        },
+    );
+    registry::register_callbacks("exact", callbacks)?;
+    Ok(stratalloc::cli::main())
+}
