@@ -152,6 +152,17 @@ fn compare_marks_the_best_and_prints_json() {
 }
 
 #[test]
+fn compare_gives_no_mark_to_who_ran_out_of_memory_and_so_did_less() {
+    let path = trace("multistream.default");
+    let confs = ["--conf", "backend:native", "--conf", "per_process_memory_fraction:0.005"];
+    let output = run(&[&["compare", path.to_str().unwrap()][..], &confs].concat());
+    let table = text(&output.stdout);
+    let rows: Vec<&str> = table.lines().skip(2).take(2).collect();
+    assert!(rows[0].starts_with("backend:native") && rows[0].contains('*'), "{table}");
+    assert!(rows[1].starts_with("per_process") && !rows[1].contains('*'), "{table}");
+}
+
+#[test]
 fn a_recording_with_private_pools_replays_without_verification() {
     let path = trace("cudagraph.default");
     let output = run(&["replay", path.to_str().unwrap(), "--json"]);

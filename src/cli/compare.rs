@@ -185,28 +185,33 @@ const HEADING: [(&str, Side); 9] = [
     ("ns/op", Side::Right),
 ];
 
-/// Marks the cells of a column that equal its least value, unless all do.
-fn marked(values: &[f64], show: impl Fn(f64) -> String) -> Vec<String> {
+/// Marks the least cells of a column, unless all are equal. A row that ran out of memory more often
+/// than another did less of the work, so its cells are no best ones.
+fn marked(values: &[f64], ooms: &[f64], show: impl Fn(f64) -> String) -> Vec<String> {
     let shown: Vec<String> = values.iter().map(|value| show(*value)).collect();
-    let least = values.iter().copied().fold(f64::MAX, f64::min);
-    let best = show(least);
+    let fewest = ooms.iter().copied().fold(f64::MAX, f64::min);
+    let did_all: Vec<bool> = ooms.iter().map(|count| *count == fewest).collect();
+    let rivals = values.iter().zip(&did_all).filter(|(_, all)| **all);
+    let best = show(rivals.map(|(value, _)| *value).fold(f64::MAX, f64::min));
     if shown.iter().all(|cell| *cell == best) {
         return shown;
     }
-    shown.into_iter().map(|cell| if cell == best { format!("*{cell}") } else { cell }).collect()
+    let mark = |(cell, all)| if all && cell == best { format!("*{cell}") } else { cell };
+    shown.into_iter().zip(did_all).map(mark).collect()
 }
 
 fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
     let column = |value: fn(&Row) -> f64| rows.iter().map(value).collect::<Vec<f64>>();
+    let ooms = column(|r| r.ooms as f64);
     let columns = [
-        marked(&column(|r| r.peak_reserved_bytes as f64), mib),
+        marked(&column(|r| r.peak_reserved_bytes as f64), &ooms, mib),
         column(|r| r.peak_allocated_bytes as f64).into_iter().map(mib).collect(),
-        marked(&column(|r| r.waste), |x| format!("{:.1}%", x * 100.0)),
-        marked(&column(|r| r.device_calls as f64), |n| format!("{n:.0}")),
-        marked(&column(|r| r.retries as f64), |n| format!("{n:.0}")),
-        marked(&column(|r| r.ooms as f64), |n| format!("{n:.0}")),
-        marked(&column(|r| r.device_ms), |ms| format!("{ms:.1}")),
-        marked(&column(|r| r.ns_per_op), |ns| format!("{ns:.0}")),
+        marked(&column(|r| r.waste), &ooms, |x| format!("{:.1}%", x * 100.0)),
+        marked(&column(|r| r.device_calls as f64), &ooms, |n| format!("{n:.0}")),
+        marked(&column(|r| r.retries as f64), &ooms, |n| format!("{n:.0}")),
+        marked(&ooms, &ooms, |n| format!("{n:.0}")),
+        marked(&column(|r| r.device_ms), &ooms, |ms| format!("{ms:.1}")),
+        marked(&column(|r| r.ns_per_op), &ooms, |ns| format!("{ns:.0}")),
     ];
     let cells: Vec<Vec<String>> = rows
         .iter()
@@ -221,8 +226,8 @@ fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
     table(&mut out, &HEADING, &cells)?;
     writeln!(
         out,
-        "* least. waste: reserved at the peak and not allocated. device ms: simulated, from \
-         call costs measured on an H200.\n"
+        "* least, of those with the fewest oom. waste: reserved at the peak and not allocated. device \
+         ms: simulated, from call costs measured on an H200.\n"
     )
 }
 
@@ -241,10 +246,11 @@ fn write_summary(
         let confs = confs.iter().map(|(text, _)| of_conf(text));
         confs.chain((0..MODES.len()).map(of_mode)).collect()
     };
+    let ooms = column(|r| r.ooms as f64);
     let columns = [
-        marked(&column(|r| r.peak_reserved_bytes as f64), mib),
-        marked(&column(|r| r.ooms as f64), |n| format!("{n:.0}")),
-        marked(&column(|r| r.device_ms), |ms| format!("{ms:.1}")),
+        marked(&column(|r| r.peak_reserved_bytes as f64), &ooms, mib),
+        marked(&ooms, &ooms, |n| format!("{n:.0}")),
+        marked(&column(|r| r.device_ms), &ooms, |ms| format!("{ms:.1}")),
     ];
     let texts = confs.iter().map(|(text, _)| text.as_str()).chain(MODES);
     let rows: Vec<Vec<String>> = texts
