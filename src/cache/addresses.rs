@@ -1,7 +1,7 @@
 //! Which heap an address belongs to, read without a lock. Kept only for callers that know nothing
 //! but addresses.
 //!
-//! A table of two levels over granules of 2 MiB, for the 48 bits that addresses have. Leaves are added
+//! A table of two levels over granules of 2 MiB, for addresses of 48 bits. Leaves are added
 //! and never removed. A granule that parts of two segments share (drivers need not align segments) is
 //! marked, and an ordered map under a lock answers for it, and for addresses above 48 bits.
 
@@ -23,7 +23,7 @@ const NOBODY: u32 = 0;
 const SHARED: u32 = 1;
 const FIRST_HEAP: u32 = 2;
 
-// Of fixed lengths: a masked index needs no check then.
+// Of a fixed length: an index that is a remainder needs no check then.
 type Leaf = Box<[AtomicU32; LEAF]>;
 
 #[derive(Debug)]
@@ -125,6 +125,19 @@ mod tests {
         assert_eq!(map.heap_of(base + 20 * MIB), Some(4));
         assert_eq!(map.heap_of(u64::MAX), None);
         assert_eq!(map.heap_of(0), None);
+    }
+
+    #[test]
+    fn a_segment_may_lie_in_two_leaves() {
+        let map = AddressMap::default();
+        let border = 5 * LEAF as u64 * GRANULE_BYTES;
+        map.add(border - 4 * MIB, 6 * MIB, 7);
+        for address in [border - 4 * MIB, border - 1, border, border + 2 * MIB - 1] {
+            assert_eq!(map.heap_of(address), Some(7));
+        }
+        assert_eq!(map.heap_of(border + 2 * MIB), None);
+        map.remove(border - 4 * MIB, 6 * MIB);
+        assert_eq!([border - 1, border].map(|at| map.heap_of(at)), [None; 2]);
     }
 
     #[test]

@@ -246,7 +246,12 @@ fn write_summary(
         let confs = confs.iter().map(|(text, _)| of_conf(text));
         confs.chain((0..MODES.len()).map(of_mode)).collect()
     };
-    let ooms = column(|r| r.ooms as f64);
+    // A sum over some recordings is no rival of one over all.
+    let modes_are_whole = modes.iter().all(|rows| rows.len() == MODES.len());
+    let mut ooms = column(|r| r.ooms as f64);
+    if !modes_are_whole {
+        ooms[confs.len()..].fill(f64::INFINITY);
+    }
     let columns = [
         marked(&column(|r| r.peak_reserved_bytes as f64), &ooms, mib),
         marked(&ooms, &ooms, |n| format!("{n:.0}")),
@@ -256,7 +261,9 @@ fn write_summary(
     let rows: Vec<Vec<String>> = texts
         .enumerate()
         .map(|(i, text)| {
-            std::iter::once(text.to_owned()).chain(columns.iter().map(|c| c[i].clone())).collect()
+            let is_whole = i < confs.len() || modes_are_whole;
+            let cell = |column: &Vec<String>| if is_whole { column[i].clone() } else { "-".into() };
+            std::iter::once(text.to_owned()).chain(columns.iter().map(cell)).collect()
         })
         .collect();
     let heading = [HEADING[0], ("sum of reserved MiB", Side::Right), HEADING[6], HEADING[7]];

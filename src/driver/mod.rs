@@ -84,10 +84,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What the device says about itself. Never waits.
     fn info(&self) -> DeviceInfo;
 
-    /// Makes the device the calling thread's own until the thread makes another so, as a program does
-    /// on the threads that launch work. No call needs it. Threads that only take memory gain by it on
-    /// CUDA: otherwise each call has to push the device's context and to pop it again (60 ns a pair).
-    /// Never waits.
+    /// Makes the device the calling thread's own, in place of what the thread had, as a program does on
+    /// the threads that launch work. No call needs it. Threads that only take memory gain by it on CUDA:
+    /// otherwise most calls push the device's context and pop it again. The driver, or another owner of
+    /// the context, must live as long as the thread works with the device. Never waits.
     fn make_current(&self) -> DriverResult<()> {
         Ok(())
     }

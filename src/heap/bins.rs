@@ -13,6 +13,8 @@ const EXACT_SIZES: usize = 4096;
 /// Up to this size blocks have lanes.
 const LANED_MAX_BYTES: u64 = 32 * KIB;
 const LANED_SIZES: usize = 64;
+/// Addresses so far apart are in different lanes, unless they are eight times as far apart.
+const LANE_BYTES: u64 = 32 * KIB;
 pub(super) const LANES: usize = 8;
 /// How many bins, from the first on, are lanes.
 pub(super) const LANED_BINS: usize = LANED_SIZES * LANES;
@@ -37,10 +39,10 @@ pub(super) fn first_bin_of(size_bytes: u64) -> usize {
     lane_of(size_bytes, 0)
 }
 
-/// The bin of a block. Which lane it is depends on where in a segment the block lies.
+/// The bin of a block. Which lane it is depends on the part of 256 KiB in which the block starts.
 #[inline]
 pub(super) fn bin_of(size_bytes: u64, address: u64) -> usize {
-    lane_of(size_bytes, (address / LANED_MAX_BYTES) as usize % LANES)
+    lane_of(size_bytes, (address / LANE_BYTES) as usize % LANES)
 }
 
 #[inline(always)]
@@ -176,13 +178,14 @@ mod tests {
         assert_eq!(first_bin_of(512), 0);
         assert_eq!(first_bin_of(2 * MIB), EXACT_BINS - 1);
         assert_eq!(first_bin_of(2 * MIB + 512), EXACT_BINS);
-        assert!(first_bin_of(u64::MAX - 511) < BINS);
+        assert_eq!(first_bin_of(u64::MAX - 511), BINS - 1);
+        assert_eq!(first_bin_of(1 << 63), BINS - (1 << PARTS_LOG2));
     }
 
     #[test]
     fn lanes_of_one_size_lie_before_those_of_the_next() {
         for size in (1..80).map(|n| n * MIN_BLOCK_BYTES) {
-            let bins: BTreeSet<_> = (0..16).map(|n| bin_of(size, n * LANED_MAX_BYTES)).collect();
+            let bins: BTreeSet<_> = (0..16).map(|n| bin_of(size, n * LANE_BYTES)).collect();
             let (first, next) = (first_bin_of(size), first_bin_of(size + MIN_BLOCK_BYTES));
             assert!(bins.into_iter().eq(first..next));
             assert_eq!(next - first, if size <= LANED_MAX_BYTES { LANES } else { 1 });

@@ -104,12 +104,12 @@ impl Heap {
                 is_expandable
             }
         };
-        let from = |start: Option<Slot>| {
-            std::iter::successors(start, |&slot| self.next_after(slot)).find(|&s| !passed_by(s))
-        };
-        let mut slot = from(Some(first))?;
-        while rules.expandable && self.slab.get(slot).is_expandable() {
-            match from(self.next_after(slot)) {
+        let mut blocks = self.free_from(first).filter(|&slot| !passed_by(slot));
+        let mut slot = blocks.next()?;
+        // Without a gap behind it no later block reaches less far: all are at least as large.
+        let has_gap = |slot: Slot| self.reach(slot) > self.slab.get(slot).size_bytes;
+        while rules.expandable && self.slab.get(slot).is_expandable() && has_gap(slot) {
+            match blocks.next() {
                 Some(next) if self.reach(next) < self.reach(slot) => slot = next,
                 _ => break,
             }

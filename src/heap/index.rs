@@ -36,7 +36,7 @@ impl FreeIndex {
         here.or_else(|| self.first_of(slab, self.filled.first_from(bin + 1)?))
     }
 
-    /// The first block of the size whose first bin that holds any is `bin`.
+    /// The first block of a bin that holds any; of all lanes of a size, if it is the first of those.
     #[inline(always)]
     fn first_of(&self, slab: &Slab, bin: usize) -> Option<Slot> {
         if bin < LANED_BINS && self.filled.has_more_lanes(bin) {
@@ -51,6 +51,11 @@ impl FreeIndex {
         firsts.map(|tree| tree.first).min_by_key(|first| slab.get(*first).address)
     }
 
+    /// The block `slot`, which is in this index, and all behind it, in order.
+    pub(super) fn in_order_from<'a>(&'a self, slab: &'a Slab, slot: Slot) -> InOrder<'a> {
+        InOrder { index: self, slab, next: Some(Next::This(slot)), lanes: None }
+    }
+
     /// The bins of the size that `bin` is of.
     fn bins_beside(bin: usize) -> std::ops::Range<usize> {
         if bin < LANED_BINS {
@@ -58,16 +63,6 @@ impl FreeIndex {
         } else {
             bin..bin + 1
         }
-    }
-
-    /// The block behind `slot`, which is in this index.
-    pub(super) fn next_after(&self, slab: &Slab, slot: Slot) -> Option<Slot> {
-        let key = key_of(slab.get(slot));
-        let beside = Self::bins_beside(first_bin_of(slab.get(slot).size_bytes));
-        let later = beside.end;
-        let behind = self.trees[beside].iter().filter_map(|tree| tree.lower_bound(slab, key + 1));
-        let next = behind.min_by_key(|slot| key_of(slab.get(*slot)));
-        next.or_else(|| self.first_of(slab, self.filled.first_from(later)?))
     }
 
     pub(super) fn last(&self, slab: &Slab) -> Option<Slot> {
@@ -106,7 +101,7 @@ impl FreeIndex {
                 self.filled.remove(bin);
             }
             Some(tree) => tree.remove(slab, old, block.links, block.over),
-            None => {}
+            None => debug_assert!(false, "I3: a free block is in its index"),
         }
     }
 
@@ -120,5 +115,137 @@ impl FreeIndex {
 
     pub(super) fn bytes(&self) -> usize {
         self.trees.capacity() * size_of::<Tree>() + size_of::<BinSet>()
+    }
+}
+
+/// Free blocks in order. Nothing is looked up before it is asked for.
+pub(super) struct InOrder<'a> {
+    index: &'a FreeIndex,
+    slab: &'a Slab,
+    next: Option<Next>,
+    /// Where each lane of a size stands, while the walk is among them.
+    lanes: Option<[Slot; LANES]>,
+}
+
+/// What comes next.
+#[derive(Clone, Copy)]
+enum Next {
+    This(Slot),
+    Behind(Slot),
+}
+
+impl InOrder<'_> {
+    fn behind(&mut self, slot: Slot) -> Option<Slot> {
+        let block = self.slab.get(slot);
+        let bin = bin_of(block.size_bytes, block.address);
+        let beside = FreeIndex::bins_beside(bin);
+        let next = if bin < LANED_BINS {
+            self.behind_among_lanes(slot, beside.start, bin - beside.start)
+        } else {
+            self.index.trees[bin].next_after(self.slab, slot)
+        };
+        next.or_else(|| {
+            self.lanes = None;
+            self.index.first_of(self.slab, self.index.filled.first_from(beside.end)?)
+        })
+    }
+
+    fn behind_among_lanes(&mut self, slot: Slot, first_bin: usize, lane: usize) -> Option<Slot> {
+        let (slab, trees) = (self.slab, &self.index.trees[first_bin..first_bin + LANES]);
+        let lanes = self.lanes.get_or_insert_with(|| {
+            let key = key_of(slab.get(slot));
+            std::array::from_fn(|lane| trees[lane].first_behind(slab, key))
+        });
+        lanes[lane] = trees[lane].next_after(slab, slot).unwrap_or(Slot::NONE);
+        let ahead = lanes.iter().copied().filter(|slot| !slot.is_none());
+        ahead.min_by_key(|slot| slab.get(*slot).address)
+    }
+}
+
+impl Iterator for InOrder<'_> {
+    type Item = Slot;
+
+    fn next(&mut self) -> Option<Slot> {
+        let slot = match self.next? {
+            Next::This(slot) => Some(slot),
+            Next::Behind(slot) => self.behind(slot),
+        };
+        self.next = slot.map(Next::Behind);
+        slot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::size::{KIB, MIB};
+
+    /// Sizes around every border of the bins.
+    const SIZES: [u64; 12] = [
+        512,
+        1024,
+        1536,
+        32 * KIB - 512,
+        32 * KIB,
+        32 * KIB + 512,
+        2 * MIB - 512,
+        2 * MIB,
+        2 * MIB + 512,
+        4 * MIB,
+        1 << 63,
+        u64::MAX - 511,
+    ];
+
+    /// The index beside an ordered map from (size, address).
+    #[derive(Default)]
+    struct Both {
+        slab: Slab,
+        index: FreeIndex,
+        model: BTreeMap<(u64, u64), Slot>,
+    }
+
+    impl Both {
+        fn toggle(&mut self, size_bytes: u64, address: u64) {
+            if let Some(slot) = self.model.remove(&(size_bytes, address)) {
+                let block = self.slab.vacate(slot);
+                self.index.remove(&mut self.slab, slot, &block);
+                return;
+            }
+            let (slot, block) = self.slab.occupy();
+            (block.address, block.size_bytes) = (address, size_bytes);
+            block.state = crate::heap::BlockState::Free;
+            block.unlink();
+            self.index.insert(&mut self.slab, slot, size_bytes, address);
+            self.model.insert((size_bytes, address), slot);
+        }
+
+        fn agree(&self) -> bool {
+            let first_of = |size: &u64| {
+                let expected = self.model.range((*size, 0)..).next().map(|(_, slot)| *slot);
+                self.index.first_at_least(&self.slab, *size) == expected
+            };
+            let in_order_from = |(key, slot): (&(u64, u64), &Slot)| {
+                let expected = self.model.range(*key..).map(|(_, slot)| *slot);
+                self.index.in_order_from(&self.slab, *slot).eq(expected)
+            };
+            self.index.is_sound(&self.slab)
+                && SIZES.iter().all(first_of)
+                && self.model.iter().all(in_order_from)
+                && self.index.last(&self.slab) == self.model.values().next_back().copied()
+        }
+    }
+
+    quickcheck::quickcheck! {
+        fn blocks_are_in_the_order_of_an_ordered_map(changes: Vec<(u8, u8)>) -> bool {
+            let mut both = Both::default();
+            // Addresses in every lane, several in each.
+            changes.into_iter().all(|(size, at)| {
+                let address = u64::from(at % 40) * 12 * KIB;
+                both.toggle(SIZES[usize::from(size) % SIZES.len()], address);
+                both.agree()
+            })
+        }
     }
 }

@@ -89,18 +89,15 @@ impl Heap {
         self.free[kind.index()].first_at_least(&self.slab, size_bytes.max(MIN_BLOCK_BYTES))
     }
 
-    /// The free block behind `slot` (a free block) in (size, address) order.
-    #[must_use]
-    pub fn next_after(&self, slot: Slot) -> Option<Slot> {
-        let block = self.slab.get(slot);
-        self.free[block.kind.index()].next_after(&self.slab, slot)
+    /// The free block at `slot` and those of its kind behind it in (size, address) order.
+    pub fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
+        self.free[self.kind(slot).index()].in_order_from(&self.slab, slot)
     }
 
     /// All free blocks of a kind in (size, address) order.
     pub fn free_blocks(&self, kind: PoolKind) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
         let first = self.first_at_least(kind, 0);
-        std::iter::successors(first, |&slot| self.next_after(slot))
-            .map(|slot| (slot, self.view(slot)))
+        first.into_iter().flat_map(|slot| self.free_from(slot)).map(|slot| (slot, self.view(slot)))
     }
 
     /// The largest free block of a kind.

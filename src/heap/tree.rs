@@ -46,6 +46,31 @@ impl Tree {
         (!best.is_none()).then_some(best)
     }
 
+    /// The first block whose key is greater than `key`; no place if there is none.
+    pub(super) fn first_behind(self, slab: &Slab, key: u128) -> Slot {
+        if self.is_empty() || key_of(slab.get(self.first)) > key {
+            return self.first;
+        }
+        self.lower_bound(slab, key + 1).unwrap_or(Slot::NONE)
+    }
+
+    /// The block behind `slot`, which is in this tree.
+    pub(super) fn next_after(self, slab: &Slab, slot: Slot) -> Option<Slot> {
+        let block = slab.get(slot);
+        if !block.links[1].is_none() {
+            return Some(leftmost(slab, block.links[1]));
+        }
+        let (mut at, mut over) = (slot, block.over);
+        while !over.is_none() {
+            let above = slab.get(over);
+            if above.links[0] == at {
+                return Some(over);
+            }
+            (at, over) = (over, above.over);
+        }
+        None
+    }
+
     pub(super) fn last(self, slab: &Slab) -> Option<Slot> {
         let mut at = self.root;
         while !at.is_none() && !slab.get(at).links[1].is_none() {

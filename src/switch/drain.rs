@@ -74,8 +74,8 @@ impl Core {
         taken.map_err(|error| Refusal { error, is_retired, is_silent })
     }
 
-    /// A request was refused: asks the current one if that was another, and once more after retired
-    /// ones gave something back. Observers hear of the last refusal only.
+    /// A request was refused: asks the current one if that was another (64 times at most), and once more
+    /// after retired ones gave something back. Observers hear of the last refusal only.
     #[cold]
     #[inline(never)]
     fn refused<T>(
@@ -93,10 +93,11 @@ impl Core {
             };
             let was_told = hooks::was_refused();
             counted += i64::from(was_told || is_silent);
-            let again =
-                is_retired || (std::mem::take(&mut may_make_room) && self.make_room(request));
             asks += 1;
-            if !again || asks == ASKS_MAX {
+            let was_replaced = is_retired && asks < ASKS_MAX;
+            let again =
+                was_replaced || (std::mem::take(&mut may_make_room) && self.make_room(request));
+            if !again {
                 self.ledger.lock().rescue((counted - 1).max(0));
                 self.explain(&mut report);
                 self.left();

@@ -4,7 +4,7 @@
 //! still have live blocks. New requests go to the current one. A block goes back to the one that made it:
 //! the current one is asked first and refuses what is not its own, then the retired ones. A retired one
 //! goes when its last block is freed and nobody is inside. A switch builds and checks first, so one that
-//! fails changes nothing. Read next: `core`, then [`crate::sync`] for how a call finds the current one.
+//! fails changes nothing. Read next: `core`, then `crate::sync` for how a call finds the current one.
 
 mod capabilities;
 mod core;

@@ -157,7 +157,8 @@ fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
         false
     }));
     fails(&bed, 500 * MIB);
-    assert_eq!(told.load(SeqCst), 1);
+    let counters = bed.switchable.counters().expect("it counts");
+    assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1));
     let block = bed.take(50 * MIB);
     bed.give(block);
 }
