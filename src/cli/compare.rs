@@ -12,14 +12,14 @@ use crate::driver::sim::EventMode;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Trace, Workload};
 
-use super::device::open_sim;
+use super::device::{add_taken, counted, open_sim};
 use super::outcome::{Outcome, out};
 use super::replay::{name_of, read, workload_of};
 use super::settings;
 use super::show::{Side, mib, progress, table};
 
 /// Arguments of `compare`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Compare {
     /// PyTorch memory snapshots: .pickle or .json, plain, .xz, .gz or .zst.
     #[arg(required = true)]
@@ -153,7 +153,11 @@ fn measure(
     };
     // One pass for what the device had to do, on a clock of its own; then passes for time.
     let (strategy, sim, brake) = build()?;
-    let first = replay::run(workload, &strategy, brake, 1, &|_| {})?;
+    let (strategy, outside) = counted(strategy, sim.clone());
+    let mut first = replay::run(workload, &strategy, brake, 1, &|_| {})?;
+    if let Some(sim) = outside {
+        add_taken(&mut first.statistics, &sim);
+    }
     let device_ns = sim.map_or(0, |sim| sim.elapsed_ns());
     let (strategy, _, brake) = build()?;
     let timed = replay::run(workload, &strategy, brake, PASSES, &|_| {})?;
@@ -270,4 +274,52 @@ fn write_summary(
     let mut out = out();
     writeln!(out, "all recordings ({})", modes.len())?;
     table(&mut out, &heading, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
+    use crate::driver::Driver;
+    use crate::error::{AllocError, FreeError};
+    use crate::ids::{OwnerId, PoolId, StreamId};
+    use crate::replay::Op;
+    use crate::size::MIB;
+
+    /// What a user begins with: the two required methods, here straight to the driver.
+    #[derive(Debug)]
+    struct Straight(Arc<dyn Driver>, OwnerId);
+
+    impl DeviceAllocator for Straight {
+        fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+            let address = self.0.allocate(2 * request.bytes)?;
+            Ok(Allocation::new(address, request.bytes, self.1, Token([0; 3])))
+        }
+
+        fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+            let freed = self.0.free(allocation.address(), 2 * allocation.size_bytes());
+            freed.expect("the test frees what it took");
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_strategy_that_counts_nothing_is_measured_from_outside() {
+        registry::register("straight", |driver, _| Ok(Box::new(Straight(driver, OwnerId::next()))))
+            .unwrap();
+        let (stream, pool) = (StreamId::DEFAULT, PoolId::DEFAULT);
+        let take = |id| Op::Allocate { id, bytes: 10 * MIB, stream, pool };
+        let ops = vec![take(0), take(1), Op::Free { id: 0 }, take(2)];
+        let workload = Workload { ops, blocks: 3, ..Workload::default() };
+        let config = settings::parse("--conf", "backend:straight").unwrap();
+        let row = measure(&Compare::default(), "none", "backend:straight", &config, &workload);
+        let row = row.unwrap();
+        assert_eq!(row.peak_allocated_bytes, 20 << 20);
+        assert_eq!(row.peak_reserved_bytes, 40 << 20);
+        // Three blocks came and went.
+        assert_eq!((row.device_calls, row.ooms), (6, 0));
+        assert!((row.waste - 0.5).abs() < 1e-9);
+    }
 }

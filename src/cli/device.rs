@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::allocator::DeviceAllocator;
 #[cfg(target_os = "linux")]
 use crate::driver::host::{Host, HostOptions};
 use crate::driver::sim::{EventMode, SimOptions};
@@ -12,6 +13,9 @@ use crate::driver::{Brake, Driver, Sim};
 use crate::driver::{Gated, HoldsWork};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
+use crate::layers;
+use crate::stats::Statistics;
+use crate::strategies::Strategy;
 
 /// What `--device` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +107,23 @@ fn gated(driver: impl HoldsWork + 'static) -> Opened {
 }
 
 /// A simulated device whose other streams finish as `event_mode` says.
+/// A strategy that counts: one that does not wears the layer `statistics`. With the simulated device, if
+/// what it took from that has to be asked there.
+pub(crate) fn counted(strategy: Strategy, sim: Option<Arc<Sim>>) -> (Strategy, Option<Arc<Sim>>) {
+    match strategy.counters().is_some() {
+        true => (strategy, None),
+        false => (Strategy::User(Box::new(layers::statistics::statistics(strategy))), sim),
+    }
+}
+
+/// Adds what a strategy that counts nothing took from a simulated device.
+pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
+    statistics.num_device_alloc = signed(sim.calls("allocate"));
+    statistics.num_device_free = signed(sim.calls("free"));
+}
+
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Opened {
     let defaults = SimOptions::default();
     let sim = Arc::new(Sim::new(SimOptions {

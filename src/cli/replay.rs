@@ -14,7 +14,7 @@ use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
 use crate::stats::Statistics;
 
-use super::device::{Device, Opened, open_sim};
+use super::device::{Device, Opened, add_taken, counted, open_sim};
 use super::outcome::{Outcome, out};
 use super::settings;
 use super::show::{grouped, mib, progress};
@@ -185,9 +185,13 @@ fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Bo
         let caching = strategy.caching_or_refuse()?;
         caching.set_memory_fraction(fraction)?;
     }
+    let (strategy, outside) = counted(strategy, opened.sim);
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
-    let run = replay::run(workload, &strategy, opened.brake, args.repeat, &done)?;
+    let mut run = replay::run(workload, &strategy, opened.brake, args.repeat, &done)?;
+    if let Some(sim) = outside {
+        add_taken(&mut run.statistics, &sim);
+    }
     bar.finish_and_clear();
     Ok(run)
 }

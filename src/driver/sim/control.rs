@@ -14,6 +14,12 @@ impl Sim {
         self.state.lock().now_ns
     }
 
+    /// The most bytes that were ever taken at once: segments, pages and pools.
+    #[must_use]
+    pub fn peak_used_bytes(&self) -> u64 {
+        self.state.lock().budget.peak_used_bytes
+    }
+
     /// Moves the clock on.
     pub fn advance_ns(&self, ns: u64) {
         self.state.lock().pass(ns);

@@ -121,7 +121,7 @@ impl Sim {
         let state = State {
             now_ns: 0,
             counts: [0; Call::ALL.len()],
-            budget: Budget { used_bytes: 0, total_bytes: options.total_bytes },
+            budget: Budget { used_bytes: 0, peak_used_bytes: 0, total_bytes: options.total_bytes },
             memory: AddressSpace::new(0x7f00_0000_0000, 0x7fff_ffe0_0000_0000),
             work: Work::new(options.event_mode),
             mappings: Mappings::new(),

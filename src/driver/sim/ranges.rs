@@ -14,6 +14,7 @@ use crate::size::align_up;
 #[derive(Debug)]
 pub(super) struct Budget {
     pub(super) used_bytes: u64,
+    pub(super) peak_used_bytes: u64,
     pub(super) total_bytes: u64,
 }
 
@@ -36,6 +37,7 @@ impl Budget {
     pub(super) fn take(&mut self, size_bytes: u64) {
         debug_assert!(size_bytes <= self.free_bytes());
         self.used_bytes += size_bytes;
+        self.peak_used_bytes = self.peak_used_bytes.max(self.used_bytes);
     }
 
     pub(super) fn give(&mut self, size_bytes: u64) {
