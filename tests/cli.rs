@@ -174,11 +174,27 @@ fn a_recording_with_private_pools_replays_without_verification() {
 #[test]
 fn a_strategy_that_is_not_there_says_so() {
     let path = trace("multistream.default");
-    for conf in ["backend:cpu,cpu_numa_node:900", "backend:nobody"] {
-        let output = run(&["replay", path.to_str().unwrap(), "--conf", conf]);
-        assert_eq!(output.status.code(), Some(1), "{conf}");
-        assert!(text(&output.stderr).starts_with("stratalloc: "), "{}", text(&output.stderr));
+    let conf = "backend:cpu,cpu_numa_node:900";
+    let output = run(&["replay", path.to_str().unwrap(), "--conf", conf]);
+    assert_eq!(output.status.code(), Some(1), "{conf}");
+    assert!(text(&output.stderr).starts_with("stratalloc: "), "{}", text(&output.stderr));
+    for (args, said) in [
+        (vec!["explain", "backend:nativ"], "\n        ^^^^^\n"),
+        (
+            vec!["compare", path.to_str().unwrap(), "--conf", "backend: natvie"],
+            "\n         ^^^^^^\n",
+        ),
+        (vec!["bench", "--conf", "backend:Native"], "\n        ^^^^^^\n"),
+    ] {
+        let output = run(&args);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains("; did you mean native?") && stderr.contains(said), "{stderr}");
     }
+    let output = stratalloc().arg("explain").env("ALLOC_CONF", "backend:cudamalloc").output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("did you mean cudaMallocAsync?"));
 }
 
 #[test]

@@ -6,7 +6,6 @@ use std::io::Write;
 use clap::Args;
 
 use crate::config::Origin;
-use crate::registry;
 
 use super::outcome::{Outcome, out};
 use super::settings;
@@ -47,14 +46,6 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
     table(&mut out, &heading, &rows)?;
     for warning in config.warnings() {
         writeln!(out, "warning: {warning}")?;
-    }
-    let backend = &config.settings().backend;
-    if !registry::names().iter().any(|name| name == backend) {
-        writeln!(
-            out,
-            "warning: backend:{backend} is not registered here; known are {}",
-            registry::names().join(", ")
-        )?;
     }
     Ok(Outcome::Good)
 }

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use crate::config::{Config, ConfigError, FromEnvironment, KeyTable, from_environment};
+use crate::config::{
+    Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_environment, nearest_of,
+};
+use crate::registry;
 
 /// A string that could not be used, as it is shown.
 #[derive(Debug)]
@@ -25,9 +28,10 @@ pub(crate) fn keys() -> KeyTable {
     crate::registry::key_table()
 }
 
-/// Parses one string.
+/// Parses one string, whose backend must be known here.
 pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
-    Config::parse(text, &keys()).map_err(|error| BadConf {
+    let parsed = Config::parse(text, &keys());
+    parsed.and_then(|config| check_backend(text, config)).map_err(|error| BadConf {
         source: source.to_owned(),
         text: text.to_owned(),
         error: Box::new(error),
@@ -36,11 +40,37 @@ pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
 
 /// What the environment says.
 pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
-    from_environment(&keys(), |name| std::env::var(name).ok()).map_err(|error| BadConf {
+    let said = from_environment(&keys(), |name| std::env::var(name).ok());
+    let said = said.map_err(|error| BadConf {
         source: error.variable.to_owned(),
         text: error.text,
         error: error.error,
-    })
+    })?;
+    if let Some((variable, text)) = &said.source
+        && let Err(error) = check_backend(text, said.config.clone())
+    {
+        let error = Box::new(error);
+        return Err(BadConf { source: (*variable).to_owned(), text: text.clone(), error });
+    }
+    Ok(said)
+}
+
+/// The library takes any name, because it may be registered later. The command line knows them all.
+fn check_backend(text: &str, config: Config) -> Result<Config, ConfigError> {
+    let (backend, known) = (&config.settings().backend, registry::names());
+    if known.contains(backend) {
+        return Ok(config);
+    }
+    let at = match config.origin("backend") {
+        Origin::Text { at } => at,
+        Origin::Default | Origin::Earlier => 0,
+    };
+    // The name stands behind its key, perhaps in quotes.
+    let value_at = text.get(at..).and_then(|rest| Some(at + rest.find(backend.as_str())?));
+    let span = Span { at: value_at.unwrap_or(at), len: backend.len() };
+    let expected = format!("one of {}", known.join(", "));
+    let nearest = nearest_of(backend, known.iter().map(String::as_str));
+    Err(ConfigError { key: "backend".to_owned(), span, expected, nearest })
 }
 
 /// The strings that were given, or the environment's, or `backend:native`.

@@ -278,20 +278,23 @@ impl KeyTable {
 
     /// The known key that differs least from `name`, unless all differ much.
     fn nearest(&self, name: &str) -> Option<String> {
-        let name: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
-        let names = BUILT_IN
-            .iter()
-            .flat_map(|key| key.aliases.iter().chain([&key.name]).copied())
-            .chain(self.extra.iter().map(UserKey::name));
-        let (distance, nearest) =
-            names.map(|known| (edits(&name, known), known)).min_by_key(|(d, _)| *d)?;
-        (distance <= name.len().max(nearest.len()) / 3 + 1).then(|| nearest.to_owned())
+        let built_in =
+            BUILT_IN.iter().flat_map(|key| key.aliases.iter().chain([&key.name]).copied());
+        nearest_of(name, built_in.chain(self.extra.iter().map(UserKey::name)))
     }
+}
+
+/// The known name that differs least from `name`, unless all differ much.
+pub(crate) fn nearest_of<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<String> {
+    let name: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
+    let (distance, nearest) =
+        known.map(|known| (edits(&name, known), known)).min_by_key(|(d, _)| *d)?;
+    (distance <= name.len().max(nearest.len()) / 3 + 1).then(|| nearest.to_owned())
 }
 
 /// How many insertions, deletions and replacements turn one name into the other.
 fn edits(name: &[char], known: &str) -> usize {
-    let known: Vec<char> = known.chars().collect();
+    let known: Vec<char> = known.chars().flat_map(char::to_lowercase).collect();
     let mut row: Vec<usize> = (0..=known.len()).collect();
     for (i, a) in name.iter().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);

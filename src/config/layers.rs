@@ -4,6 +4,7 @@
 //! does is told where it lives (`src/layers`); nothing here knows.
 
 use super::error::ConfigError;
+use super::keys::nearest_of;
 use super::parse::{Value, pairs};
 use super::token::{Kind, Token};
 use crate::size::{EIB, GIB, KIB, MIB};
@@ -73,6 +74,8 @@ pub struct FaultSetting {
 
 const NAMES: &str = "limit:SIZE, statistics, track, log:\"PATH\", fault:[...], oom_retry:TIMES, \
                      align:SIZE, guard, front or front:SIZE";
+const PLAIN_NAMES: [&str; 9] =
+    ["limit", "statistics", "track", "log", "fault", "oom_retry", "align", "guard", "front"];
 const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
 const SIZE: &str = "a size, as 8GiB, 512MiB, 4KiB or plain bytes";
 
@@ -199,7 +202,11 @@ fn layer(key: &str, name: &Token<'_>, said: &Said<'_, '_>) -> Result<LayerSettin
             };
             Ok(LayerSetting::Front { block_max_bytes })
         }
-        _ => Err(wrong(NAMES)),
+        other => {
+            let mut error = wrong(NAMES);
+            error.nearest = nearest_of(other, PLAIN_NAMES.into_iter());
+            Err(error)
+        }
     }
 }
 

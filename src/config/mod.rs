@@ -24,6 +24,8 @@ mod tests;
 pub use environment::{EnvironmentError, FromEnvironment, VARIABLES, from_environment};
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
+#[cfg(feature = "cli")]
+pub(crate) use keys::nearest_of;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use settings::{Compat, CpuSettings, PinnedSettings, PluggableSettings, Reserve, Settings};

@@ -266,6 +266,16 @@ fn users_keys_are_handed_on_as_text() {
 }
 
 #[test]
+fn a_misspelt_layer_is_answered_with_the_nearest_one() {
+    for (text, nearest) in [("layers:[trak]", "track"), ("layers:[track,limt:1GiB]", "limit")] {
+        let error = Config::parse(text, &KeyTable::default()).unwrap_err();
+        assert_eq!(error.nearest.as_deref(), Some(nearest));
+    }
+    let error = Config::parse("layers:[xyzzy]", &KeyTable::default()).unwrap_err();
+    assert_eq!(error.nearest, None);
+}
+
+#[test]
 fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
     let given = settings("backend:native,layers:[track,limit:512MiB,fault:[above:4KiB],limit:7]");
     let above = FaultSetting { above_bytes: Some(4096), ..FaultSetting::default() };
