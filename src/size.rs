@@ -187,7 +187,7 @@ pub const fn segment_bytes(rounded_bytes: u64, large_segment_bytes: u64) -> u64 
 
 /// `bytes` for people: two decimals and a binary unit, whole bytes up to 1 KiB.
 #[must_use]
-#[allow(clippy::cast_precision_loss, reason = "two decimals are shown")]
+#[expect(clippy::cast_precision_loss, reason = "two decimals are shown")]
 pub fn human_bytes(bytes: u64) -> String {
     match bytes {
         0..=KIB => format!("{bytes} bytes"),

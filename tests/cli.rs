@@ -191,6 +191,8 @@ fn a_strategy_that_is_not_there_says_so() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
         assert!(stderr.contains("; did you mean native?") && stderr.contains(said), "{stderr}");
     }
+    let output = run(&["explain", "backend:end"]);
+    assert!(text(&output.stderr).contains("\n        ^^^\n"), "{}", text(&output.stderr));
     let output = stratalloc().arg("explain").env("ALLOC_CONF", "backend:cudamalloc").output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(2));

@@ -13,7 +13,10 @@ mod toy;
 #[path = "conformance/users.rs"]
 mod users;
 
+use stratalloc::config::Config;
 use stratalloc::conformance::configured;
+use stratalloc::registry::BuildOptions;
+use stratalloc::switch::Switchable;
 
 stratalloc::conformance_tests!(native, configured("backend:native"));
 stratalloc::conformance_tests!(expandable, configured("backend:native,expandable_segments:True"));
@@ -27,3 +30,10 @@ stratalloc::conformance_tests!(
     layered,
     configured("backend:native,layers:[statistics,limit:200MiB]")
 );
+stratalloc::conformance_tests!(switched, |driver| {
+    let config = Config::parse("backend:cudaMallocAsync", &stratalloc::registry::key_table())?;
+    let options = BuildOptions { raw_addresses: true };
+    let switchable = Switchable::build(&config, driver, options)?;
+    switchable.switch("backend:native")?;
+    Ok(Box::new(switchable))
+});

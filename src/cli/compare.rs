@@ -11,6 +11,7 @@ use crate::config::{Compat, Config};
 use crate::driver::sim::EventMode;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Trace, Workload};
+use crate::stats::Statistics;
 
 use super::device::{add_taken, counted, open_sim};
 use super::outcome::{Outcome, out};
@@ -153,11 +154,13 @@ fn measure(
     };
     // One pass for what the device had to do, on a clock of its own; then passes for time.
     let (strategy, sim, brake) = build()?;
-    let (strategy, outside) = counted(strategy, sim.clone());
-    let mut first = replay::run(workload, &strategy, brake, 1, &|_| {})?;
-    if let Some(sim) = outside {
-        add_taken(&mut first.statistics, &sim);
-    }
+    let look = |s: &mut Statistics| {
+        if let Some(sim) = &sim {
+            add_taken(s, sim);
+        }
+    };
+    let strategy = counted(strategy);
+    let first = replay::run_and_look(workload, &strategy, brake, 1, &|_| {}, &look)?;
     let device_ns = sim.map_or(0, |sim| sim.elapsed_ns());
     let (strategy, _, brake) = build()?;
     let timed = replay::run(workload, &strategy, brake, PASSES, &|_| {})?;
@@ -314,12 +317,15 @@ mod tests {
         let ops = vec![take(0), take(1), Op::Free { id: 0 }, take(2)];
         let workload = Workload { ops, blocks: 3, ..Workload::default() };
         let config = settings::parse("--conf", "backend:straight").unwrap();
-        let row = measure(&Compare::default(), "none", "backend:straight", &config, &workload);
-        let row = row.unwrap();
-        assert_eq!(row.peak_allocated_bytes, 20 << 20);
-        assert_eq!(row.peak_reserved_bytes, 40 << 20);
-        // Three blocks came and went.
-        assert_eq!((row.device_calls, row.ooms), (6, 0));
-        assert!((row.waste - 0.5).abs() < 1e-9);
+        let counting = settings::parse("--conf", "backend:straight,layers:[statistics]").unwrap();
+        for config in [config, counting] {
+            let row = measure(&Compare::default(), "none", "backend:straight", &config, &workload);
+            let row = row.unwrap();
+            assert_eq!(row.peak_allocated_bytes, 20 << 20);
+            assert_eq!(row.peak_reserved_bytes, 40 << 20);
+            // Three blocks came and one went; the others go after the recording.
+            assert_eq!((row.device_calls, row.ooms), (4, 0));
+            assert!((row.waste - 0.5).abs() < 1e-9);
+        }
     }
 }

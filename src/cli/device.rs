@@ -107,23 +107,6 @@ fn gated(driver: impl HoldsWork + 'static) -> Opened {
 }
 
 /// A simulated device whose other streams finish as `event_mode` says.
-/// A strategy that counts: one that does not wears the layer `statistics`. With the simulated device, if
-/// what it took from that has to be asked there.
-pub(crate) fn counted(strategy: Strategy, sim: Option<Arc<Sim>>) -> (Strategy, Option<Arc<Sim>>) {
-    match strategy.counters().is_some() {
-        true => (strategy, None),
-        false => (Strategy::User(Box::new(layers::statistics::statistics(strategy))), sim),
-    }
-}
-
-/// Adds what a strategy that counts nothing took from a simulated device.
-pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
-    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
-    statistics.num_device_alloc = signed(sim.calls("allocate"));
-    statistics.num_device_free = signed(sim.calls("free"));
-}
-
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Opened {
     let defaults = SimOptions::default();
     let sim = Arc::new(Sim::new(SimOptions {
@@ -133,6 +116,27 @@ pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Opene
     }));
     let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
     Opened { driver: Arc::clone(&sim) as Arc<dyn Driver>, sim: Some(sim), brake }
+}
+
+/// A strategy that counts what callers hold: one that does not wears the layer `statistics`.
+pub(crate) fn counted(strategy: Strategy) -> Strategy {
+    match strategy.counters().is_some() {
+        true => strategy,
+        false => Strategy::User(Box::new(layers::statistics::statistics(strategy))),
+    }
+}
+
+/// Adds what a strategy that does not know what it reserves took from a simulated device. Its calls
+/// are counted there, those that failed too.
+pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
+    if statistics.reserved_bytes.all.peak != 0 {
+        return;
+    }
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let calls = |names: [&str; 3]| signed(names.into_iter().map(|name| sim.calls(name)).sum());
+    statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
+    statistics.num_device_alloc = calls(["allocate", "create", "allocate_async"]);
+    statistics.num_device_free = calls(["free", "release", "free_async"]);
 }
 
 impl FromStr for Device {

@@ -185,13 +185,15 @@ fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Bo
         let caching = strategy.caching_or_refuse()?;
         caching.set_memory_fraction(fraction)?;
     }
-    let (strategy, outside) = counted(strategy, opened.sim);
+    let strategy = counted(strategy);
+    let look = |s: &mut Statistics| {
+        if let Some(sim) = &opened.sim {
+            add_taken(s, sim);
+        }
+    };
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
-    let mut run = replay::run(workload, &strategy, opened.brake, args.repeat, &done)?;
-    if let Some(sim) = outside {
-        add_taken(&mut run.statistics, &sim);
-    }
+    let run = replay::run_and_look(workload, &strategy, opened.brake, args.repeat, &done, &look)?;
     bar.finish_and_clear();
     Ok(run)
 }

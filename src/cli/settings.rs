@@ -31,7 +31,8 @@ pub(crate) fn keys() -> KeyTable {
 /// Parses one string, whose backend must be known here.
 pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
     let parsed = Config::parse(text, &keys());
-    parsed.and_then(|config| check_backend(text, config)).map_err(|error| BadConf {
+    let known = parsed.and_then(|config| check_backend(text, &config).map(|()| config));
+    known.map_err(|error| BadConf {
         source: source.to_owned(),
         text: text.to_owned(),
         error: Box::new(error),
@@ -47,7 +48,7 @@ pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
         error: error.error,
     })?;
     if let Some((variable, text)) = &said.source
-        && let Err(error) = check_backend(text, said.config.clone())
+        && let Err(error) = check_backend(text, &said.config)
     {
         let error = Box::new(error);
         return Err(BadConf { source: (*variable).to_owned(), text: text.clone(), error });
@@ -56,18 +57,19 @@ pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
 }
 
 /// The library takes any name, because it may be registered later. The command line knows them all.
-fn check_backend(text: &str, config: Config) -> Result<Config, ConfigError> {
+fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     let (backend, known) = (&config.settings().backend, registry::names());
     if known.contains(backend) {
-        return Ok(config);
+        return Ok(());
     }
     let at = match config.origin("backend") {
         Origin::Text { at } => at,
         Origin::Default | Origin::Earlier => 0,
     };
-    // The name stands behind its key, perhaps in quotes.
-    let value_at = text.get(at..).and_then(|rest| Some(at + rest.find(backend.as_str())?));
-    let span = Span { at: value_at.unwrap_or(at), len: backend.len() };
+    // The name stands behind its key and a colon, perhaps in quotes.
+    let from = text.get(at..).and_then(|rest| rest.find(':')).map_or(at, |colon| at + colon);
+    let name_at = text.get(from..).and_then(|rest| rest.find(backend.as_str()));
+    let span = Span { at: name_at.map_or(at, |name| from + name), len: backend.len() };
     let expected = format!("one of {}", known.join(", "));
     let nearest = nearest_of(backend, known.iter().map(String::as_str));
     Err(ConfigError { key: "backend".to_owned(), span, expected, nearest })

@@ -12,6 +12,8 @@ mod verify;
 mod workload;
 
 pub use reader::{Limits, TraceError};
+#[cfg(feature = "cli")]
+pub(crate) use run::run_and_look;
 pub use run::{ReplayError, Run, run};
 pub use trace::{Trace, TraceEvent};
 pub use verify::{Verification, verify};

@@ -137,6 +137,18 @@ pub fn run<A: DeviceAllocator>(
     passes: u32,
     progress: &dyn Fn(u32),
 ) -> Result<Run, ReplayError> {
+    run_and_look(workload, allocator, brake, passes, progress, &|_| {})
+}
+
+/// The same; `look` may add to the counters at the moment at which they are taken.
+pub(crate) fn run_and_look<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    brake: Option<Arc<dyn Brake>>,
+    passes: u32,
+    progress: &dyn Fn(u32),
+    look: &dyn Fn(&mut Statistics),
+) -> Result<Run, ReplayError> {
     check_heaps(pairs(workload))?;
     let mut runner = Runner {
         allocator,
@@ -156,6 +168,7 @@ pub fn run<A: DeviceAllocator>(
         if pass == 0 {
             let counters = allocator.counters();
             result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
+            look(&mut result.statistics);
             result.allocations = counts.allocations;
             result.frees = counts.frees;
             result.ooms = counts.ooms;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::size::human_bytes;
+use crate::size::{PoolKind, human_bytes};
 
 /// One counter. `current = allocated - freed` as long as accumulated values were not reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,6 +144,16 @@ impl Statistics {
     #[must_use]
     pub fn max_memory_reserved(&self) -> i64 {
         self.reserved_bytes.all.peak
+    }
+
+    /// Those of one kind; nothing where other threads' moves make it less than nothing.
+    #[must_use]
+    pub fn cached_bytes_of(&self, kind: PoolKind) -> u64 {
+        let (reserved, active) = match kind {
+            PoolKind::Small => (self.reserved_bytes.small, self.active_bytes.small),
+            PoolKind::Large => (self.reserved_bytes.large, self.active_bytes.large),
+        };
+        u64::try_from(reserved.current - active.current).unwrap_or(0)
     }
 
     /// Bytes held from the driver that no block in use covers.

@@ -63,8 +63,8 @@ pub(super) struct Doors {
     pub(super) limit_bytes: Option<u64>,
     pub(super) peers: Vec<DeviceId>,
     pub(super) classes: BTreeMap<StreamId, String>,
-    /// Pools with an open scope, and whether it is a capture's.
-    pub(super) scopes: Vec<(PoolId, bool)>,
+    /// Pools with an open scope.
+    pub(super) scopes: Vec<PoolId>,
 }
 
 impl Core {
@@ -159,7 +159,7 @@ impl Core {
         if edition.is_some_and(|edition| edition != doors.edition) {
             return Ok(None);
         }
-        if let Some((pool, _)) = doors.scopes.first() {
+        if let Some(pool) = doors.scopes.first() {
             return Err(SwitchError::ScopeOpen { pool: *pool });
         }
         if self.generations.retired() >= RETIRED_MAX {

@@ -249,7 +249,6 @@ impl Core {
         drop(gone);
         self.going_bytes.fetch_sub(held, Ordering::SeqCst);
         drop(still);
-        self.generations.current().keep_shared_pool(&self.driver);
         self.spread_limit();
         None
     }

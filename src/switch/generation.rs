@@ -1,14 +1,12 @@
 //! One of the allocators that follow each other, with what its retirement needs.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 
 use parking_lot::Mutex;
 
 use crate::allocator::{Counters, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
-use crate::driver::Driver;
 use crate::layers;
 use crate::stats::{PerPool, Statistics};
 use crate::strategies::Strategy;
@@ -63,18 +61,6 @@ impl Generation {
 
     pub(super) fn statistics(&self) -> Statistics {
         self.strategy.counters().map(Counters::statistics).unwrap_or_default()
-    }
-
-    /// One that used the driver's default pool has gone and put back how much of it stays cached. If
-    /// this one uses the pool too, all of it stays, as that is how this one was built.
-    pub(super) fn keep_shared_pool(&self, driver: &Arc<dyn Driver>) {
-        let pools = driver.memory_pools().filter(|_| self.shares_pool);
-        if let Some(pools) = pools
-            && let Ok(pool) = pools.default_pool()
-        {
-            // A driver that refuses releases more than it should; nothing is lost.
-            let _ = pools.set_release_threshold(pool, u64::MAX);
-        }
     }
 
     /// What it alone holds from the driver; of a pool that others use too, what its blocks take.

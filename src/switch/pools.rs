@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLockWriteGuard;
 
 use super::Switchable;
+use super::core::Doors;
 use super::generation::Generation;
 use crate::allocator::{
     Allocation, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
@@ -59,17 +60,23 @@ impl Switchable {
     pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let _gate = self.gate(pool)?;
         self.core.with_doors(|doors| {
-            self.ask_maker(pool, |pools| pools.close_scope(pool))?;
-            let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
-            doors.scopes.retain(|(open, _)| *open != pool);
-            if opened.is_ok() {
-                doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
-            }
-            self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+            let closed = self.ask_maker(pool, |pools| pools.close_scope(pool));
+            let opened =
+                closed.and_then(|()| self.ask_maker(pool, |pools| pools.open_scope(pool, filter)));
+            self.note_scope(doors, pool, opened.is_ok());
             opened?;
             // The new scope added a user.
             self.ask_maker(pool, |pools| pools.release_pool(pool))
         })
+    }
+
+    /// Writes down whether a pool has an open scope.
+    fn note_scope(&self, doors: &mut Doors, pool: PoolId, is_open: bool) {
+        doors.scopes.retain(|open| *open != pool);
+        if is_open {
+            doors.scopes.push(pool);
+        }
+        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
     }
 
     /// Held while a scope is opened.
@@ -133,21 +140,21 @@ impl PrivatePools for Switchable {
                 return Err(PoolError::NotSupported { pool, what });
             }
             self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
-            doors.scopes.push((pool, matches!(filter, ScopeFilter::Capture(_))));
-            self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+            self.note_scope(doors, pool, true);
             self.remember(pool);
             Ok(())
         })
     }
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        let mut doors = self.core.doors.lock();
-        self.ask_maker(pool, |pools| pools.close_scope(pool))?;
-        doors.scopes.retain(|(open, _)| *open != pool);
-        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
-        drop(doors);
+        let closed = self.core.with_doors(|doors| {
+            let closed = self.ask_maker(pool, |pools| pools.close_scope(pool));
+            // Also when that failed: makers have ended the scope then, or never had it.
+            self.note_scope(doors, pool, false);
+            closed
+        });
         self.look();
-        Ok(())
+        closed
     }
 
     fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {

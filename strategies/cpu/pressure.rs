@@ -65,16 +65,11 @@ impl Core {
 
     fn report(&self, request: Request, refusal: Refusal) -> OutOfMemory {
         let info = memory_info().ok();
-        let statistics = self.blocks.lock().statistics();
-        let (_, largest) = self.blocks.lock().idle();
-        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let idle = |kind: PoolKind| {
-            let (held, live) = match kind {
-                PoolKind::Small => (statistics.reserved_bytes.small, statistics.active_bytes.small),
-                PoolKind::Large => (statistics.reserved_bytes.large, statistics.active_bytes.large),
-            };
-            bytes(held.current - live.current)
+        let (statistics, (_, largest)) = {
+            let blocks = self.blocks.lock();
+            (blocks.statistics(), blocks.idle())
         };
+        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let mut report = OutOfMemory {
             device: self.device,
@@ -88,8 +83,8 @@ impl Core {
             limit_bytes: (limit != UNLIMITED).then_some(limit),
             allocated_bytes: bytes(statistics.allocated_bytes.all.current),
             reserved_bytes: bytes(statistics.reserved_bytes.all.current),
-            cached_small_bytes: idle(PoolKind::Small),
-            cached_large_bytes: idle(PoolKind::Large),
+            cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
+            cached_large_bytes: statistics.cached_bytes_of(PoolKind::Large),
             largest_free: (largest > 0).then_some(LargestFree {
                 size_bytes: largest,
                 stream: StreamId::DEFAULT,

@@ -71,13 +71,6 @@ impl PluggableAllocator {
         let info = self.driver.memory_info().ok();
         let statistics = self.table.statistics();
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let idle = |kind: PoolKind| {
-            let (held, active) = match kind {
-                PoolKind::Small => (statistics.reserved_bytes.small, statistics.active_bytes.small),
-                PoolKind::Large => (statistics.reserved_bytes.large, statistics.active_bytes.large),
-            };
-            bytes(held.current - active.current)
-        };
         let allocated = statistics.allocated_bytes.all.current;
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let mut report = OutOfMemory {
@@ -92,8 +85,8 @@ impl PluggableAllocator {
             limit_bytes: (limit != NO_LIMIT).then_some(limit),
             allocated_bytes: bytes(allocated),
             reserved_bytes: bytes(statistics.reserved_bytes.all.current),
-            cached_small_bytes: idle(PoolKind::Small),
-            cached_large_bytes: idle(PoolKind::Large),
+            cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
+            cached_large_bytes: statistics.cached_bytes_of(PoolKind::Large),
             draining_bytes: bytes(statistics.active_bytes.all.current - allocated),
             ..OutOfMemory::default()
         };

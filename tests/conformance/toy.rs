@@ -317,34 +317,31 @@ impl CrossStream for Toy {
     }
 }
 
+/// What a toy counts.
+fn families(s: &mut Statistics) -> [&mut PerPool; 5] {
+    [
+        &mut s.allocation,
+        &mut s.allocated_bytes,
+        &mut s.active_bytes,
+        &mut s.reserved_bytes,
+        &mut s.requested_bytes,
+    ]
+}
+
 impl Counters for Toy {
     fn statistics(&self) -> Statistics {
         self.state.lock().statistics.clone()
     }
 
     fn reset_peaks(&self) {
-        let s = &mut self.state.lock().statistics;
-        for family in [
-            &mut s.allocation,
-            &mut s.allocated_bytes,
-            &mut s.active_bytes,
-            &mut s.reserved_bytes,
-            &mut s.requested_bytes,
-        ] {
+        for family in families(&mut self.state.lock().statistics) {
             family.all.peak = family.all.current;
             family.large.peak = family.large.current;
         }
     }
 
     fn reset_accumulated(&self) {
-        let s = &mut self.state.lock().statistics;
-        for family in [
-            &mut s.allocation,
-            &mut s.allocated_bytes,
-            &mut s.active_bytes,
-            &mut s.reserved_bytes,
-            &mut s.requested_bytes,
-        ] {
+        for family in families(&mut self.state.lock().statistics) {
             for counter in [&mut family.all, &mut family.large] {
                 (counter.allocated, counter.freed) = (0, 0);
             }

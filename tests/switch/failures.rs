@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request, ScopeFilter};
 use stratalloc::config::Config;
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Sim};
-use stratalloc::ids::StreamId;
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildError, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::switch::{SwitchError, Switchable};
 
-use crate::bed::{Bed, NATIVE};
+use crate::bed::{ASYNC, Bed, NATIVE};
 use crate::common::plain::Plain;
 
 #[test]
@@ -60,4 +60,25 @@ fn a_device_that_cannot_do_it_changes_nothing() {
     }
     assert_eq!((switchable.retired(), switchable.name()), (0, "native"));
     switchable.free(block).expect("it is live");
+}
+
+/// A pool's last user takes its scope along in `cudaMallocAsync`, so that closing it fails.
+#[test]
+fn a_scope_that_cannot_be_closed_is_in_no_switchs_way() {
+    type End = fn(&Switchable, PoolId) -> bool;
+    let ends: [End; 2] = [
+        |all, pool| all.private_pools().expect("it has pools").close_scope(pool).is_err(),
+        |all, pool| all.reopen_scope(pool, ScopeFilter::Stream(StreamId(7))).is_err(),
+    ];
+    for end in ends {
+        let bed = Bed::new(ASYNC);
+        let (pools, pool) =
+            (bed.switchable.private_pools().expect("it has pools"), PoolId { capture: 0, user: 9 });
+        pools.create_pool(pool, PoolOptions::default()).expect("a new id");
+        pools.open_scope(pool, ScopeFilter::Stream(StreamId(7))).expect("none is open");
+        while pools.release_pool(pool).is_ok() {}
+        assert!(end(&bed.switchable, pool));
+        bed.switch(NATIVE);
+        assert_eq!(bed.switchable.retired(), 0);
+    }
 }

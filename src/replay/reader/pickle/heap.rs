@@ -311,7 +311,7 @@ impl Heap {
         items.iter().try_for_each(|item| self.push_number(item.0))
     }
 
-    #[allow(clippy::cast_possible_truncation, reason = "seven bits at a time")]
+    #[expect(clippy::cast_possible_truncation, reason = "seven bits at a time")]
     fn push_number(&mut self, mut number: u64) -> Result<(), OverBudget> {
         self.budget.room(&mut self.bytes, 10)?;
         while number >= 0x80 {
