@@ -94,7 +94,8 @@ stratalloc_status stratalloc_empty_cache(uint64_t handle);
 stratalloc_status stratalloc_set_memory_fraction(uint64_t handle, double fraction);
 
 // Puts a further configuration string in force on top of those before; blocks stay. A string that
-// changes the backend or the layers switches, as `stratalloc_switch` does.
+// changes the backend, the layers or another key that an allocator reads only when it is built
+// switches, as `stratalloc_switch` does.
 //
 // # Safety
 //

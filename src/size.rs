@@ -90,6 +90,26 @@ pub const fn align_down(bytes: u64, to: u64) -> u64 {
     bytes - bytes % to
 }
 
+/// `fraction`, not negative, of `bytes`, cut to a whole byte.
+///
+/// Source: PyTorch's `set_per_process_memory_fraction`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "the very arithmetic of the source: a double, cut"
+)]
+#[must_use]
+pub(crate) fn fraction_of(fraction: f64, bytes: u64) -> u64 {
+    (fraction * bytes as f64) as u64
+}
+
+/// The limit that a fraction in [0, 1] of a device with `total_bytes` sets. All of it is no limit.
+#[must_use]
+pub(crate) fn limit_of_fraction(fraction: f64, total_bytes: u64) -> Option<u64> {
+    (fraction < 1.0).then(|| fraction_of(fraction, total_bytes))
+}
+
 /// Into how many equal steps each power-of-two interval is divided when requests are rounded:
 /// `roundup_power2_divisions`.
 ///
@@ -212,6 +232,15 @@ mod tests {
             assert_eq!(plain.round(bytes), rounded);
         }
         assert_eq!(plain.round(REQUEST_MAX_BYTES), REQUEST_MAX_BYTES);
+    }
+
+    #[test]
+    fn fractions_are_cut_and_all_is_no_limit() {
+        assert_eq!(fraction_of(0.1, 999), 99);
+        assert_eq!(fraction_of(2.0, u64::MAX), u64::MAX);
+        assert_eq!(limit_of_fraction(0.0, GIB), Some(0));
+        assert_eq!(limit_of_fraction(0.5, GIB + 1), Some(GIB / 2));
+        assert_eq!(limit_of_fraction(1.0, GIB), None);
     }
 
     #[test]

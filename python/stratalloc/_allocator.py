@@ -51,7 +51,7 @@ class Allocator:
 
     def set_conf(self, conf):
         """Puts a further configuration string in force on top of those before. One that changes the
-        backend or the layers switches."""
+        backend, the layers or another key that is read only when an allocator is built switches."""
         self._call("set_conf", encoded(conf, "conf"))
 
     def switch(self, conf):

@@ -112,7 +112,8 @@ def empty_cache():
 
 def set_conf(conf, device=0):
     """Puts a further configuration string in force on ``device``, on top of those before. One that
-    changes the backend or the layers switches, as ``switch`` does."""
+    changes the backend, the layers or another key that is read only when an allocator is built
+    switches, as ``switch`` does."""
     load().call("set_conf", _handle(device), encoded(conf, "conf"))
 
 

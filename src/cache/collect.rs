@@ -9,10 +9,9 @@ use std::sync::atomic::Ordering;
 
 use super::engine::Engine;
 use super::growth::Growth;
-use super::policy::fraction_of;
 use super::release::Candidate;
 use crate::error::DriverError;
-use crate::size::PoolKind;
+use crate::size::{PoolKind, fraction_of};
 
 impl Growth {
     /// How many bytes the collector should release; 0 when it is not due.

@@ -13,7 +13,6 @@ use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable, Home};
 use super::events::{Attention, EventQueue};
 use super::growth::Growth;
 use super::hooks::Hooks;
-use super::policy::fraction_of;
 use super::pools::Scopes;
 use super::sharing::Shared;
 use crate::allocator::{Allocation, Request, Token};
@@ -23,7 +22,7 @@ use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleErro
 use crate::heap::{BlockId, Completed, FitRules, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{OwnerId, PoolId, StreamId};
-use crate::size::{PoolKind, REQUEST_MAX_BYTES};
+use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
 use crate::stats::{HeapCounters, Ledger};
 
 /// How an engine is built.
@@ -347,8 +346,7 @@ impl Engine {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(FractionError { fraction });
         }
-        let limit = (fraction < 1.0).then(|| fraction_of(fraction, self.device.total_bytes));
-        self.set_limit(limit);
+        self.set_limit(limit_of_fraction(fraction, self.device.total_bytes));
         Ok(())
     }
 

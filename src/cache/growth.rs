@@ -9,14 +9,14 @@ use parking_lot::MutexGuard;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::expandable::{Leftovers, Pages};
-use super::policy::{HitPolicy, MissPolicy, Plan, fraction_of, reserve_bytes};
+use super::policy::{HitPolicy, MissPolicy, Plan, reserve_bytes};
 use super::pools::Pools;
 use crate::allocator::{Allocation, SegmentAllocator};
 use crate::config::Settings;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::history::Action;
 use crate::ids::{DeviceId, PoolId, StreamId};
-use crate::size::{MIN_BLOCK_BYTES, PoolKind};
+use crate::size::{MIN_BLOCK_BYTES, PoolKind, limit_of_fraction};
 use crate::stats::{Counter, PerPool};
 
 /// Guarded by the growth lock.
@@ -86,7 +86,7 @@ pub(super) enum Refusal {
 impl Growth {
     pub(super) fn new(settings: &Settings, device_total_bytes: u64) -> Self {
         let fraction = settings.per_process_memory_fraction;
-        let limit_bytes = (fraction < 1.0).then(|| fraction_of(fraction, device_total_bytes));
+        let limit_bytes = limit_of_fraction(fraction, device_total_bytes);
         let max_split_size =
             settings.max_split_bytes.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(-1));
         Self {

@@ -2,7 +2,7 @@
 
 use crate::config::{Compat, Reserve, Settings};
 use crate::heap::FitRules;
-use crate::size::{PoolKind, RoundupDivisions, TIB, segment_bytes};
+use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
 
 /// What a hit needs to know. Each heap has a copy under its own lock.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,33 +89,14 @@ impl MissPolicy {
 /// configured, but no more than that.
 ///
 /// Source: PyTorch's `expandable_segments_reserve`.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "a positive fraction; the cast saturates"
-)]
 pub(super) fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
     // Half of the address space that processors give a process is more than any device needs.
     let most = device_total_bytes.saturating_add(device_total_bytes / 8).min(64 * TIB);
     match configured {
         None => most,
         Some(Reserve::Bytes(bytes)) => bytes.min(most),
-        Some(Reserve::Fraction(part)) => ((part * device_total_bytes as f64) as u64).min(most),
+        Some(Reserve::Fraction(part)) => fraction_of(part, device_total_bytes).min(most),
     }
-}
-
-/// `fraction` (in [0, 1]) of `bytes`, cut to a whole byte.
-///
-/// Source: PyTorch's `set_per_process_memory_fraction`.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "the very arithmetic of the source: a double, cut"
-)]
-pub(super) fn fraction_of(fraction: f64, bytes: u64) -> u64 {
-    (fraction * bytes as f64) as u64
 }
 
 /// A request as the engine sees it.

@@ -195,25 +195,35 @@ impl PluggableSettings {
 /// Source of the alignment and of the fills: PyTorch's `alloc_cpu`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuSettings {
-    /// `cpu_alignment`, in bytes: a power of two.
+    /// `cpu_alignment`, in bytes: a power of two. Looked at once, when an instance is built.
     pub alignment_bytes: u64,
     /// `cpu_cached_max_mb`: the most idle bytes that are kept. `None`: all.
     pub cached_max_bytes: Option<u64>,
     /// `cpu_trim_age_s`: for how long idle memory is kept. `None`: for ever.
     pub trim_age: Option<Duration>,
-    /// `cpu_huge_pages`.
+    /// `cpu_huge_pages`. Looked at once, when an instance is built.
     pub huge_pages: bool,
     /// `cpu_zero_fill`. Never together with `junk_fill`.
     pub zero_fill: bool,
     /// `cpu_junk_fill`.
     pub junk_fill: bool,
-    /// `cpu_numa_node`. `None`: any.
+    /// `cpu_numa_node`. `None`: any. Looked at once, when an instance is built.
     pub numa_node: Option<u32>,
 }
 
 impl CpuSettings {
     /// Legal alignments, in bytes.
     pub const ALIGNMENTS: RangeInclusive<u64> = 16..=2 << 20;
+
+    /// The first key that is looked at once, when an instance is built, and says something else in `other`.
+    pub(crate) fn fixed_key_that_differs(&self, other: &Self) -> Option<&'static str> {
+        let fixed = [
+            ("cpu_alignment", self.alignment_bytes == other.alignment_bytes),
+            ("cpu_huge_pages", self.huge_pages == other.huge_pages),
+            ("cpu_numa_node", self.numa_node == other.numa_node),
+        ];
+        fixed.into_iter().find_map(|(key, same)| (!same).then_some(key))
+    }
 }
 
 impl Default for CpuSettings {

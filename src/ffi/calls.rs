@@ -124,7 +124,8 @@ pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> 
 }
 
 /// Puts a further configuration string in force on top of those before; blocks stay. A string that
-/// changes the backend or the layers switches, as `stratalloc_switch` does.
+/// changes the backend, the layers or another key that an allocator reads only when it is built
+/// switches, as `stratalloc_switch` does.
 ///
 /// # Safety
 ///

@@ -122,9 +122,7 @@ impl Caching for Switchable {
                 let message = "another backend, other layers or another library: switch instead";
                 return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
             }
-            caching.apply(config)?;
-            doors.put(config.clone());
-            Ok(())
+            self.core.apply(doors, caching, config.clone())
         })
     }
 

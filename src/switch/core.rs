@@ -19,6 +19,7 @@ use crate::allocator::{Caching, DeviceAllocator};
 use crate::cache::Hooks;
 use crate::config::{Config, Origin, Settings};
 use crate::driver::Driver;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::strategies::Strategy;
@@ -140,13 +141,47 @@ impl Core {
             return Ok(Some((next, doors.edition)));
         }
         let current = self.generations.current();
-        let lacks = || {
+        let Some(caching) = current.strategy.caching() else {
+            // Nobody there can change; keys of its own are for the next one.
+            if doors.config.settings().extra != next.settings().extra {
+                return Ok(Some((next, doors.edition)));
+            }
             let name = current.strategy.name().to_owned();
-            SwitchError::Lacks { name, what: "cache, which further strings would change" }
+            return Err(SwitchError::Lacks {
+                name,
+                what: "cache, which further strings would change",
+            });
         };
-        current.strategy.caching().ok_or_else(lacks)?.apply(&next).map_err(SwitchError::Apply)?;
-        doors.put(next);
+        self.apply(doors, caching, next).map_err(SwitchError::Apply)?;
         Ok(None)
+    }
+
+    /// Changes the current one, `caching`, to what fits it. A fraction that this text tells is the limit
+    /// from now on, as if a call had set it; one that an earlier text told may have been changed since.
+    pub(super) fn apply(
+        &self,
+        doors: &mut Doors,
+        caching: &dyn Caching,
+        next: Config,
+    ) -> Result<(), DriverError> {
+        let told = matches!(next.origin("per_process_memory_fraction"), Origin::Text { .. });
+        if told {
+            let fraction = next.settings().per_process_memory_fraction;
+            caching.set_memory_fraction(fraction).map_err(|refused| {
+                let kind = DriverErrorKind::InvalidValue;
+                DriverError::new(kind, "set_memory_fraction", 0, refused.to_string())
+            })?;
+        }
+        let limit_bytes = if told { caching.limit_bytes() } else { doors.limit_bytes };
+        let applied = caching.apply(&next);
+        if applied.is_ok() {
+            doors.limit_bytes = limit_bytes;
+            doors.put(next);
+        }
+        if told {
+            self.spread(doors);
+        }
+        applied
     }
 
     fn install(
@@ -270,8 +305,15 @@ fn find_owned<R>(
 }
 
 /// Whether an allocator that was built from the one can become what the other says.
+/// Whether the two differ only in what an allocator that was built from the one can change.
 fn is_built_alike(one: &Settings, other: &Settings) -> bool {
-    one.backend == other.backend && one.layers == other.layers && one.pluggable == other.pluggable
+    let same_parts = match one.backend.as_str() {
+        "cpu" => one.cpu.fixed_key_that_differs(&other.cpu).is_none(),
+        "cudaMallocAsync" => one.malloc_async_own_pool == other.malloc_async_own_pool,
+        "pluggable" => one.pluggable == other.pluggable,
+        _ => true,
+    };
+    one.backend == other.backend && one.layers == other.layers && same_parts
 }
 
 impl Doors {

@@ -104,8 +104,11 @@ impl Switchable {
     }
 
     /// Puts a further string in force, on top of those before: what it does not say stays, apart from
-    /// the keys that PyTorch resets. A string that changes the backend or the layers switches; any other
-    /// changes the present allocator. May wait as [`switch`](Self::switch) does.
+    /// the keys that PyTorch resets. A string that changes what an allocator reads once, when it is built
+    /// (the backend, the layers, the library, `malloc_async_own_pool`, alignment and pages of
+    /// `backend:cpu`), switches; any other changes the present allocator. A
+    /// `per_process_memory_fraction` in it is the limit from now on (PyTorch's further strings move no
+    /// limit). May wait as [`switch`](Self::switch) does.
     ///
     /// # Errors
     ///

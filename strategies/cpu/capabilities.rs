@@ -78,13 +78,8 @@ impl Caching for CpuAllocator {
 
     /// The watermark, the age and the fills. What is read when an instance is built cannot change.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        let (new, built) = (config.settings().cpu, self.core.built);
-        let fixed = [
-            ("cpu_alignment", new.alignment_bytes == built.alignment_bytes),
-            ("cpu_huge_pages", new.huge_pages == built.huge_pages),
-            ("cpu_numa_node", new.numa_node == built.numa_node),
-        ];
-        if let Some((key, _)) = fixed.iter().find(|(_, same)| !same) {
+        let new = config.settings().cpu;
+        if let Some(key) = self.core.built.fixed_key_that_differs(&new) {
             let message = format!("{key} is read when an instance is built, and cannot change");
             return Err(DriverError::new(DriverErrorKind::NotSupported, "apply", 0, message));
         }

@@ -40,7 +40,7 @@ use crate::driver::system::{
 use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleError};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
-use crate::size::REQUEST_MAX_BYTES;
+use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
 
 use blocks::{Blocks, Handed, Place};
 use live::Owner;
@@ -313,17 +313,9 @@ impl Core {
     }
 
     fn limit_to_fraction(&self, fraction: f64) -> Result<(), DriverError> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "a part of the machine's memory"
-        )]
-        let limit = match fraction {
-            whole if whole >= 1.0 => UNLIMITED,
-            part => (memory_info()?.total_bytes as f64 * part) as u64,
-        };
-        self.limit_bytes.store(limit, Ordering::Relaxed);
+        let total_bytes = if fraction < 1.0 { memory_info()?.total_bytes } else { 0 };
+        let limit = limit_of_fraction(fraction, total_bytes);
+        self.limit_bytes.store(limit.unwrap_or(UNLIMITED), Ordering::Relaxed);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::blocks::Use;
 use super::pressure::{idle, unless_captured};
-use super::{MallocAsyncAllocator, UNLIMITED, fraction_of, serial_of};
+use super::{MallocAsyncAllocator, UNLIMITED, serial_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
     ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint, PoolOptions,
@@ -20,7 +20,7 @@ use crate::error::{
 };
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{DeviceId, PoolId, StreamId};
-use crate::size::PoolKind;
+use crate::size::{PoolKind, limit_of_fraction};
 use crate::stats::{Counter, PerPool, Statistics};
 
 impl DeviceAllocator for MallocAsyncAllocator {
@@ -108,7 +108,7 @@ impl MallocAsyncAllocator {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(FractionError { fraction });
         }
-        self.set_limit(fraction_of(self.device.total_bytes, fraction));
+        self.set_limit(limit_of_fraction(fraction, self.device.total_bytes));
         Ok(())
     }
 
@@ -227,8 +227,15 @@ impl Caching for MallocAsyncAllocator {
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        // The pool was chosen when the allocator was built; the rest is looked at when it is needed.
-        *self.settings.write() = config.settings().clone().in_range();
+        let new = config.settings().clone().in_range();
+        let mut settings = self.settings.write();
+        if new.malloc_async_own_pool != settings.malloc_async_own_pool {
+            let message =
+                "malloc_async_own_pool is read when the allocator is built, and cannot change";
+            return Err(DriverError::new(DriverErrorKind::NotSupported, "apply", 0, message));
+        }
+        // The rest is looked at when it is needed.
+        *settings = new;
         Ok(())
     }
 

@@ -31,7 +31,7 @@ use crate::driver::{DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPoo
 use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
-use crate::size::REQUEST_MAX_BYTES;
+use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
 
 use blocks::{Block, Blocks};
 use capture::Captures;
@@ -150,10 +150,8 @@ impl MallocAsyncAllocator {
             device,
             driver,
         };
-        allocator.set_limit(fraction_of(
-            allocator.device.total_bytes,
-            settings.per_process_memory_fraction,
-        ));
+        let fraction = settings.per_process_memory_fraction;
+        allocator.set_limit(limit_of_fraction(fraction, allocator.device.total_bytes));
         Ok(allocator)
     }
 
@@ -277,17 +275,6 @@ fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), Dr
         // The first error is the one to tell.
         let _ = pools.keep_memory(pool, false);
     })
-}
-
-/// A part of the device's memory; all of it is no limit.
-fn fraction_of(total_bytes: u64, fraction: f64) -> Option<u64> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a part of a device's memory; the cast saturates"
-    )]
-    (fraction < 1.0).then_some((total_bytes as f64 * fraction) as u64)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the two halves of a number")]

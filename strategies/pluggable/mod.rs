@@ -31,7 +31,7 @@ use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AddressFault, AllocError, HandleError};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
-use crate::size::{REQUEST_MAX_BYTES, align_up};
+use crate::size::{REQUEST_MAX_BYTES, align_up, limit_of_fraction};
 
 use pools::Pools;
 use table::{Block, Mark, State, Table};
@@ -135,15 +135,8 @@ impl PluggableAllocator {
     }
 
     fn limit_to_fraction(&self, fraction: f64) {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "a part of the device's memory"
-        )]
-        let part = (self.device.total_bytes as f64 * fraction) as u64;
-        let limit = if fraction >= 1.0 { NO_LIMIT } else { part };
-        self.limit_bytes.store(limit, Ordering::Relaxed);
+        let limit = limit_of_fraction(fraction, self.device.total_bytes);
+        self.limit_bytes.store(limit.unwrap_or(NO_LIMIT), Ordering::Relaxed);
         if let Some(tell) = &self.callbacks.memory_fraction {
             tell(fraction, self.device.device);
         }

@@ -7,15 +7,18 @@ use stratalloc::allocator::{
     Allocation, Counters, DeviceAllocator, MemoryPool, PoolOptions, Request,
 };
 use stratalloc::cache::EngineOptions;
-use stratalloc::driver::Driver;
+use stratalloc::config::Config;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{AllocError, FreeError};
 use stratalloc::ids::StreamId;
-use stratalloc::registry;
+use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
 use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::Switchable;
 
-use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
+use crate::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use crate::common::plain::Plain;
 
 fn fails(bed: &Bed, bytes: u64) -> String {
     match bed.switchable.allocate(Request::new(bytes, StreamId::DEFAULT)) {
@@ -194,6 +197,74 @@ fn a_limit_that_a_call_has_changed_stays_when_a_further_string_switches() {
     let further = "backend:cudaMallocAsync,per_process_memory_fraction:0.25";
     bed.switchable.update(further).expect("it can");
     assert_eq!(caching.limit_bytes(), Some(2 * GIB));
+}
+
+#[test]
+fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
+    for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT] {
+        let bed = Bed::new(conf);
+        let caching = bed.switchable.caching().expect("it caches");
+        bed.switchable.update("per_process_memory_fraction:0.25").expect("a good string");
+        assert_eq!(caching.limit_bytes(), Some(2 * GIB), "{conf}");
+        fails(&bed, 3 * GIB);
+        let kept = bed.take(GIB);
+        // It sticks, and a limit that a call has set since is not moved by a string that tells none.
+        caching.set_limit_bytes(Some(3 * GIB));
+        bed.switchable.update("throw_on_cudamalloc_oom:False").expect("a good string");
+        assert_eq!(caching.limit_bytes(), Some(3 * GIB), "{conf}");
+        bed.switchable.update("per_process_memory_fraction:1.0").expect("a good string");
+        assert_eq!(caching.limit_bytes(), None, "{conf}");
+        bed.give(kept);
+    }
+}
+
+#[test]
+fn a_fraction_in_a_further_string_spans_old_and_new() {
+    let bed = Bed::new(NATIVE);
+    let old = bed.take(1000 * MIB);
+    bed.switch(EXPANDABLE);
+    bed.switchable.update("per_process_memory_fraction:0.25").expect("a good string");
+    fails(&bed, 1200 * MIB);
+    let new = bed.take(1000 * MIB);
+    assert!(bed.used_bytes() <= 2 * GIB);
+    [old, new].into_iter().for_each(|block| bed.give(block));
+}
+
+#[test]
+fn a_further_string_that_the_device_refuses_moves_no_limit() {
+    let config = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
+    let plain = Arc::new(Plain { inner: Arc::new(Sim::new(SimOptions::default())) });
+    let switchable = Switchable::build(&config, plain, BuildOptions::default())
+        .expect("fixed segments need little");
+    let further = "per_process_memory_fraction:0.25,expandable_segments:True";
+    switchable.update(further).expect_err("the device has no virtual memory");
+    assert_eq!(switchable.caching().expect("native caches").limit_bytes(), None);
+    let part = switchable.config().settings().per_process_memory_fraction;
+    assert!(part >= 1.0, "{part}");
+}
+
+#[test]
+fn a_key_that_is_read_when_an_allocator_is_built_switches() {
+    let bed = Bed::new(ASYNC);
+    let old = bed.take(MIB);
+    bed.switchable.update("malloc_async_own_pool:True").expect("a good string");
+    assert_eq!(bed.switchable.retired(), 1, "the old one still has a block");
+    bed.give(old);
+    assert_eq!(bed.switchable.retired(), 0);
+    bed.switchable.update("malloc_async_own_pool:True").expect("a good string");
+    let bed = Bed::new("backend:cpu");
+    let old = bed.take(MIB);
+    bed.switchable.update("cpu_alignment:256").expect("a good string");
+    assert_eq!(bed.switchable.retired(), 1);
+    let new = bed.take(100);
+    assert_eq!(new.address() % 256, 0);
+    [old, new].into_iter().for_each(|block| bed.give(block));
+    // What acts on other backends alone changes nothing of this one.
+    let bed = Bed::new(NATIVE);
+    let old = bed.take(MIB);
+    bed.switchable.update("malloc_async_own_pool:True,cpu_alignment:256").expect("a good string");
+    assert_eq!(bed.switchable.retired(), 0);
+    bed.give(old);
 }
 
 /// Tells nobody of memory pressure, and counts.
