@@ -66,9 +66,10 @@ pub(super) struct Bed<'m> {
     pub(super) lines: Vec<String>,
     /// What the last request said that did not get memory.
     pub(super) report: Option<Box<OutOfMemory>>,
-    /// Counters before the last misuse.
+    /// Counters before the last misuse or reset of the peaks.
     pub(super) before: Option<Statistics>,
     held_before: Held,
+    used_before: u64,
     stranger: OwnerId,
     waited: u64,
 }
@@ -86,6 +87,7 @@ impl<'m> Bed<'m> {
     ) -> Result<Self, String> {
         let held_before = machine.held();
         let allocator = build(driver).map_err(|error| format!("{NOT_BUILT}{error}"))?;
+        let used_before = machine.used_bytes();
         Ok(Self {
             machine,
             device: machine.driver(),
@@ -98,6 +100,7 @@ impl<'m> Bed<'m> {
             report: None,
             before: None,
             held_before,
+            used_before,
             stranger: OwnerId::next(),
             waited: machine.waits_owed(),
         })
@@ -135,6 +138,7 @@ impl<'m> Bed<'m> {
             Op::Misuse { what, pick } => Ok(self.misuse(what, pick)),
         }?;
         self.forget_finished()?;
+        self.machine.step();
         Ok(step)
     }
 
@@ -193,10 +197,14 @@ impl<'m> Bed<'m> {
             let found = self.machine.verify(live.start(), live.bytes, seed, live.stream);
             found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
         }
-        // Its own stream may still work with it: on a device that runs work by itself, half of them do.
-        if self.from_driver == Some(true) && live.name.is_multiple_of(2) {
+        // The streams that were announced still work with it, and its own may: on a device that runs work
+        // by itself, half of them do.
+        if self.from_driver == Some(true) {
             live.seed = None;
-            self.machine.spoil_later(live.start(), live.bytes, live.stream)?;
+            let own = live.name.is_multiple_of(2).then_some(live.stream);
+            for stream in own.into_iter().chain(live.others.iter().copied()) {
+                self.machine.spoil_later(live.start(), live.bytes, stream)?;
+            }
         }
         let mut uses = Vec::new();
         for stream in std::iter::once(live.stream).chain(live.others.iter().copied()) {
@@ -260,6 +268,7 @@ impl<'m> Bed<'m> {
     fn reset_peaks(&mut self) -> Step {
         let Some(counters) = self.allocator.counters() else { return Step::Other };
         self.lines.push("reset the peaks".to_owned());
+        self.before = Some(counters.statistics());
         counters.reset_peaks();
         self.model.most_live = self.model.live.len();
         Step::PeaksReset
@@ -321,6 +330,14 @@ impl<'m> Bed<'m> {
     #[must_use]
     pub(super) fn statistics(&self) -> Option<Statistics> {
         self.allocator.counters().map(Counters::statistics)
+    }
+
+    /// What the allocator holds: its counters tell, or the device, of what was taken since it was built.
+    pub(super) fn reserved_bytes(&self) -> i64 {
+        match self.statistics() {
+            Some(statistics) => statistics.memory_reserved(),
+            None => self.machine.used_bytes().saturating_sub(self.used_before).cast_signed(),
+        }
     }
 
     fn free_illegally(&self, twin: Allocation) -> Checked {

@@ -299,7 +299,7 @@ fn set_limit(bed: &mut Bed<'_>, limit: Option<u64>) -> Checked {
 }
 
 fn stays_below(bed: &Bed<'_>, limit: u64) -> Checked {
-    let reserved = bed.statistics().map_or(0, |s| s.memory_reserved());
+    let reserved = bed.reserved_bytes();
     match u64::try_from(reserved) {
         Ok(reserved) if reserved <= limit => Ok(()),
         _ => Err(format!("{reserved} bytes are reserved under a limit of {limit}")),

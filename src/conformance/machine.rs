@@ -5,10 +5,6 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-#[cfg(target_os = "linux")]
-use std::sync::mpsc::{Sender, channel};
-#[cfg(target_os = "linux")]
-use std::thread::{JoinHandle, spawn, yield_now};
 
 #[cfg(target_os = "linux")]
 use crate::driver::host::{Host, HostOptions};
@@ -17,6 +13,8 @@ use crate::driver::{Driver, Held, HoldsWork, Sim};
 use crate::ids::{EventId, StreamId};
 
 use super::Checked;
+#[cfg(target_os = "linux")]
+use super::gates::Gates;
 
 /// A driver and what a test may do to the work that runs on it.
 pub trait Machine: Debug {
@@ -69,7 +67,8 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Submits work on another stream that spoils a block and finishes some time later.
+    /// Submits work on another stream that spoils a block and runs some [steps](Self::step) later, when
+    /// that stream is waited for through this machine, or after 2 ms.
     ///
     /// # Errors
     ///
@@ -77,6 +76,9 @@ pub trait Machine: Debug {
     fn spoil_later(&self, _address: u64, _bytes: u64, _stream: StreamId) -> Checked {
         Ok(())
     }
+
+    /// The test has done an operation.
+    fn step(&self) {}
 
     /// Bytes taken from the device.
     fn used_bytes(&self) -> u64 {
@@ -147,17 +149,12 @@ impl Machine for SimMachine {
 /// A device with real memory, as a machine needs it.
 #[cfg(target_os = "linux")]
 pub trait Real: HoldsWork + 'static {
-    /// How often others run before work that is held back goes on.
-    const TURNS: usize;
-
     /// What it has given out.
     fn out(&self) -> Held;
 }
 
 #[cfg(target_os = "linux")]
 impl Real for Host {
-    const TURNS: usize = 20;
-
     fn out(&self) -> Held {
         self.held()
     }
@@ -168,8 +165,7 @@ impl Real for Host {
 #[derive(Debug)]
 pub struct RealMachine<D: Real> {
     device: Arc<D>,
-    /// Opens gates some time after they were sent.
-    opener: Option<(Sender<D::Gate>, JoinHandle<()>)>,
+    gates: Gates<D::Gate>,
 }
 
 /// The machine's own memory.
@@ -189,25 +185,7 @@ impl<D: Real> RealMachine<D> {
     /// `device`, with a thread that opens gates.
     #[must_use]
     pub fn of(device: D) -> Self {
-        let (gates, closed) = channel::<D::Gate>();
-        let opener = spawn(move || {
-            // Others run first, often enough for a block to be reused meanwhile.
-            for gate in closed {
-                (0..D::TURNS).for_each(|_| yield_now());
-                drop(gate);
-            }
-        });
-        Self { device: Arc::new(device), opener: Some((gates, opener)) }
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl<D: Real> Drop for RealMachine<D> {
-    fn drop(&mut self) {
-        if let Some((gates, opener)) = self.opener.take() {
-            drop(gates);
-            opener.join().expect("gates open");
-        }
+        Self { device: Arc::new(device), gates: Gates::new() }
     }
 }
 
@@ -240,6 +218,7 @@ impl<D: Real> Machine for RealMachine<D> {
     }
 
     fn finish_stream(&self, stream: StreamId) {
+        self.gates.open(stream);
         self.device.synchronize_stream(stream).expect("the stream lives");
     }
 
@@ -248,16 +227,20 @@ impl<D: Real> Machine for RealMachine<D> {
     }
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
-        let (gates, _) = self.opener.as_ref().ok_or("the machine is going")?;
         let gate = self.device.hold_back(stream).map_err(|error| error.to_string())?;
         let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
-        gates.send(gate).map_err(|_| "nobody opens gates")?;
+        self.gates.keep(stream, gate);
         submitted.map_err(|error| error.to_string())
+    }
+
+    fn step(&self) {
+        self.gates.step();
     }
 
     fn write(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
         let count = bytes.min(PATTERN_BYTES);
         let pattern = pattern(seed, count);
+        self.gates.open(stream);
         for at in [address, address + bytes - count] {
             self.device.copy_from_host(at, &pattern, stream).map_err(|error| error.to_string())?;
         }
@@ -273,6 +256,7 @@ impl<D: Real> Machine for RealMachine<D> {
         } else {
             vec![address + bytes - count]
         };
+        self.gates.open(stream);
         for at in ends {
             self.device.copy_to_host(&mut found, at, stream).map_err(|error| error.to_string())?;
             if found != pattern(seed, count) {

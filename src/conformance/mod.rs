@@ -5,7 +5,7 @@
 //! and the report says so. [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests)
 //! writes one test for each property and device. A failure comes with the shortest sequence of
 //! operations that shows it. Read next: `script` (operations), `bed` (what they do), `laws` (what must
-//! hold after each), `machine` (the devices).
+//! hold after each), `machine` (the devices; `gates` hold their work back).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -37,6 +37,8 @@
 mod accounts;
 mod bed;
 mod cases;
+#[cfg(target_os = "linux")]
+mod gates;
 mod laws;
 pub mod machine;
 mod model;

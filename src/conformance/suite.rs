@@ -160,7 +160,7 @@ impl Case<'_> {
             search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
             bed.hand_everything_back()?;
             bed.perform(&Op::EmptyCache)?;
-            let reserved = bed.statistics().map_or(0, |s| s.memory_reserved());
+            let reserved = bed.reserved_bytes();
             if reserved == 0 {
                 return Ok(());
             }

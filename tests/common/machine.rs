@@ -9,9 +9,6 @@ use super::part::Part;
 
 #[cfg(target_os = "linux")]
 impl<D: HoldsWork + 'static> Real for Part<D> {
-    // Calls of a GPU's driver take microseconds.
-    const TURNS: usize = 200;
-
     fn out(&self) -> Held {
         self.held()
     }

@@ -18,6 +18,8 @@ use stratalloc::registry::Constructed;
 /// What does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bend {
+    /// Nothing: all that it offers works.
+    Nothing,
     TakesNoLimit,
     TakesAnyFraction,
     EmptiesNothing,
@@ -29,13 +31,16 @@ pub(crate) enum Bend {
 struct Bent {
     inner: Box<dyn DeviceAllocator>,
     bend: Bend,
+    counts: bool,
     limit: Mutex<Option<u64>>,
 }
 
-/// A constructor of such an allocator.
-pub(crate) fn bent(bend: Bend) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
+/// A constructor of such an allocator; `counts`: it offers counters.
+pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
     let native = configured("backend:native");
-    move |driver| Ok(Box::new(Bent { inner: native(driver)?, bend, limit: Mutex::default() }))
+    move |driver| {
+        Ok(Box::new(Bent { inner: native(driver)?, bend, counts, limit: Mutex::default() }))
+    }
 }
 
 impl Bent {
@@ -66,7 +71,7 @@ impl DeviceAllocator for Bent {
     }
 
     fn counters(&self) -> Option<&dyn Counters> {
-        self.inner.counters()
+        self.inner.counters().filter(|_| self.counts)
     }
 
     fn raw_addresses(&self) -> Option<&dyn RawAddresses> {

@@ -133,10 +133,21 @@ fn capabilities_that_are_offered_and_do_nothing_are_caught() {
         (Bend::FreesAnyAddress, Property::BareAddressesAreChecked, "free_raw took"),
         (Bend::CallsNobody, Property::PressureHooksAreCalled, "no callback"),
     ] {
-        let name = format!("{bend:?}");
-        let found = test(&name, &bent(bend), by, Device::Sim, &Options::default());
-        let failure = found.expect_err("it is broken");
-        assert!(failure.what.contains(what), "{failure}");
+        for counts in [true, false] {
+            let name = format!("{bend:?}, counts: {counts}");
+            let found = test(&name, &bent(bend, counts), by, Device::Sim, &Options::default());
+            let failure = found.expect_err("it is broken");
+            assert!(failure.what.contains(what), "{failure}");
+        }
+    }
+}
+
+#[test]
+fn a_cache_without_counters_is_judged_by_the_device() {
+    for by in [Property::LimitsAreRespected, Property::EmptyingTheCacheKeepsLiveBlocks] {
+        let whole = bent(Bend::Nothing, false);
+        let found = test("whole", &whole, by, Device::Sim, &Options::default());
+        assert!(matches!(found, Ok(Outcome::Held { .. })), "{found:?}");
     }
 }
 

@@ -153,6 +153,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         self.forget_finished();
         self.mirror.begin(None);
         let outcome = self.perform(op)?;
+        self.machine.step();
         self.check(outcome)
     }
 

@@ -1,0 +1,143 @@
+//! Gates before streams: work behind them starts some operations later, so that what reuses memory too
+//! early meets it.
+//!
+//! Counted in operations and not in time, because a busy machine stretches time. Time is the way out for
+//! an allocator that waits for the work: nobody does a further operation then.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::{JoinHandle, spawn};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::ids::StreamId;
+
+/// So many operations later a gate opens.
+const STEPS: u64 = 8;
+/// Or so much time later.
+const HELD: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+struct Closed<G> {
+    stream: StreamId,
+    at_step: u64,
+    until: Instant,
+    _gate: G,
+}
+
+#[derive(Debug)]
+struct Book<G> {
+    /// The first to open first.
+    closed: VecDeque<Closed<G>>,
+    step: u64,
+    ends: bool,
+}
+
+#[derive(Debug)]
+struct Shared<G> {
+    book: Mutex<Book<G>>,
+    changed: Condvar,
+}
+
+impl<G> Shared<G> {
+    fn open_in_time(&self) {
+        let mut book = self.book.lock();
+        while !book.ends {
+            match book.closed.front().map(|first| first.until) {
+                None => self.changed.wait(&mut book),
+                Some(until) if until <= Instant::now() => drop(book.closed.pop_front()),
+                Some(until) => drop(self.changed.wait_until(&mut book, until)),
+            }
+        }
+        book.closed.clear();
+    }
+}
+
+/// Gates that are closed, and a thread that opens them in time.
+#[derive(Debug)]
+pub(super) struct Gates<G> {
+    shared: Arc<Shared<G>>,
+    opener: Option<JoinHandle<()>>,
+}
+
+impl<G: Send + 'static> Gates<G> {
+    pub(super) fn new() -> Self {
+        let book = Mutex::new(Book { closed: VecDeque::new(), step: 0, ends: false });
+        let shared = Arc::new(Shared { book, changed: Condvar::new() });
+        let own = Arc::clone(&shared);
+        Self { shared, opener: Some(spawn(move || own.open_in_time())) }
+    }
+}
+
+impl<G> Gates<G> {
+    /// Keeps a gate before `stream` closed for a while.
+    pub(super) fn keep(&self, stream: StreamId, gate: G) {
+        let mut book = self.shared.book.lock();
+        let (at_step, until) = (book.step + STEPS, Instant::now() + HELD);
+        book.closed.push_back(Closed { stream, at_step, until, _gate: gate });
+        self.shared.changed.notify_one();
+    }
+
+    /// Opens what stands before `stream`: somebody waits for it.
+    pub(super) fn open(&self, stream: StreamId) {
+        self.shared.book.lock().closed.retain(|closed| closed.stream != stream);
+    }
+
+    /// An operation was done.
+    pub(super) fn step(&self) {
+        let mut book = self.shared.book.lock();
+        book.step += 1;
+        let step = book.step;
+        book.closed.retain(|closed| closed.at_step > step);
+    }
+}
+
+impl<G> Drop for Gates<G> {
+    fn drop(&mut self) {
+        self.shared.book.lock().ends = true;
+        self.shared.changed.notify_one();
+        if let Some(opener) = self.opener.take() {
+            opener.join().expect("gates open");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+
+    /// A gate and whether it is still closed.
+    fn gate() -> (Arc<()>, Weak<()>) {
+        let gate = Arc::new(());
+        let closed = Arc::downgrade(&gate);
+        (gate, closed)
+    }
+
+    fn is_closed(closed: &Weak<()>) -> bool {
+        closed.strong_count() > 0
+    }
+
+    #[test]
+    fn a_gate_opens_after_steps_or_when_somebody_waits_or_in_time() {
+        let gates = Gates::new();
+        let ((one, first), (two, second)) = (gate(), gate());
+        gates.keep(StreamId(1), one);
+        gates.keep(StreamId(2), two);
+        gates.open(StreamId(1));
+        assert!(!is_closed(&first));
+        (0..STEPS).for_each(|_| gates.step());
+        assert!(!is_closed(&second));
+        let (three, third) = gate();
+        gates.keep(StreamId(1), three);
+        while is_closed(&third) {
+            std::thread::yield_now();
+        }
+        let (four, fourth) = gate();
+        gates.keep(StreamId(1), four);
+        drop(gates);
+        assert!(!is_closed(&fourth));
+    }
+}
