@@ -26,7 +26,7 @@ impl Handle {
         stream: &Arc<CudaStream>,
     ) -> Result<CudaVec<T>, BufferError> {
         self.check_stream(stream)?;
-        self.zeroed(len, stream_of(stream))?.into_cuda(stream)
+        self.zeroed(len, stream_of(stream))?.into_cuda_checked(stream)
     }
 
     /// A buffer for cudarc with a copy of these values. Waits for the copy.
@@ -40,7 +40,7 @@ impl Handle {
         stream: &Arc<CudaStream>,
     ) -> Result<CudaVec<T>, BufferError> {
         self.check_stream(stream)?;
-        self.from_slice(values, stream_of(stream))?.into_cuda(stream)
+        self.from_slice(values, stream_of(stream))?.into_cuda_checked(stream)
     }
 
     /// Work on streams of other devices or contexts could touch other memory, or none.
@@ -63,8 +63,13 @@ impl<T: Pod + Send + Sync> DeviceVec<T> {
     /// [`BufferError`] when the stream is not one of the primary context of the buffer's device, when
     /// the allocator knows no streams and the streams differ, or when the device fails. The buffer is
     /// dropped then.
-    pub fn into_cuda(mut self, stream: &Arc<CudaStream>) -> Result<CudaVec<T>, BufferError> {
+    pub fn into_cuda(self, stream: &Arc<CudaStream>) -> Result<CudaVec<T>, BufferError> {
         self.handle().check_stream(stream)?;
+        self.into_cuda_checked(stream)
+    }
+
+    /// The same for a stream that was found to be of the buffer's device.
+    fn into_cuda_checked(mut self, stream: &Arc<CudaStream>) -> Result<CudaVec<T>, BufferError> {
         self.lend(stream_of(stream), Arc::<CudaStream>::clone(stream))?;
         Ok(CudaVec::over(stream, self.address(), self.len(), Box::new(self))?)
     }

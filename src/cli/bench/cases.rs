@@ -269,6 +269,12 @@ pub fn together<W: FnMut(usize)>(
     Together { ns: slowest * 1e9 / steps as f64, mops: (threads * steps) as f64 / slowest / 1e6 }
 }
 
+/// The middle one of some runs, by what a step took; there is at least one.
+pub fn median(mut runs: Vec<Together>) -> Together {
+    runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
+    runs[runs.len() / 2]
+}
+
 /// One thread's share of the case `threads`: eight blocks, replaced in turn.
 struct Turns<'a, C: Client> {
     client: &'a C,
@@ -320,9 +326,7 @@ pub fn threads<C: Client>(
     };
     #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
     let steps = ((5e8 / run(FEWEST).ns) as usize).clamp(FEWEST, 200_000);
-    let mut runs: Vec<Together> = (0..7).map(|_| run(steps)).collect();
-    runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
-    runs[runs.len() / 2]
+    median((0..7).map(|_| run(steps)).collect())
 }
 
 /// Take 64 KiB, announce another stream, give back. `None` if the allocator knows no streams.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::cases::{Tail, Together, median_ns, together};
+use super::cases::{Tail, Together, median, median_ns, together};
 
 /// Alone on its cache lines.
 #[repr(align(128))]
@@ -24,15 +24,13 @@ pub(crate) fn atomic_rmw() -> f64 {
 /// Locking and unlocking a lock of one's own, on each of several threads at once.
 pub(crate) fn lock_pair(threads: usize) -> Together {
     let locks: Vec<_> = (0..threads).map(|_| Apart(Mutex::new(0u64))).collect();
-    let runs = (0..7).map(|_| {
+    let run = |_| {
         together(threads, 300_000, |thread| {
             let lock = &locks[thread].0;
             move |steps| (0..steps).for_each(|_| *black_box(lock).lock() += 1)
         })
-    });
-    let mut runs: Vec<Together> = runs.collect();
-    runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
-    runs[runs.len() / 2]
+    };
+    median((0..7).map(run).collect())
 }
 
 /// The system allocator's pair of 512 bytes.

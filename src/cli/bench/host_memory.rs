@@ -13,7 +13,7 @@ use crate::ids::{DeviceId, StreamId};
 use crate::size::{KIB, MIB};
 use crate::strategies::{CpuAllocator, CpuCachingGuard, current};
 
-use super::cases::{Together, median_ns, together};
+use super::cases::{Together, median, median_ns, together};
 
 const PAGE_BYTES: usize = 4096;
 const ALIGNMENT_BYTES: u64 = 64;
@@ -102,7 +102,5 @@ pub(crate) fn guards(settings: &Settings, threads: usize) -> Result<Together, Dr
             }
         })
     };
-    let mut runs: Vec<Together> = (0..7).map(run).collect();
-    runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
-    Ok(runs[runs.len() / 2])
+    Ok(median((0..7).map(run).collect()))
 }

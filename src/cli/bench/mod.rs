@@ -8,6 +8,7 @@ pub(super) mod loops;
 use std::error::Error;
 use std::io::Write;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
@@ -24,7 +25,7 @@ use crate::strategies::Strategy;
 use super::device::Device;
 use super::outcome::{Outcome, out};
 use super::settings;
-use cases::{Pool, Raw, Tail, Typed};
+use cases::{Pool, Raw, Tail, Together, Typed};
 use loops::Loops;
 
 /// Arguments of `bench`.
@@ -71,6 +72,11 @@ const PAIRS: [(&str, u64); 4] = [
 
 /// How often tails are timed; the least of each is reported.
 const TAIL_REPETITIONS: usize = 5;
+
+/// How often all numbers of threads are timed in turn, at most.
+const CROWD_ROUNDS: usize = 5;
+/// After so much time no further round begins.
+const CROWD_TIME: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
     let confs = settings::confs_or_default(&args.conf)?;
@@ -180,16 +186,39 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn floors(&mut self) -> std::io::Result<()> {
+    fn floors(&mut self) -> Result<(), Box<dyn Error>> {
         self.single("floor:atomic_rmw", floors::atomic_rmw)?;
-        if self.wants("floor:lock_pair") {
-            for threads in self.thread_counts() {
-                let floor = floors::lock_pair(threads);
-                self.row("floor:lock_pair", threads, floor.ns, floor.mops)?;
+        self.crowds("floor:lock_pair", |threads| Ok(floors::lock_pair(threads)))?;
+        self.single("floor:malloc_pair_512B", floors::malloc_pair)?;
+        self.tails("floor:tail_", floors::tail)?;
+        Ok(())
+    }
+
+    /// A case for each number of threads. All of them in turn, several times if that is quick, so that
+    /// an hour in which others use the machine is the same for all; each shows the median of its times.
+    fn crowds(
+        &mut self,
+        case: &str,
+        mut time: impl FnMut(usize) -> Result<Together, Box<dyn Error>>,
+    ) -> Result<(), Box<dyn Error>> {
+        if !self.wants(case) {
+            return Ok(());
+        }
+        let mut rows: Vec<_> = self.thread_counts().into_iter().map(|n| (n, Vec::new())).collect();
+        let start = Instant::now();
+        for round in 0..CROWD_ROUNDS {
+            if round > 0 && start.elapsed() > CROWD_TIME {
+                break;
+            }
+            for (threads, times) in &mut rows {
+                times.push(time(*threads)?);
             }
         }
-        self.single("floor:malloc_pair_512B", floors::malloc_pair)?;
-        self.tails("floor:tail_", floors::tail)
+        for (threads, times) in rows {
+            let Together { ns, mops } = cases::median(times);
+            self.row(case, threads, ns, mops)?;
+        }
+        Ok(())
     }
 
     /// 1, 2, 4 and so on, up to the most.
@@ -219,14 +248,11 @@ impl Printer<'_> {
         let Built { strategy, .. } = build(false)?;
         self.tails("tail:", || (loops.tail)(&Typed(&strategy)))?;
         for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
-            if self.wants(case) {
-                for threads in self.thread_counts() {
-                    let Built { strategy, driver, streams } = build(false)?;
-                    let streams = if own { &streams[..] } else { &streams[..1] };
-                    let done = (loops.threads)(&Typed(&strategy), &*driver, threads, streams);
-                    self.row(case, threads, done.ns, done.mops)?;
-                }
-            }
+            self.crowds(case, |threads| {
+                let Built { strategy, driver, streams } = build(false)?;
+                let streams = if own { &streams[..] } else { &streams[..1] };
+                Ok((loops.threads)(&Typed(&strategy), &*driver, threads, streams))
+            })?;
         }
         let Built { strategy, streams, .. } = build(false)?;
         if self.wants("record_stream:64KiB")
@@ -239,12 +265,9 @@ impl Printer<'_> {
 
     /// What only memory of the host has: threads with caches of their own, and pages that are touched.
     fn host_memory(&mut self, config: &Config) -> Result<(), Box<dyn Error>> {
-        if self.wants("threads:own_guard") {
-            for threads in self.thread_counts() {
-                let done = host_memory::guards(config.settings(), threads)?;
-                self.row("threads:own_guard", threads, done.ns, done.mops)?;
-            }
-        }
+        self.crowds("threads:own_guard", |threads| {
+            Ok(host_memory::guards(config.settings(), threads)?)
+        })?;
         let memory = host_memory::own(config.settings())?;
         self.touch(&*memory)?;
         Ok(())
@@ -283,14 +306,10 @@ impl Printer<'_> {
         }
         let (pool, _) = open()?;
         self.single("mix:4096live", || cases::mix(&pool))?;
-        if self.wants("threads:own_stream") {
-            for threads in self.thread_counts() {
-                let (pool, streams) = open()?;
-                let done = cases::threads(&pool, pool.driver(), threads, &streams);
-                self.row("threads:own_stream", threads, done.ns, done.mops)?;
-            }
-        }
-        Ok(())
+        self.crowds("threads:own_stream", |threads| {
+            let (pool, streams) = open()?;
+            Ok(cases::threads(&pool, pool.driver(), threads, &streams))
+        })
     }
 
     /// The same by bare address, where the strategy can.
@@ -305,17 +324,12 @@ impl Printer<'_> {
             }
         }
         let Built { strategy, .. } = build(true)?;
-        if let Some(raw) = strategy.raw_addresses() {
-            self.single("mix_raw:4096live", || (loops.mix_raw)(&Raw(raw)))?;
-        }
-        if self.wants("threads_raw:own_stream") {
-            for threads in self.thread_counts() {
-                let Built { strategy, driver, streams } = build(true)?;
-                let Some(raw) = strategy.raw_addresses() else { break };
-                let done = (loops.threads_raw)(&Raw(raw), &*driver, threads, &streams);
-                self.row("threads_raw:own_stream", threads, done.ns, done.mops)?;
-            }
-        }
-        Ok(())
+        let Some(raw) = strategy.raw_addresses() else { return Ok(()) };
+        self.single("mix_raw:4096live", || (loops.mix_raw)(&Raw(raw)))?;
+        self.crowds("threads_raw:own_stream", |threads| {
+            let Built { strategy, driver, streams } = build(true)?;
+            let raw = strategy.raw_addresses().ok_or("it has no bare addresses any more")?;
+            Ok((loops.threads_raw)(&Raw(raw), &*driver, threads, &streams))
+        })
     }
 }
