@@ -29,8 +29,10 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
     };
     let mut out = out();
     writeln!(out, "source: {source}")?;
-    let rows: Vec<Vec<String>> = config
-        .explain_with(&settings::keys())
+    let mut keys = config.explain_with(&settings::keys());
+    // What somebody said comes first.
+    keys.sort_by_key(|row| row.origin == Origin::Default);
+    let rows: Vec<Vec<String>> = keys
         .into_iter()
         .map(|row| {
             let origin = match row.origin {

@@ -190,23 +190,16 @@ fn divisions(roundup: &RoundupDivisions) -> String {
 /// What a key does here, or why it does nothing.
 fn note(settings: &Settings, key: &Key) -> String {
     let is_default = value_of(settings, key.name) == value_of(&Settings::default(), key.name);
+    let backend = settings.backend.as_str();
     let idle = match key.acts {
         Acts::NotYet => Some("parsed and checked; not yet acted on"),
-        // The native backend's keys about limits and compat are others' too.
-        Acts::Native
-            if (settings.backend == "cudaMallocAsync"
-                && matches!(key.name, "per_process_memory_fraction" | "compat"))
-                || (settings.backend == "cpu" && key.name == "per_process_memory_fraction") =>
-        {
-            None
+        Acts::Native | Acts::Expandable if backend != "native" => Some("backend:native only"),
+        Acts::MallocAsync if backend != "cudaMallocAsync" => Some("backend:cudaMallocAsync only"),
+        Acts::NativeAndMallocAsync if !matches!(backend, "native" | "cudaMallocAsync") => {
+            Some("backend:native and backend:cudaMallocAsync only")
         }
-        Acts::MallocAsync if settings.backend != "cudaMallocAsync" => {
-            Some("backend:cudaMallocAsync only")
-        }
-        Acts::Native if settings.backend != "native" => Some("the native backend only"),
-        Acts::Expandable if settings.backend != "native" => Some("the native backend only"),
-        Acts::Pluggable if settings.backend != "pluggable" => Some("the pluggable backend only"),
-        Acts::Cpu if settings.backend != "cpu" => Some("backend:cpu only"),
+        Acts::Pluggable if backend != "pluggable" => Some("backend:pluggable only"),
+        Acts::Cpu if backend != "cpu" => Some("backend:cpu only"),
         Acts::Expandable if !settings.expandable_segments => {
             Some("acts with expandable_segments:True only")
         }
@@ -217,9 +210,6 @@ fn note(settings: &Settings, key: &Key) -> String {
             "max_non_split_rounding_mb" if settings.max_split_bytes.is_none() => {
                 Some("acts with max_split_size_mb only")
             }
-            "per_process_memory_fraction" if !is_default => {
-                Some("read once, when the allocator is built")
-            }
             "throw_on_cudamalloc_oom" if settings.per_process_memory_fraction < 1.0 => {
                 Some("the fraction's limit refuses first")
             }
@@ -227,8 +217,7 @@ fn note(settings: &Settings, key: &Key) -> String {
         },
     };
     match idle {
-        Some(why) if !is_default => format!("{} - not in effect as such: {why}", key.meaning)
-            .replace(" - not in effect as such: read once", " - read once"),
+        Some(why) if !is_default => format!("{} - not in effect as such: {why}", key.meaning),
         _ => key.meaning.to_owned(),
     }
 }

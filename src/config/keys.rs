@@ -12,6 +12,9 @@ pub enum Acts {
     Always,
     /// The strategies built on the caching engine.
     Native,
+    /// Both that follow PyTorch's rules: the strategies built on the caching engine, and
+    /// `backend:cudaMallocAsync`.
+    NativeAndMallocAsync,
     /// Expandable segments only.
     Expandable,
     /// `backend:cudaMallocAsync`.
@@ -97,13 +100,13 @@ pub const BUILT_IN: &[Key] = &[
     key(
         "graph_capture_record_stream_reuse",
         BOOL,
-        Acts::NotYet,
-        "reuse of blocks inside a graph capture",
+        Acts::Native,
+        "blocks that were used by other streams are reused inside a graph capture",
     ),
     key(
         "per_process_memory_fraction",
         "a number from 0 to 1",
-        Acts::Native,
+        Acts::Always,
         "part of the device's memory that may be reserved",
     ),
     key(
@@ -128,7 +131,7 @@ pub const BUILT_IN: &[Key] = &[
         "malloc_async_own_pool",
         BOOL,
         Acts::MallocAsync,
-        "a driver pool of one's own instead of the device's default pool",
+        "a driver pool of one's own instead of the device's default pool; read when it is built",
     ),
     key(
         "layers",
@@ -167,7 +170,7 @@ pub const BUILT_IN: &[Key] = &[
     key(
         "compat",
         "pytorch or default",
-        Acts::Native,
+        Acts::NativeAndMallocAsync,
         "whose decisions where PyTorch's are defects",
     ),
     key("library", "a file's path", Acts::Pluggable, "shared library with the functions below"),

@@ -174,7 +174,7 @@ fn paths_with_commas_and_colons_are_quoted_and_told_back() {
     assert_eq!(again.settings(), config.settings(), "{}", config.to_text());
     let idle = Config::parse("library:a.so", &table).unwrap();
     let row = idle.explain().into_iter().find(|row| row.key == "library").unwrap();
-    assert!(row.note.contains("the pluggable backend only"), "{}", row.note);
+    assert!(row.note.contains("backend:pluggable only"), "{}", row.note);
 }
 
 /// The library for other languages has the symbols that PyTorch loads: it can be loaded here as well.

@@ -10,6 +10,7 @@
 //! Source of names and signatures: `cuda.h`.
 #![expect(unsafe_code, reason = "calling a foreign library")]
 
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
@@ -317,9 +318,14 @@ pub(super) fn api() -> DriverResult<&'static Api> {
     API.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
+#[cfg(unix)]
+const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+#[cfg(not(unix))]
+const NAMES: [&str; 1] = ["nvcuda.dll"];
+
 fn load() -> Result<Api, DriverError> {
     let mut reasons = Vec::new();
-    for name in ["libcuda.so.1", "libcuda.so", "nvcuda.dll"] {
+    for name in NAMES {
         // SAFETY: the vendor's library; its initialisers are safe to run in any process.
         match unsafe { Library::new(name) } {
             Ok(library) => {
@@ -335,7 +341,10 @@ fn load() -> Result<Api, DriverError> {
                     None => Err(missing(format!("{name} has no cuInit"))),
                 };
             }
-            Err(error) => reasons.push(error.to_string()),
+            // The loader's own words, which name the file, are the source.
+            Err(error) => {
+                reasons.push(error.source().map_or_else(|| error.to_string(), ToString::to_string));
+            }
         }
     }
     Err(missing(format!("no CUDA driver on this machine: {}", reasons.join("; "))))
