@@ -187,12 +187,17 @@ fn divisions(roundup: &RoundupDivisions) -> String {
     format!("[{}]", parts.join(","))
 }
 
+fn is_built_in(backend: &str) -> bool {
+    matches!(backend, "native" | "cudaMallocAsync" | "pluggable" | "cpu")
+}
+
 /// What a key does here, or why it does nothing.
 fn note(settings: &Settings, key: &Key) -> String {
     let is_default = value_of(settings, key.name) == value_of(&Settings::default(), key.name);
     let backend = settings.backend.as_str();
     let idle = match key.acts {
         Acts::NotYet => Some("parsed and checked; not yet acted on"),
+        Acts::BuiltIn if !is_built_in(backend) => Some("as its strategy reads it"),
         Acts::Native | Acts::Expandable if backend != "native" => Some("backend:native only"),
         Acts::MallocAsync if backend != "cudaMallocAsync" => Some("backend:cudaMallocAsync only"),
         Acts::NativeAndMallocAsync if !matches!(backend, "native" | "cudaMallocAsync") => {

@@ -12,6 +12,8 @@ pub enum Acts {
     Always,
     /// The strategies built on the caching engine.
     Native,
+    /// Every built-in strategy.
+    BuiltIn,
     /// Both that follow PyTorch's rules: the strategies built on the caching engine, and
     /// `backend:cudaMallocAsync`.
     NativeAndMallocAsync,
@@ -106,7 +108,7 @@ pub const BUILT_IN: &[Key] = &[
     key(
         "per_process_memory_fraction",
         "a number from 0 to 1",
-        Acts::Always,
+        Acts::BuiltIn,
         "part of the device's memory that may be reserved",
     ),
     key(

@@ -39,7 +39,7 @@ pub struct Settings {
     /// `graph_capture_record_stream_reuse`.
     pub graph_capture_record_stream_reuse: bool,
     /// `per_process_memory_fraction`, in [0, 1]; 1 means no limit. Looked at once, when an
-    /// allocator is built.
+    /// allocator is built; a switchable one takes it from further strings, too.
     pub per_process_memory_fraction: f64,
     /// `throw_on_cudamalloc_oom`.
     pub throw_on_device_oom: bool,

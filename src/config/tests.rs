@@ -377,14 +377,14 @@ fn what_has_no_effect_is_said() {
 fn explanations_say_of_each_key_whose_it_is() {
     let said = "graph_capture_record_stream_reuse:True,per_process_memory_fraction:0.5,compat:pytorch,\
                 malloc_async_own_pool:True,cpu_zero_fill:True,roundup_power2_divisions:4";
-    let all = ["native", "cudaMallocAsync", "pluggable", "cpu"];
+    let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
     for (key, whose) in [
         ("graph_capture_record_stream_reuse", &all[..1]),
         ("roundup_power2_divisions", &all[..1]),
         ("compat", &all[..2]),
         ("malloc_async_own_pool", &all[1..2]),
-        ("cpu_zero_fill", &all[3..]),
-        ("per_process_memory_fraction", &all[..]),
+        ("cpu_zero_fill", &all[3..4]),
+        ("per_process_memory_fraction", &all[..4]),
     ] {
         for backend in all {
             let config = Config::parse(&format!("backend:{backend},{said}"), &KeyTable::default());

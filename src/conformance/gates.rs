@@ -1,8 +1,9 @@
 //! Gates before streams: work behind them starts some operations later, so that what reuses memory too
 //! early meets it.
 //!
-//! Counted in operations and not in time, because a busy machine stretches time. Time is the way out for
-//! an allocator that waits for the work: nobody does a further operation then.
+//! Counted in operations, because a busy machine stretches time. Time is the way out for an allocator
+//! that waits for the work, because nobody does a further operation then; a test's thread that is kept
+//! away for longer finds the gates open, too.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ struct Book<G> {
 
 #[derive(Debug)]
 struct Shared<G> {
+    held: Duration,
     book: Mutex<Book<G>>,
     changed: Condvar,
 }
@@ -63,8 +65,12 @@ pub(super) struct Gates<G> {
 
 impl<G: Send + 'static> Gates<G> {
     pub(super) fn new() -> Self {
+        Self::that_open_after(HELD)
+    }
+
+    fn that_open_after(held: Duration) -> Self {
         let book = Mutex::new(Book { closed: VecDeque::new(), step: 0, ends: false });
-        let shared = Arc::new(Shared { book, changed: Condvar::new() });
+        let shared = Arc::new(Shared { held, book, changed: Condvar::new() });
         let own = Arc::clone(&shared);
         Self { shared, opener: Some(spawn(move || own.open_in_time())) }
     }
@@ -74,7 +80,7 @@ impl<G> Gates<G> {
     /// Keeps a gate before `stream` closed for a while.
     pub(super) fn keep(&self, stream: StreamId, gate: G) {
         let mut book = self.shared.book.lock();
-        let (at_step, until) = (book.step + STEPS, Instant::now() + HELD);
+        let (at_step, until) = (book.step + STEPS, Instant::now() + self.shared.held);
         book.closed.push_back(Closed { stream, at_step, until, _gate: gate });
         self.shared.changed.notify_one();
     }
@@ -121,23 +127,33 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_opens_after_steps_or_when_somebody_waits_or_in_time() {
-        let gates = Gates::new();
+    fn a_gate_opens_when_somebody_waits_or_after_steps() {
+        let gates = Gates::that_open_after(Duration::from_secs(600));
         let ((one, first), (two, second)) = (gate(), gate());
         gates.keep(StreamId(1), one);
         gates.keep(StreamId(2), two);
         gates.open(StreamId(1));
-        assert!(!is_closed(&first));
-        (0..STEPS).for_each(|_| gates.step());
+        assert!(!is_closed(&first) && is_closed(&second));
+        (1..STEPS).for_each(|_| gates.step());
+        assert!(is_closed(&second));
+        gates.step();
         assert!(!is_closed(&second));
         let (three, third) = gate();
         gates.keep(StreamId(1), three);
-        while is_closed(&third) {
+        assert!(is_closed(&third));
+        drop(gates);
+        assert!(!is_closed(&third));
+    }
+
+    #[test]
+    fn a_gate_opens_in_time() {
+        let gates = Gates::new();
+        let (gate, closed) = gate();
+        gates.keep(StreamId(1), gate);
+        let late = Instant::now() + Duration::from_secs(60);
+        while is_closed(&closed) {
+            assert!(Instant::now() < late, "it stays closed");
             std::thread::yield_now();
         }
-        let (four, fourth) = gate();
-        gates.keep(StreamId(1), four);
-        drop(gates);
-        assert!(!is_closed(&fourth));
     }
 }

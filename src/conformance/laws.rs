@@ -88,6 +88,10 @@ pub(super) fn bytes_stay_intact(bed: &mut Bed<'_>, step: &Step) -> Checked {
     if !matches!(step, Step::Emptied | Step::Ended) {
         return Ok(());
     }
+    // Work that is held back spoils what it meets before somebody looks for the last time.
+    if matches!(step, Step::Ended) {
+        bed.streams.iter().for_each(|stream| bed.machine.finish_stream(*stream));
+    }
     for live in &bed.model.live {
         let Some(seed) = live.seed else { continue };
         let found = bed.machine.verify(live.start(), live.bytes, seed, live.stream);

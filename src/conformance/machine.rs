@@ -164,8 +164,9 @@ impl Real for Host {
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 pub struct RealMachine<D: Real> {
-    device: Arc<D>,
+    /// They open before the device goes.
     gates: Gates<D::Gate>,
+    device: Arc<D>,
 }
 
 /// The machine's own memory.

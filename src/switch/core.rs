@@ -3,7 +3,8 @@
 //! Everything that can fail happens before the new allocator is put in force. What must not change
 //! while that happens (open scopes, peers, the limit) is guarded by `doors`. Lock order: the gate of
 //! scopes, `doors`, `ledger`, the list of generations, an allocator's own. None but the gate is held
-//! while an allocator is built or dropped, or while hooks run. Read next: `drain`.
+//! while an allocator is built or dropped, or while hooks run; a pluggable allocator's own function is
+//! told of a memory fraction under `doors`. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -156,32 +157,34 @@ impl Core {
         Ok(None)
     }
 
-    /// Changes the current one, `caching`, to what fits it. A fraction that this text tells is the limit
-    /// from now on, as if a call had set it; one that an earlier text told may have been changed since.
+    /// Changes the current one, `caching`, to what fits it. A fraction that this text or code tells is the
+    /// limit from now on, as if a call had set it; one that an earlier text told may have been changed
+    /// since.
     pub(super) fn apply(
         &self,
         doors: &mut Doors,
         caching: &dyn Caching,
         next: Config,
     ) -> Result<(), DriverError> {
-        let told = matches!(next.origin("per_process_memory_fraction"), Origin::Text { .. });
+        let fraction = next.settings().per_process_memory_fraction;
+        let told = match next.origin("per_process_memory_fraction") {
+            Origin::Text { .. } => true,
+            Origin::Earlier => false,
+            Origin::Default => fraction < 1.0,
+        };
+        caching.apply(&next)?;
         if told {
-            let fraction = next.settings().per_process_memory_fraction;
-            caching.set_memory_fraction(fraction).map_err(|refused| {
+            if let Err(refused) = caching.set_memory_fraction(fraction) {
+                // What is in force could be applied before; the first error is the one to tell.
+                let _ = caching.apply(&doors.config);
                 let kind = DriverErrorKind::InvalidValue;
-                DriverError::new(kind, "set_memory_fraction", 0, refused.to_string())
-            })?;
-        }
-        let limit_bytes = if told { caching.limit_bytes() } else { doors.limit_bytes };
-        let applied = caching.apply(&next);
-        if applied.is_ok() {
-            doors.limit_bytes = limit_bytes;
-            doors.put(next);
-        }
-        if told {
+                return Err(DriverError::new(kind, "apply", 0, refused.to_string()));
+            }
+            doors.limit_bytes = caching.limit_bytes();
             self.spread(doors);
         }
-        applied
+        doors.put(next);
+        Ok(())
     }
 
     fn install(
@@ -304,14 +307,18 @@ fn find_owned<R>(
     all.into_iter().find_map(|generation| ask(&generation).map(|answer| (generation, answer)))
 }
 
-/// Whether an allocator that was built from the one can become what the other says.
-/// Whether the two differ only in what an allocator that was built from the one can change.
+/// Whether the two differ only in what an allocator that was built from the one can change. Nobody knows
+/// what a registered one reads when it is built: anything that others read then counts.
 fn is_built_alike(one: &Settings, other: &Settings) -> bool {
+    let cpu = || one.cpu.fixed_key_that_differs(&other.cpu).is_none();
+    let own_pool = || one.malloc_async_own_pool == other.malloc_async_own_pool;
+    let library = || one.pluggable == other.pluggable;
     let same_parts = match one.backend.as_str() {
-        "cpu" => one.cpu.fixed_key_that_differs(&other.cpu).is_none(),
-        "cudaMallocAsync" => one.malloc_async_own_pool == other.malloc_async_own_pool,
-        "pluggable" => one.pluggable == other.pluggable,
-        _ => true,
+        "native" => true,
+        "cpu" => cpu(),
+        "cudaMallocAsync" => own_pool(),
+        "pluggable" => library(),
+        _ => cpu() && own_pool() && library(),
     };
     one.backend == other.backend && one.layers == other.layers && same_parts
 }

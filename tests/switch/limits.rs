@@ -7,7 +7,7 @@ use stratalloc::allocator::{
     Allocation, Counters, DeviceAllocator, MemoryPool, PoolOptions, Request,
 };
 use stratalloc::cache::EngineOptions;
-use stratalloc::config::Config;
+use stratalloc::config::{Config, Settings};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{AllocError, FreeError};
@@ -204,17 +204,19 @@ fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
     for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT] {
         let bed = Bed::new(conf);
         let caching = bed.switchable.caching().expect("it caches");
+        let kept = bed.take(GIB);
         bed.switchable.update("per_process_memory_fraction:0.25").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(2 * GIB), "{conf}");
-        fails(&bed, 3 * GIB);
-        let kept = bed.take(GIB);
+        fails(&bed, 2 * GIB);
         // It sticks, and a limit that a call has set since is not moved by a string that tells none.
         caching.set_limit_bytes(Some(3 * GIB));
         bed.switchable.update("throw_on_cudamalloc_oom:False").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(3 * GIB), "{conf}");
         bed.switchable.update("per_process_memory_fraction:1.0").expect("a good string");
         assert_eq!(caching.limit_bytes(), None, "{conf}");
-        bed.give(kept);
+        let more = bed.take(3 * GIB);
+        assert_eq!(bed.switchable.retired(), 0, "nothing was switched: {conf}");
+        [kept, more].into_iter().for_each(|block| bed.give(block));
     }
 }
 
@@ -233,7 +235,8 @@ fn a_fraction_in_a_further_string_spans_old_and_new() {
 #[test]
 fn a_further_string_that_the_device_refuses_moves_no_limit() {
     let config = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
-    let plain = Arc::new(Plain { inner: Arc::new(Sim::new(SimOptions::default())) });
+    let options = SimOptions { total_bytes: 8 * GIB, ..SimOptions::default() };
+    let plain = Arc::new(Plain { inner: Arc::new(Sim::new(options)) });
     let switchable = Switchable::build(&config, plain, BuildOptions::default())
         .expect("fixed segments need little");
     let further = "per_process_memory_fraction:0.25,expandable_segments:True";
@@ -241,6 +244,34 @@ fn a_further_string_that_the_device_refuses_moves_no_limit() {
     assert_eq!(switchable.caching().expect("native caches").limit_bytes(), None);
     let part = switchable.config().settings().per_process_memory_fraction;
     assert!(part >= 1.0, "{part}");
+    let block = switchable.allocate(Request::new(3 * GIB, StreamId::DEFAULT)).expect("no limit");
+    switchable.free(block).expect("it is live");
+}
+
+#[test]
+fn a_fraction_that_code_says_is_enforced() {
+    let bed = Bed::new(NATIVE);
+    let caching = bed.switchable.caching().expect("native caches");
+    let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
+    caching.apply(&Config::from_settings(half)).expect("it fits");
+    assert_eq!(caching.limit_bytes(), Some(4 * GIB));
+    caching.apply(&Config::default()).expect("it fits");
+    assert_eq!(caching.limit_bytes(), Some(4 * GIB), "nothing was said of it");
+}
+
+#[test]
+fn a_registered_allocator_is_built_anew_for_keys_that_others_read_once() {
+    let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
+        Ok(Box::new(NativeAllocator::new(driver, &EngineOptions::default())?))
+    };
+    registry::register("reads_once", make).expect("the name is free");
+    for key in ["library:\"a.so\"", "malloc_async_own_pool:True", "cpu_alignment:256"] {
+        let bed = Bed::new("backend:reads_once");
+        let old = bed.take(MIB);
+        bed.switchable.update(key).expect("a good string");
+        assert_eq!(bed.switchable.retired(), 1, "{key}");
+        bed.give(old);
+    }
 }
 
 #[test]
@@ -251,7 +282,10 @@ fn a_key_that_is_read_when_an_allocator_is_built_switches() {
     assert_eq!(bed.switchable.retired(), 1, "the old one still has a block");
     bed.give(old);
     assert_eq!(bed.switchable.retired(), 0);
+    let old = bed.take(MIB);
     bed.switchable.update("malloc_async_own_pool:True").expect("a good string");
+    assert_eq!(bed.switchable.retired(), 0, "it said so before");
+    bed.give(old);
     let bed = Bed::new("backend:cpu");
     let old = bed.take(MIB);
     bed.switchable.update("cpu_alignment:256").expect("a good string");

@@ -95,7 +95,8 @@ impl Callbacks {
         self
     }
 
-    /// Told of a memory fraction, from 0 to 1. The limit itself is kept here too.
+    /// Told of a memory fraction, from 0 to 1. The limit itself is kept here too. It is called under the
+    /// locks of a [switchable](crate::switch::Switchable) allocator, which it must not call.
     #[must_use]
     pub fn on_memory_fraction(
         mut self,
