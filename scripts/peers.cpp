@@ -5,6 +5,9 @@
 //   -DPEER_TORCH   PyTorch's allocator (c10), whichever backend PYTORCH_CUDA_ALLOC_CONF names
 //   -DPEER_RMM     RMM: pool, arena, async
 //   neither        the raw driver: cudaMallocAsync, and cudaMalloc with fewer steps
+// PEER_ONLY names the one allocator to time, PEER_SINGLE=0 leaves out the cases of one thread,
+// PEER_THREADS says up to how many threads the others have (0: none of these).
+//
 // The sizes come from the same distributions as ours, from another generator: the same kind of work, not
 // the same bytes.
 
@@ -195,14 +198,27 @@ void threads(const Allocator& a, int count, bool own, const char* what) {
   for (auto stream : streams) cudaStreamDestroy(stream);
 }
 
+int number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text ? std::atoi(text) : otherwise;
+}
+
+bool wanted(const std::string& name) {
+  const char* only = std::getenv("PEER_ONLY");
+  return !only || name == only;
+}
+
 void all(const Allocator& a, bool many_holes = true) {
-  pairs(a);
-  mix(a);
-  if (a.effort == 1.0) {
-    holes(a, 4096, many_holes ? 20000 : 300);
-    if (many_holes) holes(a, 65536, 20000);
+  if (!wanted(a.name)) return;
+  if (number("PEER_SINGLE", 1)) {
+    pairs(a);
+    mix(a);
+    if (a.effort == 1.0) {
+      holes(a, 4096, many_holes ? 20000 : 300);
+      if (many_holes) holes(a, 65536, 20000);
+    }
   }
-  const int most = std::getenv("PEER_THREADS") ? std::atoi(std::getenv("PEER_THREADS")) : 16;
+  const int most = number("PEER_THREADS", 16);
   for (int count = 1; count <= most; count *= 4) threads(a, count, true, "threads:own_stream");
 }
 
@@ -222,7 +238,7 @@ int main() {
                   [](std::size_t n, cudaStream_t s) { return cached::raw_alloc_with_stream(n, s); },
                   [](void* p, std::size_t, cudaStream_t) { cached::raw_delete(p); }};
   all(torch);
-  if (text.find("Async") == text.npos) {
+  if (number("PEER_SINGLE", 1) && wanted(torch.name) && text.find("Async") == text.npos) {
     cudaStream_t other;
     cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
     const auto stream = c10::cuda::getStreamFromExternal(other, 0);

@@ -1,8 +1,13 @@
-"""Turns the rows of side_by_side.sh into the table of benches/RESULTS.md, on the standard output."""
+"""Turns the rows of side_by_side.sh into the tables of benches/RESULTS.md, on the standard output.
+
+A cell that was timed in several rounds shows the median. A comparison is the ratio of the medians and,
+in brackets, the least and the largest ratio of a round.
+"""
 
 import csv
 import json
 import pathlib
+import statistics
 import sys
 
 CASES = [
@@ -19,19 +24,19 @@ OURS = {
 
 
 def read(folder):
-    """(column, case, threads) -> nanoseconds, and the floors."""
+    """(column, case, threads) -> nanoseconds of each round, and the floors."""
     cells, columns, floors = {}, [], {}
 
     def put(column, case, threads, ns):
         if column not in columns:
             columns.append(column)
-        cells.setdefault((column, case, int(threads)), float(ns))
+        cells.setdefault((column, case, int(threads)), []).append(float(ns))
 
     ours = folder / "ours.json"
     for line in ours.read_text().splitlines() if ours.exists() else []:
         row = json.loads(line)
         if row["case"].startswith("floor:"):
-            floors.setdefault((row["case"], row["threads"]), row["ns_per_op"])
+            floors.setdefault((row["case"], row["threads"]), []).append(row["ns_per_op"])
             continue
         name = OURS[row["conf"]]
         case = row["case"]
@@ -45,31 +50,53 @@ def read(folder):
     return cells, columns, floors
 
 
+def against(cells, column, reference, case, faster):
+    """How many times as fast as the reference, or how many times its cost; None if one is missing."""
+    own, other = cells.get((column, *case)), cells.get((reference, *case))
+    if not own or not other:
+        return None
+    ratio = (lambda a, b: b / a) if faster else (lambda a, b: a / b)
+    text = f"{ratio(statistics.median(own), statistics.median(other)):.2f}"
+    if len(own) == len(other) > 1:
+        rounds = [ratio(*pair) for pair in zip(own, other)]
+        text += f" ({min(rounds):.2f} to {max(rounds):.2f})"
+    return text
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     cells, columns, floors = read(folder)
     cases = [c for c in CASES if any((column, *c) in cells for column in columns)]
 
     def show(column, case):
-        ns = cells.get((column, *case))
-        return "" if ns is None else f"{ns:,.0f}" if ns >= 100 else f"{ns:.1f}"
+        rounds = cells.get((column, *case))
+        if not rounds:
+            return ""
+        ns = statistics.median(rounds)
+        return f"{ns:,.0f}" if ns >= 100 else f"{ns:.1f}"
 
     print("| ns an operation | " + " | ".join(f"{c} x{t}" if t > 1 else c for c, t in cases) + " |")
     print("|---" * (len(cases) + 1) + "|")
     for column in columns:
         print(f"| {column} | " + " | ".join(show(column, case) for case in cases) + " |")
     print()
-    for (name, threads), ns in sorted(floors.items()):
-        print(f"{name} x{threads}: {ns:,.1f}")
+    for (name, threads), rounds in sorted(floors.items()):
+        print(f"{name} x{threads}: {statistics.median(rounds):,.1f} ({min(rounds):,.1f} to {max(rounds):,.1f})")
+    for column in columns:
+        for reference, faster in (("torch native", True), ("raw cudaMallocAsync", False)):
+            pools = column.startswith("ours: cudaMallocAsync") or column == "ours: driver alone"
+            if not column.startswith("ours:") or pools == faster:
+                continue
+            print(f"\n{column}, {'times as fast as' if faster else 'times the cost of'} {reference}:")
+            for case in cases:
+                ratio = against(cells, column, reference, case, faster)
+                if ratio:
+                    print(f"  {case[0]} x{case[1]}: {ratio}")
+        alone = cells.get((column, "threads:own_stream", 1))
+        crowd = cells.get((column, "threads:own_stream", 16))
+        if column.startswith("ours:") and alone and crowd:
+            print(f"  scaling to 16 threads (1 is perfect): {alone[-1] / crowd[-1]:.2f}")
     print()
-    reference = "torch native"
-    for column in [c for c in columns if c.startswith("ours: native") or c.startswith("ours: expand")]:
-        ratios = []
-        for case in cases:
-            pair = cells.get((column, *case)), cells.get((reference, *case))
-            if all(pair):
-                ratios.append(f"{case[0]} x{case[1]} {pair[1] / pair[0]:.1f}")
-        print(f"{column}, times as fast as {reference}: " + ", ".join(ratios))
     for line in (folder / "machine.txt", folder / "left_out.txt"):
         if line.exists():
             print(line.read_text().rstrip())

@@ -6,22 +6,40 @@
 # STRATALLOC is the program, built anywhere; OUT a folder for the rows; WHEELS a folder with the wheels of
 # librmm and rapids-logger, without which RMM is left out. Needs a CUDA toolkit, a C++ compiler and, for
 # PyTorch's rows, PyTorch. What is missing is said and left out. `scripts/results.py OUT` makes the table.
+#
+# What is compared closely (PyTorch's native allocator, the raw driver's pool, ours on both) runs in turn,
+# ROUNDS times (5), so that an hour in which others use the machine is the same for all.
 set -uo pipefail
 program=$(realpath "$1")
 out=$(realpath "$2")
 wheels=${3:+$(realpath "$3")}
 here=$(dirname "$(realpath "$0")")
 cuda=${CUDA_HOME:-/usr/local/cuda}
+rounds=${ROUNDS:-5}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 threads=$(nproc)
 threads=$((threads > 16 ? 16 : threads))
-export PEER_THREADS=$threads
+native=backend:native
+expandable=backend:native,expandable_segments:True
+pools=backend:cudaMallocAsync
 
 # The caller's folders come first: RMM brings headers that are newer than the toolkit's.
 build() { g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" -L"$cuda/lib64" -lcudart -lpthread; }
 left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
+# A peer's program, if it was built: peer NAME
+peer() { [ ! -x "$work/$1" ] || "$work/$1" >>"$out/$1.csv" || left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-${PEER_ONLY:-}})"; }
+# ours THREADS CASES CONF...
+ours() {
+    local threads=$1 cases=$2 confs=()
+    shift 2
+    for conf in "$@"; do confs+=(--conf "$conf"); done
+    # shellcheck disable=SC2046,SC2086
+    "$program" bench --device cuda:0 --threads "$threads" "${confs[@]}" --json \
+        $(printf -- '--case %s ' $cases) >>"$out/ours.json" || left_out "a part of ours ($*)"
+}
 
+rm -f "$out"/*.csv "$out/ours.json"
 : >"$out/left_out.txt"
 {
     echo "date: $(date -u +%F)"
@@ -29,17 +47,14 @@ left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
     echo "processor: $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
     python3 -c 'import torch; print("torch:", torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null
     ls "${wheels:-/nonexistent}" 2>/dev/null | sed -n 's/^librmm[^-]*-\([0-9.]*\)-.*/rmm: \1/p'
+    echo "rounds: $rounds"
 } >"$out/machine.txt"
 
-build -o "$work/raw" && "$work/raw" >"$out/raw.csv" || left_out "the raw driver"
+build -o "$work/raw" || left_out "the raw driver"
 
 torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null)
-if [ -n "$torch" ] && build -DPEER_TORCH -I"$torch/include" -L"$torch/lib" -Wl,--no-as-needed \
+if [ -z "$torch" ] || ! build -DPEER_TORCH -I"$torch/include" -L"$torch/lib" -Wl,--no-as-needed \
     -lc10 -lc10_cuda -ltorch_cuda -ltorch_cpu -ltorch "-Wl,-rpath,$torch/lib" -o "$work/torch"; then
-    for conf in "" expandable_segments:True backend:cudaMallocAsync; do
-        PYTORCH_CUDA_ALLOC_CONF=$conf "$work/torch" >>"$out/torch.csv" || left_out "a part of PyTorch ($conf)"
-    done
-else
     left_out "PyTorch"
 fi
 
@@ -50,19 +65,34 @@ if [ -n "$wheels" ]; then
     logger=$(dirname "$(find "$work/site" -name 'librapids_logger.so' | head -1)")
     includes="-I$rmm/include -I$rmm/include/rapids -I$(dirname "$logger")/include"
     # shellcheck disable=SC2086
-    if build -DPEER_RMM $includes -L"$libs" -L"$logger" -lrmm \
-        -lrapids_logger "-Wl,-rpath,$libs:$logger" -o "$work/rmm"; then
-        "$work/rmm" >"$out/rmm.csv" || left_out "a part of RMM"
-    else
-        left_out "RMM"
-    fi
+    build -DPEER_RMM $includes -L"$libs" -L"$logger" -lrmm \
+        -lrapids_logger "-Wl,-rpath,$libs:$logger" -o "$work/rmm" || left_out "RMM"
 else
     left_out "RMM (no wheels)"
 fi
 
-for conf in backend:native backend:native,expandable_segments:True backend:cudaMallocAsync; do
-    "$program" bench --device cuda:0 --threads "$threads" --conf "$conf" --json \
-        $(printf -- '--case %s ' floor: pair mix holes threads record_stream) >>"$out/ours.json" ||
-        left_out "a part of ours ($conf)"
+# One thread: what is compared closely, in turn.
+export PEER_THREADS=0 PEER_SINGLE=1
+for _ in $(seq "$rounds"); do
+    PYTORCH_CUDA_ALLOC_CONF='' peer torch
+    PEER_ONLY='raw cudaMallocAsync' peer raw
+    ours 1 'floor:atomic floor:lock floor:malloc pair mix holes record_stream' "$native" "$pools"
 done
+
+# One thread: the others, once.
+for conf in expandable_segments:True backend:cudaMallocAsync; do
+    PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
+done
+PEER_ONLY='raw cudaMalloc' peer raw
+peer rmm
+ours 1 'pair mix holes record_stream' "$expandable"
+
+# Several threads.
+export PEER_THREADS=$threads PEER_SINGLE=0
+for conf in '' expandable_segments:True backend:cudaMallocAsync; do
+    PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
+done
+peer raw
+peer rmm
+ours "$threads" 'floor:lock threads:own threads_raw' "$native" "$expandable" "$pools"
 cat "$out/left_out.txt"
