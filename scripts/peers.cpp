@@ -69,8 +69,14 @@ struct Allocator {
   void row(const char* what, double ns) const { row(what, 1, ns, 1000.0 / ns); }
 };
 
-// Median of `repetitions` timings of `steps` calls, in nanoseconds a call.
-double timed(int repetitions, int steps, const std::function<void(int)>& step) {
+// Median of `repetitions` timings of as many calls as a twentieth of a second has room for, a fiftieth of
+// `most` to `most`, as ours; in nanoseconds a call.
+double timed(int repetitions, int most, const std::function<void(int)>& step) {
+  const int fewest = std::max(1, most / 50);
+  const double first = seconds();
+  for (int s = 0; s < fewest; s++) step(s);
+  const double fit = 0.05 * fewest / (seconds() - first);
+  const int steps = static_cast<int>(std::clamp(fit, 1.0 * fewest, 1.0 * most));
   std::vector<double> times;
   for (int r = 0; r < repetitions; r++) {
     const double start = seconds();
@@ -148,7 +154,7 @@ void holes(const Allocator& a, int count, int steps) {
 void threads(const Allocator& a, int count, bool own, const char* what) {
   std::vector<cudaStream_t> streams(count);
   for (auto& stream : streams) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  // As many as half a second has room for, as ours.
+  // As many as a tenth of a second has room for, as ours.
   int steps = a.steps(2000);
   std::vector<double> slowest;
   for (int repetition = -1; repetition < 3; repetition++) {
@@ -188,7 +194,7 @@ void threads(const Allocator& a, int count, bool own, const char* what) {
     for (auto& member : crew) member.join();
     const double time = *std::max_element(took.begin(), took.end());
     if (repetition < 0) {
-      steps = a.steps(static_cast<int>(std::clamp(0.5 / time * steps, 2000.0, 200000.0)));
+      steps = a.steps(static_cast<int>(std::clamp(0.1 / time * steps, 2000.0, 200000.0)));
     } else {
       slowest.push_back(time);
     }
@@ -214,8 +220,8 @@ void all(const Allocator& a, bool many_holes = true) {
     pairs(a);
     mix(a);
     if (a.effort == 1.0) {
-      holes(a, 4096, many_holes ? 20000 : 300);
-      if (many_holes) holes(a, 65536, 20000);
+      holes(a, 4096, many_holes ? 200000 : 300);
+      if (many_holes) holes(a, 65536, 200000);
     }
   }
   const int most = number("PEER_THREADS", 16);

@@ -127,6 +127,20 @@ pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) 
     times[times.len() / 2]
 }
 
+/// The same with as many steps as a twentieth of a second has room for: a fiftieth of `most` to `most`.
+fn median_in_time(repetitions: usize, most: usize, mut step: impl FnMut(usize)) -> f64 {
+    let fewest = most / 50;
+    let ns = median_ns(1, fewest, &mut step);
+    median_ns(repetitions, as_many_as(5e7, ns, fewest, most), step)
+}
+
+/// How many steps of `ns` each this much time has room for.
+fn as_many_as(time_ns: f64, ns: f64, fewest: usize, most: usize) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
+    let steps = (time_ns / ns) as usize;
+    steps.clamp(fewest, most)
+}
+
 /// Take and give back at once.
 pub fn pair<C: Client>(client: &C, bytes: u64) -> f64 {
     let step = |_| {
@@ -134,7 +148,7 @@ pub fn pair<C: Client>(client: &C, bytes: u64) -> f64 {
         client.give(black_box(block));
     };
     (0..1000).for_each(step);
-    median_ns(7, 300_000, step)
+    median_in_time(7, 300_000, step)
 }
 
 /// Sizes as real programs ask for them: many small, few large.
@@ -176,7 +190,7 @@ pub fn mix<C: Client>(client: &C) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
     (0..200_000).for_each(|step| mix.step(client, &mut blocks, step));
-    let ns = median_ns(5, 300_000, |step| mix.step(client, &mut blocks, step));
+    let ns = median_in_time(5, 300_000, |step| mix.step(client, &mut blocks, step));
     give_all(client, blocks);
     ns
 }
@@ -191,7 +205,7 @@ pub fn holes<C: Client>(client: &C, holes: usize) -> f64 {
     }
     let step = |_| client.give(client.take(black_box(KIB), DEFAULT));
     (0..200).for_each(step);
-    let ns = median_ns(5, 20_000, step);
+    let ns = median_in_time(5, 200_000, step);
     give_all(client, blocks);
     ns
 }
@@ -307,8 +321,8 @@ impl<C: Client> Drop for Turns<'_, C> {
     }
 }
 
-/// Threads on these streams in turn: the median of seven runs of 200,000 steps, or of as many as half a
-/// second has room for. Each thread begins with the device as its own.
+/// Threads on these streams in turn: the median of seven runs of 200,000 steps, or of as many as a
+/// tenth of a second has room for. Each thread begins with the device as its own.
 pub fn threads<C: Client>(
     client: &C,
     device: &dyn Driver,
@@ -324,8 +338,7 @@ pub fn threads<C: Client>(
             move |steps| turns.run(steps)
         })
     };
-    #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
-    let steps = ((5e8 / run(FEWEST).ns) as usize).clamp(FEWEST, 200_000);
+    let steps = as_many_as(1e8, run(FEWEST).ns, FEWEST, 200_000);
     median((0..7).map(|_| run(steps)).collect())
 }
 
@@ -338,7 +351,7 @@ pub fn record_stream<A: DeviceAllocator>(allocator: &A, other: StreamId) -> Opti
         Typed(allocator).give(block);
     };
     (0..1000).for_each(step);
-    let ns = median_ns(5, 20_000, step);
+    let ns = median_in_time(5, 20_000, step);
     cross.process_events().expect("events can be queried");
     Some(ns)
 }
