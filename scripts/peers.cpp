@@ -5,8 +5,8 @@
 //   -DPEER_TORCH   PyTorch's allocator (c10), whichever backend PYTORCH_CUDA_ALLOC_CONF names
 //   -DPEER_RMM     RMM: pool, arena, async
 //   neither        the raw driver: cudaMallocAsync, and cudaMalloc with fewer steps
-// PEER_ONLY names the one allocator to time, PEER_SINGLE=0 leaves out the cases of one thread,
-// PEER_THREADS says up to how many threads the others have (0: none of these).
+// PEER_SINGLE=0 leaves out the cases of one thread, PEER_THREADS says up to how many threads the others
+// have (0: none of these).
 //
 // The sizes come from the same distributions as ours, from another generator: the same kind of work, not
 // the same bytes.
@@ -209,13 +209,7 @@ int number(const char* variable, int otherwise) {
   return text ? std::atoi(text) : otherwise;
 }
 
-bool wanted(const std::string& name) {
-  const char* only = std::getenv("PEER_ONLY");
-  return !only || name == only;
-}
-
 void all(const Allocator& a, bool many_holes = true) {
-  if (!wanted(a.name)) return;
   if (number("PEER_SINGLE", 1)) {
     pairs(a);
     mix(a);
@@ -244,7 +238,7 @@ int main() {
                   [](std::size_t n, cudaStream_t s) { return cached::raw_alloc_with_stream(n, s); },
                   [](void* p, std::size_t, cudaStream_t) { cached::raw_delete(p); }};
   all(torch);
-  if (number("PEER_SINGLE", 1) && wanted(torch.name) && text.find("Async") == text.npos) {
+  if (number("PEER_SINGLE", 1) && text.find("Async") == text.npos) {
     cudaStream_t other;
     cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
     const auto stream = c10::cuda::getStreamFromExternal(other, 0);

@@ -1,7 +1,7 @@
 """Turns the rows of side_by_side.sh into the tables of benches/RESULTS.md, on the standard output.
 
-A cell that was timed in several rounds shows the median. A comparison is the ratio of the medians and,
-in brackets, the least and the largest ratio of a round.
+A cell that was timed in several rounds shows the least: others who use the machine only make it more. A
+comparison is the ratio of these and, in brackets, of the medians.
 """
 
 import csv
@@ -56,10 +56,9 @@ def against(cells, column, reference, case, faster):
     if not own or not other:
         return None
     ratio = (lambda a, b: b / a) if faster else (lambda a, b: a / b)
-    text = f"{ratio(statistics.median(own), statistics.median(other)):.2f}"
-    if len(own) == len(other) > 1:
-        rounds = [ratio(*pair) for pair in zip(own, other)]
-        text += f" ({min(rounds):.2f} to {max(rounds):.2f})"
+    text = f"{ratio(min(own), min(other)):.2f}"
+    if len(own) > 1 and len(other) > 1:
+        text += f" ({ratio(statistics.median(own), statistics.median(other)):.2f})"
     return text
 
 
@@ -72,7 +71,7 @@ def main():
         rounds = cells.get((column, *case))
         if not rounds:
             return ""
-        ns = statistics.median(rounds)
+        ns = min(rounds)
         return f"{ns:,.0f}" if ns >= 100 else f"{ns:.1f}"
 
     print("| ns an operation | " + " | ".join(f"{c} x{t}" if t > 1 else c for c, t in cases) + " |")
@@ -81,7 +80,7 @@ def main():
         print(f"| {column} | " + " | ".join(show(column, case) for case in cases) + " |")
     print()
     for (name, threads), rounds in sorted(floors.items()):
-        print(f"{name} x{threads}: {statistics.median(rounds):,.1f} ({min(rounds):,.1f} to {max(rounds):,.1f})")
+        print(f"{name} x{threads}: {min(rounds):,.1f} ({statistics.median(rounds):,.1f}, at most {max(rounds):,.1f})")
     for column in columns:
         for reference, faster in (("torch native", True), ("raw cudaMallocAsync", False)):
             pools = column.startswith("ours: cudaMallocAsync") or column == "ours: driver alone"

@@ -7,8 +7,8 @@
 # librmm and rapids-logger, without which RMM is left out. Needs a CUDA toolkit, a C++ compiler and, for
 # PyTorch's rows, PyTorch. What is missing is said and left out. `scripts/results.py OUT` makes the table.
 #
-# What is compared closely (PyTorch's native allocator, the raw driver's pool, ours on both) runs in turn,
-# ROUNDS times (5), so that an hour in which others use the machine is the same for all.
+# The cases of one thread run in turn, ROUNDS times (5), so that an hour in which others use the machine is
+# the same for all.
 set -uo pipefail
 program=$(realpath "$1")
 out=$(realpath "$2")
@@ -28,7 +28,7 @@ pools=backend:cudaMallocAsync
 build() { g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" -L"$cuda/lib64" -lcudart -lpthread; }
 left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
 # A peer's program, if it was built: peer NAME
-peer() { [ ! -x "$work/$1" ] || "$work/$1" >>"$out/$1.csv" || left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-${PEER_ONLY:-}})"; }
+peer() { [ ! -x "$work/$1" ] || "$work/$1" >>"$out/$1.csv" || left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-})"; }
 # ours THREADS CASES CONF...
 ours() {
     local threads=$1 cases=$2 confs=()
@@ -71,28 +71,23 @@ else
     left_out "RMM (no wheels)"
 fi
 
-# One thread: what is compared closely, in turn.
+peers() {
+    for conf in '' expandable_segments:True backend:cudaMallocAsync; do
+        PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
+    done
+    peer raw
+    peer rmm
+}
+
+# One thread.
 export PEER_THREADS=0 PEER_SINGLE=1
 for _ in $(seq "$rounds"); do
-    PYTORCH_CUDA_ALLOC_CONF='' peer torch
-    PEER_ONLY='raw cudaMallocAsync' peer raw
-    ours 1 'floor:atomic floor:lock floor:malloc pair mix holes record_stream' "$native" "$pools"
+    peers
+    ours 1 'floor:atomic floor:lock floor:malloc pair mix holes record_stream' "$native" "$expandable" "$pools"
 done
-
-# One thread: the others, once.
-for conf in expandable_segments:True backend:cudaMallocAsync; do
-    PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
-done
-PEER_ONLY='raw cudaMalloc' peer raw
-peer rmm
-ours 1 'pair mix holes record_stream' "$expandable"
 
 # Several threads.
 export PEER_THREADS=$threads PEER_SINGLE=0
-for conf in '' expandable_segments:True backend:cudaMallocAsync; do
-    PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
-done
-peer raw
-peer rmm
+peers
 ours "$threads" 'floor:lock threads:own threads_raw' "$native" "$expandable" "$pools"
 cat "$out/left_out.txt"
