@@ -26,7 +26,7 @@
 //! });
 //! let options = Options { scripts: 4, ..Options::default() };
 //! let report = run("mine", &mine, &options)?;
-//! assert_eq!(report.outcomes.iter().filter(|(_, device, _)| *device == Device::Sim).count(), 15);
+//! assert_eq!(report.outcomes.iter().filter(|(_, device, _)| *device == Device::Sim).count(), 16);
 //! println!("{report}");
 //! # Ok::<(), stratalloc::conformance::Failure>(())
 //! ```
@@ -42,6 +42,7 @@ mod gates;
 mod laws;
 pub mod machine;
 mod model;
+mod private_pools;
 mod property;
 mod report;
 mod script;

@@ -34,6 +34,8 @@ pub enum Property {
     LimitsAreRespected,
     /// Bare addresses are found when a live block starts there, and refused otherwise.
     BareAddressesAreChecked,
+    /// What a private pool took nobody else gets, scopes route what they say, and its last user ends it.
+    PrivatePoolsAreApart,
     /// Threads that allocate and free at once get blocks of their own, and counters stay right.
     ThreadsGetBlocksOfTheirOwn,
 }
@@ -55,6 +57,7 @@ impl Property {
         Self::DriverFailuresLoseNothing,
         Self::LimitsAreRespected,
         Self::BareAddressesAreChecked,
+        Self::PrivatePoolsAreApart,
         Self::ThreadsGetBlocksOfTheirOwn,
     ];
 
@@ -76,6 +79,7 @@ impl Property {
             Self::DriverFailuresLoseNothing => "driver failures lose nothing",
             Self::LimitsAreRespected => "limits are respected",
             Self::BareAddressesAreChecked => "bare addresses are checked",
+            Self::PrivatePoolsAreApart => "private pools are apart",
             Self::ThreadsGetBlocksOfTheirOwn => "threads get blocks of their own",
         }
     }

@@ -137,6 +137,7 @@ impl Case<'_> {
             Property::DriverFailuresLoseNothing => self.driver_failures(),
             Property::LimitsAreRespected => self.limits(),
             Property::BareAddressesAreChecked => self.bare_addresses(),
+            Property::PrivatePoolsAreApart => self.private_pools(),
             Property::ThreadsGetBlocksOfTheirOwn => self.threads(),
         }
     }

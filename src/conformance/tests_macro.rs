@@ -47,6 +47,7 @@ macro_rules! conformance_tests {
                 driver_failures_lose_nothing: DriverFailuresLoseNothing,
                 limits_are_respected: LimitsAreRespected,
                 bare_addresses_are_checked: BareAddressesAreChecked,
+                private_pools_are_apart: PrivatePoolsAreApart,
                 threads_get_blocks_of_their_own: ThreadsGetBlocksOfTheirOwn,
             ]);
         }

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use stratalloc::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    ExpandableSegment, FreeMemoryCallback, OomObserver, Pressure, RawAddresses, Request,
+    ExpandableSegment, FreeMemoryCallback, OomObserver, PoolCheckpoint, PoolOptions, Pressure,
+    PrivatePools, RawAddresses, Request, Restored, ScopeFilter,
 };
 use stratalloc::config::Config;
 use stratalloc::conformance::configured;
 use stratalloc::driver::Driver;
-use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use stratalloc::error::{
+    AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
+};
 use stratalloc::history::SegmentLayout;
-use stratalloc::ids::StreamId;
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::Constructed;
 
 /// What does nothing.
@@ -25,6 +28,14 @@ pub(crate) enum Bend {
     EmptiesNothing,
     FreesAnyAddress,
     CallsNobody,
+    /// Serves requests to a pool from the default one.
+    HasOnePool,
+    /// Scopes route nobody.
+    RoutesNobody,
+    /// Scopes route everybody.
+    RoutesEverybody,
+    /// Pools have users for ever.
+    EndsNoPool,
 }
 
 #[derive(Debug)]
@@ -33,19 +44,26 @@ struct Bent {
     bend: Bend,
     counts: bool,
     limit: Mutex<Option<u64>>,
+    /// The pool that everybody is routed to.
+    routed: Mutex<Option<PoolId>>,
 }
 
 /// A constructor of such an allocator; `counts`: it offers counters.
 pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
     let native = configured("backend:native");
     move |driver| {
-        Ok(Box::new(Bent { inner: native(driver)?, bend, counts, limit: Mutex::default() }))
+        let (limit, routed) = (Mutex::default(), Mutex::default());
+        Ok(Box::new(Bent { inner: native(driver)?, bend, counts, limit, routed }))
     }
 }
 
 impl Bent {
     fn inner(&self) -> &dyn Caching {
         self.inner.caching().expect("the native strategy caches")
+    }
+
+    fn pools(&self) -> &dyn PrivatePools {
+        self.inner.private_pools().expect("the native strategy has pools")
     }
 
     fn raw(&self) -> &dyn RawAddresses {
@@ -55,7 +73,10 @@ impl Bent {
 
 impl DeviceAllocator for Bent {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.inner.allocate(request)
+        match *self.routed.lock() {
+            Some(pool) => self.pools().allocate_in(pool, request),
+            None => self.inner.allocate(request),
+        }
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
@@ -75,6 +96,10 @@ impl DeviceAllocator for Bent {
     }
 
     fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
+        Some(self)
+    }
+
+    fn private_pools(&self) -> Option<&dyn PrivatePools> {
         Some(self)
     }
 
@@ -130,6 +155,66 @@ impl Caching for Bent {
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         self.inner().base_allocation(allocation)
+    }
+}
+
+impl PrivatePools for Bent {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        self.pools().create_pool(pool, options)
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.pools().retain_pool(pool)
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        if self.bend == Bend::EndsNoPool { Ok(()) } else { self.pools().release_pool(pool) }
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        self.pools().pool_users(pool)
+    }
+
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let filter = match self.bend {
+            Bend::RoutesNobody => ScopeFilter::Stream(StreamId(u64::MAX)),
+            _ => filter,
+        };
+        self.pools().open_scope(pool, filter)?;
+        if self.bend == Bend::RoutesEverybody {
+            *self.routed.lock() = Some(pool);
+        }
+        Ok(())
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        *self.routed.lock() = None;
+        self.pools().close_scope(pool)
+    }
+
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        let pool = if self.bend == Bend::HasOnePool { PoolId::DEFAULT } else { pool };
+        self.pools().allocate_in(pool, request)
+    }
+
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.pools().empty_pool(pool)
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        self.pools().live_addresses(pool)
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        self.pools().pool_layout(pool)
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        self.pools().checkpoint(pool)
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        self.pools().restore(checkpoint)
     }
 }
 

@@ -132,6 +132,10 @@ fn capabilities_that_are_offered_and_do_nothing_are_caught() {
         (Bend::EmptiesNothing, Property::EmptyingTheCacheKeepsLiveBlocks, "bytes are reserved"),
         (Bend::FreesAnyAddress, Property::BareAddressesAreChecked, "free_raw took"),
         (Bend::CallsNobody, Property::PressureHooksAreCalled, "no callback"),
+        (Bend::HasOnePool, Property::PrivatePoolsAreApart, "says that its live blocks"),
+        (Bend::RoutesNobody, Property::PrivatePoolsAreApart, "says that its live blocks"),
+        (Bend::RoutesEverybody, Property::PrivatePoolsAreApart, "says that its live blocks"),
+        (Bend::EndsNoPool, Property::PrivatePoolsAreApart, "should have Some(2) users"),
     ] {
         for counts in [true, false] {
             let name = format!("{bend:?}, counts: {counts}");
@@ -144,7 +148,11 @@ fn capabilities_that_are_offered_and_do_nothing_are_caught() {
 
 #[test]
 fn a_cache_without_counters_is_judged_by_the_device() {
-    for by in [Property::LimitsAreRespected, Property::EmptyingTheCacheKeepsLiveBlocks] {
+    for by in [
+        Property::LimitsAreRespected,
+        Property::EmptyingTheCacheKeepsLiveBlocks,
+        Property::PrivatePoolsAreApart,
+    ] {
         let whole = bent(Bend::Nothing, false);
         let found = test("whole", &whole, by, Device::Sim, &Options::default());
         assert!(matches!(found, Ok(Outcome::Held { .. })), "{found:?}");

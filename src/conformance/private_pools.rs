@@ -1,0 +1,217 @@
+//! Private pools: what one took nobody else gets, scopes route what they say, and the last user ends it.
+//!
+//! Checkpoints, own segment allocators and captures are not looked at.
+
+use super::Checked;
+use super::bed::Bed;
+use super::report::Outcome;
+use super::search::Broken;
+use super::suite::Case;
+use crate::allocator::{
+    Allocation, DeviceAllocator, PoolOptions, PrivatePools, Request, ScopeFilter,
+};
+use crate::error::PoolError;
+use crate::ids::{PoolId, StreamId};
+use crate::size::MIB;
+
+/// One of each kind of block: small, large, with a segment of its own.
+const SIZES: [u64; 6] = [1, 512, 100_000, MIB, 3 * MIB, 12 * MIB];
+
+impl Case<'_> {
+    pub(super) fn private_pools(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.private_pools().is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no private pools" });
+        }
+        self.once(&|bed| {
+            let pool = PoolId::next_user();
+            begins(bed, pool)?;
+            SIZES.into_iter().try_for_each(|bytes| keeps_apart(bed, pool, bytes))?;
+            routes_a_thread(bed, pool)?;
+            routes_a_stream(bed, pool)?;
+            ends(bed, pool)
+        })?;
+        Ok(Outcome::Held { runs: 1 })
+    }
+}
+
+/// A block and how many bytes were asked for.
+struct Kept {
+    allocation: Allocation,
+    bytes: u64,
+}
+
+impl Kept {
+    fn meets(&self, start: u64, bytes: u64) -> bool {
+        let own = self.allocation.address();
+        own < start.saturating_add(bytes) && start < own.saturating_add(self.bytes)
+    }
+}
+
+fn pools<'b>(bed: &'b Bed<'_>) -> Result<&'b dyn PrivatePools, String> {
+    bed.allocator.private_pools().ok_or_else(|| "the private pools have gone".to_owned())
+}
+
+/// What must work.
+fn works<T>(bed: &mut Bed<'_>, what: &str, done: Result<T, PoolError>) -> Result<T, String> {
+    bed.lines.push(what.to_owned());
+    done.map_err(|error| format!("to {what} was refused: {error}"))
+}
+
+/// What must be refused.
+fn refused<T, E>(bed: &mut Bed<'_>, what: &str, done: Result<T, E>) -> Checked {
+    bed.lines.push(format!("{what}, which must be refused"));
+    if done.is_err() { Ok(()) } else { Err(format!("to {what} was not refused")) }
+}
+
+/// A block of the pool, or with `None` of whoever the request is routed to.
+fn take(
+    bed: &mut Bed<'_>,
+    pool: Option<PoolId>,
+    bytes: u64,
+    stream: StreamId,
+) -> Result<Kept, String> {
+    let request = Request::new(bytes, stream);
+    let (answer, whose) = match pool {
+        Some(pool) => (pools(bed)?.allocate_in(pool, request), format!("in pool {pool}")),
+        None => (bed.allocator.allocate(request), format!("on stream {stream}")),
+    };
+    let allocation = answer.map_err(|error| format!("{bytes} bytes {whose}: {error}"))?;
+    let start = allocation.address();
+    bed.lines.push(format!("allocate {bytes} bytes {whose}: a block at {start:#x}"));
+    Ok(Kept { allocation, bytes })
+}
+
+fn give(bed: &mut Bed<'_>, kept: Kept) -> Checked {
+    let start = kept.allocation.address();
+    bed.lines.push(format!("free the block at {start:#x}"));
+    let freed = bed.allocator.free(kept.allocation);
+    freed.map_err(|refused| format!("the block at {start:#x} could not be freed: {refused}"))
+}
+
+/// The pool's live blocks are exactly these.
+fn holds(bed: &Bed<'_>, pool: PoolId, blocks: &[&Kept]) -> Checked {
+    let live = pools(bed)?.live_addresses(pool).map_err(|error| error.to_string())?;
+    let mut wanted: Vec<u64> = blocks.iter().map(|kept| kept.allocation.address()).collect();
+    wanted.sort_unstable();
+    if live == wanted {
+        return Ok(());
+    }
+    Err(format!("pool {pool} says that its live blocks are at {live:x?}; they are at {wanted:x?}"))
+}
+
+fn has_users(bed: &Bed<'_>, pool: PoolId, wanted: Option<u32>) -> Checked {
+    let users = pools(bed)?.pool_users(pool);
+    if users == wanted {
+        return Ok(());
+    }
+    Err(format!("pool {pool} should have {wanted:?} users and says {users:?}"))
+}
+
+fn begins(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
+    let done = pools(bed)?.retain_pool(pool);
+    refused(bed, "use a pool that nobody made", done)?;
+    let done = pools(bed)?.create_pool(PoolId::DEFAULT, PoolOptions::default());
+    refused(bed, "make the default pool", done)?;
+    let done = pools(bed)?.create_pool(pool, PoolOptions::default());
+    works(bed, "make a pool", done)?;
+    let done = pools(bed)?.create_pool(pool, PoolOptions::default());
+    refused(bed, "make it again", done)?;
+    has_users(bed, pool, Some(1))
+}
+
+/// Blocks of the pool and of others never meet, whoever is freed in between.
+fn keeps_apart(bed: &mut Bed<'_>, pool: PoolId, bytes: u64) -> Checked {
+    let stream = bed.streams[0];
+    let own = take(bed, Some(pool), bytes, stream)?;
+    let other = take(bed, None, bytes, stream)?;
+    holds(bed, pool, &[&own])?;
+    let (start, in_use) = (own.allocation.address(), other.allocation.address());
+    if own.meets(in_use, bytes) {
+        return Err(format!("{bytes} bytes at {start:#x} and at {in_use:#x} meet"));
+    }
+    give(bed, own)?;
+    holds(bed, pool, &[])?;
+    let more = take(bed, None, bytes, stream)?;
+    let comes_from_the_driver = bed.machine.used_bytes() > 0;
+    if comes_from_the_driver && more.meets(start, bytes) {
+        return Err(format!("what pool {pool} keeps at {start:#x} was given to somebody else"));
+    }
+    let again = take(bed, Some(pool), bytes, stream)?;
+    if [&other, &more].iter().any(|kept| kept.meets(again.allocation.address(), bytes)) {
+        return Err(format!("pool {pool} handed out somebody else's block"));
+    }
+    holds(bed, pool, &[&again])?;
+    [other, more, again].into_iter().try_for_each(|kept| give(bed, kept))
+}
+
+fn routes_a_thread(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
+    let stream = bed.streams[0];
+    let done = pools(bed)?.open_scope(pool, ScopeFilter::this_thread());
+    works(bed, "open a scope of this thread", done)?;
+    let done = pools(bed)?.open_scope(pool, ScopeFilter::Stream(stream));
+    refused(bed, "open a second scope of the pool", done)?;
+    let own = take(bed, None, 4096, stream)?;
+    holds(bed, pool, &[&own])?;
+    bed.lines.push("another thread allocates".to_owned());
+    let allocator = &bed.allocator;
+    let theirs = std::thread::scope(|scope| {
+        scope.spawn(|| allocator.allocate(Request::new(4096, stream))).join()
+    });
+    let theirs = theirs.map_err(|_| "another thread's request panicked")?;
+    let allocation = theirs.map_err(|error| format!("another thread's request: {error}"))?;
+    holds(bed, pool, &[&own])?;
+    give(bed, own)?;
+    give(bed, Kept { allocation, bytes: 4096 })?;
+    closes(bed, pool)
+}
+
+fn routes_a_stream(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
+    let (stream, other) = (bed.streams[1], bed.streams[0]);
+    let done = pools(bed)?.open_scope(pool, ScopeFilter::Stream(stream));
+    works(bed, "open a scope of a stream", done)?;
+    let own = take(bed, None, 4096, stream)?;
+    let theirs = take(bed, None, 4096, other)?;
+    holds(bed, pool, &[&own])?;
+    [own, theirs].into_iter().try_for_each(|kept| give(bed, kept))?;
+    closes(bed, pool)?;
+    let theirs = take(bed, None, 4096, stream)?;
+    holds(bed, pool, &[])?;
+    give(bed, theirs)
+}
+
+fn closes(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
+    let done = pools(bed)?.close_scope(pool);
+    works(bed, "close the scope", done)?;
+    let done = pools(bed)?.close_scope(pool);
+    refused(bed, "close it again", done)
+}
+
+/// Its maker and two scopes use the pool.
+fn ends(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
+    let stream = bed.streams[0];
+    let last = take(bed, Some(pool), 3 * MIB, stream)?;
+    for users in [2, 1, 0] {
+        has_users(bed, pool, Some(users + 1))?;
+        let done = pools(bed)?.release_pool(pool);
+        works(bed, "release the pool", done)?;
+    }
+    has_users(bed, pool, Some(0))?;
+    let done = pools(bed)?.release_pool(pool);
+    refused(bed, "release a pool without users", done)?;
+    let done = pools(bed)?.retain_pool(pool);
+    refused(bed, "use a pool without users", done)?;
+    let done = pools(bed)?.open_scope(pool, ScopeFilter::this_thread());
+    refused(bed, "open a scope of a pool without users", done)?;
+    let done = pools(bed)?.allocate_in(pool, Request::new(512, stream));
+    refused(bed, "allocate in a pool without users", done)?;
+    holds(bed, pool, &[&last])?;
+    give(bed, last)?;
+    let Some(caching) = bed.allocator.caching() else { return Ok(()) };
+    caching.empty_cache().map_err(|error| format!("the cache could not be emptied: {error}"))?;
+    bed.lines.push("empty the cache".to_owned());
+    has_users(bed, pool, None)?;
+    match bed.reserved_bytes() {
+        0 => Ok(()),
+        left => Err(format!("nothing is live and the cache is empty; {left} bytes are reserved")),
+    }
+}
