@@ -93,7 +93,8 @@ pub trait PrivatePools: Send + Sync {
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError>;
 
     /// Removes a user. With the last one the pool serves nobody any more, and its memory goes back
-    /// to the driver, as its blocks are freed, whenever memory is released.
+    /// to the driver, as its blocks are freed, whenever memory is released. Close its scope first: some
+    /// strategies end an open one here, others leave it open.
     ///
     /// # Errors
     ///

@@ -332,11 +332,12 @@ impl<'m> Bed<'m> {
         self.allocator.counters().map(Counters::statistics)
     }
 
-    /// What the allocator holds: its counters tell, or the device, of what was taken since it was built.
+    /// What the allocator holds: its counters tell, if they ever counted that, or the device, of what was
+    /// taken since it was built.
     pub(super) fn reserved_bytes(&self) -> i64 {
         match self.statistics() {
-            Some(statistics) => statistics.memory_reserved(),
-            None => self.machine.used_bytes().saturating_sub(self.used_before).cast_signed(),
+            Some(counted) if counted.reserved_bytes.all.peak > 0 => counted.memory_reserved(),
+            _ => self.machine.used_bytes().saturating_sub(self.used_before).cast_signed(),
         }
     }
 

@@ -1,6 +1,10 @@
 //! Allocators that are wrong in one way each; the suite must say which.
 
-use stratalloc::conformance::{Device, Failure, Options, Outcome, Property, run, test};
+use stratalloc::conformance::{
+    Device, Failure, Options, Outcome, Property, constructor, run, test,
+};
+use stratalloc::layers::statistics::statistics;
+use stratalloc::registry::Constructed;
 
 use super::bent::{Bend, bent};
 use super::toy::{Defect, toy};
@@ -156,6 +160,18 @@ fn a_cache_without_counters_is_judged_by_the_device() {
         let whole = bent(Bend::Nothing, false);
         let found = test("whole", &whole, by, Device::Sim, &Options::default());
         assert!(matches!(found, Ok(Outcome::Held { .. })), "{found:?}");
+    }
+}
+
+/// The layer counts what callers hold, not what is reserved below it.
+#[test]
+fn a_cache_below_a_layer_that_counts_is_judged_by_the_device() {
+    for (bend, holds) in [(Bend::Nothing, true), (Bend::EmptiesNothing, false)] {
+        let uncounted = bent(bend, false);
+        let worn = |driver| -> Constructed { Ok(Box::new(statistics(uncounted(driver)?))) };
+        let by = Property::EmptyingTheCacheKeepsLiveBlocks;
+        let found = test("worn", &constructor(worn), by, Device::Sim, &Options::default());
+        assert_eq!(found.is_ok(), holds, "{found:?}");
     }
 }
 
