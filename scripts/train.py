@@ -76,6 +76,7 @@ print(json.dumps({
     "model": model_name,
     "allocator": sys.argv[2],
     "step_ms": round(sorted(times)[len(times) // 2], 2),
+    "steps_ms": [round(ms, 2) for ms in times],
     "loss": round(float(value), 4),
     "used_mib": (total - free) >> 20,
 }))
