@@ -79,11 +79,20 @@ peers() {
     peer rmm
 }
 
-# One thread.
-export PEER_THREADS=0 PEER_SINGLE=1
-for _ in $(seq "$rounds"); do
-    peers
+ours_alone() {
     ours 1 'floor:atomic floor:lock floor:malloc pair mix holes record_stream' "$native" "$expandable" "$pools"
+}
+
+# One thread, every other round the other way round.
+export PEER_THREADS=0 PEER_SINGLE=1
+for round in $(seq "$rounds"); do
+    if ((round % 2)); then
+        peers
+        ours_alone
+    else
+        ours_alone
+        peers
+    fi
 done
 
 # Several threads.

@@ -129,11 +129,12 @@ fn keeps_apart(bed: &mut Bed<'_>, pool: PoolId, bytes: u64) -> Checked {
     if own.meets(in_use, bytes) {
         return Err(format!("{bytes} bytes at {start:#x} and at {in_use:#x} meet"));
     }
+    let used = bed.machine.used_bytes();
     give(bed, own)?;
     holds(bed, pool, &[])?;
+    let keeps_it = used > 0 && bed.machine.used_bytes() == used;
     let more = take(bed, None, bytes, stream)?;
-    let comes_from_the_driver = bed.machine.used_bytes() > 0;
-    if comes_from_the_driver && more.meets(start, bytes) {
+    if keeps_it && more.meets(start, bytes) {
         return Err(format!("what pool {pool} keeps at {start:#x} was given to somebody else"));
     }
     let again = take(bed, Some(pool), bytes, stream)?;
@@ -206,7 +207,14 @@ fn ends(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     refused(bed, "allocate in a pool without users", done)?;
     holds(bed, pool, &[&last])?;
     give(bed, last)?;
-    let Some(caching) = bed.allocator.caching() else { return Ok(()) };
+    bed.finish_all()?;
+    let Some(caching) = bed.allocator.caching() else {
+        if pools(bed)?.pool_users(pool).is_some() {
+            let done = pools(bed)?.empty_pool(pool);
+            works(bed, "empty the pool", done)?;
+        }
+        return has_users(bed, pool, None);
+    };
     caching.empty_cache().map_err(|error| format!("the cache could not be emptied: {error}"))?;
     bed.lines.push("empty the cache".to_owned());
     has_users(bed, pool, None)?;

@@ -26,6 +26,9 @@ use crate::registry::{self, BuildOptions};
 use crate::strategies::Strategy;
 use crate::sync::{All, Read, Swap};
 
+/// The key that tells a limit.
+pub(super) const FRACTION: &str = "per_process_memory_fraction";
+
 /// As many replaced allocators may wait for their last blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
 
@@ -153,30 +156,28 @@ impl Core {
                 what: "cache, which further strings would change",
             });
         };
-        self.apply(doors, caching, next).map_err(SwitchError::Apply)?;
+        let told = matches!(next.origin(FRACTION), Origin::Text { .. });
+        self.apply(doors, caching, next, told).map_err(SwitchError::Apply)?;
         Ok(None)
     }
 
-    /// Changes the current one, `caching`, to what fits it. A fraction that this text or code tells is the
-    /// limit from now on, as if a call had set it; one that an earlier text told may have been changed
-    /// since.
+    /// Changes the current one, `caching`, to what fits it. A fraction that was `told` now is the limit from
+    /// now on, as if a call had set it; one that was told earlier may have been changed since.
     pub(super) fn apply(
         &self,
         doors: &mut Doors,
         caching: &dyn Caching,
         next: Config,
+        told: bool,
     ) -> Result<(), DriverError> {
-        let fraction = next.settings().per_process_memory_fraction;
-        let told = match next.origin("per_process_memory_fraction") {
-            Origin::Text { .. } => true,
-            Origin::Earlier => false,
-            Origin::Default => fraction < 1.0,
-        };
         caching.apply(&next)?;
         if told {
+            let fraction = next.settings().per_process_memory_fraction;
             if let Err(refused) = caching.set_memory_fraction(fraction) {
                 // What is in force could be applied before; the first error is the one to tell.
-                let _ = caching.apply(&doors.config);
+                if doors.is_known {
+                    let _ = caching.apply(&doors.config);
+                }
                 let kind = DriverErrorKind::InvalidValue;
                 return Err(DriverError::new(kind, "apply", 0, refused.to_string()));
             }
@@ -206,7 +207,7 @@ impl Core {
         doors.carry_over(&next.strategy)?;
         let caching = next.strategy.caching();
         let own = caching.and_then(Caching::limit_bytes);
-        match config.origin("per_process_memory_fraction") {
+        match config.origin(FRACTION) {
             Origin::Text { .. } => doors.limit_bytes = own,
             Origin::Default => doors.limit_bytes = doors.limit_bytes.or(own),
             // What an earlier text said may have been changed by a call since.

@@ -257,6 +257,11 @@ fn a_fraction_that_code_says_is_enforced() {
     assert_eq!(caching.limit_bytes(), Some(4 * GIB));
     caching.apply(&Config::default()).expect("it fits");
     assert_eq!(caching.limit_bytes(), Some(4 * GIB), "nothing was said of it");
+    let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
+    caching.apply(&Config::from_settings(half)).expect("it fits");
+    caching.set_limit_bytes(Some(3 * GIB));
+    bed.switchable.update("throw_on_cudamalloc_oom:False").expect("a good string");
+    assert_eq!(caching.limit_bytes(), Some(3 * GIB), "a call said so after the code");
 }
 
 #[test]
