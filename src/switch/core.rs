@@ -209,9 +209,13 @@ impl Core {
         let own = caching.and_then(Caching::limit_bytes);
         match config.origin(FRACTION) {
             Origin::Text { .. } => doors.limit_bytes = own,
-            Origin::Default => doors.limit_bytes = doors.limit_bytes.or(own),
-            // What an earlier text said may have been changed by a call since.
-            Origin::Earlier => {}
+            Origin::Default if config.settings().per_process_memory_fraction >= 1.0 => {
+                doors.limit_bytes = doors.limit_bytes.or(own);
+            }
+            // Code said it: now, or before a further string came.
+            Origin::Default if edition.is_none() => doors.limit_bytes = own,
+            // What was said earlier may have been changed by a call since.
+            Origin::Default | Origin::Earlier => {}
         }
         if let Some(caching) = caching {
             caching.set_limit_bytes(self.limit_of_next(doors.limit_bytes));

@@ -265,6 +265,19 @@ fn a_fraction_that_code_says_is_enforced() {
 }
 
 #[test]
+fn a_fraction_that_code_says_with_another_allocator_is_enforced_once() {
+    let bed = Bed::new(NATIVE);
+    let caching = bed.switchable.caching().expect("native caches");
+    caching.set_limit_bytes(Some(GIB));
+    let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
+    bed.switchable.switch_to(Config::from_settings(half)).expect("it can");
+    assert_eq!(caching.limit_bytes(), Some(4 * GIB), "the code said so last");
+    caching.set_limit_bytes(None);
+    bed.switchable.update(ASYNC).expect("it can");
+    assert_eq!(caching.limit_bytes(), None, "a call said so last");
+}
+
+#[test]
 fn a_registered_allocator_is_built_anew_for_keys_that_others_read_once() {
     let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
         Ok(Box::new(NativeAllocator::new(driver, &EngineOptions::default())?))
