@@ -5,14 +5,13 @@
 //! A capability that only a retired one has stays until that one has gone; the current one then
 //! answers that it cannot.
 
-use super::core::FRACTION;
 use super::{Switchable, is_unknown};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
     ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure,
     RawAddresses, Request, Sharing,
 };
-use crate::config::{Config, Origin};
+use crate::config::Config;
 use crate::error::{AllocError, DriverError, DriverErrorKind, FractionError, HandleError};
 use crate::history::SegmentLayout;
 use crate::ids::{DeviceId, StreamId};
@@ -123,13 +122,7 @@ impl Caching for Switchable {
                 let message = "another backend, other layers or another key that is read once: switch instead";
                 return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
             }
-            let told = match config.origin(FRACTION) {
-                Origin::Text { .. } => true,
-                Origin::Earlier => false,
-                // Code says what it wants, and nothing by what is the default anyway.
-                Origin::Default => config.settings().per_process_memory_fraction < 1.0,
-            };
-            self.core.apply(doors, caching, config.clone(), told)
+            self.core.apply(doors, caching, config.clone(), true)
         })
     }
 

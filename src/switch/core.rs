@@ -27,7 +27,7 @@ use crate::strategies::Strategy;
 use crate::sync::{All, Read, Swap};
 
 /// The key that tells a limit.
-pub(super) const FRACTION: &str = "per_process_memory_fraction";
+const FRACTION: &str = "per_process_memory_fraction";
 
 /// As many replaced allocators may wait for their last blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
@@ -156,20 +156,20 @@ impl Core {
                 what: "cache, which further strings would change",
             });
         };
-        let told = matches!(next.origin(FRACTION), Origin::Text { .. });
-        self.apply(doors, caching, next, told).map_err(SwitchError::Apply)?;
+        self.apply(doors, caching, next, false).map_err(SwitchError::Apply)?;
         Ok(None)
     }
 
-    /// Changes the current one, `caching`, to what fits it. A fraction that was `told` now is the limit from
+    /// Changes the current one, `caching`, to what fits it. A fraction that is told now is the limit from
     /// now on, as if a call had set it; one that was told earlier may have been changed since.
     pub(super) fn apply(
         &self,
         doors: &mut Doors,
         caching: &dyn Caching,
         next: Config,
-        told: bool,
+        is_complete: bool,
     ) -> Result<(), DriverError> {
+        let told = tells_fraction(&next, is_complete);
         caching.apply(&next)?;
         if told {
             let fraction = next.settings().per_process_memory_fraction;
@@ -207,15 +207,12 @@ impl Core {
         doors.carry_over(&next.strategy)?;
         let caching = next.strategy.caching();
         let own = caching.and_then(Caching::limit_bytes);
-        match config.origin(FRACTION) {
-            Origin::Text { .. } => doors.limit_bytes = own,
-            Origin::Default if config.settings().per_process_memory_fraction >= 1.0 => {
-                doors.limit_bytes = doors.limit_bytes.or(own);
-            }
-            // Code said it: now, or before a further string came.
-            Origin::Default if edition.is_none() => doors.limit_bytes = own,
-            // What was said earlier may have been changed by a call since.
-            Origin::Default | Origin::Earlier => {}
+        let says_nothing = config.origin(FRACTION) == Origin::Default
+            && config.settings().per_process_memory_fraction >= 1.0;
+        if tells_fraction(&config, edition.is_none()) {
+            doors.limit_bytes = own;
+        } else if says_nothing {
+            doors.limit_bytes = doors.limit_bytes.or(own);
         }
         if let Some(caching) = caching {
             caching.set_limit_bytes(self.limit_of_next(doors.limit_bytes));
@@ -310,6 +307,16 @@ fn find_owned<R>(
     ask: &mut impl FnMut(&Generation) -> Option<R>,
 ) -> Option<(Arc<Generation>, R)> {
     all.into_iter().find_map(|generation| ask(&generation).map(|answer| (generation, answer)))
+}
+
+/// Whether this text tells a fraction, or the code that made a complete configuration: code says nothing
+/// by what is the default anyway.
+fn tells_fraction(config: &Config, is_complete: bool) -> bool {
+    match config.origin(FRACTION) {
+        Origin::Text { .. } => true,
+        Origin::Earlier => false,
+        Origin::Default => is_complete && config.settings().per_process_memory_fraction < 1.0,
+    }
 }
 
 /// Whether the two differ only in what an allocator that was built from the one can change. Nobody knows

@@ -190,8 +190,11 @@ pub fn mix<C: Client>(client: &C) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
     // Steps go on from timing to timing: a slow allocator repeats nothing.
-    let mut steps = 0..;
-    let mut step = |_| mix.step(client, &mut blocks, steps.next().unwrap_or(0));
+    let mut at = 0;
+    let mut step = |_| {
+        mix.step(client, &mut blocks, at);
+        at += 1;
+    };
     (0..200_000).for_each(&mut step);
     let ns = median_in_time(5, 300_000, step);
     give_all(client, blocks);
