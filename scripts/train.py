@@ -1,5 +1,7 @@
 """Times training steps under one allocator: python train.py MODEL ALLOCATOR [LIBRARY] -> one line of JSON.
 
+With `--turns` behind it, it makes a step for each line on its input and answers each with a line of JSON.
+
 MODEL is llama or resnet. ALLOCATOR is `torch` or `ours`, with the configuration behind a colon:
 `torch`, `torch:expandable_segments:True`, `ours:backend:native,expandable_segments:True`. For `ours`, LIBRARY is
 libstratalloc.so, and the package of `python/` lies on PYTHONPATH.
@@ -61,22 +63,37 @@ def resnet():
 
 
 optimizer, loss = {"llama": llama, "resnet": resnet}[model_name]()
-times = []
-for step in range(48):
-    start = time.perf_counter()
+
+
+def step():
+    """One step: its milliseconds, the processors' until its last call was made, and its loss."""
+    start, busy = time.perf_counter(), time.process_time()
     value = loss()
     value.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    busy = time.process_time() - busy
     torch.cuda.synchronize()
-    if step >= 8:
-        times.append((time.perf_counter() - start) * 1e3)
+    return (time.perf_counter() - start) * 1e3, busy * 1e3, round(value.item(), 4)
+
+
+if sys.argv[-1] == "--turns":
+    for _ in sys.stdin:
+        ms, cpu_ms, value = step()
+        print(json.dumps({"ms": ms, "cpu_ms": cpu_ms, "loss": value}), flush=True)
+    sys.exit()
+
+for _ in range(8):
+    step()
+times = []
+for _ in range(40):
+    ms, _, value = step()
+    times.append(ms)
 free, total = torch.cuda.mem_get_info()
 print(json.dumps({
     "model": model_name,
     "allocator": sys.argv[2],
     "step_ms": round(sorted(times)[len(times) // 2], 2),
-    "steps_ms": [round(ms, 2) for ms in times],
-    "loss": round(float(value), 4),
+    "loss": value,
     "used_mib": (total - free) >> 20,
 }))
