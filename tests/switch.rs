@@ -18,5 +18,7 @@ mod failures;
 mod handles;
 #[path = "switch/limits.rs"]
 mod limits;
+#[path = "switch/refusals.rs"]
+mod refusals;
 #[path = "switch/statistics.rs"]
 mod statistics;
