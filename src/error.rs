@@ -44,6 +44,12 @@ pub struct DriverError {
 }
 
 impl DriverError {
+    /// `key` was read when the allocator was built, and another value was to be put in force.
+    pub(crate) fn fixed_key(key: &str) -> Self {
+        let message = format!("{key} is read when an allocator is built, and cannot change");
+        Self::new(DriverErrorKind::NotSupported, "apply", 0, message)
+    }
+
     /// An error of `kind` from `call`.
     #[must_use]
     pub fn new(

@@ -141,6 +141,17 @@ fn explain_lists_every_key_and_where_it_came_from() {
 }
 
 #[test]
+fn explain_takes_no_built_in_backend_for_a_registered_one() {
+    for (name, _) in stratalloc::registry::BUILT_IN {
+        let said = format!("backend:{name},per_process_memory_fraction:0.5");
+        let output = run(&["explain", &said]);
+        assert_eq!(output.status.code(), Some(0), "{name}");
+        let stdout = text(&output.stdout);
+        assert!(!stdout.contains("not in effect"), "{name}: {stdout}");
+    }
+}
+
+#[test]
 fn compare_marks_the_best_and_prints_json() {
     let path = trace("multistream.default");
     let output = run(&["compare", path.to_str().unwrap()]);

@@ -38,6 +38,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
             let origin = match row.origin {
                 Origin::Default => "default".to_owned(),
                 Origin::Text { at } => format!("byte {at}"),
+                Origin::Code => "code".to_owned(),
                 Origin::Earlier => "earlier".to_owned(),
             };
             vec![row.key, row.value, origin, row.note]

@@ -64,7 +64,7 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     }
     let at = match config.origin("backend") {
         Origin::Text { at } => at,
-        Origin::Default | Origin::Earlier => 0,
+        Origin::Default | Origin::Code | Origin::Earlier => 0,
     };
     // The name stands behind its key and a colon, perhaps in quotes.
     let from = text.get(at..).and_then(|rest| rest.find(':')).map_or(at, |colon| at + colon);

@@ -1,6 +1,6 @@
 //! Every key, its value, where it came from, and what to know about it.
 
-use super::keys::{Acts, BUILT_IN, Key};
+use super::keys::{Acts, BUILT_IN, Key, is_built_in};
 use super::layers::LayerSetting;
 use super::settings::{Compat, CpuSettings, Reserve, Settings};
 use super::{Config, KeyTable, Origin};
@@ -62,16 +62,9 @@ impl Config {
     #[must_use]
     pub fn to_text(&self) -> String {
         let defaults = Settings::default();
-        let rounding = "max_non_split_rounding_mb";
-        let mut parts: Vec<String> = BUILT_IN
-            .iter()
-            .map(|key| (key.name, value_of(&self.settings, key.name)))
-            .filter(|(name, value)| match self.settings.max_non_split_rounding_bytes {
-                // Its default follows another key, so it is told exactly when it was set.
-                slack if *name == rounding => slack.is_some(),
-                _ => *value != value_of(&defaults, name),
-            })
-            .map(|(name, value)| format!("{name}:{value}"))
+        let told = BUILT_IN.iter().filter(|key| differ(&self.settings, &defaults, key.name));
+        let mut parts: Vec<String> = told
+            .map(|key| format!("{}:{}", key.name, value_of(&self.settings, key.name)))
             .collect();
         parts.extend(self.settings.extra.iter().map(|(key, value)| {
             // Only a list can hold a quote. Everything else is said as a word: a word may look like
@@ -83,6 +76,19 @@ impl Config {
             }
         }));
         parts.join(",")
+    }
+}
+
+/// Whether the string says a key differently of these settings than of the others.
+pub(super) fn differ(settings: &Settings, other: &Settings, key: &str) -> bool {
+    match key {
+        // Its default follows another key, so that it counts whether it was set.
+        "max_non_split_rounding_mb" => {
+            settings.max_non_split_rounding_bytes != other.max_non_split_rounding_bytes
+        }
+        // A path that code says may look like more layers.
+        "layers" => settings.layers != other.layers,
+        _ => value_of(settings, key) != value_of(other, key),
     }
 }
 
@@ -162,7 +168,7 @@ fn cpu_value(cpu: &CpuSettings, key: &str) -> String {
 
 /// A word as the string has to say it; in quotes also where it could be taken for no value.
 fn word(text: &str) -> String {
-    let plain = !text.contains(|c: char| ",:[]".contains(c) || c.is_whitespace());
+    let plain = !text.contains(|c: char| ",:[]\"".contains(c) || c.is_whitespace());
     if plain && text != "unset" { text.to_owned() } else { format!("\"{text}\"") }
 }
 
@@ -187,42 +193,34 @@ fn divisions(roundup: &RoundupDivisions) -> String {
     format!("[{}]", parts.join(","))
 }
 
-fn is_built_in(backend: &str) -> bool {
-    matches!(backend, "native" | "cudaMallocAsync" | "pluggable" | "cpu")
-}
-
 /// What a key does here, or why it does nothing.
 fn note(settings: &Settings, key: &Key) -> String {
     let is_default = value_of(settings, key.name) == value_of(&Settings::default(), key.name);
     let backend = settings.backend.as_str();
     let idle = match key.acts {
-        Acts::NotYet => Some("parsed and checked; not yet acted on"),
-        Acts::BuiltIn if !is_built_in(backend) => Some("as its strategy reads it"),
-        Acts::Native | Acts::Expandable if backend != "native" => Some("backend:native only"),
-        Acts::MallocAsync if backend != "cudaMallocAsync" => Some("backend:cudaMallocAsync only"),
-        Acts::NativeAndMallocAsync if !matches!(backend, "native" | "cudaMallocAsync") => {
-            Some("backend:native and backend:cudaMallocAsync only")
-        }
-        Acts::Pluggable if backend != "pluggable" => Some("backend:pluggable only"),
-        Acts::Cpu if backend != "cpu" => Some("backend:cpu only"),
+        Acts::NotYet => Some("parsed and checked; not yet acted on".to_owned()),
+        Acts::Always => None,
+        _ if !is_built_in(backend) => Some("as its strategy reads it".to_owned()),
+        acts if !acts.reaches(backend) => Some(format!("{} only", acts.whose())),
         Acts::Expandable if !settings.expandable_segments => {
-            Some("acts with expandable_segments:True only")
+            Some("acts with expandable_segments:True only".to_owned())
         }
         _ => match key.name {
             "garbage_collection_threshold" if settings.per_process_memory_fraction >= 1.0 => {
-                Some("acts once a memory limit is set")
+                Some("acts once a memory limit is set".to_owned())
             }
             "max_non_split_rounding_mb" if settings.max_split_bytes.is_none() => {
-                Some("acts with max_split_size_mb only")
+                Some("acts with max_split_size_mb only".to_owned())
             }
             "throw_on_cudamalloc_oom" if settings.per_process_memory_fraction < 1.0 => {
-                Some("the fraction's limit refuses first")
+                Some("the fraction's limit refuses first".to_owned())
             }
             _ => None,
         },
     };
+    let once = if key.is_fixed { "; read once, when an allocator is built" } else { "" };
     match idle {
-        Some(why) if !is_default => format!("{} - not in effect as such: {why}", key.meaning),
-        _ => key.meaning.to_owned(),
+        Some(why) if !is_default => format!("{}{once} - not in effect as such: {why}", key.meaning),
+        _ => format!("{}{once}", key.meaning),
     }
 }

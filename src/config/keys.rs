@@ -3,6 +3,8 @@
 //! User-defined strategies add theirs; a table is passed to whoever parses.
 
 use super::error::{ConfigError, Span};
+use super::explain::differ;
+use super::settings::Settings;
 use super::user::UserKey;
 
 /// Who acts on a key.
@@ -29,6 +31,37 @@ pub enum Acts {
     NotYet,
 }
 
+/// Whether `backend` is no user's: some key is for it.
+pub(super) fn is_built_in(backend: &str) -> bool {
+    BUILT_IN.iter().any(|key| key.acts.backends().contains(&backend))
+}
+
+impl Acts {
+    /// The backends that the key is for; none: everybody's, or nobody's yet.
+    const fn backends(self) -> &'static [&'static str] {
+        match self {
+            Self::Always | Self::BuiltIn | Self::NotYet => &[],
+            Self::Native | Self::Expandable => &["native"],
+            Self::NativeAndMallocAsync => &["native", "cudaMallocAsync"],
+            Self::MallocAsync => &["cudaMallocAsync"],
+            Self::Pluggable => &["pluggable"],
+            Self::Cpu => &["cpu"],
+        }
+    }
+
+    /// Whether that backend may act on it. Nobody knows what a registered one reads.
+    pub(super) fn reaches(self, backend: &str) -> bool {
+        let own = self.backends();
+        self != Self::NotYet && (own.is_empty() || own.contains(&backend) || !is_built_in(backend))
+    }
+
+    /// The backends that the key is for, as the string says them.
+    pub(super) fn whose(self) -> String {
+        let said: Vec<_> = self.backends().iter().map(|name| format!("backend:{name}")).collect();
+        said.join(" and ")
+    }
+}
+
 /// One key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
@@ -42,10 +75,22 @@ pub struct Key {
     pub meaning: &'static str,
     /// Who acts on it.
     pub acts: Acts,
+    /// Whether it is read once, when an allocator is built: another value takes another allocator.
+    pub is_fixed: bool,
 }
 
 const fn key(name: &'static str, range: &'static str, acts: Acts, meaning: &'static str) -> Key {
-    Key { name, aliases: &[], range, meaning, acts }
+    Key { name, aliases: &[], range, meaning, acts, is_fixed: false }
+}
+
+/// A key that is read once, when an allocator is built.
+const fn fixed(name: &'static str, range: &'static str, acts: Acts, meaning: &'static str) -> Key {
+    Key { is_fixed: true, ..key(name, range, acts, meaning) }
+}
+
+/// Another name of that key.
+const fn also(aliases: &'static [&'static str], key: Key) -> Key {
+    Key { aliases, ..key }
 }
 
 const BOOL: &str = "True or False";
@@ -54,7 +99,7 @@ const SYMBOL: &str = "a function's name";
 
 /// The built-in keys, in the order in which `explain` lists them.
 pub const BUILT_IN: &[Key] = &[
-    key("backend", "a strategy's name", Acts::Always, "which strategy allocates"),
+    fixed("backend", "a strategy's name", Acts::Always, "which strategy allocates"),
     key(
         "large_segment_size_mb",
         "a whole number > 10",
@@ -92,13 +137,15 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Expandable,
         "new pages may be shared with other processes; each costs a descriptor on some devices",
     ),
-    Key {
-        name: "release_lock_on_cudamalloc",
-        aliases: &["release_lock_on_hipmalloc"],
-        range: BOOL,
-        meaning: "other misses go on while one waits for the driver",
-        acts: Acts::Native,
-    },
+    also(
+        &["release_lock_on_hipmalloc"],
+        key(
+            "release_lock_on_cudamalloc",
+            BOOL,
+            Acts::Native,
+            "other misses go on while one waits for the driver",
+        ),
+    ),
     key(
         "graph_capture_record_stream_reuse",
         BOOL,
@@ -129,17 +176,17 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Expandable,
         "the same for classes of streams",
     ),
-    key(
+    fixed(
         "malloc_async_own_pool",
         BOOL,
         Acts::MallocAsync,
-        "a driver pool of one's own instead of the device's default pool; read when it is built",
+        "a driver pool of one's own instead of the device's default pool",
     ),
-    key(
+    fixed(
         "layers",
         "[limit:8GiB,track,log:\"PATH\",...]",
         Acts::Always,
-        "what is worn around the strategy, from outside to inside; read when it is built",
+        "what is worn around the strategy, from outside to inside",
     ),
     key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory"),
     key(
@@ -149,13 +196,15 @@ pub const BUILT_IN: &[Key] = &[
         "pinned requests above it stay as they are",
     ),
     key("pinned_max_cached_size_mb", MIB, Acts::NotYet, "pinned blocks above it are not cached"),
-    Key {
-        name: "pinned_use_cuda_host_register",
-        aliases: &["pinned_use_hip_host_register"],
-        range: BOOL,
-        meaning: "register host memory instead of allocating it",
-        acts: Acts::NotYet,
-    },
+    also(
+        &["pinned_use_hip_host_register"],
+        key(
+            "pinned_use_cuda_host_register",
+            BOOL,
+            Acts::NotYet,
+            "register host memory instead of allocating it",
+        ),
+    ),
     key(
         "pinned_num_register_threads",
         "a power of two from 1 to 128",
@@ -175,22 +224,32 @@ pub const BUILT_IN: &[Key] = &[
         Acts::NativeAndMallocAsync,
         "whose decisions where PyTorch's are defects",
     ),
-    key("library", "a file's path", Acts::Pluggable, "shared library with the functions below"),
-    key("alloc_fn", SYMBOL, Acts::Pluggable, "its function that allocates"),
-    key("free_fn", SYMBOL, Acts::Pluggable, "its function that frees"),
-    key("init_fn", SYMBOL, Acts::Pluggable, "called once, with the number of devices"),
-    key("reset_fn", SYMBOL, Acts::Pluggable, "called when the cache is emptied"),
-    key("memory_fraction_fn", SYMBOL, Acts::Pluggable, "told of the memory fraction"),
-    key("base_alloc_fn", SYMBOL, Acts::Pluggable, "says what a block was cut from"),
-    key("record_stream_fn", SYMBOL, Acts::Pluggable, "told of other streams, and waits for them"),
-    key("begin_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "routes requests to a private pool"),
-    key("end_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "ends that routing"),
-    key("release_pool_fn", SYMBOL, Acts::Pluggable, "told that a private pool has lost its users"),
-    key(
+    fixed("library", "a file's path", Acts::Pluggable, "shared library with the functions below"),
+    fixed("alloc_fn", SYMBOL, Acts::Pluggable, "its function that allocates"),
+    fixed("free_fn", SYMBOL, Acts::Pluggable, "its function that frees"),
+    fixed("init_fn", SYMBOL, Acts::Pluggable, "called once, with the number of devices"),
+    fixed("reset_fn", SYMBOL, Acts::Pluggable, "called when the cache is emptied"),
+    fixed("memory_fraction_fn", SYMBOL, Acts::Pluggable, "told of the memory fraction"),
+    fixed("base_alloc_fn", SYMBOL, Acts::Pluggable, "says what a block was cut from"),
+    fixed("record_stream_fn", SYMBOL, Acts::Pluggable, "told of other streams, and waits for them"),
+    fixed(
+        "begin_allocate_to_pool_fn",
+        SYMBOL,
+        Acts::Pluggable,
+        "routes requests to a private pool",
+    ),
+    fixed("end_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "ends that routing"),
+    fixed(
+        "release_pool_fn",
+        SYMBOL,
+        Acts::Pluggable,
+        "told that a private pool has lost its users",
+    ),
+    fixed(
         "cpu_alignment",
         "a power of two of bytes from 16 to 2097152",
         Acts::Cpu,
-        "where blocks start; read when it is built",
+        "where blocks start",
     ),
     key("cpu_cached_max_mb", MIB, Acts::Cpu, "more idle memory than this goes back to the system"),
     key(
@@ -199,21 +258,31 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Cpu,
         "memory idle for longer goes back to the system",
     ),
-    key(
-        "cpu_huge_pages",
-        BOOL,
-        Acts::Cpu,
-        "transparent huge pages from 2 MiB on; read when it is built",
-    ),
+    fixed("cpu_huge_pages", BOOL, Acts::Cpu, "transparent huge pages from 2 MiB on"),
     key("cpu_zero_fill", BOOL, Acts::Cpu, "every block starts as zeros"),
     key("cpu_junk_fill", BOOL, Acts::Cpu, "every block starts as the pattern 0x7fedbeef"),
-    key(
-        "cpu_numa_node",
-        "a node's number, or any",
-        Acts::Cpu,
-        "where blocks from 1 MiB on lie; read when it is built",
-    ),
+    fixed("cpu_numa_node", "a node's number, or any", Acts::Cpu, "where blocks from 1 MiB on lie"),
 ];
+
+impl Settings {
+    /// The first key of those who act as `whose` says that is read once, when an allocator is built, and
+    /// says something else in `other`.
+    pub(crate) fn fixed_key_that_differs(
+        &self,
+        other: &Self,
+        whose: impl Fn(Acts) -> bool,
+    ) -> Option<&'static str> {
+        let mut fixed = BUILT_IN.iter().filter(|key| key.is_fixed && whose(key.acts));
+        fixed.find(|key| differ(self, other, key.name)).map(|key| key.name)
+    }
+
+    /// Whether an allocator that was built from these settings can become what `other` says. Of a
+    /// registered backend nobody knows what it reads when it is built: anything that others read then
+    /// counts.
+    pub(crate) fn is_built_alike(&self, other: &Self) -> bool {
+        self.fixed_key_that_differs(other, |acts| acts.reaches(&self.backend)).is_none()
+    }
+}
 
 /// The keys that are known: the built-in ones and those of user-defined strategies.
 #[derive(Clone, Debug, Default)]

@@ -72,12 +72,25 @@ pub struct FaultSetting {
     pub above_bytes: Option<u64>,
 }
 
-const NAMES: &str = "limit:SIZE, statistics, track, log:\"PATH\", fault:[...], oom_retry:TIMES, \
-                     align:SIZE, guard, front or front:SIZE";
-const PLAIN_NAMES: [&str; 9] =
-    ["limit", "statistics", "track", "log", "fault", "oom_retry", "align", "guard", "front"];
+/// Each layer's name, and how it is said.
+const LAYERS: [(&str, &str); 9] = [
+    ("limit", "limit:SIZE"),
+    ("statistics", "statistics"),
+    ("track", "track"),
+    ("log", "log:\"PATH\""),
+    ("fault", "fault:[...]"),
+    ("oom_retry", "oom_retry:TIMES"),
+    ("align", "align:SIZE"),
+    ("guard", "guard"),
+    ("front", "front or front:SIZE"),
+];
 const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
 const SIZE: &str = "a size, as 8GiB, 512MiB, 4KiB or plain bytes";
+
+/// How each layer is said.
+fn all_layers() -> String {
+    LAYERS.map(|(_, said)| said).join(", ")
+}
 
 /// What stands behind a layer's name.
 enum Said<'v, 't> {
@@ -89,7 +102,7 @@ enum Said<'v, 't> {
 /// All layers of the list.
 pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, ConfigError> {
     if !value.is_list {
-        return Err(ConfigError::new(key, value.span, format!("a list of {NAMES}")));
+        return Err(ConfigError::new(key, value.span, format!("a list of {}", all_layers())));
     }
     let mut found = Vec::new();
     let mut rest = value.tokens.as_slice();
@@ -99,7 +112,7 @@ pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, 
             return Err(ConfigError::new(key, name.span, what));
         }
         if name.kind != Kind::Word {
-            return Err(ConfigError::new(key, name.span, NAMES));
+            return Err(ConfigError::new(key, name.span, all_layers()));
         }
         let (said, more) = said(key, more)?;
         found.push(layer(key, name, &said)?);
@@ -203,8 +216,8 @@ fn layer(key: &str, name: &Token<'_>, said: &Said<'_, '_>) -> Result<LayerSettin
             Ok(LayerSetting::Front { block_max_bytes })
         }
         other => {
-            let mut error = wrong(NAMES);
-            error.nearest = nearest_of(other, PLAIN_NAMES.into_iter());
+            let mut error = wrong(&all_layers());
+            error.nearest = nearest_of(other, LAYERS.into_iter().map(|(name, _)| name));
             Err(error)
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Accepts every string that PyTorch accepts on purpose, with PyTorch's meaning, and is strict
 //! where PyTorch is sloppy: an error names the key, the byte offset, what was expected and the
-//! nearest known key, and nothing changes. Nothing here knows what a setting does.
+//! nearest known key, and nothing changes. Nothing here does what a setting says.
 //!
 //! A text's way: `token`, `parse` (with `keys`), `apply` to `settings`; `environment` finds the
 //! text, `explain` tells it back.
@@ -24,6 +24,7 @@ mod tests;
 pub use environment::{EnvironmentError, FromEnvironment, VARIABLES, from_environment};
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
+use explain::differ;
 #[cfg(feature = "cli")]
 pub(crate) use keys::nearest_of;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
@@ -41,7 +42,9 @@ pub enum Origin {
         /// Byte offset of the key.
         at: usize,
     },
-    /// An earlier text said so, and the key sticks.
+    /// Code said so. Of [`Config::from_settings`], what is the default counts as not said.
+    Code,
+    /// Code or a text said so before the last text, and the key sticks.
     Earlier,
 }
 
@@ -49,16 +52,23 @@ pub enum Origin {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     settings: Settings,
-    /// Keys that a text has set, with the byte offset if it was the last text.
-    origins: Vec<(String, Option<usize>)>,
+    /// Keys that code or a text has set.
+    origins: Vec<(String, Origin)>,
     warnings: Vec<ConfigWarning>,
 }
 
 impl Config {
-    /// A configuration made in code. Values that no string could say are brought into range.
+    /// A configuration made in code. Values that no string could say are brought into range. What the
+    /// string would say as the default (sizes in whole MiB) counts as not said.
     #[must_use]
     pub fn from_settings(settings: Settings) -> Self {
-        Self { settings: settings.in_range(), ..Self::default() }
+        let settings = settings.in_range();
+        let (defaults, extra) = (Settings::default(), settings.extra.iter());
+        let said = BUILT_IN.iter().filter(|key| differ(&settings, &defaults, key.name));
+        let built_in = said.map(|key| key.name.to_owned());
+        let said = built_in.chain(extra.map(|(key, _)| key.clone()));
+        let origins = said.map(|key| (key, Origin::Code)).collect();
+        Self { settings, origins, warnings: Vec::new() }
     }
 
     /// The configuration that `text` says.
@@ -91,19 +101,21 @@ impl Config {
                     | "roundup_power2_divisions"
             )
         };
-        let mut origins: Vec<(String, Option<usize>)> =
-            self.origins.iter().filter(|(k, _)| kept(k)).map(|(k, _)| (k.clone(), None)).collect();
+        let kept = self.origins.iter().filter(|(key, _)| kept(key));
+        let mut origins: Vec<(String, Origin)> =
+            kept.map(|(key, _)| (key.clone(), Origin::Earlier)).collect();
         let mut warnings = Vec::new();
         for entry in &entries {
             let (key, at) = (entry.key.name(), entry.key_span.at);
             match origins.iter_mut().find(|(known, _)| known == key) {
-                Some((_, earlier @ Some(_))) => {
-                    let earlier_at = earlier.replace(at).unwrap_or(at);
-                    let key = key.to_owned();
-                    warnings.push(ConfigWarning::Repeated { key, earlier_at, last_at: at });
+                Some((_, origin)) => {
+                    if let Origin::Text { at: earlier_at } = *origin {
+                        let key = key.to_owned();
+                        warnings.push(ConfigWarning::Repeated { key, earlier_at, last_at: at });
+                    }
+                    *origin = Origin::Text { at };
                 }
-                Some((_, origin)) => *origin = Some(at),
-                None => origins.push((key.to_owned(), Some(at))),
+                None => origins.push((key.to_owned(), Origin::Text { at })),
             }
         }
         Ok(Self { settings, origins, warnings })
@@ -115,10 +127,12 @@ impl Config {
         &self.settings
     }
 
-    /// The same with PyTorch's decisions where ours differ.
+    /// The same, with these decisions where PyTorch's and ours differ: code said so then.
     #[must_use]
     pub fn with_compat(mut self, compat: Compat) -> Self {
         self.settings.compat = compat;
+        self.origins.retain(|(key, _)| key != "compat");
+        self.origins.push(("compat".to_owned(), Origin::Code));
         self
     }
 
@@ -131,10 +145,7 @@ impl Config {
     /// Where a key's value came from.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
-        match self.origins.iter().find(|(known, _)| known == key) {
-            None => Origin::Default,
-            Some((_, Some(at))) => Origin::Text { at: *at },
-            Some((_, None)) => Origin::Earlier,
-        }
+        let said = self.origins.iter().find(|(known, _)| known == key);
+        said.map_or(Origin::Default, |(_, origin)| *origin)
     }
 }

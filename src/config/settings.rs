@@ -214,16 +214,6 @@ pub struct CpuSettings {
 impl CpuSettings {
     /// Legal alignments, in bytes.
     pub const ALIGNMENTS: RangeInclusive<u64> = 16..=2 << 20;
-
-    /// The first key that is looked at once, when an instance is built, and says something else in `other`.
-    pub(crate) fn fixed_key_that_differs(&self, other: &Self) -> Option<&'static str> {
-        let fixed = [
-            ("cpu_alignment", self.alignment_bytes == other.alignment_bytes),
-            ("cpu_huge_pages", self.huge_pages == other.huge_pages),
-            ("cpu_numa_node", self.numa_node == other.numa_node),
-        ];
-        fixed.into_iter().find_map(|(key, same)| (!same).then_some(key))
-    }
 }
 
 impl Default for CpuSettings {

@@ -237,6 +237,80 @@ fn what_a_text_does_not_mention_is_reset_or_sticks() {
 }
 
 #[test]
+fn what_code_says_is_told_from_what_is_the_default() {
+    let said =
+        Settings { expandable_segments: true, compat: Compat::Default, ..Settings::default() };
+    let config = Config::from_settings(said).with_compat(Compat::Default);
+    assert_eq!(config.origin("expandable_segments"), Origin::Code);
+    assert_eq!(config.origin("compat"), Origin::Code, "said, although it is the default");
+    assert_eq!(config.origin("backend"), Origin::Default);
+    let larger = Settings { large_segment_bytes: 64 * MIB, ..Settings::default() };
+    let config_of_larger = Config::from_settings(larger);
+    assert_eq!(config_of_larger.origin("large_segment_size_mb"), Origin::Code);
+    let follows = "max_non_split_rounding_mb";
+    assert_eq!(config_of_larger.origin(follows), Origin::Default, "it follows the other");
+    let slack = Settings { max_non_split_rounding_bytes: Some(20 * MIB), ..Settings::default() };
+    assert_eq!(Config::from_settings(slack).origin(follows), Origin::Code);
+    let later = config.updated("backend:cpu", &KeyTable::default()).unwrap();
+    assert_eq!(later.origin("expandable_segments"), Origin::Earlier);
+    assert_eq!(later.origin("backend"), Origin::Text { at: 0 });
+    assert!(later.warnings().is_empty(), "code and a text repeat nothing");
+}
+
+/// Which keys take another allocator when they change, of each backend.
+#[test]
+fn keys_that_are_read_once_take_another_allocator() {
+    let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
+    for (said, whose) in [
+        ("layers:[track]", &all[..]),
+        ("layers:[limit:8GiB]", &all[..]),
+        ("malloc_async_own_pool:True", &["cudaMallocAsync", "mine"]),
+        ("cpu_alignment:128", &["cpu", "mine"]),
+        ("cpu_huge_pages:True", &["cpu", "mine"]),
+        ("cpu_numa_node:0", &["cpu", "mine"]),
+        ("cpu_zero_fill:True", &[]),
+        ("max_split_size_mb:64,expandable_segments:True,compat:pytorch", &[]),
+        ("per_process_memory_fraction:0.5", &[]),
+    ] {
+        for backend in all {
+            let built = settings(&format!("backend:{backend}"));
+            let other = settings(&format!("backend:{backend},{said}"));
+            assert!(built.is_built_alike(&built));
+            let alike = built.is_built_alike(&other);
+            assert_eq!(alike, !whose.contains(&backend), "backend:{backend}, {said}");
+        }
+    }
+    let functions = BUILT_IN.iter().filter(|key| key.acts == Acts::Pluggable);
+    assert_eq!(functions.clone().count(), 11);
+    for key in functions {
+        let other = |backend| settings(&format!("backend:{backend},{}:x", key.name));
+        let alike =
+            |backend| settings(&format!("backend:{backend}")).is_built_alike(&other(backend));
+        assert_eq!(all.map(alike), [true, true, false, true, false], "{}", key.name);
+    }
+    assert!(!settings("backend:native").is_built_alike(&settings("backend:cpu")));
+}
+
+#[test]
+fn what_code_says_is_not_taken_for_something_else_that_reads_alike() {
+    let log = |path: &str| LayerSetting::Log { path: path.to_owned() };
+    let layers = |layers| Settings { layers, ..Settings::default() };
+    let one = layers(vec![log("a\",track,log:\"b")]);
+    assert!(!one.is_built_alike(&layers(vec![log("a"), LayerSetting::Track, log("b")])));
+    let library = |path: Option<&str>| {
+        let mut own = settings("backend:pluggable");
+        own.pluggable.library = path.map(str::to_owned);
+        own
+    };
+    let all = [None, Some("unset"), Some("\"unset\""), Some("")].map(library);
+    for (i, one) in all.iter().enumerate() {
+        for (j, other) in all.iter().enumerate() {
+            assert_eq!(one.is_built_alike(other), i == j, "{i} {j}");
+        }
+    }
+}
+
+#[test]
 fn a_text_that_fails_changes_nothing() {
     let before = parse("max_split_size_mb:40").unwrap();
     let copy = before.clone();

@@ -18,7 +18,7 @@ use super::hooks;
 use super::ledger::Ledger;
 use crate::allocator::{Caching, DeviceAllocator};
 use crate::cache::Hooks;
-use crate::config::{Config, Origin, Settings};
+use crate::config::{Config, Origin};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
@@ -141,7 +141,7 @@ impl Core {
     fn change(&self, doors: &mut Doors, text: &str) -> Result<Option<(Config, u64)>, SwitchError> {
         let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
         let next = doors.config.updated(text, &registry::key_table()).map_err(refused)?;
-        if !(doors.is_known && is_built_alike(doors.config.settings(), next.settings())) {
+        if !(doors.is_known && doors.config.settings().is_built_alike(next.settings())) {
             return Ok(Some((next, doors.edition)));
         }
         let current = self.generations.current();
@@ -207,11 +207,9 @@ impl Core {
         doors.carry_over(&next.strategy)?;
         let caching = next.strategy.caching();
         let own = caching.and_then(Caching::limit_bytes);
-        let says_nothing = config.origin(FRACTION) == Origin::Default
-            && config.settings().per_process_memory_fraction >= 1.0;
         if tells_fraction(&config, edition.is_none()) {
             doors.limit_bytes = own;
-        } else if says_nothing {
+        } else if config.origin(FRACTION) == Origin::Default {
             doors.limit_bytes = doors.limit_bytes.or(own);
         }
         if let Some(caching) = caching {
@@ -309,30 +307,14 @@ fn find_owned<R>(
     all.into_iter().find_map(|generation| ask(&generation).map(|answer| (generation, answer)))
 }
 
-/// Whether this text tells a fraction, or the code that made a complete configuration: code says nothing
-/// by what is the default anyway.
+/// Whether a configuration tells a fraction. A complete one tells all that was ever said of it; one that
+/// follows from the configuration in force tells what is new.
 fn tells_fraction(config: &Config, is_complete: bool) -> bool {
     match config.origin(FRACTION) {
-        Origin::Text { .. } => true,
-        Origin::Earlier => false,
-        Origin::Default => is_complete && config.settings().per_process_memory_fraction < 1.0,
+        Origin::Text { .. } | Origin::Code => true,
+        Origin::Earlier => is_complete,
+        Origin::Default => false,
     }
-}
-
-/// Whether the two differ only in what an allocator that was built from the one can change. Nobody knows
-/// what a registered one reads when it is built: anything that others read then counts.
-fn is_built_alike(one: &Settings, other: &Settings) -> bool {
-    let cpu = || one.cpu.fixed_key_that_differs(&other.cpu).is_none();
-    let own_pool = || one.malloc_async_own_pool == other.malloc_async_own_pool;
-    let library = || one.pluggable == other.pluggable;
-    let same_parts = match one.backend.as_str() {
-        "native" => true,
-        "cpu" => cpu(),
-        "cudaMallocAsync" => own_pool(),
-        "pluggable" => library(),
-        _ => cpu() && own_pool() && library(),
-    };
-    one.backend == other.backend && one.layers == other.layers && same_parts
 }
 
 impl Doors {
@@ -340,7 +322,7 @@ impl Doors {
     pub(super) fn fits(&self, strategy: &Strategy, config: &Config) -> bool {
         let said = config.settings();
         if self.is_known {
-            is_built_alike(self.config.settings(), said)
+            self.config.settings().is_built_alike(said)
         } else {
             said.backend == strategy.name()
         }

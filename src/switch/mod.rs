@@ -104,9 +104,9 @@ impl Switchable {
     }
 
     /// Puts a further string in force, on top of those before: what it does not say stays, apart from
-    /// the keys that PyTorch resets. A string that changes what an allocator reads once, when it is built
-    /// (the backend, the layers, the library, `malloc_async_own_pool`, alignment and pages of
-    /// `backend:cpu`), switches; any other changes the present allocator. A
+    /// the keys that PyTorch resets. A string that changes a key that the allocator reads once, when it is
+    /// built ([`Key::is_fixed`](crate::config::Key::is_fixed)), switches; any other changes the present
+    /// allocator. A
     /// `per_process_memory_fraction` in it is the limit from now on (PyTorch's further strings move no
     /// limit). May wait as [`switch`](Self::switch) does.
     ///

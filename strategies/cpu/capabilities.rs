@@ -7,11 +7,9 @@ use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, ExpandableSegment,
     FreeMemoryCallback, OomObserver, Pressure, RawAddresses, Request,
 };
-use crate::config::Config;
+use crate::config::{Acts, Config};
 use crate::driver::system::memory_info;
-use crate::error::{
-    AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError,
-};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
@@ -78,11 +76,11 @@ impl Caching for CpuAllocator {
 
     /// The watermark, the age and the fills. What is read when an instance is built cannot change.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        let new = config.settings().cpu;
-        if let Some(key) = self.core.built.fixed_key_that_differs(&new) {
-            let message = format!("{key} is read when an instance is built, and cannot change");
-            return Err(DriverError::new(DriverErrorKind::NotSupported, "apply", 0, message));
+        let fixed = |acts| acts == Acts::Cpu;
+        if let Some(key) = self.core.built.fixed_key_that_differs(config.settings(), fixed) {
+            return Err(DriverError::fixed_key(key));
         }
+        let new = config.settings().cpu;
         self.core.tune(&new, fill_of(&new)?);
         Ok(())
     }

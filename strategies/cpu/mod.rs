@@ -79,7 +79,7 @@ struct Core {
     clock: Clock,
     alignment_bytes: u64,
     /// What it was built with; the fill, the watermark and the age may change later.
-    built: CpuSettings,
+    built: Settings,
     /// How blocks start: a number of [`FILLS`].
     fill: AtomicUsize,
     limit_bytes: AtomicU64,
@@ -160,7 +160,7 @@ impl CpuAllocator {
             source,
             clock,
             alignment_bytes,
-            built: cpu,
+            built: settings.clone(),
             fill: AtomicUsize::new(0),
             limit_bytes: AtomicU64::new(UNLIMITED),
             cached_max_bytes: AtomicU64::new(UNLIMITED),

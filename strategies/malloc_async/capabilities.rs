@@ -13,7 +13,7 @@ use crate::allocator::{
     ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint, PoolOptions,
     Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter,
 };
-use crate::config::Config;
+use crate::config::{Acts, Config};
 use crate::driver::DriverPoolUsage;
 use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, PoolError,
@@ -229,10 +229,8 @@ impl Caching for MallocAsyncAllocator {
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         let new = config.settings().clone().in_range();
         let mut settings = self.settings.write();
-        if new.malloc_async_own_pool != settings.malloc_async_own_pool {
-            let message =
-                "malloc_async_own_pool is read when the allocator is built, and cannot change";
-            return Err(DriverError::new(DriverErrorKind::NotSupported, "apply", 0, message));
+        if let Some(key) = settings.fixed_key_that_differs(&new, |acts| acts == Acts::MallocAsync) {
+            return Err(DriverError::fixed_key(key));
         }
         // The rest is looked at when it is needed.
         *settings = new;

@@ -9,7 +9,7 @@ use crate::allocator::{
     ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, Pressure, PrivatePools,
     RawAddresses, Request,
 };
-use crate::config::Config;
+use crate::config::{Acts, Config};
 use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError,
 };
@@ -126,11 +126,9 @@ impl Caching for PluggableAllocator {
 
     /// Nothing that acts on this backend may change while it lives; other keys are accepted.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        if config.settings().pluggable == self.loaded {
-            return Ok(());
-        }
-        let message = "the library and its functions cannot be exchanged while the allocator lives";
-        Err(DriverError::new(DriverErrorKind::NotSupported, "apply", 0, message))
+        let fixed = |acts| acts == Acts::Pluggable;
+        let differs = self.built.fixed_key_that_differs(config.settings(), fixed);
+        differs.map_or(Ok(()), |key| Err(DriverError::fixed_key(key)))
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::allocator::{Allocation, Request, SegmentAllocator};
 use crate::cache::Hooks;
-use crate::config::{PluggableSettings, Settings};
+use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AddressFault, AllocError, HandleError};
@@ -52,8 +52,8 @@ pub struct PluggableAllocator {
     device: DeviceInfo,
     owner: OwnerId,
     callbacks: Callbacks,
-    /// What was loaded; it cannot be exchanged.
-    loaded: PluggableSettings,
+    /// What it was built with: the library cannot be exchanged.
+    built: Settings,
     table: Table,
     held_bytes: AtomicU64,
     limit_bytes: AtomicU64,
@@ -109,7 +109,7 @@ impl PluggableAllocator {
             device,
             owner,
             callbacks,
-            loaded: settings.pluggable.clone(),
+            built: settings.clone(),
             table: Table::default(),
             held_bytes: AtomicU64::new(0),
             limit_bytes: AtomicU64::new(NO_LIMIT),

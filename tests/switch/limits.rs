@@ -278,6 +278,23 @@ fn a_fraction_that_code_says_with_another_allocator_is_enforced_once() {
 }
 
 #[test]
+fn a_whole_configuration_tells_the_fraction_that_was_said_before_its_last_text() {
+    let table = registry::key_table();
+    let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
+    let said = Config::parse("per_process_memory_fraction:0.5", &table).expect("a good string");
+    for first in [Config::from_settings(half), said] {
+        let whole = first.updated("throw_on_cudamalloc_oom:True", &table).expect("a good string");
+        let bed = Bed::new(NATIVE);
+        let caching = bed.switchable.caching().expect("native caches");
+        caching.apply(&whole).expect("it fits");
+        assert_eq!(caching.limit_bytes(), Some(4 * GIB));
+        caching.set_limit_bytes(None);
+        bed.switchable.switch_to(whole).expect("it can");
+        assert_eq!(caching.limit_bytes(), Some(4 * GIB));
+    }
+}
+
+#[test]
 fn a_registered_allocator_is_built_anew_for_keys_that_others_read_once() {
     let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
         Ok(Box::new(NativeAllocator::new(driver, &EngineOptions::default())?))
