@@ -8,7 +8,7 @@
 # PyTorch's rows, PyTorch. What is missing is said and left out. `scripts/results.py OUT` makes the table.
 #
 # The cases of one thread run in turn, ROUNDS times (5), so that an hour in which others use the machine is
-# the same for all.
+# the same for all; all programs of a round on the same two processors, the next round on the next two.
 set -uo pipefail
 program=$(realpath "$1")
 out=$(realpath "$2")
@@ -83,9 +83,13 @@ ours_alone() {
     ours 1 'floor:atomic floor:lock floor:malloc pair mix holes record_stream' "$native" "$expandable" "$pools"
 }
 
-# One thread, every other round the other way round.
+# One thread, every other round the other way round. Programs inherit the shell's processors.
 export PEER_THREADS=0 PEER_SINGLE=1
+mapfile -t processors < <(python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
+pin() { taskset -cp "$1" $$ >/dev/null || left_out "keeping to processors $1"; }
 for round in $(seq "$rounds"); do
+    one=$((2 * (round - 1) % ${#processors[@]})) other=$(((2 * round - 1) % ${#processors[@]}))
+    pin "${processors[one]},${processors[other]}"
     if ((round % 2)); then
         peers
         ours_alone
@@ -96,6 +100,7 @@ for round in $(seq "$rounds"); do
 done
 
 # Several threads.
+pin "$(IFS=,; echo "${processors[*]}")"
 export PEER_THREADS=$threads PEER_SINGLE=0
 peers
 ours "$threads" 'floor:lock threads:own threads_raw' "$native" "$expandable" "$pools"
