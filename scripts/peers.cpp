@@ -5,8 +5,9 @@
 //   -DPEER_TORCH   PyTorch's allocator (c10), whichever backend PYTORCH_CUDA_ALLOC_CONF names
 //   -DPEER_RMM     RMM: pool, arena, async
 //   neither        the raw driver: cudaMallocAsync, and cudaMalloc with fewer steps
-// PEER_SINGLE=0 leaves out the cases of one thread, PEER_THREADS says up to how many threads the others
-// have (0: none of these).
+// Cases of one thread are timed as `stratalloc bench --turns` times them: one, briefly, for each line on the
+// input, as `pair:512B torch native`; the answer is a row, or a line without one where there is no such case.
+// When the input ends, and PEER_THREADS says up to how many threads, follow the cases of several.
 //
 // The sizes come from the same distributions as ours, from another generator: the same kind of work, not
 // the same bytes.
@@ -21,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -58,6 +60,10 @@ struct Allocator {
   std::function<void(void*, std::size_t, cudaStream_t)> give;
   // 1 for caches; a thousandth for those that go to the driver each time.
   double effort = 1.0;
+  // How many holes it can be asked to search.
+  int most_holes = 65536;
+  // Takes 64 KiB, announces another stream, gives back; unset where nothing is announced.
+  std::function<void()> share = nullptr;
 
   int steps(int of) const { return std::max(50, static_cast<int>(of * effort)); }
 
@@ -69,34 +75,24 @@ struct Allocator {
   void row(const char* what, double ns) const { row(what, 1, ns, 1000.0 / ns); }
 };
 
-// Median of `repetitions` timings of as many calls as a twentieth of a second has room for, a fiftieth of
-// `most` to `most`, as ours; in nanoseconds a call.
-double timed(int repetitions, int most, const std::function<void(int)>& step) {
+// As many calls as a fiftieth of a second has room for, a fiftieth of `most` to `most`, as ours; in
+// nanoseconds a call.
+template <typename Step>
+double timed(int most, Step&& step) {
   const int fewest = std::max(1, most / 50);
   const double first = seconds();
   for (int s = 0; s < fewest; s++) step(s);
-  const double fit = 0.05 * fewest / (seconds() - first);
+  const double fit = 0.02 * fewest / (seconds() - first);
   const int steps = static_cast<int>(std::clamp(fit, 1.0 * fewest, 1.0 * most));
-  std::vector<double> times;
-  for (int r = 0; r < repetitions; r++) {
-    const double start = seconds();
-    for (int s = 0; s < steps; s++) step(s);
-    times.push_back((seconds() - start) * 1e9 / steps);
-  }
-  return median(times);
+  const double start = seconds();
+  for (int s = 0; s < steps; s++) step(s);
+  return (seconds() - start) * 1e9 / steps;
 }
 
-void pairs(const Allocator& a) {
-  const std::pair<const char*, std::size_t> cases[] = {{"pair:512B", 512},
-                                                       {"pair:64KiB", 64 * KiB},
-                                                       {"pair:2MiB", 2 * MiB},
-                                                       {"pair:64MiB", 64 * MiB}};
-  for (const auto& [what, bytes] : cases) {
-    const std::size_t size = bytes;
-    auto step = [&](int) { a.give(a.take(size, nullptr), size, nullptr); };
-    for (int s = 0; s < a.steps(1000); s++) step(s);
-    a.row(what, timed(7, a.steps(300000), step));
-  }
+double pair(const Allocator& a, std::size_t size) {
+  auto step = [&](int) { a.give(a.take(size, nullptr), size, nullptr); };
+  for (int s = 0; s < a.steps(1000); s++) step(s);
+  return timed(a.steps(300000), step);
 }
 
 struct Mix {
@@ -117,10 +113,10 @@ struct Block {
   std::size_t bytes = 0;
 };
 
-void mix(const Allocator& a) {
+double mix(const Allocator& a) {
   const Mix mix(4096, 64 * MiB);
   std::vector<Block> live(4096);
-  // Steps go on from timing to timing, as ours: a slow allocator repeats nothing.
+  // Steps go on from warming up, as ours: a slow allocator repeats nothing.
   std::size_t s = 0;
   auto step = [&](int) {
     Block& block = live[mix.picks[s & 65535]];
@@ -130,13 +126,14 @@ void mix(const Allocator& a) {
     s++;
   };
   for (int n = 0; n < a.steps(200000); n++) step(n);
-  a.row("mix:4096live", timed(5, a.steps(300000), step));
+  const double ns = timed(a.steps(300000), step);
   for (const Block& block : live) {
     if (block.address) a.give(block.address, block.bytes, nullptr);
   }
+  return ns;
 }
 
-void holes(const Allocator& a, int count, int steps) {
+double holes(const Allocator& a, int count) {
   std::vector<void*> live(2 * static_cast<std::size_t>(count));
   for (auto& address : live) address = a.take(KiB, nullptr);
   std::vector<int> order(count);
@@ -148,9 +145,40 @@ void holes(const Allocator& a, int count, int steps) {
   }
   auto step = [&](int) { a.give(a.take(KiB, nullptr), KiB, nullptr); };
   for (int s = 0; s < 200; s++) step(s);
-  a.row(("holes:" + std::to_string(count)).c_str(), timed(5, steps, step));
+  // Who searches them one by one gets fewer steps.
+  const double ns = timed(a.most_holes > 4096 ? 200000 : 300, step);
   for (void* address : live) {
     if (address) a.give(address, KiB, nullptr);
+  }
+  return ns;
+}
+
+double share(const Allocator& a) {
+  auto step = [&](int) { a.share(); };
+  for (int s = 0; s < 1000; s++) step(s);
+  return timed(20000, step);
+}
+
+// Times a case of one thread, if the allocator has it.
+void single(const Allocator& a, const std::string& what) {
+  const std::pair<const char*, std::function<double()>> cases[] = {
+      {"pair:512B", [&] { return pair(a, 512); }},
+      {"pair:64KiB", [&] { return pair(a, 64 * KiB); }},
+      {"pair:2MiB", [&] { return pair(a, 2 * MiB); }},
+      {"pair:64MiB", [&] { return pair(a, 64 * MiB); }},
+      {"mix:4096live", [&] { return mix(a); }},
+      {"holes:4096", [&] { return holes(a, 4096); }},
+      {"holes:65536", [&] { return holes(a, 65536); }},
+      {"record_stream:64KiB", [&] { return share(a); }},
+  };
+  const auto wanted = std::find_if(std::begin(cases), std::end(cases), [&](const auto& one) { return what == one.first; });
+  const bool too_many = what.rfind("holes:", 0) == 0 && std::atoi(what.c_str() + 6) > a.most_holes;
+  const bool has = wanted != std::end(cases) && !too_many && (what.rfind("record", 0) != 0 || a.share);
+  if (has) {
+    a.row(wanted->first, wanted->second());
+  } else {
+    std::puts("");
+    std::fflush(stdout);
   }
 }
 
@@ -212,17 +240,32 @@ int number(const char* variable, int otherwise) {
   return text ? std::atoi(text) : otherwise;
 }
 
-void all(const Allocator& a, bool many_holes = true) {
-  if (number("PEER_SINGLE", 1)) {
-    pairs(a);
-    mix(a);
-    if (a.effort == 1.0) {
-      holes(a, 4096, many_holes ? 200000 : 300);
-      if (many_holes) holes(a, 65536, 200000);
+// An allocator is made for each case, and called with what is to be timed.
+using Use = std::function<void(const Allocator&)>;
+struct Maker {
+  const char* name;
+  std::function<void(const Use&)> with;
+};
+
+void all(const std::vector<Maker>& makers) {
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    const auto space = line.find(' ');
+    const std::string what = line.substr(0, space), who = space == line.npos ? "" : line.substr(space + 1);
+    const auto maker = std::find_if(makers.begin(), makers.end(), [&](const Maker& one) { return who == one.name; });
+    if (maker == makers.end()) {
+      std::puts("");
+      std::fflush(stdout);
+    } else {
+      maker->with([&](const Allocator& a) { single(a, what); });
     }
   }
-  const int most = number("PEER_THREADS", 16);
-  for (int count = 1; count <= most; count *= 4) threads(a, count, true, "threads:own_stream");
+  const int most = number("PEER_THREADS", 0);
+  for (const Maker& maker : makers) {
+    maker.with([&](const Allocator& a) {
+      for (int count = 1; count <= most; count *= 4) threads(a, count, true, "threads:own_stream");
+    });
+  }
 }
 
 }  // namespace
@@ -235,64 +278,78 @@ int main() {
   cached::init(1);
   const char* conf = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
   const std::string text = conf ? conf : "";
-  Allocator torch{text.find("Async") != text.npos        ? "torch cudaMallocAsync"
-                  : text.find("expandable") != text.npos ? "torch expandable"
-                                                         : "torch native",
-                  [](std::size_t n, cudaStream_t s) { return cached::raw_alloc_with_stream(n, s); },
-                  [](void* p, std::size_t, cudaStream_t) { cached::raw_delete(p); }};
-  all(torch);
-  if (number("PEER_SINGLE", 1) && text.find("Async") == text.npos) {
-    cudaStream_t other;
-    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
-    const auto stream = c10::cuda::getStreamFromExternal(other, 0);
-    auto step = [&](int) {
-      auto block = cached::get()->allocate(64 * KiB);
-      cached::recordStream(block, stream);
-    };
-    for (int s = 0; s < 1000; s++) step(s);
-    torch.row("record_stream:64KiB", timed(5, 20000, step));
-  }
+  const char* name = text.find("Async") != text.npos        ? "torch cudaMallocAsync"
+                     : text.find("expandable") != text.npos ? "torch expandable"
+                                                            : "torch native";
+  cudaStream_t other;
+  cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+  const auto stream = c10::cuda::getStreamFromExternal(other, 0);
+  all({{name, [&](const Use& use) {
+          // Each case starts with an empty cache, as ours.
+          cached::emptyCache();
+          Allocator torch{name,
+                          [](std::size_t n, cudaStream_t s) { return cached::raw_alloc_with_stream(n, s); },
+                          [](void* p, std::size_t, cudaStream_t) { cached::raw_delete(p); }};
+          if (text.find("Async") == text.npos) {
+            torch.share = [&] {
+              auto block = cached::get()->allocate(64 * KiB);
+              cached::recordStream(block, stream);
+            };
+          }
+          use(torch);
+        }}});
 #elif defined(PEER_RMM)
-  auto over = [](const char* name, auto& resource) {
+  auto over = [](const char* name, auto& resource, int most_holes) {
     return Allocator{name,
                      [&resource](std::size_t n, cudaStream_t s) {
                        return resource.allocate(rmm::cuda_stream_view{s}, n, 256);
                      },
                      [&resource](void* p, std::size_t n, cudaStream_t s) {
                        resource.deallocate(rmm::cuda_stream_view{s}, p, n, 256);
-                     }};
+                     },
+                     1.0, most_holes};
   };
-  {
-    rmm::mr::pool_memory_resource pool{rmm::mr::cuda_memory_resource{}, std::size_t{1} << 30};
-    all(over("rmm pool", pool), false);
-  }
-  {
-    rmm::mr::arena_memory_resource arena{rmm::mr::cuda_memory_resource{}, std::size_t{64} << 30};
-    all(over("rmm arena", arena));
-  }
-  {
-    rmm::mr::cuda_async_memory_resource async{};
-    all(over("rmm async", async));
-  }
+  all({{"rmm pool",
+        [&](const Use& use) {
+          rmm::mr::pool_memory_resource pool{rmm::mr::cuda_memory_resource{}, std::size_t{1} << 30};
+          use(over("rmm pool", pool, 4096));
+        }},
+       {"rmm arena",
+        [&](const Use& use) {
+          rmm::mr::arena_memory_resource arena{rmm::mr::cuda_memory_resource{}, std::size_t{64} << 30};
+          use(over("rmm arena", arena, 65536));
+        }},
+       {"rmm async", [&](const Use& use) {
+          rmm::mr::cuda_async_memory_resource async{};
+          use(over("rmm async", async, 65536));
+        }}});
 #else
   cudaMemPool_t pool;
   cudaDeviceGetDefaultMemPool(&pool, 0);
   std::uint64_t keep = ~std::uint64_t{0};
   cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep);
-  all(Allocator{"raw cudaMallocAsync",
-                [](std::size_t n, cudaStream_t s) {
-                  void* p = nullptr;
-                  cudaMallocAsync(&p, n, s);
-                  return p;
-                },
-                [](void* p, std::size_t, cudaStream_t s) { cudaFreeAsync(p, s); }});
-  all(Allocator{"raw cudaMalloc",
-                [](std::size_t n, cudaStream_t) {
-                  void* p = nullptr;
-                  cudaMalloc(&p, n);
-                  return p;
-                },
-                [](void* p, std::size_t, cudaStream_t) { cudaFree(p); },
-                0.001});
+  const Allocator async{"raw cudaMallocAsync",
+                        [](std::size_t n, cudaStream_t s) {
+                          void* p = nullptr;
+                          cudaMallocAsync(&p, n, s);
+                          return p;
+                        },
+                        [](void* p, std::size_t, cudaStream_t s) { cudaFreeAsync(p, s); }};
+  const Allocator plain{"raw cudaMalloc",
+                        [](std::size_t n, cudaStream_t) {
+                          void* p = nullptr;
+                          cudaMalloc(&p, n);
+                          return p;
+                        },
+                        [](void* p, std::size_t, cudaStream_t) { cudaFree(p); },
+                        0.001, 0};
+  all({{"raw cudaMallocAsync",
+        [&](const Use& use) {
+          // An empty pool, as ours after a case.
+          cudaStreamSynchronize(nullptr);
+          cudaMemPoolTrimTo(pool, 0);
+          use(async);
+        }},
+       {"raw cudaMalloc", [&](const Use& use) { use(plain); }}});
 #endif
 }

@@ -1,11 +1,13 @@
 """Turns the rows of side_by_side.sh into the tables of benches/RESULTS.md, on the standard output.
 
-A cell that was timed in several rounds shows the least: others who use the machine only make it more. A
-comparison is the ratio of these and, in brackets, of the medians.
+A cell that was timed in several rounds shows the least: others who use the machine only make it more. A comparison is
+the median of the rounds' ratios with, in brackets, where it lies with 95 % (a sign test's interval): the two cells of a
+round were timed on one processor within a second or two of one another. Cells of several threads have one round.
 """
 
 import csv
 import json
+import math
 import pathlib
 import statistics
 import sys
@@ -15,6 +17,7 @@ CASES = [
     ("holes:4096", 1), ("holes:65536", 1), ("record_stream:64KiB", 1),
     ("threads:own_stream", 1), ("threads:own_stream", 4), ("threads:own_stream", 16),
 ]
+FLOOR_IN_TURN = "floor:lock_pair"
 OURS = {
     "backend:native": "native",
     "backend:native,expandable_segments:True": "expandable",
@@ -24,54 +27,52 @@ OURS = {
 
 
 def read(folder):
-    """(column, case, threads) -> nanoseconds of each round, and the floors."""
-    cells, columns, floors = {}, [], {}
+    """(column, case, threads) -> {round: nanoseconds}, and the floors."""
+    cells, floors = {}, {}
 
-    def put(column, case, threads, ns):
-        if column not in columns:
-            columns.append(column)
-        cells.setdefault((column, case, int(threads)), []).append(float(ns))
+    def put(column, case, threads, ns, number=0):
+        table = floors if case.startswith("floor:") else cells
+        table.setdefault((column, case, int(threads)), {})[number] = float(ns)
 
-    ours = folder / "ours.json"
-    for line in ours.read_text().splitlines() if ours.exists() else []:
-        row = json.loads(line)
-        if row["case"].startswith("floor:"):
-            floors.setdefault((row["case"], row["threads"]), []).append(row["ns_per_op"])
-            continue
-        name = OURS[row["conf"]]
-        case = row["case"]
+    def lines(name):
+        path = folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    for row in map(json.loads, lines("turns.json")):
+        put(row["column"], row["case"], 1, row["ns_per_op"], row["round"])
+    for row in map(json.loads, lines("ours.json")):
+        column, case = "ours: " + OURS.get(row["conf"], row["conf"]), row["case"]
         if "_raw" in case:
-            name, case = name + ", by address", case.replace("_raw", "")
-        put("ours: " + name, case, row["threads"], row["ns_per_op"])
+            column, case = column + ", by address", case.replace("_raw", "")
+        put(column, case, row["threads"], row["ns_per_op"])
     for source in ("torch", "rmm", "raw"):
-        path = folder / f"{source}.csv"
-        for row in csv.reader(path.open()) if path.exists() else []:
+        for row in csv.reader(lines(f"{source}.csv")):
             put(row[0], row[1], row[2], row[3])
-    return cells, columns, floors
+    return cells, floors
 
 
-def against(cells, column, reference, case, faster):
-    """How many times as fast as the reference, or how many times its cost; None if one is missing."""
-    own, other = cells.get((column, *case)), cells.get((reference, *case))
-    if not own or not other:
+def against(own, other, faster):
+    """How many times as fast as the other, or how many times its cost."""
+    ratios = sorted(other[n] / own[n] if faster else own[n] / other[n] for n in own.keys() & other.keys())
+    if not ratios:
         return None
-    ratio = (lambda a, b: b / a) if faster else (lambda a, b: a / b)
-    text = f"{ratio(min(own), min(other)):.2f}"
-    if len(own) > 1 and len(other) > 1:
-        text += f" ({ratio(statistics.median(own), statistics.median(other)):.2f})"
-    return text
+    half = 0.98 * math.sqrt(len(ratios))
+    low = ratios[max(0, math.floor(len(ratios) / 2 - half))]
+    high = ratios[min(len(ratios) - 1, math.ceil(len(ratios) / 2 + half))]
+    return f"{statistics.median(ratios):.2f}" + (f" ({low:.2f} to {high:.2f})" if len(ratios) > 1 else "")
 
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    cells, columns, floors = read(folder)
+    cells, floors = read(folder)
+    columns = sorted(dict.fromkeys(column for column, _, _ in cells), key=lambda c: not c.startswith("ours"))
     cases = [c for c in CASES if any((column, *c) in cells for column in columns)]
 
     def show(column, case):
         rounds = cells.get((column, *case))
         if not rounds:
             return ""
-        ns = min(rounds)
+        ns = min(rounds.values())
         return f"{ns:,.0f}" if ns >= 100 else f"{ns:.1f}"
 
     print("| ns an operation | " + " | ".join(f"{c} x{t}" if t > 1 else c for c, t in cases) + " |")
@@ -79,22 +80,23 @@ def main():
     for column in columns:
         print(f"| {column} | " + " | ".join(show(column, case) for case in cases) + " |")
     print()
-    for (name, threads), rounds in sorted(floors.items()):
-        print(f"{name} x{threads}: {min(rounds):,.1f} ({statistics.median(rounds):,.1f}, at most {max(rounds):,.1f})")
+    for (column, name, threads), rounds in sorted(floors.items()):
+        rounds, when = rounds.values(), "in turn" if column == FLOOR_IN_TURN else "with the threads"
+        print(f"{name} x{threads}, {when}: {min(rounds):,.1f} to {max(rounds):,.1f}, median {statistics.median(rounds):,.1f}")
     for column in columns:
-        for reference, faster in (("torch native", True), ("raw cudaMallocAsync", False)):
+        for reference, faster in (("torch native", True), ("raw cudaMallocAsync", False), ("ours: driver alone", False)):
             pools = column.startswith("ours: cudaMallocAsync") or column == "ours: driver alone"
-            if not column.startswith("ours:") or pools == faster:
+            if not column.startswith("ours:") or column == reference or pools == faster:
                 continue
             print(f"\n{column}, {'times as fast as' if faster else 'times the cost of'} {reference}:")
             for case in cases:
-                ratio = against(cells, column, reference, case, faster)
-                if ratio:
-                    print(f"  {case[0]} x{case[1]}: {ratio}")
+                own, other = cells.get((column, *case)), cells.get((reference, *case))
+                if own and other:
+                    print(f"  {case[0]} x{case[1]}: {against(own, other, faster)}")
         alone = cells.get((column, "threads:own_stream", 1))
         crowd = cells.get((column, "threads:own_stream", 16))
         if column.startswith("ours:") and alone and crowd:
-            print(f"  scaling to 16 threads (1 is perfect): {alone[-1] / crowd[-1]:.2f}")
+            print(f"  scaling to 16 threads (1 is perfect): {alone[0] / crowd[0]:.2f}")
     print()
     for line in (folder / "machine.txt", folder / "left_out.txt"):
         if line.exists():

@@ -7,15 +7,14 @@
 # librmm and rapids-logger, without which RMM is left out. Needs a CUDA toolkit, a C++ compiler and, for
 # PyTorch's rows, PyTorch. What is missing is said and left out. `scripts/results.py OUT` makes the table.
 #
-# The cases of one thread run in turn, ROUNDS times (5), so that an hour in which others use the machine is
-# the same for all; all programs of a round on the same two processors, the next round on the next two.
+# The cases of one thread run in turn, cell by cell, ROUNDS times (12): see `turns.py`.
 set -uo pipefail
 program=$(realpath "$1")
 out=$(realpath "$2")
 wheels=${3:+$(realpath "$3")}
 here=$(dirname "$(realpath "$0")")
 cuda=${CUDA_HOME:-/usr/local/cuda}
-rounds=${ROUNDS:-5}
+rounds=${ROUNDS:-12}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 threads=$(nproc)
@@ -28,7 +27,7 @@ pools=backend:cudaMallocAsync
 build() { g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" -L"$cuda/lib64" -lcudart -lpthread; }
 left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
 # A peer's program, if it was built: peer NAME
-peer() { [ ! -x "$work/$1" ] || "$work/$1" >>"$out/$1.csv" || left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-})"; }
+peer() { [ ! -x "$work/$1" ] || "$work/$1" >>"$out/$1.csv" </dev/null || left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-})"; }
 # ours THREADS CASES CONF...
 ours() {
     local threads=$1 cases=$2 confs=()
@@ -39,7 +38,7 @@ ours() {
         $(printf -- '--case %s ' $cases) >>"$out/ours.json" || left_out "a part of ours ($*)"
 }
 
-rm -f "$out"/*.csv "$out/ours.json"
+rm -f "$out"/*.csv "$out/ours.json" "$out/turns.json"
 : >"$out/left_out.txt"
 {
     echo "date: $(date -u +%F)"
@@ -71,37 +70,15 @@ else
     left_out "RMM (no wheels)"
 fi
 
-peers() {
-    for conf in '' expandable_segments:True backend:cudaMallocAsync; do
-        PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
-    done
-    peer raw
-    peer rmm
-}
+# One thread.
+python3 "$here/turns.py" "$program" "$work" "$out" "$rounds" || left_out "a part of the turns"
 
-ours_alone() {
-    ours 1 'floor:atomic floor:lock floor:malloc pair mix holes record_stream' "$native" "$expandable" "$pools"
-}
-
-# One thread, every other round the other way round. Programs inherit the shell's processors.
-export PEER_THREADS=0 PEER_SINGLE=1
-mapfile -t processors < <(python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
-pin() { taskset -cp "$1" $$ >/dev/null || left_out "keeping to processors $1"; }
-for round in $(seq "$rounds"); do
-    one=$((2 * (round - 1) % ${#processors[@]})) other=$(((2 * round - 1) % ${#processors[@]}))
-    pin "${processors[one]},${processors[other]}"
-    if ((round % 2)); then
-        peers
-        ours_alone
-    else
-        ours_alone
-        peers
-    fi
+# Several threads: without a line on their input, the peers time nothing else.
+export PEER_THREADS=$threads
+for conf in '' expandable_segments:True backend:cudaMallocAsync; do
+    PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
 done
-
-# Several threads.
-pin "$(IFS=,; echo "${processors[*]}")"
-export PEER_THREADS=$threads PEER_SINGLE=0
-peers
-ours "$threads" 'floor:lock threads:own threads_raw' "$native" "$expandable" "$pools"
+peer raw
+peer rmm
+ours "$threads" 'floor: threads:own threads_raw' "$native" "$expandable" "$pools"
 cat "$out/left_out.txt"

@@ -1,5 +1,6 @@
 //! The command line as a script sees it: fields, exit codes, carets, pipes.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -231,6 +232,39 @@ fn bench_prints_the_fixed_fields() {
     let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["case", "threads", "conf", "device", "ns_per_op", "mops"]);
     assert_eq!(run(&["bench", "--case", "pear"]).status.code(), Some(1));
+}
+
+#[test]
+fn bench_in_turns_answers_each_line_with_a_line() {
+    let mut child = stratalloc()
+        .args(["bench", "--turns", "--json", "--device", "sim", "--threads", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut asked, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut answers = BufReader::new(answers).lines();
+    for (line, case, conf) in [
+        ("floor:lock_pair", "floor:lock_pair", ""),
+        ("pair:512B backend:native", "pair:512B", "backend:native"),
+        ("mix_raw:4096live backend:cudaMallocAsync", "mix_raw:4096live", "backend:cudaMallocAsync"),
+        ("pair:64KiB driver", "pair:64KiB", "driver"),
+        ("holes:4096 backend:native", "holes:4096", "backend:native"),
+    ] {
+        writeln!(asked, "{line}").unwrap();
+        let answer = answers.next().unwrap().unwrap();
+        let row: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!((row["case"].as_str(), row["conf"].as_str()), (Some(case), Some(conf)));
+        assert!(row["ns_per_op"].as_f64().unwrap() > 0.0, "{answer}");
+    }
+    writeln!(asked, "holes:4096 driver").unwrap();
+    assert_eq!(answers.next().unwrap().unwrap(), "null", "the driver alone has no such case");
+    writeln!(asked, "pear:512B backend:native").unwrap();
+    assert!(answers.next().is_none());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("\"pear:512B\""), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -127,11 +127,25 @@ pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) 
     times[times.len() / 2]
 }
 
-/// The same with as many steps as a twentieth of a second has room for: a fiftieth of `most` to `most`.
-fn median_in_time(repetitions: usize, most: usize, mut step: impl FnMut(usize)) -> f64 {
+/// How thoroughly a case of one thread is timed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effort {
+    repetitions: usize,
+    time_ns: f64,
+}
+
+impl Effort {
+    /// The median of seven timings of a twentieth of a second.
+    pub const WHOLE: Self = Self { repetitions: 7, time_ns: 5e7 };
+    /// One timing of a fiftieth of a second, for those who come back often.
+    pub const BRIEF: Self = Self { repetitions: 1, time_ns: 2e7 };
+}
+
+/// Nanoseconds a call, with as many as the effort has room for: a fiftieth of `most` to `most`.
+fn timed(effort: Effort, most: usize, mut step: impl FnMut(usize)) -> f64 {
     let fewest = most / 50;
     let ns = median_ns(1, fewest, &mut step);
-    median_ns(repetitions, as_many_as(5e7, ns, fewest, most), step)
+    median_ns(effort.repetitions, as_many_as(effort.time_ns, ns, fewest, most), step)
 }
 
 /// How many steps of `ns` each this much time has room for.
@@ -142,13 +156,13 @@ fn as_many_as(time_ns: f64, ns: f64, fewest: usize, most: usize) -> usize {
 }
 
 /// Take and give back at once.
-pub fn pair<C: Client>(client: &C, bytes: u64) -> f64 {
+pub fn pair<C: Client>(client: &C, bytes: u64, effort: Effort) -> f64 {
     let step = |_| {
         let block = client.take(black_box(bytes), DEFAULT);
         client.give(black_box(block));
     };
     (0..1000).for_each(step);
-    median_in_time(7, 300_000, step)
+    timed(effort, 300_000, step)
 }
 
 /// Sizes as real programs ask for them: many small, few large.
@@ -186,7 +200,7 @@ fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
 }
 
 /// Replaces one of 4,096 live blocks at each step.
-pub fn mix<C: Client>(client: &C) -> f64 {
+pub fn mix<C: Client>(client: &C, effort: Effort) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
     // Steps go on from timing to timing: a slow allocator repeats nothing.
@@ -196,13 +210,13 @@ pub fn mix<C: Client>(client: &C) -> f64 {
         at += 1;
     };
     (0..200_000).for_each(&mut step);
-    let ns = median_in_time(5, 300_000, step);
+    let ns = timed(effort, 300_000, step);
     give_all(client, blocks);
     ns
 }
 
 /// Take and give back 1 KiB where `holes` free blocks of that size lie between live ones.
-pub fn holes<C: Client>(client: &C, holes: usize) -> f64 {
+pub fn holes<C: Client>(client: &C, holes: usize, effort: Effort) -> f64 {
     let mut blocks: Vec<_> = (0..2 * holes).map(|_| Some(client.take(KIB, DEFAULT))).collect();
     let mut order: Vec<usize> = (0..holes).collect();
     order.shuffle(&mut SmallRng::seed_from_u64(3));
@@ -211,7 +225,7 @@ pub fn holes<C: Client>(client: &C, holes: usize) -> f64 {
     }
     let step = |_| client.give(client.take(black_box(KIB), DEFAULT));
     (0..200).for_each(step);
-    let ns = median_in_time(5, 200_000, step);
+    let ns = timed(effort, 200_000, step);
     give_all(client, blocks);
     ns
 }
@@ -349,7 +363,11 @@ pub fn threads<C: Client>(
 }
 
 /// Take 64 KiB, announce another stream, give back. `None` if the allocator knows no streams.
-pub fn record_stream<A: DeviceAllocator>(allocator: &A, other: StreamId) -> Option<f64> {
+pub fn record_stream<A: DeviceAllocator>(
+    allocator: &A,
+    other: StreamId,
+    effort: Effort,
+) -> Option<f64> {
     let cross = allocator.cross_stream()?;
     let step = |_| {
         let block = Typed(allocator).take(64 * KIB, DEFAULT);
@@ -357,7 +375,7 @@ pub fn record_stream<A: DeviceAllocator>(allocator: &A, other: StreamId) -> Opti
         Typed(allocator).give(block);
     };
     (0..1000).for_each(step);
-    let ns = median_in_time(5, 20_000, step);
+    let ns = timed(effort, 20_000, step);
     cross.process_events().expect("events can be queried");
     Some(ns)
 }

@@ -1,9 +1,11 @@
 //! `stratalloc bench`: the hot path of any configuration, timed beside the floors of the machine.
 
 pub mod cases;
+mod cells;
 mod floors;
 mod host_memory;
 pub(super) mod loops;
+mod turns;
 
 use std::error::Error;
 use std::io::Write;
@@ -16,16 +18,15 @@ use serde::Serialize;
 use crate::allocator::DeviceAllocator;
 use crate::config::Config;
 use crate::driver::Driver;
-use crate::handle::Handle;
 use crate::ids::StreamId;
 use crate::registry::BuildOptions;
-use crate::size::{KIB, MIB};
 use crate::strategies::Strategy;
 
 use super::device::Device;
 use super::outcome::{Outcome, out};
 use super::settings;
-use cases::{Pool, Raw, Tail, Together, Typed};
+use cases::{Effort, Pool, Raw, Tail, Together, Typed};
+use cells::Cell;
 use loops::Loops;
 
 /// Arguments of `bench`.
@@ -46,6 +47,32 @@ pub(crate) struct Bench {
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
+    /// Time one case of one thread, briefly, for each line on the input, as `pair:512B backend:native`: for
+    /// programs that time other allocators in between.
+    #[arg(long, requires = "json", conflicts_with_all = ["conf", "case"])]
+    turns: bool,
+}
+
+impl Bench {
+    /// An allocator with an empty cache of its own, on a thread that works with the device as a program's
+    /// threads do.
+    fn build(&self, config: &Config, raw_addresses: bool) -> Result<Built, Box<dyn Error>> {
+        let opened = self.device.open(None)?;
+        opened.driver.make_current()?;
+        let streams = opened.streams(self.threads.max(1))?;
+        let options = BuildOptions { raw_addresses };
+        let driver = opened.driver;
+        let strategy = crate::registry::build(config, Arc::clone(&driver), options)?;
+        Ok(Built { strategy, driver, streams })
+    }
+
+    /// The device's stream-ordered pool, and streams.
+    fn open_pool(&self) -> Result<(Pool, Vec<StreamId>), Box<dyn Error>> {
+        let opened = self.device.open(None)?;
+        opened.driver.make_current()?;
+        let streams = opened.streams(self.threads.max(1))?;
+        Ok((Pool::of(opened.driver)?, streams))
+    }
 }
 
 fn default_threads() -> usize {
@@ -62,14 +89,6 @@ struct Row<'a> {
     mops: f64,
 }
 
-/// Sizes that are taken and given back at once.
-const PAIRS: [(&str, u64); 4] = [
-    ("pair:512B", 512),
-    ("pair:64KiB", 64 * KIB),
-    ("pair:2MiB", 2 * MIB),
-    ("pair:64MiB", 64 * MIB),
-];
-
 /// How often tails are timed; the least of each is reported.
 const TAIL_REPETITIONS: usize = 5;
 
@@ -79,6 +98,9 @@ const CROWD_ROUNDS: usize = 5;
 const CROWD_TIME: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
+    if args.turns {
+        return turns::run(args, loops);
+    }
     let confs = settings::confs_or_default(&args.conf)?;
     let device = args.device.to_string();
     let mut printer = Printer { args, loops, conf: "", device: "", done: 0 };
@@ -89,17 +111,7 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>
     for (text, config) in &confs {
         printer.conf = text;
         printer.device = &device;
-        // Each case starts with an empty cache of its own, on a thread that works with the device as a
-        // program's threads do.
-        let build = |raw_addresses| -> Result<Built, Box<dyn Error>> {
-            let opened = args.device.open(None)?;
-            opened.driver.make_current()?;
-            let streams = opened.streams(args.threads.max(1))?;
-            let options = BuildOptions { raw_addresses };
-            let driver = opened.driver;
-            let strategy = crate::registry::build(config, Arc::clone(&driver), options)?;
-            Ok(Built { strategy, driver, streams })
-        };
+        let build = |raw_addresses| args.build(config, raw_addresses);
         printer.typed(&build)?;
         printer.raw(&build)?;
         if config.settings().backend == "cpu" {
@@ -230,21 +242,19 @@ impl Printer<'_> {
         counts
     }
 
+    /// Cases of one thread, each on an allocator of its own.
+    fn cells(&mut self, cells: &[(&str, Cell)], build: &Build<'_>) -> Result<(), Box<dyn Error>> {
+        for (case, cell) in cells.iter().filter(|(case, _)| self.wants(case)).collect::<Vec<_>>() {
+            if let Some(ns) = cells::time(*cell, build, self.loops, Effort::WHOLE)? {
+                self.row(case, 1, ns, 1000.0 / ns)?;
+            }
+        }
+        Ok(())
+    }
+
     fn typed(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
         let loops = self.loops;
-        for (case, bytes) in PAIRS {
-            let Built { strategy, .. } = build(false)?;
-            self.single(case, || (loops.pair)(&Typed(&strategy), bytes))?;
-        }
-        let Built { strategy, driver, .. } = build(false)?;
-        let handle = Handle::new(strategy, driver);
-        self.single("handle:512B", || (loops.pair_handle)(&Typed(&handle), 512))?;
-        let Built { strategy, .. } = build(false)?;
-        self.single("mix:4096live", || (loops.mix)(&Typed(&strategy)))?;
-        for (case, holes) in [("holes:4096", 4096), ("holes:65536", 65_536)] {
-            let Built { strategy, .. } = build(false)?;
-            self.single(case, || (loops.holes)(&Typed(&strategy), holes))?;
-        }
+        self.cells(&cells::FIRST, build)?;
         let Built { strategy, .. } = build(false)?;
         self.tails("tail:", || (loops.tail)(&Typed(&strategy)))?;
         for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
@@ -254,13 +264,7 @@ impl Printer<'_> {
                 Ok((loops.threads)(&Typed(&strategy), &*driver, threads, streams))
             })?;
         }
-        let Built { strategy, streams, .. } = build(false)?;
-        if self.wants("record_stream:64KiB")
-            && let Some(ns) = (loops.record_stream)(&strategy, streams[0])
-        {
-            self.row("record_stream:64KiB", 1, ns, 1000.0 / ns)?;
-        }
-        Ok(())
+        self.cells(&cells::LAST, build)
     }
 
     /// What only memory of the host has: threads with caches of their own, and pages that are touched.
@@ -293,21 +297,16 @@ impl Printer<'_> {
 
     /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
     fn driver_alone(&mut self) -> Result<(), Box<dyn Error>> {
-        let (device, most) = (self.args.device, self.args.threads.max(1));
-        let open = || -> Result<_, Box<dyn Error>> {
-            let opened = device.open(None)?;
-            opened.driver.make_current()?;
-            let streams = opened.streams(most)?;
-            Ok((Pool::of(opened.driver)?, streams))
-        };
-        let (pool, _) = open()?;
-        for (case, bytes) in PAIRS {
-            self.single(case, || cases::pair(&pool, bytes))?;
+        for (case, cell) in cells::FIRST {
+            if self.wants(case)
+                && let Some(ns) = cells::time_pool(cell, &self.args.open_pool()?.0, Effort::WHOLE)
+            {
+                self.row(case, 1, ns, 1000.0 / ns)?;
+            }
         }
-        let (pool, _) = open()?;
-        self.single("mix:4096live", || cases::mix(&pool))?;
+        let args = self.args;
         self.crowds("threads:own_stream", |threads| {
-            let (pool, streams) = open()?;
+            let (pool, streams) = args.open_pool()?;
             Ok(cases::threads(&pool, pool.driver(), threads, &streams))
         })
     }
@@ -315,17 +314,10 @@ impl Printer<'_> {
     /// The same by bare address, where the strategy can.
     fn raw(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
         let loops = self.loops;
-        for (case, bytes) in PAIRS {
-            let Built { strategy, .. } = build(true)?;
-            if let Some(raw) = strategy.raw_addresses() {
-                self.single(&case.replace("pair", "pair_raw"), || {
-                    (loops.pair_raw)(&Raw(raw), bytes)
-                })?;
-            }
+        self.cells(&cells::RAW, build)?;
+        if build(true)?.strategy.raw_addresses().is_none() {
+            return Ok(());
         }
-        let Built { strategy, .. } = build(true)?;
-        let Some(raw) = strategy.raw_addresses() else { return Ok(()) };
-        self.single("mix_raw:4096live", || (loops.mix_raw)(&Raw(raw)))?;
         self.crowds("threads_raw:own_stream", |threads| {
             let Built { strategy, driver, streams } = build(true)?;
             let raw = strategy.raw_addresses().ok_or("it has no bare addresses any more")?;

@@ -1,0 +1,127 @@
+"""Times the cases of one thread of several programs in turn, cell by cell, for machines that others use, too:
+
+    python turns.py STRATALLOC PEERS OUT ROUNDS
+
+STRATALLOC is the program, PEERS a folder with the programs that were made of peers.cpp (`torch`, `raw`, `rmm`; who
+is missing is left out). All live side by side. In each round every case is timed briefly by one allocator right after
+the other, every other round the other way round, and all are on the same processor, the next round on the next one.
+So the cells of a round are fair to one another, whatever else the machine does. OUT/turns.json gets a line for each:
+`results.py` compares them round by round.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+NATIVE, EXPANDABLE = "backend:native", "backend:native,expandable_segments:True"
+POOLS = "backend:cudaMallocAsync"
+
+# Column, program, and who is asked there. Who is held against another stands beside it.
+COLUMNS = [
+    ("torch native", "torch", "torch native"),
+    ("ours: native", "ours", NATIVE),
+    ("ours: native, by address", "ours", NATIVE),
+    ("ours: expandable", "ours", EXPANDABLE),
+    ("ours: expandable, by address", "ours", EXPANDABLE),
+    ("torch expandable", "torch expandable", "torch expandable"),
+    ("ours: cudaMallocAsync", "ours", POOLS),
+    ("raw cudaMallocAsync", "raw", "raw cudaMallocAsync"),
+    ("ours: cudaMallocAsync, by address", "ours", POOLS),
+    ("ours: driver alone", "ours", "driver"),
+    ("torch cudaMallocAsync", "torch cudaMallocAsync", "torch cudaMallocAsync"),
+    ("rmm pool", "rmm", "rmm pool"),
+    ("rmm arena", "rmm", "rmm arena"),
+    ("rmm async", "rmm", "rmm async"),
+    ("raw cudaMalloc", "raw", "raw cudaMalloc"),
+]
+BY_ADDRESS = ["pair:512B", "pair:64KiB", "pair:2MiB", "pair:64MiB", "mix:4096live"]
+CASES = [*BY_ADDRESS, "holes:4096", "holes:65536", "record_stream:64KiB"]
+FLOOR = "floor:lock_pair"
+
+
+def programs(stratalloc, peers):
+    """Name -> command and PyTorch's configuration, of those that are there."""
+    ours = [stratalloc, "bench", "--device", "cuda:0", "--threads", "1", "--json", "--turns"]
+    all_of_them = {
+        "ours": (ours, ""),
+        "torch": ([str(peers / "torch")], ""),
+        "torch expandable": ([str(peers / "torch")], "expandable_segments:True"),
+        "torch cudaMallocAsync": ([str(peers / "torch")], "backend:cudaMallocAsync"),
+        "raw": ([str(peers / "raw")], ""),
+        "rmm": ([str(peers / "rmm")], ""),
+    }
+    return {name: said for name, said in all_of_them.items() if os.access(said[0][0], os.X_OK)}
+
+
+class Program:
+    """One that answers a line with a line."""
+
+    def __init__(self, command, conf):
+        pipe = subprocess.PIPE
+        said = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf, "PEER_THREADS": "0"}
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=said)
+
+    def time(self, case, who):
+        """Nanoseconds an operation; None where there is no such case."""
+        try:
+            self.process.stdin.write(f"{case} {who}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise EOFError from None
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise EOFError
+        answer = answer.strip()
+        if answer.startswith("{"):
+            return json.loads(answer)["ns_per_op"]
+        return None if answer in ("", "null") else float(answer.split(",")[3])
+
+    def end(self):
+        self.process.stdin.close()
+        return self.process.wait()
+
+
+def main():
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
+    peers, rounds = pathlib.Path(sys.argv[2]), int(sys.argv[4])
+    there = {name: Program(*said) for name, said in programs(sys.argv[1], peers).items()}
+    processors = sorted(os.sched_getaffinity(0))
+    failed, nothing = set(), set()
+    with (pathlib.Path(sys.argv[3]) / "turns.json").open("w") as out:
+
+        def cell(number, column, program, case, who):
+            by_address = column.endswith("by address")
+            if program not in there or (column, case) in nothing or (by_address and case not in BY_ADDRESS):
+                return
+            asked = case.replace(":", "_raw:", 1) if by_address else case
+            try:
+                ns = there[program].time(asked, who)
+            except EOFError:
+                failed.add(program)
+                print(f"{program} ended with {there.pop(program).process.wait()} at {asked} {who}", file=sys.stderr)
+                return
+            if ns is None:
+                nothing.add((column, case))
+            else:
+                row = {"round": number, "column": column, "case": case, "ns_per_op": ns}
+                print(json.dumps(row), file=out, flush=True)
+
+        for number in range(rounds):
+            for program in there.values():
+                os.sched_setaffinity(program.process.pid, {processors[number % len(processors)]})
+            cell(number, FLOOR, "ours", FLOOR, "")
+            for case in CASES:
+                for column, program, who in COLUMNS if number % 2 == 0 else COLUMNS[::-1]:
+                    cell(number, column, program, case, who)
+    for name, program in there.items():
+        if program.end() != 0:
+            failed.add(name)
+    if failed:
+        sys.exit(f"failed: {', '.join(sorted(failed))}")
+
+
+if __name__ == "__main__":
+    main()

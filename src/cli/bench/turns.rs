@@ -1,0 +1,44 @@
+//! `bench --turns`: a cell for each line that is read, so that another program can time others in between.
+//!
+//! A line is the case and the configuration, as `pair:512B backend:native`; the configuration `driver` is
+//! the device's stream-ordered pool with nothing on top. Floors need none. The answer is a row as of
+//! `--json`, or `null` where the allocator has no such calls.
+
+use std::error::Error;
+use std::io::{BufRead, Write};
+
+use super::cases::Effort;
+use super::loops::Loops;
+use super::{Bench, Outcome, Printer, cells, out, settings};
+
+pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
+    // The device's context stays from turn to turn.
+    let _open = args.device.open(None)?;
+    let device = args.device.to_string();
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let (case, conf) = line.split_once(' ').unwrap_or((line.as_str(), ""));
+        let mut printer = Printer { args, loops, conf, device: &device, done: 0 };
+        match time(&printer, case, conf)? {
+            Some(ns) => printer.row(case, 1, ns, 1000.0 / ns)?,
+            None => writeln!(out(), "null")?,
+        }
+        out().flush()?;
+    }
+    Ok(Outcome::Good)
+}
+
+fn time(printer: &Printer<'_>, case: &str, conf: &str) -> Result<Option<f64>, Box<dyn Error>> {
+    if case == "floor:lock_pair" {
+        return Ok(Some(super::floors::lock_pair(1).ns));
+    }
+    let (_, cell) =
+        cells::named(case).ok_or_else(|| format!("no case of one thread is {case:?}"))?;
+    if conf == "driver" {
+        let (pool, _) = printer.args.open_pool()?;
+        return Ok(cells::time_pool(cell, &pool, Effort::BRIEF));
+    }
+    let config = settings::parse("configuration", conf)?;
+    let build = |raw_addresses| printer.args.build(&config, raw_addresses);
+    cells::time(cell, &build, printer.loops, Effort::BRIEF)
+}
