@@ -1,13 +1,7 @@
 //! The readers' promise on memory, measured: at most six times the decoded bytes, and a fixed part.
-//!
-//! The global allocator of this test counts the bytes of the current thread. A block that moves
-//! counts twice while it does.
 
 #![cfg(feature = "replay")]
-#![expect(unsafe_code, reason = "a global allocator that counts")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::io::{Read, Write};
 use std::path::Path;
 
@@ -16,52 +10,17 @@ use flate2::write::GzEncoder;
 use stratalloc::replay::reader::{Limits, MEMORY_FACTOR, read, read_bytes};
 use stratalloc::replay::{Trace, TraceError};
 
-struct Counting;
+/// The global allocator of this test, which counts.
+#[path = "fuzz_checks/memory.rs"]
+mod memory;
 
-thread_local! {
-    static HELD: Cell<i64> = const { Cell::new(0) };
-    static PEAK: Cell<i64> = const { Cell::new(0) };
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).expect("no memory is that large")
-}
-
-fn count(bytes: i64) {
-    // The thread may be ending; then nobody measures.
-    let _ = HELD.try_with(|held| {
-        held.set(held.get() + bytes);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
-    });
-}
-
-// `realloc` is left to the default: a new block, a copy, and the old one freed.
-// SAFETY: every call goes to `System` unchanged; counting touches no memory of the caller.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(signed(layout.size() as u64));
-        // SAFETY: the caller's promises about `layout` are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-signed(layout.size() as u64));
-        // SAFETY: `at` came from `alloc` above, hence from `System`, with this layout.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+use memory::peak_of;
 
 /// Buffers and tables that do not depend on the file.
 const FIXED_BYTES: i64 = 1 << 20;
 
-fn peak_of<T>(work: impl FnOnce() -> T) -> (T, i64) {
-    let before = HELD.get();
-    PEAK.set(before);
-    let result = work();
-    (result, PEAK.get() - before)
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).expect("no memory is that large")
 }
 
 fn assert_within(what: &str, peak: i64, decoded_bytes: u64) {

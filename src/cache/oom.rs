@@ -24,6 +24,8 @@ struct Held {
     fits_now: bool,
     /// Whether the device has virtual memory and expandable segments are off.
     can_expand: bool,
+    /// Heaps with segments: expandable ones would leave up to a page of each unused.
+    heaps: u64,
 }
 
 impl Engine {
@@ -100,6 +102,7 @@ impl Engine {
         report.allocated_bytes += bytes(Lane::AllocatedBytes);
         report.draining_bytes += bytes(Lane::ActiveBytes) - bytes(Lane::AllocatedBytes);
         let own = other.number == cell.number;
+        held.heaps += u64::from(state.heap.block_count() > 0);
         if own {
             let rules = &state.policy.rules;
             held.fits_now = state.heap.best_fit(plan.kind, plan.rounded_bytes, rules).is_some();
@@ -127,6 +130,27 @@ impl Engine {
             }
         }
     }
+}
+
+/// What is cached and what could still be reserved, if segments that give single pages back would have
+/// served the request: what is live and what was asked for have room, and a page of each heap besides.
+fn joined(
+    report: &OutOfMemory,
+    refusal: &Refusal,
+    held: Held,
+    growth: &Growth,
+) -> Option<(u64, u64)> {
+    if !held.can_expand || matches!(refusal, Refusal::Forbidden) {
+        return None;
+    }
+    let below_limit = |limit: u64| limit.saturating_sub(report.reserved_bytes);
+    let free = report.device_free_bytes?.min(report.limit_bytes.map_or(u64::MAX, below_limit));
+    let cached = report.cached_small_bytes + report.cached_large_bytes;
+    let live = report.allocated_bytes + report.draining_bytes;
+    let pages = held.heaps * growth.miss_policy.large_segment_bytes;
+    let needed = live.saturating_add(report.rounded_bytes).saturating_add(pages);
+    let has_room = needed <= report.reserved_bytes.saturating_add(free);
+    (cached > 0 && has_room).then_some((cached, free))
 }
 
 /// What would most likely have helped, the surest first.
@@ -181,6 +205,13 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
         hints.push(format!(
             "{} are cached but cut into pieces that are too small: {remedy}.",
             human_bytes(cached)
+        ));
+    } else if let Some((cached, free)) = joined(report, refusal, held, growth) {
+        hints.push(format!(
+            "{} are cached in parts of segments, and {} are free: expandable_segments:True joins what \
+             neither has alone.",
+            human_bytes(cached),
+            human_bytes(free)
         ));
     }
     if held.elsewhere_fits || held.elsewhere_bytes >= report.rounded_bytes {

@@ -1,6 +1,6 @@
 //! Counts what the current thread holds of the heap, to measure what a reader takes.
 //!
-//! A block that moves counts twice while it does, as in `tests/reader_memory.rs`.
+//! A block that moves counts twice while it does. `tests/reader_memory.rs` uses it, too.
 
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 

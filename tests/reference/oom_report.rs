@@ -117,6 +117,38 @@ fn fragmentation_is_blamed_when_the_cache_has_enough_in_pieces() {
     assert_eq!(hint(&report, "held by others"), None);
 }
 
+/// Neither what is cached nor what is free is enough; both are.
+#[test]
+fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
+    let live_after_a_large_one_was_cut = |bed: &Bed| {
+        let large = bed.take(400 * MIB);
+        bed.give(large);
+        [bed.take(200 * MIB), bed.take(350 * MIB)]
+    };
+    let bed = Bed::new(1000 * MIB);
+    let _live = live_after_a_large_one_was_cut(&bed);
+    let report = bed.fail(300 * MIB, HOME);
+    let words = hint(&report, "expandable_segments:True joins").unwrap();
+    assert!(
+        words.contains("200.00 MiB are cached") && words.contains("250.00 MiB are free"),
+        "{words}"
+    );
+    assert_eq!(report.hints.len(), 1);
+    // It is true.
+    let expandable = Settings { expandable_segments: true, ..Settings::default() };
+    let bed = Bed::with(1000 * MIB, expandable);
+    let _live = live_after_a_large_one_was_cut(&bed);
+    let _block = bed.take(300 * MIB);
+    // A limit counts as the device does.
+    let bed = Bed::new(4000 * MIB);
+    bed.caching().set_limit_bytes(Some(1000 * MIB));
+    let _live = live_after_a_large_one_was_cut(&bed);
+    let report = bed.fail(300 * MIB, HOME);
+    assert!(hint(&report, "expandable_segments:True joins").is_some());
+    let report = bed.fail(470 * MIB, HOME);
+    assert_eq!(hint(&report, "expandable_segments:True joins"), None, "it would not help");
+}
+
 #[test]
 fn other_streams_are_blamed_when_they_cache_what_is_missing() {
     let bed = Bed::new(20 * MIB);
