@@ -62,7 +62,8 @@ stratalloc_status stratalloc_create(const char *conf,
                                     const char *device,
                                     uint64_t *handle);
 
-// Ends an allocator and gives all its memory back to the device, also blocks that are still live.
+// Ends an allocator and gives all its memory back to the device, also blocks that are still live. Only
+// blocks of `backend:cpu` live on: any other `backend:cpu` of the process takes them back.
 // Calls of other threads that are inside finish first; later ones are refused.
 stratalloc_status stratalloc_destroy(uint64_t handle);
 

@@ -366,6 +366,11 @@ pub fn build(
     if settings.layers.is_empty() {
         return Ok(strategy);
     }
+    if settings.backend == "cpu" && settings.layers.contains(&LayerSetting::Guard) {
+        let why = "backend:cpu takes its memory from the system, and the device cannot look at it";
+        let driver = driver.info().driver;
+        return Err(LayerError::NotHere { layer: "guard", why, driver }.into());
+    }
     let aligned_bytes = if strategy.engine().is_some() { MIN_BLOCK_BYTES } else { 1 };
     let wear = |layers| layers::wear(Box::new(strategy), layers, &driver, aligned_bytes);
     Ok(match settings.layers.as_slice() {

@@ -13,7 +13,8 @@ use std::ptr::{null, null_mut};
 
 use stratalloc::ffi::{
     Pool, Status, stratalloc_allocate, stratalloc_create, stratalloc_destroy, stratalloc_free,
-    stratalloc_last_error, stratalloc_pool_create, stratalloc_pool_release, stratalloc_switch,
+    stratalloc_last_error, stratalloc_pool_create, stratalloc_pool_release,
+    stratalloc_pool_scope_close, stratalloc_pool_scope_open_thread, stratalloc_switch,
 };
 
 fn create(conf: &str, device: &str) -> Result<u64, Status> {
@@ -85,6 +86,44 @@ fn what_cannot_be_built_is_told() {
     // SAFETY: not UTF-8, but it ends.
     let status = unsafe { stratalloc_create(c"\xff".as_ptr(), c"sim".as_ptr(), &raw mut handle) };
     assert_eq!(status, Status::InvalidArgument);
+}
+
+#[test]
+fn a_scope_whose_user_was_released_closes_all_the_same() {
+    for conf in ["backend:native", "backend:native,expandable_segments:True"] {
+        let handle = create(conf, "sim").unwrap();
+        let mut pool = Pool::default();
+        // SAFETY: the pool's name is ours.
+        assert_eq!(unsafe { stratalloc_pool_create(handle, 0, &raw mut pool) }, Status::Ok);
+        assert_eq!(stratalloc_pool_scope_open_thread(handle, pool), Status::Ok);
+        assert_eq!(stratalloc_pool_release(handle, pool), Status::Ok);
+        assert_eq!(stratalloc_pool_release(handle, pool), Status::Ok, "the scope's");
+        assert_eq!(stratalloc_pool_scope_close(handle, pool), Status::Ok, "{}", last_error());
+        assert_eq!(stratalloc_pool_scope_close(handle, pool), Status::BadPool, "it is closed");
+        assert_eq!(stratalloc_destroy(handle), Status::Ok);
+    }
+}
+
+/// Memory of the host is written to by whoever has it, as soon as it is there.
+#[test]
+fn a_guarded_block_keeps_what_is_written_at_once() {
+    let handle = create("backend:native,layers:[guard]", "host").unwrap();
+    for round in 0..2000u32 {
+        let block = allocate(handle, 64, 0).unwrap().cast::<u8>();
+        // SAFETY: the block has 64 bytes, and they are ours.
+        unsafe { std::ptr::write_bytes(block, 0x11, 64) };
+        std::hint::black_box(block);
+        if round % 16 == 0 {
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(block, 64) };
+        assert_eq!(bytes, [0x11; 64], "round {round}");
+        assert_eq!(stratalloc_free(handle, block.cast()), Status::Ok);
+    }
+    assert_eq!(stratalloc_destroy(handle), Status::Ok);
+    assert_eq!(create("backend:cpu,layers:[guard]", "host"), Err(Status::BadConfiguration));
+    assert!(last_error().contains("backend:cpu"), "{}", last_error());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Callbacks and observers of users. They run with no lock held and may allocate and free; a call
-//! that comes back here on its own thread skips them.
+//! that comes back here on its own thread skips them, and so does one from a thread's last destructors.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -19,20 +19,27 @@ thread_local! {
 struct Inside(OwnerId);
 
 impl Inside {
+    /// `None` inside a hook, and on a thread that ends: nobody could tell there.
     fn enter(owner: OwnerId) -> Option<Self> {
-        INSIDE.with_borrow_mut(|inside| {
+        let enter = |inside: &RefCell<Vec<OwnerId>>| {
+            let mut inside = inside.borrow_mut();
             if inside.contains(&owner) {
                 return None;
             }
             inside.push(owner);
             Some(Self(owner))
-        })
+        };
+        INSIDE.try_with(enter).ok().flatten()
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        INSIDE.with_borrow_mut(|inside| inside.retain(|owner| *owner != self.0));
+        let leave = |inside: &RefCell<Vec<OwnerId>>| {
+            inside.borrow_mut().retain(|owner| *owner != self.0);
+        };
+        // Where the thread ends nobody looks any more.
+        let _ = INSIDE.try_with(leave);
     }
 }
 

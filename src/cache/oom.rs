@@ -230,23 +230,29 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
             human_bytes(report.rounded_bytes)
         ));
     }
+    hints.extend(held_by_others(report, refusal));
+    hints
+}
+
+/// Others on the device have what is missing.
+fn held_by_others(report: &OutOfMemory, refusal: &Refusal) -> Option<String> {
     let others =
         report.device_total_bytes.zip(report.device_free_bytes).map_or(0, |(total, free)| {
             total.saturating_sub(free).saturating_sub(report.reserved_bytes)
         });
-    if others >= report.rounded_bytes && matches!(refusal, Refusal::Driver(_)) {
-        // Where this process is not on the list it may be there under a number that the host gave it.
-        let numbers_are_ours = report.holders.iter().any(Holder::is_this_process);
-        let other = report.holders.iter().find(|holder| !holder.is_this_process());
-        let other = other.filter(|_| numbers_are_ours);
-        let which = other.map_or_else(
-            || "look for other processes on it".to_owned(),
-            |other| {
-                let bytes = human_bytes(other.used_bytes);
-                format!("process {} has {bytes}, the most of them", other.process)
-            },
-        );
-        hints.push(format!("{} of the device are held by others: {which}.", human_bytes(others)));
+    if others < report.rounded_bytes || !matches!(refusal, Refusal::Driver(_)) {
+        return None;
     }
-    hints
+    // Where this process is not on the list it may be there under a number that the host gave it.
+    let numbers_are_ours = report.holders.iter().any(Holder::is_this_process);
+    let other = report.holders.iter().find(|holder| !holder.is_this_process());
+    let other = other.filter(|_| numbers_are_ours);
+    let which = other.map_or_else(
+        || "look for other processes on it".to_owned(),
+        |other| {
+            let bytes = human_bytes(other.used_bytes);
+            format!("process {} has {bytes}, the most of them", other.process)
+        },
+    );
+    Some(format!("{} of the device are held by others: {which}.", human_bytes(others)))
 }

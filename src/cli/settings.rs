@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::config::{
-    Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_environment, nearest_of,
+    Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
 };
 use crate::registry;
 
@@ -41,8 +41,7 @@ pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
 
 /// What the environment says.
 pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
-    let said = from_environment(&keys(), |name| std::env::var(name).ok());
-    let said = said.map_err(|error| BadConf {
+    let said = from_process(&keys()).map_err(|error| BadConf {
         source: error.variable.to_owned(),
         text: error.text,
         error: error.error,

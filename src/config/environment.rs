@@ -1,6 +1,6 @@
 //! The variables that may hold the string, and which of them counts.
 
-use super::{Config, ConfigError, ConfigWarning, KeyTable};
+use super::{Config, ConfigError, ConfigWarning, KeyTable, Span};
 
 /// The variables in the order in which they are looked at: the first that is set counts, the others
 /// are ignored. After ours, PyTorch's names in PyTorch's order.
@@ -29,7 +29,28 @@ pub struct EnvironmentError {
     pub error: Box<ConfigError>,
 }
 
-/// The configuration of the environment; `lookup` gives a variable's text.
+/// The configuration of this process's environment.
+///
+/// # Errors
+///
+/// [`EnvironmentError`] when the variable that counts holds a text that cannot be used, or no text.
+pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentError> {
+    let set = VARIABLES.iter().find_map(|name| Some((*name, std::env::var_os(name)?)));
+    if let Some((variable, bytes)) = set
+        && bytes.to_str().is_none()
+    {
+        let text = bytes.to_string_lossy().into_owned();
+        let at = text.find(char::REPLACEMENT_CHARACTER).unwrap_or(0);
+        let span = Span { at, len: char::REPLACEMENT_CHARACTER.len_utf8() };
+        let error = Box::new(ConfigError::new(variable, span, "text in UTF-8"));
+        return Err(EnvironmentError { variable, text, error });
+    }
+    // Of one that does not count it is enough that it differs.
+    let lossy = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+    from_environment(table, lossy)
+}
+
+/// The configuration of an environment; `lookup` gives a variable's text.
 ///
 /// # Errors
 ///

@@ -21,7 +21,9 @@ mod user;
 #[cfg(test)]
 mod tests;
 
-pub use environment::{EnvironmentError, FromEnvironment, VARIABLES, from_environment};
+pub use environment::{
+    EnvironmentError, FromEnvironment, VARIABLES, from_environment, from_process,
+};
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
 use explain::differ;

@@ -52,7 +52,8 @@ pub unsafe extern "C" fn stratalloc_create(
     })
 }
 
-/// Ends an allocator and gives all its memory back to the device, also blocks that are still live.
+/// Ends an allocator and gives all its memory back to the device, also blocks that are still live. Only
+/// blocks of `backend:cpu` live on: any other `backend:cpu` of the process takes them back.
 /// Calls of other threads that are inside finish first; later ones are refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_destroy(handle: u64) -> Status {

@@ -7,7 +7,7 @@ use super::guard::{Failure, bad_configuration};
 use crate::allocator::{
     Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Request, ScopeFilter,
 };
-use crate::config::{Config, from_environment};
+use crate::config::{Config, from_process};
 use crate::driver::Driver;
 use crate::ids::{PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
@@ -23,8 +23,7 @@ pub(super) struct Instance {
 
 /// What the environment says.
 pub(super) fn environment() -> Result<Config, Failure> {
-    let found = from_environment(&registry::key_table(), |name| std::env::var(name).ok())?;
-    Ok(found.config)
+    Ok(from_process(&registry::key_table())?.config)
 }
 
 impl Instance {
@@ -103,7 +102,8 @@ impl Instance {
         // Opening would make a pool that is unknown; retaining says so.
         pools.retain_pool(pool)?;
         let opened = pools.open_scope(pool, filter);
-        pools.release_pool(pool)?;
+        // Another thread may have released more users than it had.
+        let _ = pools.release_pool(pool);
         Ok(opened?)
     }
 

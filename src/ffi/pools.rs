@@ -79,11 +79,10 @@ pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
         let instance = table::find(handle)?;
         let pools = instance.pools()?;
         pools.release_pool(pool.into())?;
-        match pools.empty_pool(pool.into()) {
-            // Its allocator was switched away from, and went with its last user.
-            Err(PoolError::Unknown { .. }) => Ok(()),
-            emptied => Ok(emptied?),
-        }
+        // The user has gone, and what is still idle goes when memory is released. Where the allocator was
+        // switched away from, it went with its last user.
+        let _ = pools.empty_pool(pool.into());
+        Ok(())
     })
 }
 
@@ -114,6 +113,10 @@ pub extern "C" fn stratalloc_pool_scope_close(handle: u64, pool: Pool) -> Status
         let instance = table::find(handle)?;
         let pools = instance.pools()?;
         pools.close_scope(pool.into())?;
-        Ok(pools.release_pool(pool.into())?)
+        match pools.release_pool(pool.into()) {
+            // The caller has released the scope's user, too.
+            Err(PoolError::Released { .. } | PoolError::Unknown { .. }) => Ok(()),
+            released => Ok(released?),
+        }
     })
 }

@@ -2,7 +2,8 @@
 //!
 //! A block has 512 guard bytes on each side, the second beginning at the very byte behind what was asked
 //! for. Fresh memory is filled with 0xCB and freed memory with 0xDD, in stream order, so that bytes that were
-//! never written, or are read after the free, are seen. A free **waits** for the block's stream and
+//! never written, or are read after the free, are seen. A request **waits** for the block's stream, because
+//! who has memory of the host may write to it at once. A free waits for that stream and
 //! for all streams whose use was announced, then looks at the guards. Damage is told to a callback (from
 //! the string: the standard error stream) and the block is freed all the same. For private pools and
 //! sharing see [`Shifted`]: they are absent.
@@ -16,7 +17,7 @@ use super::shift::{Placement, Shifted};
 use super::watch::Block;
 use crate::allocator::DeviceAllocator;
 use crate::driver::Driver;
-use crate::error::DriverError;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 
 /// See the [module](self).
@@ -185,7 +186,12 @@ impl Placement for Guard {
         let Block { address, size_bytes, stream } = *block;
         self.driver.fill(below, GUARD, GUARD_BYTES, stream)?;
         self.driver.fill(address, FRESH, size_bytes, stream)?;
-        self.driver.fill(address + size_bytes, GUARD, GUARD_BYTES, stream)
+        self.driver.fill(address + size_bytes, GUARD, GUARD_BYTES, stream)?;
+        match self.driver.synchronize_stream(stream) {
+            // Inside a capture only the graph writes.
+            Err(error) if error.kind == DriverErrorKind::CaptureActive => Ok(()),
+            waited => waited,
+        }
     }
 
     fn leaving(&self, block: &Block, below: u64, used_by: &[StreamId]) {

@@ -110,6 +110,8 @@ impl Core {
 
     /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
     fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
+        // What is built and not put in force may wait for the device when it goes.
+        self.with_doors(|doors| doors.refuse_scopes())?;
         let strategy = registry::build(&config, Arc::clone(&self.driver), self.options)?;
         if self.options.raw_addresses && strategy.raw_addresses().is_none() {
             let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
@@ -198,9 +200,7 @@ impl Core {
         if edition.is_some_and(|edition| edition != doors.edition) {
             return Ok(None);
         }
-        if let Some(pool) = doors.scopes.first() {
-            return Err(SwitchError::ScopeOpen { pool: *pool });
-        }
+        doors.refuse_scopes()?;
         if self.generations.retired() >= RETIRED_MAX {
             return Err(SwitchError::TooMany { limit: RETIRED_MAX });
         }
@@ -326,6 +326,11 @@ impl Doors {
         } else {
             said.backend == strategy.name()
         }
+    }
+
+    /// While a scope is open nothing is switched.
+    fn refuse_scopes(&self) -> Result<(), SwitchError> {
+        self.scopes.first().map_or(Ok(()), |pool| Err(SwitchError::ScopeOpen { pool: *pool }))
     }
 
     /// Puts a configuration in force.

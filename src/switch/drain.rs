@@ -1,7 +1,8 @@
 //! Retired allocators: when their memory goes back, and when they go themselves.
 //!
 //! Idle memory of a retired one is given back at the switch, and from then on before the current one
-//! grows, once an eighth of its blocks has been freed since; all of it before a request fails. So a free
+//! grows, once an eighth of its blocks has been freed since (where the current one asks before it grows, as
+//! those of the caching engine do); all of it before a request fails. So a free
 //! waits for nobody, except the one that frees the last block: it drops the allocator, which gives its
 //! segments back as the driver does that. Blocks that wait for other streams are not waited for: the
 //! allocator goes at a later look (the next miss, release, switch, or `process_events`).
@@ -140,7 +141,7 @@ impl Core {
         if !matches!(captured, Ok(CaptureStatus::None)) {
             return false;
         }
-        let before = self.retired_bytes();
+        let before = self.reserved_by_retired();
         {
             let Some(_still) = self.hold_still() else { return false };
             self.each(|generation| {
@@ -151,7 +152,7 @@ impl Core {
         }
         self.look_at_all();
         self.spread_limit();
-        let has_room = self.retired_bytes() < before;
+        let has_room = self.reserved_by_retired() < before;
         self.left();
         has_room
     }
@@ -349,6 +350,15 @@ impl Core {
             if generation.is_retired() { generation.held_bytes() } else { 0 }
         };
         self.each(held).into_iter().sum()
+    }
+
+    /// What retired ones have reserved: of a pool that several share all of it, once for each.
+    fn reserved_by_retired(&self) -> u64 {
+        let reserved = |generation: &Generation| {
+            let bytes = generation.statistics().reserved_bytes.all.current;
+            if generation.is_retired() { u64::try_from(bytes).unwrap_or(0) } else { 0 }
+        };
+        self.each(reserved).into_iter().sum()
     }
 
     /// Shares the limit out anew.

@@ -79,7 +79,11 @@ impl Ledger {
 
     /// Sums begin anew.
     pub(super) fn reset_accumulated(&mut self) {
-        self.gone = Statistics::default();
+        let mut ended = std::mem::take(&mut self.gone);
+        for (kept, ended) in counters(&mut self.gone).into_iter().zip(counters(&mut ended)) {
+            // Peaks are no sums: they stay until their span ends.
+            kept.peak = ended.peak;
+        }
         self.rescued = 0;
     }
 }

@@ -113,6 +113,9 @@ impl PrivatePools for Switchable {
             if self.is_of_retired(pool) {
                 return Err(PoolError::Taken { pool });
             }
+            if self.core.generations.current().strategy.private_pools().is_none() {
+                return Err(PoolError::NotSupported { pool, what: "private pools" });
+            }
             self.ask_maker(pool, |pools| pools.create_pool(pool, options.clone()))?;
             self.remember(pool);
             Ok(())

@@ -212,6 +212,11 @@ impl Blocks {
         self.sums.end_to_wait(bytes);
     }
 
+    /// Whether none was ever entered.
+    pub(super) fn is_unused(&self) -> bool {
+        self.last_serial == 0
+    }
+
     /// Everything, when the allocator goes.
     pub(super) fn take_all(&mut self) -> Vec<(u64, Block)> {
         let deferred = self.take_deferred();

@@ -210,7 +210,7 @@ impl Caching for MallocAsyncAllocator {
         self.settle_deferred()?;
         unless_captured(self.wait_for_device())?;
         let pools = self.memory_pools();
-        self.all_driver_pools().into_iter().try_for_each(|pool| pools.trim(pool, 0))?;
+        self.on_all_pools(|pool| pools.trim(pool, 0))?;
         pools.trim_graphs()
     }
 
@@ -304,8 +304,7 @@ impl Counters for MallocAsyncAllocator {
         self.blocks.lock().sums.reset_peaks();
         let pools = self.memory_pools();
         // A driver that fails keeps its high marks: peaks stay too high, never too low.
-        let reset = |pool| pools.reset_high_marks(pool);
-        let _ = self.all_driver_pools().into_iter().try_for_each(reset);
+        let _ = self.on_all_pools(|pool| pools.reset_high_marks(pool));
         let _ = pools.reset_graph_high_marks();
     }
 

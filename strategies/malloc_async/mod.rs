@@ -53,6 +53,9 @@ pub struct MallocAsyncAllocator {
     blocks: Mutex<Blocks>,
     limit_bytes: AtomicU64,
     pools: Mutex<Pools>,
+    /// Shared while the driver is asked about a private pool, alone while one is destroyed: its number may
+    /// be another pool's right after. Before `pools`.
+    ending: RwLock<()>,
     captures: Captures,
     joins: Mutex<Joins>,
     /// What the driver said about its pools the last time it answered.
@@ -141,6 +144,7 @@ impl MallocAsyncAllocator {
             blocks: Mutex::default(),
             limit_bytes: AtomicU64::new(UNLIMITED),
             pools: Mutex::default(),
+            ending: RwLock::default(),
             captures: Captures::default(),
             joins: Mutex::default(),
             usage: Mutex::default(),
@@ -294,8 +298,12 @@ impl Drop for MallocAsyncAllocator {
     fn drop(&mut self) {
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.settle_deferred();
-        let all = self.blocks.lock().take_all();
-        let mut captured = false;
+        let (all, is_unused) = {
+            let mut blocks = self.blocks.lock();
+            (blocks.take_all(), blocks.is_unused())
+        };
+        // One that was never used has nothing to wait for: others may capture, and it knows no scope of them.
+        let mut captured = is_unused;
         for (address, block) in &all {
             captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
             let _ = self.free_with_care(*address, block);

@@ -4,6 +4,8 @@
 //! account only, and becomes a driver pool with the first request from outside the graph. Checkpoints, pools over a user's allocator and pools that never split need to know
 //! the driver's segments; they are refused.
 
+use parking_lot::RwLockReadGuard;
+
 use super::{MallocAsyncAllocator, Route, keep_everything};
 use crate::allocator::{PoolOptions, ScopeFilter};
 use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools};
@@ -169,7 +171,9 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
+    /// Waits for who asks the driver about a private pool.
     pub(super) fn remove_user(&self, id: PoolId) -> Result<(), PoolError> {
+        let _alone = self.ending.write();
         let mut pools = self.pools.lock();
         let entry = pools.in_use(id)?;
         if entry.users == 1 {
@@ -255,15 +259,60 @@ impl MallocAsyncAllocator {
         self.pools.lock().peers.clone()
     }
 
-    /// Every driver pool that this allocator made, and the main one.
-    pub(super) fn all_driver_pools(&self) -> Vec<DriverPoolId> {
-        let mut all = self.pools.lock().driver_pools();
-        all.push(self.main.id);
-        all
+    /// Keeps a private route's driver pool from being destroyed.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when it was, since the route was found.
+    pub(super) fn keep_pool(
+        &self,
+        route: &Route,
+    ) -> Result<Option<RwLockReadGuard<'_, ()>>, PoolError> {
+        if route.driver_pool == self.main.id {
+            return Ok(None);
+        }
+        let kept = self.ending.read();
+        let pool = route.pool;
+        let now = self.pools.lock().in_use(pool)?.driver_pool;
+        // A pool that was made anew under the same name is another.
+        if now == Some(route.driver_pool) {
+            Ok(Some(kept))
+        } else {
+            Err(PoolError::Released { pool })
+        }
+    }
+
+    /// Does something with every driver pool that this allocator made, and with the main one first.
+    pub(super) fn on_all_pools(
+        &self,
+        act: impl Fn(DriverPoolId) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        act(self.main.id)?;
+        let _kept = self.ending.read();
+        let pools = self.pools.lock().driver_pools();
+        pools.into_iter().try_for_each(act)
+    }
+
+    /// Does something with the pools whose idle memory a request may have, besides the main one.
+    pub(super) fn on_helping_pools(
+        &self,
+        route: &Route,
+        act: impl Fn(DriverPoolId) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let _kept = self.ending.read();
+        let helping = {
+            let mut pools = self.pools.lock();
+            let mut helping = pools.opted_in();
+            let own = pools.in_use(route.pool).ok().and_then(|own| own.driver_pool);
+            helping.extend(own.filter(|own| *own == route.driver_pool));
+            helping
+        };
+        helping.into_iter().try_for_each(act)
     }
 
     /// What private pools hold, as far as the driver answers.
     pub(super) fn usage_of_private_pools(&self) -> Vec<DriverPoolUsage> {
+        let _kept = self.ending.read();
         let pools = self.pools.lock().driver_pools();
         pools.into_iter().filter_map(|pool| self.memory_pools().usage(pool).ok()).collect()
     }

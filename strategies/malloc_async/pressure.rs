@@ -6,7 +6,7 @@ use super::{MallocAsyncAllocator, Route, UNLIMITED};
 use crate::allocator::Request;
 use crate::config::Compat;
 use crate::driver::DriverPoolUsage;
-use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory};
+use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory, PoolError};
 use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::human_bytes;
@@ -18,6 +18,8 @@ pub(super) enum Refusal {
     Limit,
     /// The driver.
     Driver(DriverError),
+    /// The pool has lost its last user meanwhile.
+    Pool(PoolError),
 }
 
 /// What the driver gave, and what is set aside for it under the limit until it is entered.
@@ -32,7 +34,7 @@ impl MallocAsyncAllocator {
     pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained, Refusal> {
         let limit_bytes = self.limit_bytes.load(Ordering::Relaxed);
         if limit_bytes == UNLIMITED {
-            let address = self.ask(route, request).map_err(Refusal::Driver)?;
+            let address = self.ask(route, request)?;
             return Ok(Obtained { address, reserved_bytes: 0 });
         }
         // Requests under way are counted, or several together would pass the limit.
@@ -42,19 +44,21 @@ impl MallocAsyncAllocator {
         }
         match self.ask(route, request) {
             Ok(address) => Ok(Obtained { address, reserved_bytes: bytes }),
-            Err(error) => {
+            Err(refusal) => {
                 self.blocks.lock().unreserve(bytes);
-                Err(Refusal::Driver(error))
+                Err(refusal)
             }
         }
     }
 
-    fn ask(&self, route: &Route, request: Request) -> Result<u64, DriverError> {
+    fn ask(&self, route: &Route, request: Request) -> Result<u64, Refusal> {
         let Request { bytes, stream, .. } = request;
         if let Some(capture) = route.capture {
-            self.attach_leaves(stream, capture)?;
+            self.attach_leaves(stream, capture).map_err(Refusal::Driver)?;
         }
-        self.memory_pools().allocate_async(route.driver_pool, bytes, stream)
+        let _kept = self.keep_pool(route).map_err(Refusal::Pool)?;
+        let taken = self.memory_pools().allocate_async(route.driver_pool, bytes, stream);
+        taken.map_err(Refusal::Driver)
     }
 
     /// After the first refusal: frees that waited for captures, callbacks; then wait, trim and try once more.
@@ -113,11 +117,7 @@ impl MallocAsyncAllocator {
         }
         let pools = self.memory_pools();
         pools.trim(self.main.id, 0)?;
-        let mut others = self.pools.lock().opted_in();
-        if route.driver_pool != self.main.id {
-            others.push(route.driver_pool);
-        }
-        others.into_iter().try_for_each(|pool| pools.trim(pool, 0))?;
+        self.on_helping_pools(route, |pool| pools.trim(pool, 0))?;
         pools.trim_graphs()
     }
 
@@ -155,7 +155,7 @@ impl MallocAsyncAllocator {
             draining_bytes,
             driver: match refusal {
                 Refusal::Driver(error) => Some(error.clone()),
-                Refusal::Limit => None,
+                Refusal::Limit | Refusal::Pool(_) => None,
             },
             ..OutOfMemory::default()
         };
@@ -221,9 +221,10 @@ pub(super) fn unless_captured(waited: Result<(), DriverError>) -> Result<(), Dri
 }
 
 /// A refusal for want of memory; anything else is the caller's error.
-fn about_memory(refusal: Refusal) -> Result<Refusal, DriverError> {
+fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {
     match refusal {
-        Refusal::Driver(error) if !error.is_out_of_memory() => Err(error),
+        Refusal::Driver(error) if !error.is_out_of_memory() => Err(error.into()),
+        Refusal::Pool(error) => Err(error.into()),
         other => Ok(other),
     }
 }

@@ -1,5 +1,7 @@
 //! C and C++ programs, compiled against the checked-in header and run with the built library.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -80,9 +82,12 @@ fn a_cpp_program_calls_as_pytorch_does() {
 #[test]
 fn a_bad_environment_is_told_and_gives_null() {
     let Some(program) = compile("cc", "broken.c", &["-std=c11"]) else { return };
+    let no_text = OsStr::from_bytes(b"backend:native\xff");
     for (variable, value, words) in [
-        ("ALLOC_CONF", "max_split_size:1", "did you mean max_split_size_mb"),
-        ("STRATALLOC_DEVICE", "gpu", "\"gpu:0\" is no device"),
+        ("ALLOC_CONF", OsStr::new("max_split_size:1"), "did you mean max_split_size_mb"),
+        ("ALLOC_CONF", no_text, "expected text in UTF-8"),
+        ("STRATALLOC_DEVICE", OsStr::new("gpu"), "\"gpu:0\" is no device"),
+        ("STRATALLOC_DEVICE", OsStr::from_bytes(b"si\xff"), "is no device"),
     ] {
         let mut command = Command::new(&program);
         command.env_remove("LD_LIBRARY_PATH");

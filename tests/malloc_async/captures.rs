@@ -305,6 +305,19 @@ fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
 }
 
 #[test]
+fn an_allocator_that_goes_unused_breaks_no_capture_of_others() {
+    let bed = sim(256);
+    let stream = bed.stream();
+    let scope = bed.capture(stream, PoolId::next_capture());
+    let driver: Arc<dyn Driver> = Arc::clone(&bed.machine.0) as _;
+    drop(MallocAsyncAllocator::new(driver, &Settings::default()).unwrap());
+    let inside = bed.take(8 * MIB, stream);
+    bed.give(inside);
+    drop(scope);
+    bed.end(stream);
+}
+
+#[test]
 fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     let bed = sim(256);
     let stream = bed.stream();

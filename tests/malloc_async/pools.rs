@@ -1,6 +1,7 @@
 //! Private pools, each a driver pool.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use stratalloc::allocator::{
     Caching, Counters, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolOptions, PoolScope,
@@ -169,6 +170,57 @@ fn a_captures_pool_takes_no_driver_pool_before_it_needs_one() {
     drop(hold);
     assert_eq!(bed.allocator.pool_users(id), None);
     assert_eq!((driver.calls("create_pool"), driver.calls("destroy_pool")), (1, 1));
+}
+
+/// Says so when it goes, also by a panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The driver's number of a pool means nothing, or another pool, once the pool has been destroyed.
+#[test]
+fn nobody_asks_the_driver_about_a_pool_that_was_destroyed() {
+    let bed = sim(4096);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    bed.allocator.empty_cache().unwrap();
+                    bed.allocator.reset_peaks();
+                    bed.allocator.statistics();
+                }
+            });
+        }
+        let _end = Ends(&over);
+        // Many at once: who goes through the list meets some that went meanwhile.
+        for _ in 0..50 {
+            let ids: Vec<_> = (0..64).map(|_| PoolId::next_user()).collect();
+            for id in &ids {
+                bed.allocator.create_pool(*id, PoolOptions::default()).unwrap();
+            }
+            let (bed, last) = (&bed, ids[63]);
+            let asking = threads.spawn(move || {
+                loop {
+                    match bed.allocator.allocate_in(last, Request::new(4096, ON)) {
+                        Ok(block) => bed.allocator.free(block).unwrap(),
+                        Err(AllocError::Pool(_)) => break,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+            for id in ids {
+                bed.allocator.release_pool(id).unwrap();
+            }
+            asking.join().unwrap();
+        }
+    });
+    let driver = &bed.machine.0;
+    assert_eq!(driver.calls("create_pool"), driver.calls("destroy_pool"));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use stratalloc::allocator::{
 use stratalloc::cache::EngineOptions;
 use stratalloc::config::Config;
 use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Driver, Sim};
+use stratalloc::driver::{Capture, Driver, Sim};
 use stratalloc::error::{
     AllocError, DriverError, DriverErrorKind, FreeError, HandleError, PoolError,
 };
@@ -99,6 +99,37 @@ fn an_open_scope_refuses_the_switch_and_names_its_pool() {
     assert_eq!(bed.switchable.retired(), 1, "its pool has a user");
     drop(pool);
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+#[test]
+fn a_switch_that_is_refused_leaves_a_capture_sound() {
+    for conf in [NATIVE, ASYNC] {
+        let bed = Bed::new(conf);
+        let stream = bed.sim.create_stream().expect("streams are free");
+        let capture = Capture::begin(&*bed.sim, stream).expect("no capture yet");
+        let pools = bed.switchable.private_pools().expect("it has pools");
+        let filter = ScopeFilter::Capture(capture);
+        let scope = PoolScope::open(pools, PoolId::next_capture(), filter).expect("none is open");
+        for other in [ASYNC, NATIVE, "backend:cudaMallocAsync,malloc_async_own_pool:True"] {
+            let error = bed.switchable.switch(other).expect_err("a scope is open");
+            assert!(matches!(error, SwitchError::ScopeOpen { .. }), "{error}");
+        }
+        let inside = bed.take_on(MIB, stream);
+        bed.give(inside);
+        drop(scope);
+        Capture::end(&*bed.sim, stream).expect("the capture is sound");
+    }
+}
+
+#[test]
+fn a_pool_of_an_allocator_without_pools_is_refused_as_such() {
+    let bed = Bed::new("backend:native");
+    let old = bed.take(MIB);
+    bed.switch("backend:native,layers:[align:4KiB]");
+    let pools = bed.switchable.private_pools().expect("the old one has some");
+    let refused = pools.create_pool(PoolId::next_user(), PoolOptions::default());
+    assert!(matches!(refused, Err(PoolError::NotSupported { .. })), "{refused:?}");
+    bed.give(old);
 }
 
 #[test]

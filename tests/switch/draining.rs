@@ -1,10 +1,40 @@
 //! Blocks from before a switch.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
 use stratalloc::allocator::DeviceAllocator;
 use stratalloc::error::HandleError;
 use stratalloc::size::MIB;
 
 use crate::bed::{ALL, Bed, EXPANDABLE, NATIVE};
+
+/// Takes and gives back when its thread ends.
+struct LastWords(Arc<Bed>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        let block = self.0.take(64 * MIB);
+        self.0.give(block);
+    }
+}
+
+#[test]
+fn a_threads_last_destructor_may_take_memory() {
+    thread_local! {
+        static LAST: RefCell<Option<LastWords>> = const { RefCell::new(None) };
+    }
+    let bed = Arc::new(Bed::new(NATIVE));
+    let own = Arc::clone(&bed);
+    let ended = std::thread::spawn(move || {
+        LAST.set(Some(LastWords(Arc::clone(&own))));
+        // A miss: what it leaves on the thread goes before what was left earlier.
+        let block = own.take(32 * MIB);
+        own.give(block);
+    });
+    ended.join().expect("no destructor panics");
+    assert_eq!(bed.switchable.counters().expect("it counts").statistics().misses, 2);
+}
 
 #[test]
 fn old_blocks_go_back_to_the_allocator_that_made_them() {

@@ -69,8 +69,9 @@ fn a_limit_sticks_unless_the_new_string_says_another() {
 
 #[test]
 fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_memory() {
-    for to in [NATIVE, EXPANDABLE, ASYNC] {
-        let bed = Bed::with_bytes(NATIVE, 200 * MIB);
+    let pairs = [(NATIVE, NATIVE), (NATIVE, EXPANDABLE), (NATIVE, ASYNC), (ASYNC, NATIVE)];
+    for (from, to) in pairs {
+        let bed = Bed::with_bytes(from, 200 * MIB);
         let told = Arc::new(AtomicUsize::new(0));
         let pressure = bed.switchable.pressure().expect("it has hooks");
         let heard = Arc::clone(&told);

@@ -99,6 +99,27 @@ fn resets_reach_all_allocators() {
 }
 
 #[test]
+fn resetting_sums_lowers_no_peak() {
+    let bed = Bed::new(NATIVE);
+    // With more than eight retired allocators no span of peaks ends when one goes.
+    let old: Vec<_> = (0..12)
+        .map(|n| {
+            let block = bed.take(if n == 6 { 512 * MIB } else { MIB });
+            bed.switch(NATIVE);
+            block
+        })
+        .collect();
+    let grown = bed.take(1024 * MIB);
+    let mut old: Vec<_> = old.into_iter().map(Some).collect();
+    bed.give(old[6].take().expect("it is there"));
+    let before = peak_mib(&bed);
+    assert!(before >= 11 + 512 + 1024, "{before}");
+    bed.switchable.counters().expect("it counts").reset_accumulated();
+    assert_eq!(peak_mib(&bed), before);
+    old.into_iter().flatten().chain([grown]).for_each(|block| bed.give(block));
+}
+
+#[test]
 fn what_two_allocators_reserve_together_is_counted_once_also_when_one_has_gone() {
     let bed = Bed::new(ASYNC);
     for _ in 0..4 {

@@ -64,7 +64,9 @@ fn open(device: c_int) -> Result<&'static Seat, Failure> {
     if let Some(seat) = place.get() {
         return Ok(seat);
     }
-    let kind = std::env::var(VARIABLE).unwrap_or_else(|_| "cuda".to_owned());
+    // What is no text is no kind of device, which is said then.
+    let kind = std::env::var_os(VARIABLE);
+    let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
     let instance = Arc::new(Instance::open(None, &format!("{kind}:{device}"))?);
     let handle = table::add(Arc::clone(&instance), Keeper::Process)?;
     Ok(place.get_or_init(|| Seat { instance, handle, scopes: Scopes::default() }))
