@@ -62,6 +62,14 @@ stratalloc_status stratalloc_create(const char *conf,
                                     const char *device,
                                     uint64_t *handle);
 
+// Whether a configuration string can be used: it parses, and its backend is known. Nothing is built, so
+// what a device refuses shows later.
+//
+// # Safety
+//
+// `conf` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_check_conf(const char *conf);
+
 // Ends an allocator and gives all its memory back to the device, also blocks that are still live. Only
 // blocks of `backend:cpu` live on: any other `backend:cpu` of the process takes them back.
 // Calls of other threads that are inside finish first; later ones are refused.

@@ -12,9 +12,10 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 
 use stratalloc::ffi::{
-    Pool, Status, stratalloc_allocate, stratalloc_create, stratalloc_destroy, stratalloc_free,
-    stratalloc_last_error, stratalloc_pool_create, stratalloc_pool_release,
-    stratalloc_pool_scope_close, stratalloc_pool_scope_open_thread, stratalloc_switch,
+    Pool, Status, stratalloc_allocate, stratalloc_check_conf, stratalloc_create,
+    stratalloc_destroy, stratalloc_free, stratalloc_last_error, stratalloc_pool_create,
+    stratalloc_pool_release, stratalloc_pool_scope_close, stratalloc_pool_scope_open_thread,
+    stratalloc_switch,
 };
 
 fn create(conf: &str, device: &str) -> Result<u64, Status> {
@@ -86,6 +87,28 @@ fn what_cannot_be_built_is_told() {
     // SAFETY: not UTF-8, but it ends.
     let status = unsafe { stratalloc_create(c"\xff".as_ptr(), c"sim".as_ptr(), &raw mut handle) };
     assert_eq!(status, Status::InvalidArgument);
+}
+
+#[test]
+fn a_configuration_is_checked_without_building_anything() {
+    let log = std::env::temp_dir().join(format!("stratalloc-check-{}.csv", std::process::id()));
+    std::fs::write(&log, "kept").unwrap();
+    let with_log = format!("layers:[log:\"{}\"]", log.display());
+    for (conf, expected) in [
+        (with_log.as_str(), Status::Ok),
+        ("backend:cpu,layers:[guard]", Status::Ok),
+        ("max_split_size_mb:1", Status::BadConfiguration),
+        ("backend:nobodys_at_all", Status::BadConfiguration),
+    ] {
+        let text = CString::new(conf).unwrap();
+        // SAFETY: the text ends with a zero.
+        let status = unsafe { stratalloc_check_conf(text.as_ptr()) };
+        assert_eq!(status, expected, "{conf}: {}", last_error());
+    }
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "kept");
+    std::fs::remove_file(&log).unwrap();
+    // SAFETY: a null pointer is refused.
+    assert_eq!(unsafe { stratalloc_check_conf(null()) }, Status::InvalidArgument);
 }
 
 #[test]

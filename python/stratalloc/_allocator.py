@@ -88,7 +88,8 @@ class Allocator:
                 self._call("pool_release", pool)
 
     def close(self):
-        """Ends the allocator and gives all its memory back, also blocks that are still live."""
+        """Ends the allocator and gives all its memory back, also blocks that are still live. Only blocks
+        of ``backend:cpu`` live on: any other ``backend:cpu`` of the process takes them back."""
         handle, self._handle = self._handle, 0
         if handle:
             self._library.call("destroy", handle)

@@ -27,6 +27,7 @@ class Pool(ctypes.Structure):
 # Arguments of the calls that return a status.
 _CALLS = {
     "stratalloc_create": [c_char_p, c_char_p, POINTER(c_uint64)],
+    "stratalloc_check_conf": [c_char_p],
     "stratalloc_destroy": [c_uint64],
     "stratalloc_allocate": [c_uint64, c_uint64, c_void_p, POINTER(c_void_p)],
     "stratalloc_free": [c_uint64, c_void_p],

@@ -49,10 +49,8 @@ def install(library=None, conf=None):
         return _installed
     text = None if conf is None else encoded(conf, "conf")
     if text is not None:
-        # Said now, by an allocator that holds nothing, and not in the middle of the program.
-        handle = ctypes.c_uint64()
-        loaded.call("create", text, b"sim", ctypes.byref(handle))
-        loaded.call("destroy", handle.value)
+        # Said now, and not in the middle of the program. What only the device refuses shows there.
+        loaded.call("check_conf", text)
     try:
         import torch
     except ImportError as error:
@@ -78,10 +76,12 @@ def install(library=None, conf=None):
         os.environ[_CONF] = conf
     try:
         torch.cuda.memory.change_current_allocator(allocator)
-    except RuntimeError as error:
+    except BaseException as error:
         if text is not None:
             _put_back(before)
-        raise LibraryError(f"PyTorch refuses another allocator: {error}") from error
+        if isinstance(error, RuntimeError):
+            raise LibraryError(f"PyTorch refuses another allocator: {error}") from error
+        raise
     _installed = allocator
     return allocator
 

@@ -52,6 +52,20 @@ pub unsafe extern "C" fn stratalloc_create(
     })
 }
 
+/// Whether a configuration string can be used: it parses, and its backend is known. Nothing is built, so
+/// what a device refuses shows later.
+///
+/// # Safety
+///
+/// `conf` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_check_conf(conf: *const c_char) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        Instance::check(unsafe { read(conf, "conf") }?)
+    })
+}
+
 /// Ends an allocator and gives all its memory back to the device, also blocks that are still live. Only
 /// blocks of `backend:cpu` live on: any other `backend:cpu` of the process takes them back.
 /// Calls of other threads that are inside finish first; later ones are refused.

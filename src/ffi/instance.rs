@@ -10,7 +10,7 @@ use crate::allocator::{
 use crate::config::{Config, from_process};
 use crate::driver::Driver;
 use crate::ids::{PoolId, StreamId};
-use crate::registry::{self, BuildOptions};
+use crate::registry::{self, BuildError, BuildOptions};
 use crate::stats::Statistics;
 use crate::switch::Switchable;
 
@@ -26,12 +26,27 @@ pub(super) fn environment() -> Result<Config, Failure> {
     Ok(from_process(&registry::key_table())?.config)
 }
 
+fn parse(text: &str) -> Result<Config, Failure> {
+    let parsed = Config::parse(text, &registry::key_table());
+    parsed.map_err(|error| bad_configuration(text, &error))
+}
+
 impl Instance {
+    /// Whether a text names an allocator.
+    pub(super) fn check(text: &str) -> Result<(), Failure> {
+        parse(text).and_then(|config| {
+            let (name, known) = (config.settings().backend.clone(), registry::names());
+            if known.contains(&name) {
+                return Ok(());
+            }
+            Err(BuildError::UnknownBackend { name, known }.into())
+        })
+    }
+
     /// An allocator on a device. Without a text the environment decides.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         let config = match conf {
-            Some(text) => Config::parse(text, &registry::key_table())
-                .map_err(|error| bad_configuration(text, &error))?,
+            Some(text) => parse(text)?,
             None => environment()?,
         };
         let driver = open_device(device)?;

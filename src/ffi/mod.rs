@@ -16,10 +16,10 @@ mod text;
 mod torch;
 
 pub use calls::{
-    stratalloc_allocate, stratalloc_create, stratalloc_destroy, stratalloc_empty_cache,
-    stratalloc_free, stratalloc_last_error, stratalloc_record_stream, stratalloc_set_conf,
-    stratalloc_set_memory_fraction, stratalloc_statistics_json, stratalloc_summary,
-    stratalloc_switch, stratalloc_version,
+    stratalloc_allocate, stratalloc_check_conf, stratalloc_create, stratalloc_destroy,
+    stratalloc_empty_cache, stratalloc_free, stratalloc_last_error, stratalloc_record_stream,
+    stratalloc_set_conf, stratalloc_set_memory_fraction, stratalloc_statistics_json,
+    stratalloc_summary, stratalloc_switch, stratalloc_version,
 };
 pub use guard::Status;
 pub use pools::{

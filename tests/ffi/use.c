@@ -33,6 +33,7 @@ static int contains(uint64_t handle, const char *words) {
 int main(int argc, char **argv) {
     CHECK(argc == 2);
     uint64_t handle = 0;
+    OK(stratalloc_check_conf("backend:native"));
     OK(stratalloc_create("backend:native", argv[1], &handle));
     CHECK(handle != 0);
 
