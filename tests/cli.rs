@@ -33,7 +33,7 @@ fn verify_prints_every_field_and_succeeds() {
     let fields = "trace conf device allocations frees peak_requested_bytes peak_allocated_bytes \
                   peak_reserved_bytes device_allocs device_frees retries ooms \
                   empty_caches_inferred ns_per_op wall_s address_mismatches segment_mismatches \
-                  layout_mismatches first_mismatch";
+                  layout_mismatches first_mismatch recorded_ooms";
     let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, fields.split_whitespace().collect::<Vec<_>>());
     assert_eq!(row["trace"], "serve.default");
@@ -55,6 +55,30 @@ fn a_recording_of_several_streams_reserves_the_same_on_the_host() {
         let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(row["peak_reserved_bytes"], 2_187_329_536u64, "{device}");
     }
+}
+
+#[test]
+fn a_recording_of_several_devices_says_which_is_taken() {
+    let event = |address: u64, bytes: u64| {
+        format!(r#"{{"action":"alloc","addr":{address},"size":{bytes},"stream":0}}"#)
+    };
+    let (first, second) = ([event(4096, 512)], [event(4096, 1024), event(8192, 1024)]);
+    let lists = [first.join(","), second.join(",")].map(|events| format!("[{events}]")).join(",");
+    let file = std::env::temp_dir().join(format!("stratalloc-two-{}.json", std::process::id()));
+    std::fs::write(&file, format!(r#"{{"segments":[],"device_traces":[{lists}]}}"#)).unwrap();
+    let replay =
+        |more: &[&str]| run(&[&["replay", file.to_str().unwrap(), "--json"][..], more].concat());
+    let allocations = |output: &Output| {
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        row["allocations"].as_u64().unwrap()
+    };
+    let most = replay(&[]);
+    assert_eq!(allocations(&most), 2);
+    let told = text(&most.stderr);
+    assert!(told.contains("events of device 1 are taken, 1 more have some"), "{told}");
+    let other = replay(&["--recorded-device", "0"]);
+    assert_eq!((allocations(&other), text(&other.stderr)), (1, String::new()));
+    std::fs::remove_file(&file).unwrap();
 }
 
 #[test]
@@ -164,6 +188,48 @@ fn compare_marks_the_best_and_prints_json() {
 }
 
 #[test]
+fn compare_sums_a_configuration_once_also_when_it_is_given_twice() {
+    let path = trace("multistream.default");
+    let path = path.to_str().unwrap();
+    let native = ["--conf", "backend:native", "--conf", "backend:native"];
+    let output = run(&[&["compare", path, path][..], &native].concat());
+    let table = text(&output.stdout);
+    let sums = table.split("all recordings (2)").nth(1).unwrap();
+    assert_eq!(sums.matches("4172.0").count(), 4, "two rows and both as recorded: {sums}");
+}
+
+#[test]
+fn compare_counts_the_calls_of_the_drivers_pools() {
+    let path = trace("multistream.default");
+    let conf = ["--conf", "backend:cudaMallocAsync", "--json"];
+    let output = run(&[&["compare", path.to_str().unwrap()][..], &conf].concat());
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(row["device_calls"].as_u64().unwrap() > 1000, "{row}");
+}
+
+#[test]
+fn a_replay_that_had_more_memory_than_the_program_says_so() {
+    let path = trace("unet.frac045");
+    let path = path.to_str().unwrap();
+    let output = run(&["replay", path]);
+    assert!(text(&output.stdout).contains("the recorded program ran out of memory"));
+    let row = |more: &[&str]| -> serde_json::Value {
+        serde_json::from_slice(&run(&[&["replay", path, "--json"][..], more].concat()).stdout)
+            .unwrap()
+    };
+    let with_room = row(&[]);
+    assert_eq!(with_room["ooms"], 0);
+    assert!(with_room["recorded_ooms"].as_u64().unwrap() > 0, "{with_room}");
+    let as_it_was = row(&["--memory-fraction", "0.045", "--verify"]);
+    assert_eq!(as_it_was["ooms"], as_it_was["recorded_ooms"], "{as_it_was}");
+    let output = run(&["replay", path, "--memory-fraction", "0.045"]);
+    assert!(!text(&output.stdout).contains("the recorded program"));
+    let refused = run(&["replay", path, "--recorded-device", "7"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("no device 7"), "{}", text(&refused.stderr));
+}
+
+#[test]
 fn compare_gives_no_mark_to_who_ran_out_of_memory_and_so_did_less() {
     let path = trace("multistream.default");
     let confs = ["--conf", "backend:native", "--conf", "per_process_memory_fraction:0.005"];
@@ -231,7 +297,18 @@ fn bench_prints_the_fixed_fields() {
     let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["case", "threads", "conf", "device", "ns_per_op", "mops"]);
-    assert_eq!(run(&["bench", "--case", "pear"]).status.code(), Some(1));
+    for wrong in [
+        &["bench", "--case", "pear"][..],
+        &["bench", "--threads", "0"],
+        &["bench", "--threads", "999999999"],
+        &["replay", "x", "--memory-fraction", "nan"],
+        &["replay", "x", "--memory-fraction", "1.5"],
+        &["compare", "x", "--total-memory", "0"],
+        &["replay", "x", "--verify", "--device", "host"],
+        &["replay", "x", "y", "--stats", "z"],
+    ] {
+        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
 }
 
 #[test]
@@ -263,7 +340,7 @@ fn bench_in_turns_answers_each_line_with_a_line() {
     writeln!(asked, "pear:512B backend:native").unwrap();
     assert!(answers.next().is_none());
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("\"pear:512B\""), "{}", text(&output.stderr));
 }
 

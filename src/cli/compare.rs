@@ -14,26 +14,29 @@ use crate::replay::{self, Limits, Trace, Workload};
 use crate::stats::Statistics;
 
 use super::device::{add_taken, counted, open_sim};
-use super::outcome::{Outcome, out};
-use super::replay::{name_of, read, workload_of};
+use super::outcome::{Outcome, fraction, out};
+use super::replay::{had_more_room, name_of, read, recorded_ooms, workload_of};
 use super::settings;
 use super::show::{Side, mib, progress, table};
 
 /// Arguments of `compare`.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Compare {
-    /// PyTorch memory snapshots: .pickle or .json, plain, .xz, .gz or .zst.
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz, .gz or .zst.
     #[arg(required = true)]
     trace: Vec<PathBuf>,
     /// A configuration; can be given several times. Default: a useful set.
     #[arg(long)]
     conf: Vec<String>,
     /// Memory of the device, in bytes.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     total_memory: Option<u64>,
     /// Part of the device's memory that may be reserved.
-    #[arg(long)]
+    #[arg(long, value_parser = fraction)]
     memory_fraction: Option<f64>,
+    /// The device of the recording that is replayed. Default: the one with the most events.
+    #[arg(long)]
+    recorded_device: Option<u32>,
     /// Refuse recordings that decode to more bytes than this.
     #[arg(long, default_value_t = Limits::default().decoded_bytes)]
     max_input: u64,
@@ -82,7 +85,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .collect::<Result<_, _>>()?;
     let (mut all, mut modes) = (Vec::new(), Vec::new());
     for path in &args.trace {
-        let trace = read(path, args.max_input)?;
+        let trace = read(path, args.max_input, args.recorded_device)?;
         let workload = workload_of(&trace, args.total_memory, args.memory_fraction);
         let name = name_of(path);
         let bar = progress(confs.len() as u64, &format!("comparing on {name}"));
@@ -106,8 +109,12 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
             })?;
         } else {
             write_rows(&name, &rows)?;
+            let ooms = rows.iter().map(|row| row.ooms).max().unwrap_or(0);
+            if let Some(note) = had_more_room(recorded_ooms(&trace), ooms) {
+                writeln!(out(), "{note}\n")?;
+            }
         }
-        all.extend(rows);
+        all.push(rows);
     }
     if !args.json {
         let texts = if args.trace.len() > 1 { confs } else { Vec::new() };
@@ -124,8 +131,12 @@ fn as_recorded(
     trace: &Trace,
     workload: &Workload,
 ) -> Result<Vec<Row>, Box<dyn Error>> {
-    let Ok(config) = settings::parse("trace", &trace.conf) else {
-        return Ok(Vec::new());
+    let config = match settings::parse("the trace's configuration", &trace.conf) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("note: {name}: no row as recorded: {error}");
+            return Ok(Vec::new());
+        }
     };
     let comma = if trace.conf.is_empty() { "" } else { "," };
     let letter = format!("{}{comma}compat:pytorch", trace.conf);
@@ -244,13 +255,14 @@ const MODES: [&str; 2] = ["as recorded", "as recorded,compat:pytorch"];
 /// Sums over all recordings, for each configuration and for both modes of each recording's own.
 fn write_summary(
     confs: &[(String, Config)],
-    all: &[Row],
+    all: &[Vec<Row>],
     modes: &[Vec<Row>],
 ) -> std::io::Result<()> {
     let column = |value: fn(&Row) -> f64| -> Vec<f64> {
-        let of_conf = |text: &str| all.iter().filter(|row| row.conf == text).map(value).sum();
+        // Rows stand in the order of the configurations; one that is given twice has two.
+        let of_conf = |conf: usize| all.iter().filter_map(|rows| rows.get(conf)).map(value).sum();
         let of_mode = |mode: usize| modes.iter().filter_map(|m| m.get(mode)).map(value).sum();
-        let confs = confs.iter().map(|(text, _)| of_conf(text));
+        let confs = (0..confs.len()).map(of_conf);
         confs.chain((0..MODES.len()).map(of_mode)).collect()
     };
     // A sum over some recordings is no rival of one over all.

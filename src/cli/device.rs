@@ -126,15 +126,17 @@ pub(crate) fn counted(strategy: Strategy) -> Strategy {
     }
 }
 
-/// Adds what a strategy that does not know what it reserves took from a simulated device. Its calls
-/// are counted there, those that failed too.
+/// Adds what a strategy does not know about itself, as a simulated device saw it: what it reserved, and how
+/// often it called the device, those calls that failed too.
 pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
-    if statistics.reserved_bytes.all.peak != 0 {
-        return;
-    }
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let calls = |names: [&str; 3]| signed(names.into_iter().map(|name| sim.calls(name)).sum());
-    statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
+    if statistics.reserved_bytes.all.peak == 0 {
+        statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
+    }
+    if statistics.num_device_alloc != 0 {
+        return;
+    }
     statistics.num_device_alloc = calls(["allocate", "create", "allocate_async"]);
     statistics.num_device_free = calls(["free", "release", "free_async"]);
 }

@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 
 pub use bench::cases;
 pub use bench::loops::Loops;
-use outcome::{Outcome, is_closed_pipe};
+use outcome::{BadWords, Outcome, is_closed_pipe};
 use settings::BadConf;
 
 /// Device-memory allocators, chosen by one string and measured on recordings of real programs.
@@ -79,7 +79,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             // A string that cannot be used is shown with a caret; it is the caller's to mend.
-            let bad_words = error.is::<BadConf>();
+            let bad_words = error.is::<BadConf>() || error.is::<BadWords>();
             eprintln!("stratalloc: {error}");
             if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }
         }

@@ -24,6 +24,17 @@ impl From<Outcome> for ExitCode {
     }
 }
 
+/// The caller's words do not fit together: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct BadWords(pub(crate) String);
+
+/// A part of a device's memory.
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    fraction.ok_or_else(|| "expected a number from 0 to 1".to_owned())
+}
+
 /// Standard output, whose failures are reported instead of panicking.
 pub(crate) fn out() -> impl Write {
     io::stdout().lock()

@@ -9,13 +9,14 @@ use serde::Serialize;
 
 use crate::config::{Compat, Config};
 use crate::driver::sim::EventMode;
+use crate::history::Action;
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
 use crate::stats::Statistics;
 
 use super::device::{Device, Opened, add_taken, counted, open_sim};
-use super::outcome::{Outcome, out};
+use super::outcome::{BadWords, Outcome, fraction, out};
 use super::settings;
 use super::show::{grouped, mib, progress};
 
@@ -35,11 +36,14 @@ pub(crate) struct Replay {
     #[arg(long, default_value = "sim")]
     device: Device,
     /// Memory of the device, in bytes.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     total_memory: Option<u64>,
     /// Part of the device's memory that may be reserved.
-    #[arg(long)]
+    #[arg(long, value_parser = fraction)]
     memory_fraction: Option<f64>,
+    /// The device of the recording that is replayed. Default: the one with the most events.
+    #[arg(long)]
+    recorded_device: Option<u32>,
     /// Passes over the recording; times come from all but the first.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
@@ -73,6 +77,7 @@ struct Row<'a> {
     wall_s: f64,
     #[serde(flatten)]
     verified: Option<Verified>,
+    recorded_ooms: u64,
 }
 
 #[derive(Serialize)]
@@ -85,14 +90,15 @@ struct Verified {
 
 pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
     if args.verify && args.device != Device::Sim {
-        return Err("--verify needs --device sim: no other answers with recorded addresses".into());
+        let why = "--verify needs --device sim: no other answers with recorded addresses";
+        return Err(BadWords(why.to_owned()).into());
     }
     if args.stats.is_some() && args.trace.len() > 1 {
-        return Err("--stats writes the statistics of one trace".into());
+        return Err(BadWords("--stats writes the statistics of one trace".to_owned()).into());
     }
     let mut outcome = Outcome::Good;
     for path in &args.trace {
-        let trace = read(path, args.max_input)?;
+        let trace = read(path, args.max_input, args.recorded_device)?;
         if replay_one(args, path, &trace)? == Outcome::Failed {
             outcome = Outcome::Failed;
         }
@@ -101,15 +107,41 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
 }
 
 /// Reads a recording with a progress bar.
-pub(crate) fn read(path: &Path, max_input: u64) -> Result<Trace, Box<dyn Error>> {
+pub(crate) fn read(
+    path: &Path,
+    max_input: u64,
+    device: Option<u32>,
+) -> Result<Trace, Box<dyn Error>> {
     let file = std::fs::File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let length = file.metadata().map_or(0, |metadata| metadata.len());
     let name = path.display().to_string();
     let bar = progress(length, &format!("reading {name}"));
-    let limits = Limits { decoded_bytes: max_input, ..Limits::default() };
+    let limits = Limits { decoded_bytes: max_input, device, ..Limits::default() };
     let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
     bar.finish_and_clear();
+    if trace.other_devices > 0 {
+        let (device, others) = (trace.device, trace.other_devices);
+        eprintln!(
+            "note: {name}: events of device {device} are taken, {others} more have some: \
+             --recorded-device N takes another"
+        );
+    }
     Ok(trace)
+}
+
+/// How often the recorded program ran out of memory.
+pub(crate) fn recorded_ooms(trace: &Trace) -> u64 {
+    trace.events.iter().filter(|event| event.action == Action::OutOfMemory).count() as u64
+}
+
+/// Says that a replay had more memory than what was recorded.
+pub(crate) fn had_more_room(recorded_ooms: u64, ooms: u64) -> Option<String> {
+    (ooms < recorded_ooms).then(|| {
+        format!(
+            "the recorded program ran out of memory {recorded_ooms} times, and this replay {ooms} times: \
+             --memory-fraction or --total-memory says what it had"
+        )
+    })
 }
 
 /// The name of a recording: its file's, without the endings.
@@ -144,7 +176,8 @@ fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<
     if let Some(file) = &args.stats {
         write_statistics(file, statistics)?;
     }
-    report(args, path, &text, &workload, statistics, run.as_ref(), verification.as_ref())?;
+    let ran = Ran { run: run.as_ref(), verification: verification.as_ref() };
+    report(args, path, &text, trace, &workload, statistics, &ran)?;
     let exact = verification.as_ref().is_none_or(Verification::is_exact);
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
 }
@@ -223,15 +256,23 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn 
         .map_err(|error| format!("{}: {error}", file.display()).into())
 }
 
+/// What was done: a pass or several, or a verification, or both.
+#[derive(Clone, Copy)]
+struct Ran<'a> {
+    run: Option<&'a Run>,
+    verification: Option<&'a Verification>,
+}
+
 fn report(
     args: &Replay,
     path: &Path,
     conf: &str,
+    trace: &Trace,
     workload: &Workload,
     statistics: &Statistics,
-    run: Option<&Run>,
-    verification: Option<&Verification>,
+    ran: &Ran<'_>,
 ) -> Result<(), Box<dyn Error>> {
+    let Ran { run, verification } = *ran;
     let row = Row {
         trace: &name_of(path),
         conf,
@@ -246,6 +287,7 @@ fn report(
         device_frees: statistics.num_device_free,
         retries: statistics.num_alloc_retries,
         ooms: run.map_or_else(|| verification.map_or(0, |v| v.ooms), |r| r.ooms),
+        recorded_ooms: recorded_ooms(trace),
         empty_caches_inferred: workload.empty_caches,
         ns_per_op: run.map_or(0.0, |r| (r.ns_per_op * 10.0).round() / 10.0),
         wall_s: run.map_or_else(|| verification.map_or(0.0, |v| v.wall_s), |r| r.wall_s),
@@ -262,6 +304,15 @@ fn report(
         write_row(&row)?;
     }
     Ok(())
+}
+
+/// The first that differs, without the end of long lists of events.
+fn shortened(text: &str) -> String {
+    const SHOWN_CHARS: usize = 600;
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{} ... (--json has all of it)", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 fn write_row(row: &Row<'_>) -> std::io::Result<()> {
@@ -287,6 +338,9 @@ fn write_row(row: &Row<'_>) -> std::io::Result<()> {
         row.device_allocs,
         row.device_frees
     )?;
+    if let Some(note) = had_more_room(row.recorded_ooms, row.ooms) {
+        writeln!(out, "  {note}")?;
+    }
     if row.ns_per_op > 0.0 {
         writeln!(out, "  {:.1} ns an operation, {:.2} s in all", row.ns_per_op, row.wall_s)?;
     }
@@ -297,7 +351,7 @@ fn write_row(row: &Row<'_>) -> std::io::Result<()> {
             verified.address_mismatches, verified.segment_mismatches, verified.layout_mismatches
         )?;
         if let Some(first) = &verified.first_mismatch {
-            writeln!(out, "  first: {first}")?;
+            writeln!(out, "  first: {}", shortened(first))?;
         }
     }
     Ok(())

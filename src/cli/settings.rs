@@ -80,6 +80,9 @@ pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>
         return given.iter().map(|text| Ok((text.clone(), parse("--conf", text)?))).collect();
     }
     let environment = environment()?;
+    for warning in environment.config.warnings() {
+        eprintln!("warning: {warning}");
+    }
     Ok(match environment.source {
         Some((_, text)) => vec![(text, environment.config)],
         None => vec![("backend:native".to_owned(), Config::default())],

@@ -23,7 +23,7 @@ use crate::registry::BuildOptions;
 use crate::strategies::Strategy;
 
 use super::device::Device;
-use super::outcome::{Outcome, out};
+use super::outcome::{BadWords, Outcome, out};
 use super::settings;
 use cases::{Effort, Pool, Raw, Tail, Together, Typed};
 use cells::Cell;
@@ -41,14 +41,15 @@ pub(crate) struct Bench {
     /// Only cases whose name begins with this; can be given several times. Floors have names too.
     #[arg(long)]
     case: Vec<String>,
-    /// The most threads of the cases that use several.
-    #[arg(long, default_value_t = default_threads())]
+    /// The most threads of the cases that use several: 1 to 1024.
+    #[arg(long, default_value_t = default_threads(), value_parser = threads)]
     threads: usize,
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
     /// Time one case of one thread, briefly, for each line on the input, as `pair:512B backend:native`: for
-    /// programs that time other allocators in between.
+    /// programs that time other allocators in between. `driver` stands for the device's stream-ordered pool with
+    /// nothing on top; `floor:lock_pair` needs no configuration. With --json; without --case and --conf.
     #[arg(long, requires = "json", conflicts_with_all = ["conf", "case"])]
     turns: bool,
 }
@@ -73,6 +74,11 @@ impl Bench {
         let streams = opened.streams(self.threads.max(1))?;
         Ok((Pool::of(opened.driver)?, streams))
     }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=1024).contains(count));
+    count.ok_or_else(|| "expected a whole number from 1 to 1024".to_owned())
 }
 
 fn default_threads() -> usize {
@@ -123,7 +129,7 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>
         printer.driver_alone()?;
     }
     if printer.done == 0 {
-        return Err(format!("no case begins with {:?}", args.case).into());
+        return Err(BadWords(format!("no case begins with {:?}", args.case)).into());
     }
     Ok(Outcome::Good)
 }

@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::io::{BufRead, Write};
 
+use super::super::outcome::BadWords;
 use super::cases::Effort;
 use super::loops::Loops;
 use super::{Bench, Outcome, Printer, cells, out, settings};
@@ -32,8 +33,11 @@ fn time(printer: &Printer<'_>, case: &str, conf: &str) -> Result<Option<f64>, Bo
     if case == "floor:lock_pair" {
         return Ok(Some(super::floors::lock_pair(1).ns));
     }
-    let (_, cell) =
-        cells::named(case).ok_or_else(|| format!("no case of one thread is {case:?}"))?;
+    let (_, cell) = cells::named(case).ok_or_else(|| {
+        let cases = cells::FIRST.into_iter().chain(cells::LAST).chain(cells::RAW);
+        let known: Vec<_> = cases.map(|(name, _)| name).collect();
+        BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
+    })?;
     if conf == "driver" {
         let (pool, _) = printer.args.open_pool()?;
         return Ok(cells::time_pool(cell, &pool, Effort::BRIEF));

@@ -282,6 +282,8 @@ struct Devices<'p, 'l>(&'p Place<'l>);
 struct DeviceEvents {
     device: Option<u32>,
     events: Vec<TraceEvent>,
+    /// Devices that have events.
+    devices: u32,
 }
 
 impl<'de> DeserializeSeed<'de> for Devices<'_, '_> {
@@ -315,6 +317,7 @@ impl<'de> Visitor<'de> for Devices<'_, '_> {
                 let entries = items.next_element_seed(Entries::<EventFields>::new(place))?;
                 place.path.borrow_mut().leave();
                 let present = entries.is_some();
+                kept.devices += u32::from(entries.as_ref().is_some_and(|e| !e.is_empty()));
                 if let Some(events) = entries.filter(|e| e.len() > kept.events.len()) {
                     kept.events = events;
                     kept.device = Some(count);
@@ -424,6 +427,7 @@ impl<'de> Visitor<'de> for Snapshot<'_, '_> {
                     let kept = place.at_key(key, || map.next_value_seed(Devices(place)))?;
                     parts.events = kept.events;
                     parts.device = kept.device;
+                    parts.other_devices = kept.devices.saturating_sub(1);
                 }
                 Some(key @ Word::AllocatorSettings) => {
                     parts.conf = place.at_key(key, || map.next_value_seed(Settings(place)))?;

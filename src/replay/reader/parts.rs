@@ -15,6 +15,8 @@ pub(super) struct Parts {
     pub(super) events: Vec<TraceEvent>,
     /// The chosen device, once one is known.
     pub(super) device: Option<u32>,
+    /// Other devices that have entries.
+    pub(super) other_devices: u32,
     pub(super) conf: String,
 }
 
@@ -32,7 +34,14 @@ impl Parts {
             .map(|s| s.layout)
             .collect();
         segments.sort_unstable_by_key(|s| s.address);
-        Trace { events: self.events, segments, conf: self.conf, device, requests_only: false }
+        Trace {
+            events: self.events,
+            segments,
+            conf: self.conf,
+            device,
+            other_devices: self.other_devices,
+            requests_only: false,
+        }
     }
 }
 

@@ -150,6 +150,7 @@ impl<'h> Interpreter<'h> {
     /// longest list need not hold the most.
     fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
         found.sort_by_key(|device| (Reverse(device.len), device.number));
+        parts.other_devices = u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
         for DeviceList { number, list, len } in found {
             if len < parts.events.len() {
                 break;
