@@ -166,7 +166,7 @@ stratalloc_status stratalloc_pool_create(uint64_t handle, uint32_t options, stra
 stratalloc_status stratalloc_pool_retain(uint64_t handle, stratalloc_pool pool);
 
 // Removes a user from a pool. With the last one the pool serves nobody any more, and its idle memory
-// goes back to the device; blocks that are still live keep theirs until they are freed and memory is
+// goes back to the device, as far as its driver lets it; blocks that are still live keep theirs until they are freed and memory is
 // released.
 stratalloc_status stratalloc_pool_release(uint64_t handle,
                                           stratalloc_pool pool);
@@ -204,7 +204,7 @@ void stratalloc_torch_reset(void);
 void stratalloc_torch_memory_fraction(double fraction, int device);
 
 // `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
-// size, if it is not ours. Walks over all segments.
+// size (0), if it is not ours. Walks over all segments.
 //
 // # Safety
 //

@@ -56,10 +56,11 @@ def against(own, other, faster):
     ratios = sorted(other[n] / own[n] if faster else own[n] / other[n] for n in own.keys() & other.keys())
     if not ratios:
         return None
-    half = 0.98 * math.sqrt(len(ratios))
-    low = ratios[max(0, math.floor(len(ratios) / 2 - half))]
-    high = ratios[min(len(ratios) - 1, math.ceil(len(ratios) / 2 + half))]
-    return f"{statistics.median(ratios):.2f}" + (f" ({low:.2f} to {high:.2f})" if len(ratios) > 1 else "")
+    # So many of both ends lie outside; fewer than six rounds cannot say it with 95 %.
+    beyond = [2 * sum(math.comb(len(ratios), k) for k in range(n + 1)) / 2 ** len(ratios) for n in range(len(ratios))]
+    outside = sum(part <= 0.05 for part in beyond) - 1
+    within = f" ({ratios[outside]:.2f} to {ratios[-1 - outside]:.2f})" if outside >= 0 else ""
+    return f"{statistics.median(ratios):.2f}{within}"
 
 
 def main():

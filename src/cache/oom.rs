@@ -132,8 +132,9 @@ impl Engine {
     }
 }
 
-/// What is cached and what could still be reserved, if segments that give single pages back would have
-/// served the request: what is live and what was asked for have room, and a page of each heap besides.
+/// What is cached and what could still be reserved, if segments that give single pages back may serve the
+/// request: what is live and what was asked for have room, and a page of each heap besides. Live blocks that
+/// lie far apart can keep more.
 fn joined(
     report: &OutOfMemory,
     refusal: &Refusal,
@@ -145,12 +146,14 @@ fn joined(
     }
     let below_limit = |limit: u64| limit.saturating_sub(report.reserved_bytes);
     let free = report.device_free_bytes?.min(report.limit_bytes.map_or(u64::MAX, below_limit));
-    let cached = report.cached_small_bytes + report.cached_large_bytes;
-    let live = report.allocated_bytes + report.draining_bytes;
+    // Private pools keep what they have.
+    let kept = report.cached_private_bytes;
+    let cached = (report.cached_small_bytes + report.cached_large_bytes).saturating_sub(kept);
+    let live = report.allocated_bytes + report.draining_bytes + kept;
     let pages = held.heaps * growth.miss_policy.large_segment_bytes;
     let needed = live.saturating_add(report.rounded_bytes).saturating_add(pages);
     let has_room = needed <= report.reserved_bytes.saturating_add(free);
-    (cached > 0 && has_room).then_some((cached, free))
+    (cached > 0 && free < report.rounded_bytes && has_room).then_some((cached, free))
 }
 
 /// What would most likely have helped, the surest first.
@@ -208,8 +211,7 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
         ));
     } else if let Some((cached, free)) = joined(report, refusal, held, growth) {
         hints.push(format!(
-            "{} are cached in parts of segments, and {} are free: expandable_segments:True joins what \
-             neither has alone.",
+            "{} are cached in parts of segments, and {} are free: expandable_segments:True may join them.",
             human_bytes(cached),
             human_bytes(free)
         ));

@@ -15,7 +15,7 @@ use crate::stats::Statistics;
 
 use super::device::{add_taken, counted, open_sim};
 use super::outcome::{Outcome, fraction, out};
-use super::replay::{had_more_room, name_of, read, recorded_ooms, workload_of};
+use super::replay::{may_have_had_more, name_of, read, recorded_ooms, workload_of};
 use super::settings;
 use super::show::{Side, mib, progress, table};
 
@@ -110,7 +110,8 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         } else {
             write_rows(&name, &rows)?;
             let ooms = rows.iter().map(|row| row.ooms).max().unwrap_or(0);
-            if let Some(note) = had_more_room(recorded_ooms(&trace), ooms) {
+            let is_said = args.memory_fraction.is_some() || args.total_memory.is_some();
+            if let Some(note) = may_have_had_more(recorded_ooms(&trace), ooms, is_said) {
                 writeln!(out(), "{note}\n")?;
             }
         }

@@ -134,7 +134,8 @@ pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
     if statistics.reserved_bytes.all.peak == 0 {
         statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
     }
-    if statistics.num_device_alloc != 0 {
+    // One that counts its calls has made some, if it had memory to give.
+    if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
         return;
     }
     statistics.num_device_alloc = calls(["allocate", "create", "allocate_async"]);

@@ -134,12 +134,12 @@ pub(crate) fn recorded_ooms(trace: &Trace) -> u64 {
     trace.events.iter().filter(|event| event.action == Action::OutOfMemory).count() as u64
 }
 
-/// Says that a replay had more memory than what was recorded.
-pub(crate) fn had_more_room(recorded_ooms: u64, ooms: u64) -> Option<String> {
-    (ooms < recorded_ooms).then(|| {
+/// Says that a replay may have had more memory than what was recorded, unless somebody said how much.
+pub(crate) fn may_have_had_more(recorded_ooms: u64, ooms: u64, is_said: bool) -> Option<String> {
+    (ooms < recorded_ooms && !is_said).then(|| {
         format!(
-            "the recorded program ran out of memory {recorded_ooms} times, and this replay {ooms} times: \
-             --memory-fraction or --total-memory says what it had"
+            "the recorded program ran out of memory {recorded_ooms} times: --memory-fraction or --total-memory \
+             says how much it had"
         )
     })
 }
@@ -301,7 +301,7 @@ fn report(
     if args.json {
         writeln!(out(), "{}", serde_json::to_string(&row)?)?;
     } else {
-        write_row(&row)?;
+        write_row(&row, args.memory_fraction.is_some() || args.total_memory.is_some())?;
     }
     Ok(())
 }
@@ -315,7 +315,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-fn write_row(row: &Row<'_>) -> std::io::Result<()> {
+fn write_row(row: &Row<'_>, room_is_said: bool) -> std::io::Result<()> {
     let bytes = |n: i64| mib(n as f64);
     let conf = if row.conf.is_empty() { "(default)" } else { row.conf };
     let mut out = out();
@@ -338,7 +338,7 @@ fn write_row(row: &Row<'_>) -> std::io::Result<()> {
         row.device_allocs,
         row.device_frees
     )?;
-    if let Some(note) = had_more_room(row.recorded_ooms, row.ooms) {
+    if let Some(note) = may_have_had_more(row.recorded_ooms, row.ooms, room_is_said) {
         writeln!(out, "  {note}")?;
     }
     if row.ns_per_op > 0.0 {

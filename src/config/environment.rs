@@ -37,10 +37,10 @@ pub struct EnvironmentError {
 pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentError> {
     let set = VARIABLES.iter().find_map(|name| Some((*name, std::env::var_os(name)?)));
     if let Some((variable, bytes)) = set
-        && bytes.to_str().is_none()
+        && let Err(error) = str::from_utf8(bytes.as_encoded_bytes())
     {
         let text = bytes.to_string_lossy().into_owned();
-        let at = text.find(char::REPLACEMENT_CHARACTER).unwrap_or(0);
+        let at = error.valid_up_to();
         let span = Span { at, len: char::REPLACEMENT_CHARACTER.len_utf8() };
         let error = Box::new(ConfigError::new(variable, span, "text in UTF-8"));
         return Err(EnvironmentError { variable, text, error });

@@ -11,7 +11,7 @@
 //! would break.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use parking_lot::RwLockWriteGuard;
 
@@ -141,7 +141,7 @@ impl Core {
         if !matches!(captured, Ok(CaptureStatus::None)) {
             return false;
         }
-        let before = self.reserved_by_retired();
+        let before = (self.retired_bytes(), self.reserved_by_retired());
         {
             let Some(_still) = self.hold_still() else { return false };
             self.each(|generation| {
@@ -152,7 +152,7 @@ impl Core {
         }
         self.look_at_all();
         self.spread_limit();
-        let has_room = self.reserved_by_retired() < before;
+        let has_room = self.retired_bytes() < before.0 || self.reserved_by_retired() < before.1;
         self.left();
         has_room
     }
@@ -231,14 +231,10 @@ impl Core {
             return Some(old);
         }
         // Before it leaves the list: meanwhile it counts twice, never not at all.
-        let held = old.held_bytes();
-        self.going_bytes.fetch_add(held, Ordering::SeqCst);
+        let going = Going::begin(&self.going_bytes, old.held_bytes());
         let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
             Ok(gone) => gone,
-            Err(old) => {
-                self.going_bytes.fetch_sub(held, Ordering::SeqCst);
-                return Some(old);
-            }
+            Err(old) => return Some(old),
         };
         let mut last = gone.statistics();
         if self.generations.all().iter().any(|living| living.shares_with(&gone)) {
@@ -248,7 +244,7 @@ impl Core {
         ledger.gone(&last);
         drop(ledger);
         drop(gone);
-        self.going_bytes.fetch_sub(held, Ordering::SeqCst);
+        drop(going);
         drop(still);
         self.spread_limit();
         None
@@ -355,8 +351,10 @@ impl Core {
     /// What retired ones have reserved: of a pool that several share all of it, once for each.
     fn reserved_by_retired(&self) -> u64 {
         let reserved = |generation: &Generation| {
-            let bytes = generation.statistics().reserved_bytes.all.current;
-            if generation.is_retired() { u64::try_from(bytes).unwrap_or(0) } else { 0 }
+            if !generation.is_retired() {
+                return 0;
+            }
+            u64::try_from(generation.statistics().reserved_bytes.all.current).unwrap_or(0)
         };
         self.each(reserved).into_iter().sum()
     }
@@ -424,6 +422,26 @@ impl Core {
         for generation in self.generations.all() {
             generation.strategy.counters().into_iter().for_each(Counters::reset_accumulated);
         }
+    }
+}
+
+/// Bytes of an allocator on its way out. They end with it, also when its end panics.
+#[derive(Debug)]
+struct Going<'c> {
+    bytes: &'c AtomicU64,
+    held: u64,
+}
+
+impl<'c> Going<'c> {
+    fn begin(bytes: &'c AtomicU64, held: u64) -> Self {
+        bytes.fetch_add(held, Ordering::SeqCst);
+        Self { bytes, held }
+    }
+}
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(self.held, Ordering::SeqCst);
     }
 }
 

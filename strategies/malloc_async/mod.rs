@@ -217,8 +217,10 @@ impl MallocAsyncAllocator {
             self.route_with_care(pool, request.stream)?
         };
         match self.obtain(&route, request) {
-            Ok(Obtained { address, reserved_bytes }) => {
-                Ok(self.hand_out(&route, request, address, reserved_bytes))
+            Ok(Obtained { address, reserved_bytes, kept }) => {
+                let handed = self.hand_out(&route, request, address, reserved_bytes);
+                drop(kept);
+                Ok(handed)
             }
             Err(refusal) => self.serve_refused(&route, request, refusal),
         }
@@ -231,8 +233,10 @@ impl MallocAsyncAllocator {
         request: Request,
         refusal: Refusal,
     ) -> Result<Allocation, AllocError> {
-        let Obtained { address, reserved_bytes } = self.climb(route, request, refusal)?;
-        Ok(self.hand_out(route, request, address, reserved_bytes))
+        let Obtained { address, reserved_bytes, kept } = self.climb(route, request, refusal)?;
+        let handed = self.hand_out(route, request, address, reserved_bytes);
+        drop(kept);
+        Ok(handed)
     }
 
     /// Where requests go that nothing routes elsewhere.

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use parking_lot::RwLockReadGuard;
+
 use super::{MallocAsyncAllocator, Route, UNLIMITED};
 use crate::allocator::Request;
 use crate::config::Compat;
@@ -23,19 +25,20 @@ pub(super) enum Refusal {
 }
 
 /// What the driver gave, and what is set aside for it under the limit until it is entered.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Obtained {
+#[derive(Debug)]
+pub(super) struct Obtained<'a> {
     pub(super) address: u64,
     pub(super) reserved_bytes: u64,
+    /// Keeps a private pool from ending before the block is entered.
+    pub(super) kept: Option<RwLockReadGuard<'a, ()>>,
 }
 
 impl MallocAsyncAllocator {
     /// One attempt: the limit, then the driver.
-    pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained, Refusal> {
+    pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
         let limit_bytes = self.limit_bytes.load(Ordering::Relaxed);
         if limit_bytes == UNLIMITED {
-            let address = self.ask(route, request)?;
-            return Ok(Obtained { address, reserved_bytes: 0 });
+            return self.ask(route, request);
         }
         // Requests under way are counted, or several together would pass the limit.
         let bytes = request.bytes;
@@ -43,7 +46,7 @@ impl MallocAsyncAllocator {
             return Err(Refusal::Limit);
         }
         match self.ask(route, request) {
-            Ok(address) => Ok(Obtained { address, reserved_bytes: bytes }),
+            Ok(obtained) => Ok(Obtained { reserved_bytes: bytes, ..obtained }),
             Err(refusal) => {
                 self.blocks.lock().unreserve(bytes);
                 Err(refusal)
@@ -51,14 +54,15 @@ impl MallocAsyncAllocator {
         }
     }
 
-    fn ask(&self, route: &Route, request: Request) -> Result<u64, Refusal> {
+    fn ask(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
         let Request { bytes, stream, .. } = request;
         if let Some(capture) = route.capture {
             self.attach_leaves(stream, capture).map_err(Refusal::Driver)?;
         }
-        let _kept = self.keep_pool(route).map_err(Refusal::Pool)?;
+        let kept = self.keep_pool(route).map_err(Refusal::Pool)?;
         let taken = self.memory_pools().allocate_async(route.driver_pool, bytes, stream);
-        taken.map_err(Refusal::Driver)
+        let obtained = |address| Obtained { address, reserved_bytes: 0, kept };
+        taken.map(obtained).map_err(Refusal::Driver)
     }
 
     /// After the first refusal: frees that waited for captures, callbacks; then wait, trim and try once more.
@@ -68,7 +72,7 @@ impl MallocAsyncAllocator {
         route: &Route,
         request: Request,
         refusal: Refusal,
-    ) -> Result<Obtained, AllocError> {
+    ) -> Result<Obtained<'_>, AllocError> {
         let mut refusal = about_memory(refusal)?;
         let waiting = self.captures.deferred();
         // What the driver refuses goes on waiting; `process_events` tells of it.

@@ -69,6 +69,7 @@ impl Client for Raw<'_> {
 pub struct Pool {
     driver: Arc<dyn Driver>,
     pool: DriverPoolId,
+    threshold_bytes: u64,
 }
 
 impl Pool {
@@ -83,8 +84,9 @@ impl Pool {
             DriverError::new(DriverErrorKind::NotSupported, "memory_pools", 0, message)
         })?;
         let pool = pools.default_pool()?;
+        let threshold_bytes = pools.release_threshold(pool)?;
         pools.set_release_threshold(pool, u64::MAX)?;
-        Ok(Self { driver, pool })
+        Ok(Self { driver, pool, threshold_bytes })
     }
 
     /// The device.
@@ -94,6 +96,18 @@ impl Pool {
 
     fn pools(&self) -> &dyn MemoryPools {
         self.driver.memory_pools().expect("asked for at the start")
+    }
+}
+
+impl Drop for Pool {
+    /// Leaves the pool as it was, empty: what is timed next begins with nothing.
+    fn drop(&mut self) {
+        let pools = self.pools();
+        let emptied = self.driver.synchronize_device().and_then(|()| pools.trim(self.pool, 0));
+        let restored = pools.set_release_threshold(self.pool, self.threshold_bytes);
+        if let Err(error) = emptied.and(restored) {
+            eprintln!("note: the device's pool keeps what it has: {error}");
+        }
     }
 }
 

@@ -78,11 +78,15 @@ pub(super) fn time(
     })
 }
 
-/// The same on a driver's pool with nothing on top.
-pub(super) fn time_pool(cell: Cell, pool: &Pool, effort: Effort) -> Option<f64> {
-    match cell {
-        Cell::Pair(bytes) => Some(cases::pair(pool, bytes, effort)),
-        Cell::Mix => Some(cases::mix(pool, effort)),
+/// The same on a driver's pool with nothing on top, which is opened if it has the case.
+pub(super) fn time_pool(
+    cell: Cell,
+    open: impl FnOnce() -> Result<Pool, Box<dyn Error>>,
+    effort: Effort,
+) -> Result<Option<f64>, Box<dyn Error>> {
+    Ok(match cell {
+        Cell::Pair(bytes) => Some(cases::pair(&open()?, bytes, effort)),
+        Cell::Mix => Some(cases::mix(&open()?, effort)),
         _ => None,
-    }
+    })
 }

@@ -49,7 +49,7 @@ pub(crate) struct Bench {
     json: bool,
     /// Time one case of one thread, briefly, for each line on the input, as `pair:512B backend:native`: for
     /// programs that time other allocators in between. `driver` stands for the device's stream-ordered pool with
-    /// nothing on top; `floor:lock_pair` needs no configuration. With --json; without --case and --conf.
+    /// nothing on top; `floor:lock_pair` needs none, and other floors are not timed. With --json; without --case and --conf.
     #[arg(long, requires = "json", conflicts_with_all = ["conf", "case"])]
     turns: bool,
 }
@@ -303,14 +303,15 @@ impl Printer<'_> {
 
     /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
     fn driver_alone(&mut self) -> Result<(), Box<dyn Error>> {
+        let args = self.args;
+        let open = || args.open_pool().map(|(pool, _)| pool);
         for (case, cell) in cells::FIRST {
             if self.wants(case)
-                && let Some(ns) = cells::time_pool(cell, &self.args.open_pool()?.0, Effort::WHOLE)
+                && let Some(ns) = cells::time_pool(cell, open, Effort::WHOLE)?
             {
                 self.row(case, 1, ns, 1000.0 / ns)?;
             }
         }
-        let args = self.args;
         self.crowds("threads:own_stream", |threads| {
             let (pool, streams) = args.open_pool()?;
             Ok(cases::threads(&pool, pool.driver(), threads, &streams))

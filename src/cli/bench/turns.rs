@@ -1,7 +1,7 @@
 //! `bench --turns`: a cell for each line that is read, so that another program can time others in between.
 //!
 //! A line is the case and the configuration, as `pair:512B backend:native`; the configuration `driver` is
-//! the device's stream-ordered pool with nothing on top. Floors need none. The answer is a row as of
+//! the device's stream-ordered pool with nothing on top. `floor:lock_pair` needs none. The answer is a row as of
 //! `--json`, or `null` where the allocator has no such calls.
 
 use std::error::Error;
@@ -39,8 +39,8 @@ fn time(printer: &Printer<'_>, case: &str, conf: &str) -> Result<Option<f64>, Bo
         BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
     })?;
     if conf == "driver" {
-        let (pool, _) = printer.args.open_pool()?;
-        return Ok(cells::time_pool(cell, &pool, Effort::BRIEF));
+        let open = || printer.args.open_pool().map(|(pool, _)| pool);
+        return cells::time_pool(cell, open, Effort::BRIEF);
     }
     let config = settings::parse("configuration", conf)?;
     let build = |raw_addresses| printer.args.build(&config, raw_addresses);

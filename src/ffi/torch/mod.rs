@@ -113,7 +113,7 @@ pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int)
 }
 
 /// `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
-/// size, if it is not ours. Walks over all segments.
+/// size (0), if it is not ours. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -129,13 +129,13 @@ pub unsafe extern "C" fn stratalloc_torch_base_allocation(
     aloud(pointer, || {
         let address = pointer.addr() as u64;
         let found = seats().find_map(|seat| seat.instance.base_of(address));
-        let Some((base, size_bytes)) = found else { return Err(not_ours(address)) };
+        let size_bytes = found.map_or(0, |(_, size_bytes)| size_bytes);
         if !size.is_null() {
             // SAFETY: our caller's promise.
             let place = unsafe { Place::new(size, "size") }?;
             place.put(usize::try_from(size_bytes).unwrap_or(usize::MAX));
         }
-        pointer_to(base)
+        found.map_or_else(|| Err(not_ours(address)), |(base, _)| pointer_to(base))
     })
 }
 
