@@ -53,7 +53,8 @@ extern "C" {
 
 // Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
 // null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
-// memory, any size), `host` (memory of this machine) or `cuda:N`.
+// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got them: the child
+// of a fork makes its own.
 //
 // # Safety
 //

@@ -166,6 +166,19 @@ fn explain_lists_every_key_and_where_it_came_from() {
 }
 
 #[test]
+fn keys_that_do_nothing_with_the_backend_are_named() {
+    let path = trace("multistream.default");
+    let conf = "backend:cudaMallocAsync,expandable_segments:True,per_process_memory_fraction:0.9";
+    for command in ["replay", "compare"] {
+        let output = run(&[command, path.to_str().unwrap(), "--conf", conf, "--json"]);
+        assert_eq!(output.status.code(), Some(0), "{command}");
+        let told = text(&output.stderr);
+        assert!(told.contains("note: expandable_segments does nothing here"), "{told}");
+        assert_eq!(told.lines().filter(|line| line.starts_with("note: ")).count(), 1, "{told}");
+    }
+}
+
+#[test]
 fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for (name, _) in stratalloc::registry::BUILT_IN {
         let said = format!("backend:{name},per_process_memory_fraction:0.5");

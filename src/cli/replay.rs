@@ -157,6 +157,9 @@ fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<
     let text = args.conf.clone().unwrap_or_else(|| trace.conf.clone());
     let source = if args.conf.is_some() { "--conf" } else { "the trace's configuration" };
     let config = settings::parse(source, &text)?;
+    if args.conf.is_some() {
+        settings::tell_idle_keys(&config);
+    }
     let verification = args.verify.then(|| verify(args, trace, &config)).transpose()?;
     let workload = match &verification {
         Some(verification) => verification.workload.clone(),

@@ -74,10 +74,22 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     Err(ConfigError { key: "backend".to_owned(), span, expected, nearest })
 }
 
+/// Says which keys of a string do nothing with its backend.
+pub(crate) fn tell_idle_keys(config: &Config) {
+    for row in config.explain_with(&keys()) {
+        if let (Origin::Text { .. }, Some(why)) = (row.origin, row.idle) {
+            eprintln!("note: {} does nothing here: {why}", row.key);
+        }
+    }
+}
+
 /// The strings that were given, or the environment's, or `backend:native`.
 pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
     if !given.is_empty() {
-        return given.iter().map(|text| Ok((text.clone(), parse("--conf", text)?))).collect();
+        let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));
+        let confs: Vec<_> = given.iter().map(parsed).collect::<Result<_, _>>()?;
+        confs.iter().for_each(|(_, config)| tell_idle_keys(config));
+        return Ok(confs);
     }
     let environment = environment()?;
     for warning in environment.config.warnings() {

@@ -15,8 +15,18 @@ pub struct ExplainRow {
     pub value: String,
     /// Where it came from.
     pub origin: Origin,
-    /// What it does, or why it does nothing here.
+    /// What it does, and why it does nothing here if that is so.
     pub note: String,
+    /// Why it does nothing here, though it is said.
+    pub idle: Option<String>,
+}
+
+impl ExplainRow {
+    fn new(key: &str, value: String, origin: Origin, meaning: &str, idle: Option<String>) -> Self {
+        let why = idle.as_ref().map(|why| format!(" - not in effect as such: {why}"));
+        let note = format!("{meaning}{}", why.unwrap_or_default());
+        Self { key: key.to_owned(), value, origin, note, idle }
+    }
 }
 
 impl Config {
@@ -31,29 +41,23 @@ impl Config {
     #[must_use]
     pub fn explain_with(&self, table: &KeyTable) -> Vec<ExplainRow> {
         let settings = &self.settings;
-        let built_in = BUILT_IN.iter().map(|key| ExplainRow {
-            key: key.name.to_owned(),
-            value: value_of(settings, key.name),
-            origin: self.origin(key.name),
-            note: note(settings, key),
+        let built_in = BUILT_IN.iter().map(|key| {
+            let (value, origin) = (value_of(settings, key.name), self.origin(key.name));
+            let once = if key.is_fixed { "; read once, when an allocator is built" } else { "" };
+            let meaning = format!("{}{once}", key.meaning);
+            ExplainRow::new(key.name, value, origin, &meaning, idle(settings, key))
         });
         let declared = table.extra().iter().map(|key| {
             let value = settings.user_value(key.name());
             let idle = value.and(key.owner()).filter(|owner| *owner != settings.backend);
-            let idle = idle.map(|owner| format!(" - not in effect as such: backend:{owner} only"));
-            ExplainRow {
-                key: key.name().to_owned(),
-                value: value.unwrap_or("unset").to_owned(),
-                origin: self.origin(key.name()),
-                note: format!("{}{}", key.meaning(), idle.unwrap_or_default()),
-            }
+            let idle = idle.map(|owner| format!("backend:{owner} only"));
+            let (value, origin) = (value.unwrap_or("unset").to_owned(), self.origin(key.name()));
+            ExplainRow::new(key.name(), value, origin, key.meaning(), idle)
         });
         let undeclared = settings.extra.iter().filter(|(key, _)| !table.knows(key));
-        let undeclared = undeclared.map(|(key, value)| ExplainRow {
-            key: key.clone(),
-            value: value.clone(),
-            origin: self.origin(key),
-            note: "handed to the strategy that knows it".to_owned(),
+        let undeclared = undeclared.map(|(key, value)| {
+            let meaning = "handed to the strategy that knows it";
+            ExplainRow::new(key, value.clone(), self.origin(key), meaning, None)
         });
         built_in.chain(declared).chain(undeclared).collect()
     }
@@ -193,11 +197,13 @@ fn divisions(roundup: &RoundupDivisions) -> String {
     format!("[{}]", parts.join(","))
 }
 
-/// What a key does here, or why it does nothing.
-fn note(settings: &Settings, key: &Key) -> String {
-    let is_default = value_of(settings, key.name) == value_of(&Settings::default(), key.name);
+/// Why a key that says something does nothing here.
+fn idle(settings: &Settings, key: &Key) -> Option<String> {
+    if value_of(settings, key.name) == value_of(&Settings::default(), key.name) {
+        return None;
+    }
     let backend = settings.backend.as_str();
-    let idle = match key.acts {
+    match key.acts {
         Acts::NotYet => Some("parsed and checked; not yet acted on".to_owned()),
         Acts::Always => None,
         _ if !is_built_in(backend) => Some("as its strategy reads it".to_owned()),
@@ -217,10 +223,5 @@ fn note(settings: &Settings, key: &Key) -> String {
             }
             _ => None,
         },
-    };
-    let once = if key.is_fixed { "; read once, when an allocator is built" } else { "" };
-    match idle {
-        Some(why) if !is_default => format!("{}{once} - not in effect as such: {why}", key.meaning),
-        _ => format!("{}{once}", key.meaning),
     }
 }
