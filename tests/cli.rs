@@ -178,6 +178,21 @@ fn keys_that_do_nothing_with_the_backend_are_named() {
     }
 }
 
+/// A limit that the command line sets is one.
+#[test]
+fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
+    let path = trace("multistream.default");
+    let conf = "backend:native,garbage_collection_threshold:0.5";
+    for command in ["replay", "compare"] {
+        let told = |more: &[&str]| {
+            let args = [&[command, path.to_str().unwrap(), "--conf", conf, "--json"][..], more];
+            text(&run(&args.concat()).stderr)
+        };
+        assert!(told(&[]).contains("garbage_collection_threshold does nothing here"), "{command}");
+        assert_eq!(told(&["--memory-fraction", "0.5"]), "", "{command}");
+    }
+}
+
 #[test]
 fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for (name, _) in stratalloc::registry::BUILT_IN {

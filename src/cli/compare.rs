@@ -83,7 +83,9 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .into_iter()
         .map(|text| settings::parse("--conf", &text).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
-    confs.iter().for_each(|(_, config)| settings::tell_idle_keys(config));
+    confs
+        .iter()
+        .for_each(|(_, config)| settings::tell_idle_keys(config, args.memory_fraction.is_some()));
     let (mut all, mut modes) = (Vec::new(), Vec::new());
     for path in &args.trace {
         let trace = read(path, args.max_input, args.recorded_device)?;

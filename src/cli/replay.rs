@@ -158,7 +158,7 @@ fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<
     let source = if args.conf.is_some() { "--conf" } else { "the trace's configuration" };
     let config = settings::parse(source, &text)?;
     if args.conf.is_some() {
-        settings::tell_idle_keys(&config);
+        settings::tell_idle_keys(&config, args.memory_fraction.is_some());
     }
     let verification = args.verify.then(|| verify(args, trace, &config)).transpose()?;
     let workload = match &verification {

@@ -74,9 +74,16 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     Err(ConfigError { key: "backend".to_owned(), span, expected, nearest })
 }
 
-/// Says which keys of a string do nothing with its backend.
-pub(crate) fn tell_idle_keys(config: &Config) {
+/// Says which keys of a string do nothing with its backend. `has_limit`: the command line sets one, which the
+/// string does not know.
+pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
     for row in config.explain_with(&keys()) {
+        if has_limit
+            && row.key == "garbage_collection_threshold"
+            && config.settings().backend == "native"
+        {
+            continue;
+        }
         if let (Origin::Text { .. }, Some(why)) = (row.origin, row.idle) {
             eprintln!("note: {} does nothing here: {why}", row.key);
         }
@@ -88,7 +95,7 @@ pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>
     if !given.is_empty() {
         let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));
         let confs: Vec<_> = given.iter().map(parsed).collect::<Result<_, _>>()?;
-        confs.iter().for_each(|(_, config)| tell_idle_keys(config));
+        confs.iter().for_each(|(_, config)| tell_idle_keys(config, false));
         return Ok(confs);
     }
     let environment = environment()?;

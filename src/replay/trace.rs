@@ -17,7 +17,7 @@ pub struct Trace {
     pub conf: String,
     /// The device whose events these are.
     pub device: u32,
-    /// How many other devices have events in the recording: those are not here.
+    /// How many other devices have entries in the recording: those are not here.
     pub other_devices: u32,
     /// Whether it says what was asked for only, as logs of requests do, and no decisions.
     pub requests_only: bool,

@@ -217,11 +217,7 @@ impl MallocAsyncAllocator {
             self.route_with_care(pool, request.stream)?
         };
         match self.obtain(&route, request) {
-            Ok(Obtained { address, reserved_bytes, kept }) => {
-                let handed = self.hand_out(&route, request, address, reserved_bytes);
-                drop(kept);
-                Ok(handed)
-            }
+            Ok(obtained) => Ok(self.hand_out_obtained(&route, request, obtained)),
             Err(refusal) => self.serve_refused(&route, request, refusal),
         }
     }
@@ -233,10 +229,19 @@ impl MallocAsyncAllocator {
         request: Request,
         refusal: Refusal,
     ) -> Result<Allocation, AllocError> {
-        let Obtained { address, reserved_bytes, kept } = self.climb(route, request, refusal)?;
-        let handed = self.hand_out(route, request, address, reserved_bytes);
-        drop(kept);
-        Ok(handed)
+        let obtained = self.climb(route, request, refusal)?;
+        Ok(self.hand_out_obtained(route, request, obtained))
+    }
+
+    /// Enters it while its pool is kept.
+    fn hand_out_obtained(
+        &self,
+        route: &Route,
+        request: Request,
+        obtained: Obtained<'_>,
+    ) -> Allocation {
+        let Obtained { address, reserved_bytes, kept: _kept } = obtained;
+        self.hand_out(route, request, address, reserved_bytes)
     }
 
     /// Where requests go that nothing routes elsewhere.

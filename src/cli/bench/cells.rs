@@ -49,9 +49,9 @@ pub(super) const RAW: [(&str, Cell); 5] = [
     ("mix_raw:4096live", Cell::MixRaw),
 ];
 
-/// The case of that name.
-pub(super) fn named(name: &str) -> Option<(&'static str, Cell)> {
-    FIRST.into_iter().chain(LAST).chain(RAW).find(|(known, _)| *known == name)
+/// All of them.
+pub(super) fn all() -> impl Iterator<Item = (&'static str, Cell)> {
+    FIRST.into_iter().chain(LAST).chain(RAW)
 }
 
 /// Nanoseconds a step on an allocator that is built for it. `None` where the allocator has no such calls.

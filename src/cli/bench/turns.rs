@@ -33,9 +33,8 @@ fn time(printer: &Printer<'_>, case: &str, conf: &str) -> Result<Option<f64>, Bo
     if case == "floor:lock_pair" {
         return Ok(Some(super::floors::lock_pair(1).ns));
     }
-    let (_, cell) = cells::named(case).ok_or_else(|| {
-        let cases = cells::FIRST.into_iter().chain(cells::LAST).chain(cells::RAW);
-        let known: Vec<_> = cases.map(|(name, _)| name).collect();
+    let (_, cell) = cells::all().find(|(name, _)| *name == case).ok_or_else(|| {
+        let known: Vec<_> = cells::all().map(|(name, _)| name).collect();
         BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
     })?;
     if conf == "driver" {
