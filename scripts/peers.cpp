@@ -23,6 +23,7 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -66,14 +67,12 @@ struct Allocator {
   std::function<void()> share = nullptr;
 
   int steps(int of) const { return std::max(50, static_cast<int>(of * effort)); }
-
-  void row(const char* what, int threads, double ns, double mops) const {
-    std::printf("%s,%s,%d,%.1f,%.3f\n", name.c_str(), what, threads, ns, mops);
-    std::fflush(stdout);
-  }
-
-  void row(const char* what, double ns) const { row(what, 1, ns, 1000.0 / ns); }
 };
+
+void row(const std::string& name, const char* what, int threads, double ns, double mops) {
+  std::printf("%s,%s,%d,%.1f,%.3f\n", name.c_str(), what, threads, ns, mops);
+  std::fflush(stdout);
+}
 
 // As many calls as a fiftieth of a second has room for, a fiftieth of `most` to `most`, as ours; in
 // nanoseconds a call.
@@ -159,8 +158,8 @@ double share(const Allocator& a) {
   return timed(20000, step);
 }
 
-// Times a case of one thread, if the allocator has it.
-void single(const Allocator& a, const std::string& what) {
+// Times a case of one thread; nothing if the allocator has no such case.
+std::optional<double> single(const Allocator& a, const std::string& what) {
   const std::pair<const char*, std::function<double()>> cases[] = {
       {"pair:512B", [&] { return pair(a, 512); }},
       {"pair:64KiB", [&] { return pair(a, 64 * KiB); }},
@@ -173,13 +172,11 @@ void single(const Allocator& a, const std::string& what) {
   };
   const auto wanted = std::find_if(std::begin(cases), std::end(cases), [&](const auto& one) { return what == one.first; });
   const bool too_many = what.rfind("holes:", 0) == 0 && std::atoi(what.c_str() + 6) > a.most_holes;
-  const bool has = wanted != std::end(cases) && !too_many && (what.rfind("record", 0) != 0 || a.share);
-  if (has) {
-    a.row(wanted->first, wanted->second());
-  } else {
-    std::puts("");
-    std::fflush(stdout);
-  }
+  // So few steps as one that goes to the driver gets would fill the mix, and free next to nothing.
+  const bool too_few = what.rfind("mix:", 0) == 0 && a.effort < 1.0;
+  const bool announces = what.rfind("record", 0) != 0 || a.share;
+  if (wanted == std::end(cases) || too_many || too_few || !announces) return std::nullopt;
+  return wanted->second();
 }
 
 void threads(const Allocator& a, int count, bool own, const char* what) {
@@ -231,7 +228,7 @@ void threads(const Allocator& a, int count, bool own, const char* what) {
     }
   }
   const double time = median(slowest);
-  a.row(what, count, time * 1e9 / steps, count * static_cast<double>(steps) / time / 1e6);
+  row(a.name, what, count, time * 1e9 / steps, count * static_cast<double>(steps) / time / 1e6);
   for (auto stream : streams) cudaStreamDestroy(stream);
 }
 
@@ -253,14 +250,18 @@ void all(const std::vector<Maker>& makers) {
     const auto space = line.find(' ');
     const std::string what = line.substr(0, space), who = space == line.npos ? "" : line.substr(space + 1);
     const auto maker = std::find_if(makers.begin(), makers.end(), [&](const Maker& one) { return who == one.name; });
-    if (maker == makers.end()) {
+    std::optional<double> ns;
+    if (maker != makers.end()) maker->with([&](const Allocator& a) { ns = single(a, what); });
+    // The answer comes when the allocator is gone: its end is no other's time.
+    if (ns) {
+      row(who, what.c_str(), 1, *ns, 1000.0 / *ns);
+    } else {
       std::puts("");
       std::fflush(stdout);
-    } else {
-      maker->with([&](const Allocator& a) { single(a, what); });
     }
   }
   const int most = number("PEER_THREADS", 0);
+  if (most < 1) return;
   for (const Maker& maker : makers) {
     maker.with([&](const Allocator& a) {
       for (int count = 1; count <= most; count *= 4) threads(a, count, true, "threads:own_stream");

@@ -2,7 +2,8 @@
 
 A cell that was timed in several rounds shows the least: others who use the machine only make it more. A comparison is
 the median of the rounds' ratios with, in brackets, where it lies with 95 % (a sign test's interval): the two cells of a
-round were timed on one processor within a second or two of one another. Cells of several threads have one round.
+round were timed on one processor within a second or two of one another. Cells of several threads have one round of the
+others and a few of ours, which are compared with that one.
 """
 
 import csv
@@ -24,15 +25,23 @@ OURS = {
     "backend:cudaMallocAsync": "cudaMallocAsync",
     "driver": "driver alone",
 }
+# Against whom, as times as fast or as times the cost, and whose columns.
+REFERENCES = [
+    ("torch native", True, ("ours: native", "ours: expandable")),
+    ("torch expandable", True, ("ours: expandable",)),
+    ("raw cudaMallocAsync", False, ("ours: cudaMallocAsync", "ours: driver alone")),
+    ("ours: driver alone", False, ("ours: cudaMallocAsync",)),
+]
 
 
 def read(folder):
     """(column, case, threads) -> {round: nanoseconds}, and the floors."""
     cells, floors = {}, {}
 
-    def put(column, case, threads, ns, number=0):
+    def put(column, case, threads, ns, number=None):
         table = floors if case.startswith("floor:") else cells
-        table.setdefault((column, case, int(threads)), {})[number] = float(ns)
+        rounds = table.setdefault((column, case, int(threads)), {})
+        rounds[len(rounds) if number is None else number] = float(ns)
 
     def lines(name):
         path = folder / name
@@ -53,6 +62,8 @@ def read(folder):
 
 def against(own, other, faster):
     """How many times as fast as the other, or how many times its cost."""
+    if len(other) == 1 and len(own) > 1:
+        other = dict.fromkeys(own, *other.values())
     ratios = sorted(other[n] / own[n] if faster else own[n] / other[n] for n in own.keys() & other.keys())
     if not ratios:
         return None
@@ -85,9 +96,8 @@ def main():
         rounds, when = rounds.values(), "in turn" if column == FLOOR_IN_TURN else "with the threads"
         print(f"{name} x{threads}, {when}: {min(rounds):,.1f} to {max(rounds):,.1f}, median {statistics.median(rounds):,.1f}")
     for column in columns:
-        for reference, faster in (("torch native", True), ("raw cudaMallocAsync", False), ("ours: driver alone", False)):
-            pools = column.startswith("ours: cudaMallocAsync") or column == "ours: driver alone"
-            if not column.startswith("ours:") or column == reference or pools == faster:
+        for reference, faster, whose in REFERENCES:
+            if not column.startswith(whose) or column == reference:
                 continue
             print(f"\n{column}, {'times as fast as' if faster else 'times the cost of'} {reference}:")
             for case in cases:
@@ -97,7 +107,7 @@ def main():
         alone = cells.get((column, "threads:own_stream", 1))
         crowd = cells.get((column, "threads:own_stream", 16))
         if column.startswith("ours:") and alone and crowd:
-            print(f"  scaling to 16 threads (1 is perfect): {alone[0] / crowd[0]:.2f}")
+            print(f"  scaling to 16 threads (1 is perfect): {against(crowd, alone, True)}")
     print()
     for line in (folder / "machine.txt", folder / "left_out.txt"):
         if line.exists():

@@ -75,10 +75,13 @@ python3 "$here/turns.py" "$program" "$work" "$out" "$rounds" || left_out "a part
 
 # Several threads: without a line on their input, the peers time nothing else.
 export PEER_THREADS=$threads
+ours_at_once() { ours "$threads" 'floor: threads:own threads_raw' "$native" "$expandable" "$pools"; }
+ours_at_once
 for conf in '' expandable_segments:True backend:cudaMallocAsync; do
     PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
 done
+ours_at_once
 peer raw
 peer rmm
-ours "$threads" 'floor: threads:own threads_raw' "$native" "$expandable" "$pools"
+ours_at_once
 cat "$out/left_out.txt"

@@ -87,9 +87,36 @@ def main():
     if len(sys.argv) != 5:
         sys.exit(__doc__)
     peers, rounds = pathlib.Path(sys.argv[2]), int(sys.argv[4])
-    there = {name: Program(*said) for name, said in programs(sys.argv[1], peers).items()}
+    commands = programs(sys.argv[1], peers)
     processors = sorted(os.sched_getaffinity(0))
-    failed, nothing = set(), set()
+    there, failed, nothing = {}, set(), set()
+
+    def start(name):
+        # Who has answered has started: nobody is busy with that while others are timed.
+        there[name] = Program(*commands[name])
+        answer(name, FLOOR, "")
+
+    def answer(name, case, who):
+        """Nanoseconds, or None; a program that ends is left out from then on."""
+        try:
+            return there[name].time(case, who)
+        except EOFError:
+            code = there.pop(name).process.wait()
+            print(f"{name} ended with {code} at {case} {who}", file=sys.stderr)
+            return None
+
+    def answer_or_again(name, case, who):
+        """The same; a program that ends is started anew, once."""
+        ns = answer(name, case, who)
+        if name not in there and name not in failed:
+            failed.add(name)
+            start(name)
+        return ns
+
+    for name in commands:
+        start(name)
+        if name not in there:
+            failed.add(name)
     with (pathlib.Path(sys.argv[3]) / "turns.json").open("w") as out:
 
         def cell(number, column, program, case, who):
@@ -97,12 +124,7 @@ def main():
             if program not in there or (column, case) in nothing or (by_address and case not in BY_ADDRESS):
                 return
             asked = case.replace(":", "_raw:", 1) if by_address else case
-            try:
-                ns = there[program].time(asked, who)
-            except EOFError:
-                failed.add(program)
-                print(f"{program} ended with {there.pop(program).process.wait()} at {asked} {who}", file=sys.stderr)
-                return
+            ns = answer_or_again(program, asked, who)
             if ns is None:
                 nothing.add((column, case))
             else:
