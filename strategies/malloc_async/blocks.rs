@@ -84,7 +84,8 @@ pub(super) struct Blocks {
     live: HashTable<Live>,
     /// Freed by their holders; the driver was not told yet.
     deferred: VecDeque<(u64, Block)>,
-    /// Bytes that the driver was asked for under a limit, and that no block has yet.
+    /// Bytes that the driver was asked for under a limit, and that no block has yet; and those of frees that
+    /// may yet turn out to wait.
     reserved_bytes: u64,
     last_serial: u64,
     pub(super) sums: Sums,
@@ -140,7 +141,12 @@ impl Blocks {
         fits
     }
 
-    /// The request has its block now, or it failed.
+    /// Keeps the bytes of a block that has left and may have to wait or come back.
+    pub(super) fn keep_reserved(&mut self, bytes: u64) {
+        self.reserved_bytes += bytes;
+    }
+
+    /// The request has its block now, or it failed; the free has ended, one way or another.
     pub(super) fn unreserve(&mut self, bytes: u64) {
         self.reserved_bytes -= bytes;
     }

@@ -15,10 +15,17 @@ use crate::ids::{EventId, StreamId};
 impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
-        let block = self.blocks.lock().leave(address, serial)?;
-        if !block.is_plain() || self.captures.any_scope() {
+        let (block, kept_bytes) = {
+            let mut blocks = self.blocks.lock();
+            let block = blocks.leave(address, serial)?;
+            let plain = block.is_plain() && !self.captures.any_scope();
+            let kept_bytes = if plain { 0 } else { block.bytes };
+            blocks.keep_reserved(kept_bytes);
+            (block, kept_bytes)
+        };
+        if kept_bytes > 0 {
             let given = self.free_with_care(address, &block);
-            return self.settle_free(address, block, given);
+            return self.settle_free(address, block, given, kept_bytes);
         }
         match self.memory_pools().free_async(address, block.stream) {
             Ok(()) => {
@@ -27,31 +34,40 @@ impl MallocAsyncAllocator {
             }
             Err(error) => {
                 let given = self.after_refusal(address, &block, error);
-                self.settle_free(address, block, given)
+                self.settle_free(address, block, given, 0)
             }
         }
     }
 
-    /// What a free leaves behind where it did not go the plain way.
+    /// What a free leaves behind where it did not go the plain way. `kept_bytes` were kept for it under the
+    /// limit.
     #[cold]
     fn settle_free(
         &self,
         address: u64,
         block: Block,
         given: Result<Given, DriverError>,
+        kept_bytes: u64,
     ) -> Result<(), HandleError> {
         match or_later(given) {
             Err(error) => {
-                self.blocks.lock().come_back(address, block);
+                let mut blocks = self.blocks.lock();
+                blocks.unreserve(kept_bytes);
+                blocks.come_back(address, block);
                 return Err(error.into());
             }
-            Ok(Given::Freed) => self.is_freed(address, &block),
+            Ok(Given::Freed) => {
+                self.blocks.lock().unreserve(kept_bytes);
+                self.is_freed(address, &block);
+            }
             Ok(Given::Deferred) => {
                 self.record_block(Action::FreeRequested, address, &block);
                 self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
                 // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
-                self.blocks.lock().defer(address, block);
+                let mut blocks = self.blocks.lock();
+                blocks.unreserve(kept_bytes);
+                blocks.defer(address, block);
             }
         }
         Ok(())
@@ -255,8 +271,9 @@ fn captured(stream: StreamId) -> DriverError {
     DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
 }
 
-/// A block whose stream is captured cannot be freed behind it. A block whose stream is gone comes after all work of the device, and to wait for that would break a
-/// capture that is under way: its free waits for the end, too.
+/// A block whose stream is captured cannot be freed behind it. A block whose stream is gone comes after all
+/// work of the device, and to wait for that would break a capture that is under way: its free waits for the
+/// end, too.
 fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
     given.or_else(|error| match error.kind {
         DriverErrorKind::CaptureActive => Ok(Given::Deferred),

@@ -336,6 +336,34 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
 }
 
 #[test]
+fn a_free_that_comes_to_wait_is_charged_all_the_time() {
+    let bed = sim(256);
+    let (side, other) = (bed.stream(), bed.stream());
+    bed.allocator.set_limit_bytes(Some(2 * MIB));
+    let take = |bytes, stream| bed.allocator.allocate(Request::new(bytes, stream)).ok();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if let Some(block) = take(2 * MIB, other) {
+                    bed.give(block);
+                }
+            }
+        });
+        for _ in 0..3000 {
+            let block = std::iter::repeat_with(|| take(MIB, side)).flatten().next();
+            let scope = bed.capture(side, PoolId::next_capture());
+            bed.give(block.expect("the other thread gives its block back"));
+            bed.end(side);
+            drop(scope);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let peak = bed.allocator.statistics().active_bytes.all.peak;
+    assert!(peak <= 2 << 20, "{peak} active bytes");
+}
+
+#[test]
 fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
     let bed = sim(256);
     let stream = bed.stream();
