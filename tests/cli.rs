@@ -33,7 +33,7 @@ fn verify_prints_every_field_and_succeeds() {
     let fields = "trace conf device allocations frees peak_requested_bytes peak_allocated_bytes \
                   peak_reserved_bytes device_allocs device_frees retries ooms \
                   empty_caches_inferred ns_per_op wall_s address_mismatches segment_mismatches \
-                  layout_mismatches first_mismatch recorded_ooms";
+                  layout_mismatches first_mismatch recorded_ooms first_out_of_memory";
     let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, fields.split_whitespace().collect::<Vec<_>>());
     assert_eq!(row["trace"], "serve.default");
@@ -255,6 +255,24 @@ fn a_replay_that_had_more_memory_than_the_program_says_so() {
     let refused = run(&["replay", path, "--recorded-device", "7"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("no device 7"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn a_replay_that_runs_out_of_memory_shows_the_first_report() {
+    let path = trace("resnet50.default");
+    let short = ["replay", path.to_str().unwrap(), "--memory-fraction", "0.02"];
+    let output = run(&short);
+    let shown = text(&output.stdout);
+    let report: Vec<&str> = shown.lines().skip_while(|l| !l.starts_with("  first: ")).collect();
+    assert!(report.first().is_some_and(|l| l.contains("out of memory on device 0")), "{shown}");
+    let hint = |l: &&&str| l.starts_with("    Hint: ") && l.contains("raise the memory fraction");
+    assert_eq!(report.iter().filter(hint).count(), 1, "{shown}");
+    let row: serde_json::Value =
+        serde_json::from_slice(&run(&[&short[..], &["--json"]].concat()).stdout).unwrap();
+    let first = row["first_out_of_memory"].as_str().unwrap();
+    assert!(first.starts_with("out of memory on device 0") && first.contains("\nHint: "), "{row}");
+    let with_room = run(&["replay", path.to_str().unwrap()]);
+    assert!(!text(&with_room.stdout).contains("first:"));
 }
 
 #[test]

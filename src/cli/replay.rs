@@ -23,7 +23,8 @@ use super::show::{grouped, mib, progress};
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
-    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz, .gz or .zst.
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz,
+    /// .gz or .zst.
     #[arg(required = true)]
     trace: Vec<PathBuf>,
     /// The configuration. Default: the one recorded in the trace.
@@ -78,6 +79,7 @@ struct Row<'a> {
     #[serde(flatten)]
     verified: Option<Verified>,
     recorded_ooms: u64,
+    first_out_of_memory: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -138,8 +140,8 @@ pub(crate) fn recorded_ooms(trace: &Trace) -> u64 {
 pub(crate) fn may_have_had_more(recorded_ooms: u64, ooms: u64, is_said: bool) -> Option<String> {
     (ooms < recorded_ooms && !is_said).then(|| {
         format!(
-            "the recorded program ran out of memory {recorded_ooms} times: --memory-fraction or --total-memory \
-             says how much it had"
+            "the recorded program ran out of memory {recorded_ooms} times: --memory-fraction or \
+             --total-memory says how much it had"
         )
     })
 }
@@ -294,6 +296,9 @@ fn report(
         empty_caches_inferred: workload.empty_caches,
         ns_per_op: run.map_or(0.0, |r| (r.ns_per_op * 10.0).round() / 10.0),
         wall_s: run.map_or_else(|| verification.map_or(0.0, |v| v.wall_s), |r| r.wall_s),
+        first_out_of_memory: run
+            .and_then(|r| r.first_out_of_memory.as_ref())
+            .map(|report| report.to_string().trim_end().to_owned()),
         verified: verification.map(|v| Verified {
             address_mismatches: v.address_mismatches,
             segment_mismatches: v.segment_mismatches,
@@ -343,6 +348,9 @@ fn write_row(row: &Row<'_>, room_is_said: bool) -> std::io::Result<()> {
     )?;
     if let Some(note) = may_have_had_more(row.recorded_ooms, row.ooms, room_is_said) {
         writeln!(out, "  {note}")?;
+    }
+    if let Some(report) = &row.first_out_of_memory {
+        writeln!(out, "  first: {}", report.replace('\n', "\n    "))?;
     }
     if row.ns_per_op > 0.0 {
         writeln!(out, "  {:.1} ns an operation, {:.2} s in all", row.ns_per_op, row.wall_s)?;

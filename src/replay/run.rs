@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::workload::{Op, Workload};
 use crate::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
 use crate::driver::{Brake, DriverResult};
-use crate::error::{AllocError, DriverError, FractionError, HandleError, PoolError};
+use crate::error::{AllocError, DriverError, FractionError, HandleError, OutOfMemory, PoolError};
 use crate::ids::{PoolId, StreamId};
 use crate::registry::BuildError;
 use crate::stats::Statistics;
@@ -113,6 +113,8 @@ pub struct Run {
     pub frees: u64,
     /// Requests that failed in the first pass.
     pub ooms: u64,
+    /// Why the first of them failed that would have been served with more memory.
+    pub first_out_of_memory: Option<Box<OutOfMemory>>,
     /// The counters at the end of the first pass, before survivors were freed.
     pub statistics: Statistics,
     /// Median nanoseconds per operation (allocate or free) over passes 2 to N; of the first pass
@@ -124,7 +126,8 @@ pub struct Run {
 
 /// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
 ///
-/// With a brake the recording says when other streams' work finishes, without one the device does. `progress` is called after each pass with the number of passes done.
+/// With a brake the recording says when other streams' work finishes, without one the device does.
+/// `progress` is called after each pass with the number of passes done.
 ///
 /// # Errors
 ///
@@ -154,6 +157,7 @@ pub(crate) fn run_and_look<A: DeviceAllocator>(
         allocator,
         lanes: brake.map(Lanes::new),
         blocks: (0..workload.blocks).map(|_| None).collect(),
+        first_out_of_memory: None,
     };
     create_pools(workload, allocator)?;
     let begin = Instant::now();
@@ -172,6 +176,7 @@ pub(crate) fn run_and_look<A: DeviceAllocator>(
             result.allocations = counts.allocations;
             result.frees = counts.frees;
             result.ooms = counts.ooms;
+            result.first_out_of_memory = runner.first_out_of_memory.take();
         }
         runner.free_survivors()?;
         progress(pass + 1);
@@ -222,11 +227,6 @@ pub(super) fn create_pools<A: DeviceAllocator>(
     Ok(())
 }
 
-/// Whether a request failed for its size: there is not so much memory.
-fn is_about_memory(error: &AllocError) -> bool {
-    matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. })
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct PassCounts {
     allocations: u64,
@@ -238,6 +238,7 @@ struct Runner<'a, A> {
     allocator: &'a A,
     lanes: Option<Lanes>,
     blocks: Vec<Option<Allocation>>,
+    first_out_of_memory: Option<Box<OutOfMemory>>,
 }
 
 impl<A: DeviceAllocator> Runner<'_, A> {
@@ -251,8 +252,10 @@ impl<A: DeviceAllocator> Runner<'_, A> {
                             self.blocks[id as usize] = Some(allocation);
                             counts.allocations += 1;
                         }
-                        Err(error) if is_about_memory(&error) => counts.ooms += 1,
-                        Err(error) => return Err(error.into()),
+                        Err(error) => {
+                            self.failed(error)?;
+                            counts.ooms += 1;
+                        }
                     }
                 }
                 Op::Free { id } => {
@@ -270,8 +273,10 @@ impl<A: DeviceAllocator> Runner<'_, A> {
                         }
                         // It asked for anything, and got nothing when it was recorded either.
                         Err(AllocError::ZeroBytes) => counts.ooms += 1,
-                        Err(error) if is_about_memory(&error) => counts.ooms += 1,
-                        Err(error) => return Err(error.into()),
+                        Err(error) => {
+                            self.failed(error)?;
+                            counts.ooms += 1;
+                        }
                     }
                 }
                 Op::FreeInUse { id, lane } => {
@@ -293,6 +298,19 @@ impl<A: DeviceAllocator> Runner<'_, A> {
             }
         }
         Ok(counts)
+    }
+
+    /// A request that failed for its size, because there is not so much memory, is no failure of the replay.
+    #[cold]
+    fn failed(&mut self, error: AllocError) -> Result<(), ReplayError> {
+        match error {
+            AllocError::OutOfMemory(report) => {
+                self.first_out_of_memory.get_or_insert(report);
+                Ok(())
+            }
+            AllocError::TooLarge { .. } => Ok(()),
+            error => Err(error.into()),
+        }
     }
 
     /// Allocators without private pools serve all requests alike.
