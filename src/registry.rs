@@ -336,6 +336,19 @@ pub fn names() -> Vec<String> {
     backends().into_iter().map(|backend| backend.name).collect()
 }
 
+/// Whether a name is known now.
+///
+/// # Errors
+///
+/// [`BuildError::UnknownBackend`], with all that are.
+pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
+    let known = names();
+    if known.iter().any(|one| one == name) {
+        return Ok(());
+    }
+    Err(BuildError::UnknownBackend { name: name.to_owned(), known })
+}
+
 /// The constructor of a registered name, which is settled from now on.
 fn settle(name: &str) -> Option<Constructor> {
     let mut names = NAMES.write();

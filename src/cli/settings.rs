@@ -5,7 +5,7 @@ use std::fmt;
 use crate::config::{
     Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
 };
-use crate::registry;
+use crate::registry::{self, BuildError};
 
 /// A string that could not be used, as it is shown.
 #[derive(Debug)]
@@ -57,10 +57,10 @@ pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
 
 /// The library takes any name, because it may be registered later. The command line knows them all.
 fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
-    let (backend, known) = (&config.settings().backend, registry::names());
-    if known.contains(backend) {
+    let backend = &config.settings().backend;
+    let Err(BuildError::UnknownBackend { known, .. }) = registry::check_name(backend) else {
         return Ok(());
-    }
+    };
     let at = match config.origin("backend") {
         Origin::Text { at } => at,
         Origin::Default | Origin::Code | Origin::Earlier => 0,

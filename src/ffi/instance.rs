@@ -10,7 +10,7 @@ use crate::allocator::{
 use crate::config::{Config, from_process};
 use crate::driver::Driver;
 use crate::ids::{PoolId, StreamId};
-use crate::registry::{self, BuildError, BuildOptions};
+use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
 use crate::switch::Switchable;
 
@@ -34,13 +34,7 @@ fn parse(text: &str) -> Result<Config, Failure> {
 impl Instance {
     /// Whether a text names an allocator.
     pub(super) fn check(text: &str) -> Result<(), Failure> {
-        parse(text).and_then(|config| {
-            let (name, known) = (config.settings().backend.clone(), registry::names());
-            if known.contains(&name) {
-                return Ok(());
-            }
-            Err(BuildError::UnknownBackend { name, known }.into())
-        })
+        Ok(registry::check_name(&parse(text)?.settings().backend)?)
     }
 
     /// An allocator on a device. Without a text the environment decides.
