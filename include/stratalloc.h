@@ -53,8 +53,8 @@ extern "C" {
 
 // Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
 // null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
-// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got them: the child
-// of a fork makes its own.
+// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got
+// them: the child of a fork makes its own.
 //
 // # Safety
 //
@@ -167,8 +167,8 @@ stratalloc_status stratalloc_pool_create(uint64_t handle, uint32_t options, stra
 stratalloc_status stratalloc_pool_retain(uint64_t handle, stratalloc_pool pool);
 
 // Removes a user from a pool. With the last one the pool serves nobody any more, and its idle memory
-// goes back to the device, as far as its driver lets it; blocks that are still live keep theirs until they are freed and memory is
-// released.
+// goes back to the device, as far as its driver lets it; blocks that are still live keep theirs until they
+// are freed and memory is released.
 stratalloc_status stratalloc_pool_release(uint64_t handle,
                                           stratalloc_pool pool);
 

@@ -1,8 +1,8 @@
 //! User-defined allocators, three ways: a Rust type with keys of its own, closures, a shared library.
 //!
 //! `registered` has the registry and the keys, `closures` what the framework does around a user's
-//! functions, `pools` private pools over them, `histories` both at random, `library` loads compiled C and C++, `hostile` loads what
-//! cannot be loaded.
+//! functions, `pools` private pools over them, `histories` both at random, `library` loads compiled C and
+//! C++, `hostile` loads what cannot be loaded.
 
 #[path = "pluggable/closures.rs"]
 mod closures;

@@ -62,6 +62,11 @@ fn no_function_of_the_heap_or_the_engine_is_longer_than_90_lines() {
 }
 
 #[test]
+fn no_comment_runs_on_past_110_columns() {
+    assert_eq!(complaints(any, text::short_comments), "");
+}
+
+#[test]
 fn every_file_begins_with_a_header() {
     assert_eq!(complaints(any, text::header), "");
 }

@@ -1,8 +1,8 @@
 //! The ladder that a miss climbs, one step after the other, until a step yields a block.
 //!
 //! Free-memory callbacks; search again; collect idle segments near the limit; grow; take from pools
-//! that help out; release oversize blocks and grow; wait for pending events; search again; release everything idle and
-//! grow. `MissPolicy` says where PyTorch's letter is followed instead.
+//! that help out; release oversize blocks and grow; wait for pending events; search again; release
+//! everything idle and grow. `MissPolicy` says where PyTorch's letter is followed instead.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 

@@ -2,8 +2,8 @@
 //!
 //! A block of a fixed segment is shared by the driver's handle of the segment; a block of an
 //! expandable one by the pages that cover it: their descriptors, which [`sharing`](crate::sharing)
-//! carries, or the driver's handles of them where there is a fabric. Both need the growth lock, under which no segment and no page of a live block goes.
-//! The other process is waited for with no lock held.
+//! carries, or the driver's handles of them where there is a fabric. Both need the growth lock, under which
+//! no segment and no page of a live block goes. The other process is waited for with no lock held.
 
 use std::sync::{Arc, OnceLock};
 

@@ -22,7 +22,8 @@ use super::show::{Side, mib, progress, table};
 /// Arguments of `compare`.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Compare {
-    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz, .gz or .zst.
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz,
+    /// .gz or .zst.
     #[arg(required = true)]
     trace: Vec<PathBuf>,
     /// A configuration; can be given several times. Default: a useful set.

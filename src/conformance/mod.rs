@@ -32,7 +32,8 @@
 //! ```
 //!
 //! On `sim` work finishes when the suite says so or when a call waits for it: an allocator that waits by
-//! asking again and again waits for ever. Not tested are private pools, sharing between processes and access between devices.
+//! asking again and again waits for ever. Not tested are sharing between processes, access between devices
+//! and, of private pools, checkpoints, segment allocators of their own and captures.
 
 mod accounts;
 mod bed;

@@ -5,7 +5,8 @@
 //! announced by accessors that return an option; a driver that announces a part does all of it.
 //! All methods may be called from any thread. Addresses and sizes are bytes of device memory.
 //! Every call may fail with a [`DriverError`], whose kind says what is wrong; unless its text says
-//! otherwise, a call that failed changed nothing. Read next: `sim` (no memory, any size), `host` (real memory, same semantics).
+//! otherwise, a call that failed changed nothing. Read next: `sim` (no memory, any size), `host` (real
+//! memory, same semantics).
 
 #![expect(clippy::missing_errors_doc, reason = "all calls fail alike: see the header")]
 

@@ -25,8 +25,8 @@ pub(super) fn pointer_to(address: u64) -> Result<*mut c_void, Failure> {
 
 /// Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
 /// null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
-/// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got them: the child
-/// of a fork makes its own.
+/// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got
+/// them: the child of a fork makes its own.
 ///
 /// # Safety
 ///

@@ -71,8 +71,8 @@ pub extern "C" fn stratalloc_pool_retain(handle: u64, pool: Pool) -> Status {
 }
 
 /// Removes a user from a pool. With the last one the pool serves nobody any more, and its idle memory
-/// goes back to the device, as far as its driver lets it; blocks that are still live keep theirs until they are freed and memory is
-/// released.
+/// goes back to the device, as far as its driver lets it; blocks that are still live keep theirs until they
+/// are freed and memory is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
     status(|| {

@@ -3,7 +3,8 @@
 //! A [`CudaVec`] is a cudarc slice over one of our blocks. cudarc's events order its readers and
 //! writers on all streams, and when it is dropped its own stream is made to wait for the last of them
 //! before the block is freed behind it; until then the buffer keeps that stream alive. Of several
-//! readers at once cudarc remembers the last: order the others yourself. Only safe code is here; what is not is in [`driver::cuda`](crate::driver::cuda).
+//! readers at once cudarc remembers the last: order the others yourself. Only safe code is here; what is
+//! not is in [`driver::cuda`](crate::driver::cuda).
 
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 //! Blocks and bytes are those that callers asked for, exact at every moment at which no call overlaps
 //! (one lock). What only the allocator below can know (segments, reserved bytes, splits, hits) is
 //! taken from its counters where it has any and is zero otherwise. Active is what callers hold and what
-//! waits for other streams below; its peak is at least that of what callers hold. Over a `front`, whose idle blocks
-//! are allocated for the strategy below, this tells what callers really hold.
+//! waits for other streams below; its peak is at least that of what callers hold. Over a `front`, whose
+//! idle blocks are allocated for the strategy below, this tells what callers really hold.
 
 use parking_lot::Mutex;
 

@@ -1,8 +1,8 @@
 //! Recordings in, decisions out.
 //!
 //! `reader` turns a snapshot in any encoding into a [`Trace`]; it treats every byte as hostile.
-//! `workload` is what a trace asked for (`pools` finds out of which pool), `verify` compares decision by decision, `run` repeats the
-//! requests on any allocator and times them.
+//! `workload` is what a trace asked for (`pools` finds out of which pool), `verify` compares decision by
+//! decision, `run` repeats the requests on any allocator and times them.
 
 mod pools;
 pub mod reader;

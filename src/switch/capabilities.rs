@@ -119,7 +119,8 @@ impl Caching for Switchable {
             let caching = current.strategy.caching();
             let caching = caching.ok_or_else(|| lacks(&current.strategy, "apply"))?;
             if !doors.fits(&current.strategy, config) {
-                let message = "another backend, other layers or another key that is read once: switch instead";
+                let message =
+                    "another backend, other layers or another key that is read once: switch instead";
                 return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
             }
             self.core.apply(doors, caching, config.clone(), true)

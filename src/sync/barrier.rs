@@ -2,8 +2,8 @@
 //! those who do it rarely.
 //!
 //! On Linux the kernel can make every thread of the process pass a full fence at the writer's request;
-//! then the light side is a fence for the compiler only, which saves 5 ns (AMD EPYC). Elsewhere, and where the kernel
-//! refuses at the start, both are full fences. One decision for the life of the process.
+//! then the light side is a fence for the compiler only, which saves 5 ns (AMD EPYC). Elsewhere, and where
+//! the kernel refuses at the start, both are full fences. One decision for the life of the process.
 //!
 //! Source: membarrier(2), `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
 

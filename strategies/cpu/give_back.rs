@@ -1,9 +1,9 @@
 //! How memory goes back to the system: over the watermark, by age, when the cache is emptied, when somebody
 //! else frees it, and with the last block of an instance whose allocator has gone.
 //!
-//! A block leaves the account first, then the map of all instances, then the system gets it. `giving` is held,
-//! shared, from the first to the last, so that who is out of memory can wait for it. No user code runs here
-//! but the source's `give`.
+//! A block leaves the account first, then the map of all instances, then the system gets it. `giving` is
+//! held, shared, from the first to the last, so that who is out of memory can wait for it. No user code
+//! runs here but the source's `give`.
 
 use std::sync::atomic::Ordering;
 

@@ -4,9 +4,9 @@
 //! what, a limit of its own, uses by other streams, scopes and the rules of graph captures. A
 //! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
 //!
-//! `blocks` is the account of live blocks and `sums` what they add up to, `give_back` the ways of a free, `capture` what is special
-//! inside a graph, `pools` private pools (one driver pool each), `pressure` what is tried before a
-//! request fails, `capabilities` the trait's optional parts.
+//! `blocks` is the account of live blocks and `sums` what they add up to, `give_back` the ways of a free,
+//! `capture` what is special inside a graph, `pools` private pools (one driver pool each), `pressure` what
+//! is tried before a request fails, `capabilities` the trait's optional parts.
 //!
 //! Source of the rules: PyTorch's `cudaMallocAsync` backend; CUDA programming guide, "Stream Ordered
 //! Memory Allocator".

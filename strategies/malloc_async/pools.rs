@@ -1,8 +1,9 @@
 //! Private pools: one driver pool each, and the scopes that route requests to them.
 //!
 //! Memory of captured graphs comes from no pool: a capture's pool keeps its blocks apart in the
-//! account only, and becomes a driver pool with the first request from outside the graph. Checkpoints, pools over a user's allocator and pools that never split need to know
-//! the driver's segments; they are refused.
+//! account only, and becomes a driver pool with the first request from outside the graph. Checkpoints,
+//! pools over a user's allocator and pools that never split need to know the driver's segments; they are
+//! refused.
 
 use parking_lot::RwLockReadGuard;
 

@@ -4,6 +4,7 @@ use super::source::Source;
 
 const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 90;
+const COMMENT_CHARS_MAX: usize = 110;
 
 pub(crate) fn short_file(file: &Source) -> Vec<String> {
     let lines = file.text.lines().count();
@@ -43,6 +44,17 @@ pub(crate) fn header(file: &Source) -> Vec<String> {
     let least = if file.path.contains("/tests") { 1 } else { 4 };
     let few = words < least;
     few.then(|| file.at(0, "no //! header that says why the file is there")).into_iter().collect()
+}
+
+/// Comments that `rustfmt` leaves as they are. Rows of tables cannot be broken.
+pub(crate) fn short_comments(file: &Source) -> Vec<String> {
+    let lines = file.text.lines().enumerate();
+    let long = lines.filter(|(_, text)| {
+        let comment = text.trim_start().trim_start_matches(['/', '!']);
+        let is_comment = text.trim_start().starts_with("//") && !comment.starts_with(" |");
+        is_comment && text.chars().count() > COMMENT_CHARS_MAX
+    });
+    long.map(|(line, _)| file.at(line, "a long line: break the comment")).collect()
 }
 
 /// Banners, marks of unfinished work and tests that never run.
@@ -115,6 +127,15 @@ fn a_long_file_and_a_long_function_are_seen() {
     };
     assert_eq!(function(FUNCTION_LINES_MAX - 2), 0);
     assert_eq!(function(FUNCTION_LINES_MAX - 1), 1);
+}
+
+#[test]
+fn a_long_comment_is_seen() {
+    let sees = |text: &str| short_comments(&Source::new("src/x.rs", text)).len();
+    let words = "x".repeat(COMMENT_CHARS_MAX - 7);
+    assert_eq!(sees(&format!("    // {words}\n")), 0);
+    assert_eq!(sees(&format!("    /// {words}\n    //! {words}\n")), 2);
+    assert_eq!(sees(&format!("    //! | {words} |\n    let a = \"{words}\";\n")), 0);
 }
 
 #[test]

@@ -48,8 +48,9 @@ pub(crate) struct Bench {
     #[arg(long)]
     json: bool,
     /// Time one case of one thread, briefly, for each line on the input, as `pair:512B backend:native`: for
-    /// programs that time other allocators in between. `driver` stands for the device's stream-ordered pool with
-    /// nothing on top; `floor:lock_pair` needs none, and other floors are not timed. With --json; without --case and --conf.
+    /// programs that time other allocators in between. `driver` stands for the device's stream-ordered pool
+    /// with nothing on top; `floor:lock_pair` needs none, and other floors are not timed. With --json;
+    /// without --case and --conf.
     #[arg(long, requires = "json", conflicts_with_all = ["conf", "case"])]
     turns: bool,
 }

@@ -1,8 +1,8 @@
 //! `bench --turns`: a cell for each line that is read, so that another program can time others in between.
 //!
 //! A line is the case and the configuration, as `pair:512B backend:native`; the configuration `driver` is
-//! the device's stream-ordered pool with nothing on top. `floor:lock_pair` needs none. The answer is a row as of
-//! `--json`, or `null` where the allocator has no such calls.
+//! the device's stream-ordered pool with nothing on top. `floor:lock_pair` needs none. The answer is a row
+//! as of `--json`, or `null` where the allocator has no such calls.
 
 use std::error::Error;
 use std::io::{BufRead, Write};

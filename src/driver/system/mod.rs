@@ -27,8 +27,8 @@ pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Where blocks come from.
 pub trait Source: fmt::Debug + Send + Sync {
-    /// Takes exactly `size_bytes` (at least 1), aligned to `alignment_bytes` (a power of two). May wait for the
-    /// system, which may have to find memory first.
+    /// Takes exactly `size_bytes` (at least 1), aligned to `alignment_bytes` (a power of two). May wait for
+    /// the system, which may have to find memory first.
     ///
     /// # Errors
     ///

@@ -255,7 +255,8 @@ pub(super) fn keeps(index: usize, allocation: &Allocation, state: u64) -> bool {
     .is_some()
 }
 
-/// Whether this thread's cache is in force for `stream`; then a miss is counted. Its first owner number if so.
+/// Whether this thread's cache is in force for `stream`; then a miss is counted. Its first owner number if
+/// so.
 pub(super) fn missed(index: usize, stream: StreamId, state: u64) -> Option<u32> {
     with(index, |cache| {
         let in_force = cache.state == state && cache.stream == stream;

@@ -15,7 +15,8 @@
 //! of a private pool is open everything, requests for a pool or at an address, and calls by bare address.
 //! A block goes back by the door it came through: a block that was taken with a handle is unknown by its
 //! address. A forged second handle of a block is refused while the calling thread keeps the block; what
-//! another thread keeps, or holds anew, it cannot tell. When the allocator goes, what other threads keep goes with the strategy below.
+//! another thread keeps, or holds anew, it cannot tell. When the allocator goes, what other threads keep
+//! goes with the strategy below.
 
 mod local;
 
