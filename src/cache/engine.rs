@@ -203,11 +203,10 @@ impl Engine {
         rules: &FitRules,
     ) -> Allocation {
         let HeapState { heap, counters, policy } = &mut **state;
-        let kind = heap.kind(slot);
         let out = heap.hand_out(slot, rounded_bytes, requested_bytes, rules, self.now());
         let oversize = policy.is_oversize(out.size_bytes);
         cell.mark_moved();
-        if counters.handed_out(kind, &out, requested_bytes, oversize) {
+        if counters.handed_out(&out, requested_bytes, oversize) {
             self.ledger.raise(cell.number as usize, counters, &self.heaps);
         }
         self.record(Action::Alloc, out.address, requested_bytes, cell);
@@ -254,13 +253,18 @@ impl Engine {
             drop(state);
             return self.free_when_drained(cell, address, &find);
         }
-        self.give_back(cell, &mut state, slot);
+        self.give_back_here(cell, &mut state, slot);
         Ok(())
     }
 
     /// Makes the live block at `slot`, which no other stream uses, free.
     #[inline(never)]
     pub(super) fn give_back(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
+        self.give_back_here(cell, state, slot);
+    }
+
+    #[inline(always)]
+    fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
         let HeapState { heap, counters, policy } = state;
         let done = heap.free(slot, self.now());
         cell.mark_moved();

@@ -73,7 +73,7 @@ impl Default for BinSet {
 }
 
 impl BinSet {
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, bin: usize) {
         let word = &mut self.words[bin / 64];
         if *word == 0 {
@@ -82,7 +82,7 @@ impl BinSet {
         *word |= 1 << (bin % 64);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, bin: usize) {
         let word = &mut self.words[bin / 64];
         *word &= !(1 << (bin % 64));

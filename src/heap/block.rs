@@ -104,7 +104,8 @@ impl Block {
     /// Whether the block is only a part of its segment.
     #[inline]
     pub(super) const fn is_split(&self) -> bool {
-        !(self.previous.is_none() && self.next.is_none())
+        // Both are no place: one comparison.
+        self.previous.0 & self.next.0 != Slot::NONE.0
     }
 
     /// Makes the block ready for the index, which it is not in.

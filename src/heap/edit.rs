@@ -85,6 +85,8 @@ pub struct HandOut {
     pub address: u64,
     /// Its size.
     pub size_bytes: u64,
+    /// Its kind.
+    pub kind: PoolKind,
     /// What changed among the parts of segments.
     pub inactive: SplitChange,
 }
@@ -135,7 +137,7 @@ impl Heap {
 
     /// Hands out the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and
     /// cuts off the rest if the rules say so. `clock` dates the rest.
-    #[inline]
+    #[inline(always)]
     pub fn hand_out(
         &mut self,
         slot: Slot,
@@ -184,7 +186,7 @@ impl Heap {
             starts.insert(&mut self.slab, front, whole.address);
         }
         let id = BlockId { slot: front, generation };
-        HandOut { id, address: whole.address, size_bytes, inactive }
+        HandOut { id, address: whole.address, size_bytes, kind: whole.kind, inactive }
     }
 
     /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index and now is as

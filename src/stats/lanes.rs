@@ -130,14 +130,8 @@ impl HeapCounters {
     /// A block was handed out. True when a limit is passed: then the ledger must be asked.
     #[inline]
     #[must_use]
-    pub fn handed_out(
-        &mut self,
-        kind: PoolKind,
-        out: &HandOut,
-        requested_bytes: u64,
-        oversize: bool,
-    ) -> bool {
-        let SplitChange { count, bytes } = out.inactive;
+    pub fn handed_out(&mut self, out: &HandOut, requested_bytes: u64, oversize: bool) -> bool {
+        let HandOut { kind, inactive: SplitChange { count, bytes }, .. } = *out;
         let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
         let signs = self.take_room::<BLOCKS>(kind, change);
         self.freed[kind.index()][PARTS] -= count.min(0);

@@ -228,8 +228,8 @@ mod tests {
                 let counters = &mut *model.counters[heap].borrow_mut();
                 let over = if sign > 0 {
                     let id = BlockId { slot: Slot(0), generation: 0 };
-                    let out = HandOut { id, address: 0, size_bytes: size, inactive };
-                    counters.handed_out(kind, &out, size / 2, false)
+                    let out = HandOut { id, address: 0, size_bytes: size, kind, inactive };
+                    counters.handed_out(&out, size / 2, false)
                 } else {
                     let done = Completed { address: 0, size_bytes: size,
                         requested_bytes: size / 2, kind, inactive };
