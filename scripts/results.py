@@ -62,8 +62,6 @@ def read(folder):
 
 def against(own, other, faster):
     """How many times as fast as the other, or how many times its cost."""
-    if len(other) == 1 and len(own) > 1:
-        other = dict.fromkeys(own, *other.values())
     ratios = sorted(other[n] / own[n] if faster else own[n] / other[n] for n in own.keys() & other.keys())
     if not ratios:
         return None
@@ -103,6 +101,8 @@ def main():
             for case in cases:
                 own, other = cells.get((column, *case)), cells.get((reference, *case))
                 if own and other:
+                    if case[0].startswith("threads:") and len(other) == 1:
+                        other = dict.fromkeys(own, *other.values())
                     print(f"  {case[0]} x{case[1]}: {against(own, other, faster)}")
         alone = cells.get((column, "threads:own_stream", 1))
         crowd = cells.get((column, "threads:own_stream", 16))

@@ -96,6 +96,10 @@ def main():
         there[name] = Program(*commands[name])
         answer(name, FLOOR, "")
 
+    def bind(name, number):
+        if name in there:
+            os.sched_setaffinity(there[name].process.pid, {processors[number % len(processors)]})
+
     def answer(name, case, who):
         """Nanoseconds, or None; a program that ends is left out from then on."""
         try:
@@ -105,12 +109,13 @@ def main():
             print(f"{name} ended with {code} at {case} {who}", file=sys.stderr)
             return None
 
-    def answer_or_again(name, case, who):
-        """The same; a program that ends is started anew, once."""
+    def answer_or_again(number, name, case, who):
+        """The same; a program that ends is started anew, once, for the other cells."""
         ns = answer(name, case, who)
         if name not in there and name not in failed:
             failed.add(name)
             start(name)
+            bind(name, number)
         return ns
 
     for name in commands:
@@ -124,7 +129,7 @@ def main():
             if program not in there or (column, case) in nothing or (by_address and case not in BY_ADDRESS):
                 return
             asked = case.replace(":", "_raw:", 1) if by_address else case
-            ns = answer_or_again(program, asked, who)
+            ns = answer_or_again(number, program, asked, who)
             if ns is None:
                 nothing.add((column, case))
             else:
@@ -132,8 +137,8 @@ def main():
                 print(json.dumps(row), file=out, flush=True)
 
         for number in range(rounds):
-            for program in there.values():
-                os.sched_setaffinity(program.process.pid, {processors[number % len(processors)]})
+            for program in there:
+                bind(program, number)
             cell(number, FLOOR, "ours", FLOOR, "")
             for case in CASES:
                 for column, program, who in COLUMNS if number % 2 == 0 else COLUMNS[::-1]:

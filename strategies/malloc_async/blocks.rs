@@ -84,8 +84,7 @@ pub(super) struct Blocks {
     live: HashTable<Live>,
     /// Freed by their holders; the driver was not told yet.
     deferred: VecDeque<(u64, Block)>,
-    /// Bytes that the driver was asked for under a limit, and that no block has yet; and those of frees that
-    /// may yet turn out to wait.
+    /// Bytes of requests under a limit that no block has yet, and of frees that may yet turn out to wait.
     reserved_bytes: u64,
     last_serial: u64,
     pub(super) sums: Sums,
@@ -151,7 +150,8 @@ impl Blocks {
         self.reserved_bytes -= bytes;
     }
 
-    /// What counts against a limit: blocks that the driver was not told to free, and requests under way.
+    /// What counts against a limit: blocks that the driver was not told to free, and requests and frees under
+    /// way.
     pub(super) fn charged_bytes(&self) -> u64 {
         self.sums.live_bytes() + self.sums.waiting_bytes() + self.reserved_bytes
     }

@@ -15,26 +15,29 @@ use crate::ids::{EventId, StreamId};
 impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
-        let (block, kept_bytes) = {
+        let (block, plain, kept_bytes) = {
             let mut blocks = self.blocks.lock();
             let block = blocks.leave(address, serial)?;
             let plain = block.is_plain() && !self.captures.any_scope();
-            let kept_bytes = if plain { 0 } else { block.bytes };
+            let kept_bytes = if plain && !self.is_limited() { 0 } else { block.bytes };
             blocks.keep_reserved(kept_bytes);
-            (block, kept_bytes)
+            (block, plain, kept_bytes)
         };
-        if kept_bytes > 0 {
+        if !plain {
             let given = self.free_with_care(address, &block);
             return self.settle_free(address, block, given, kept_bytes);
         }
         match self.memory_pools().free_async(address, block.stream) {
             Ok(()) => {
+                if kept_bytes > 0 {
+                    self.blocks.lock().unreserve(kept_bytes);
+                }
                 self.is_freed(address, &block);
                 Ok(())
             }
             Err(error) => {
                 let given = self.after_refusal(address, &block, error);
-                self.settle_free(address, block, given, 0)
+                self.settle_free(address, block, given, kept_bytes)
             }
         }
     }

@@ -10,7 +10,17 @@ use stratalloc::ids::{EventId, StreamId};
 /// Forwards the calls that every driver has to `self.$to`, all but `allocate`.
 macro_rules! straight {
     ($to:ident) => {
-        $crate::common::plain::straight! { $to:
+        $crate::common::plain::straight_but_captures!($to);
+        $crate::common::plain::straight_but_captures! { $to:
+            capture_status(stream: StreamId) -> DriverResult<CaptureStatus>;
+        }
+    };
+}
+
+/// The same without `capture_status`.
+macro_rules! straight_but_captures {
+    ($to:ident) => {
+        $crate::common::plain::straight_but_captures! { $to:
             info() -> DeviceInfo;
             memory_info() -> DriverResult<MemoryInfo>;
             free(address: u64, size_bytes: u64) -> DriverResult<()>;
@@ -28,7 +38,6 @@ macro_rules! straight {
             copy_from_host(to: u64, from: &[u8], stream: StreamId) -> DriverResult<()>;
             copy_to_host(to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()>;
             fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
-            capture_status(stream: StreamId) -> DriverResult<CaptureStatus>;
         }
     };
     ($to:ident: $($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
@@ -38,7 +47,7 @@ macro_rules! straight {
     };
 }
 
-pub(crate) use straight;
+pub(crate) use {straight, straight_but_captures};
 
 /// Another device without its optional parts.
 #[derive(Debug)]

@@ -4,17 +4,23 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
+use parking_lot::Mutex;
+
 use stratalloc::allocator::{
     Caching, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
 };
 use stratalloc::config::Settings;
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, MemoryPools, NodeId};
+use stratalloc::driver::{
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, FaultPlan, Faulty, MemoryInfo,
+    MemoryPools, NodeId, Sim,
+};
 use stratalloc::error::DriverErrorKind;
-use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::ids::{EventId, PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
 use crate::common::machine::{Machine, SimMachine};
+use crate::common::plain::straight_but_captures;
 use crate::{Bed, sim};
 
 impl Bed<SimMachine> {
@@ -335,32 +341,71 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     bed.give(next);
 }
 
+/// The simulated device; when it is next asked whether a stream is captured, something happens first.
+struct Asked {
+    sim: Arc<Sim>,
+    first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.sim.fmt(f)
+    }
+}
+
+impl Driver for Asked {
+    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
+        self.sim.allocate(size_bytes)
+    }
+
+    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
+        let first = self.first.lock().take();
+        first.into_iter().for_each(|act| act());
+        self.sim.capture_status(stream)
+    }
+
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        self.sim.memory_pools()
+    }
+
+    fn capture(&self) -> Option<&dyn Capture> {
+        Driver::capture(&*self.sim)
+    }
+
+    straight_but_captures!(sim);
+}
+
 #[test]
 fn a_free_that_comes_to_wait_is_charged_all_the_time() {
-    let bed = sim(256);
-    let (side, other) = (bed.stream(), bed.stream());
-    bed.allocator.set_limit_bytes(Some(2 * MIB));
-    let take = |bytes, stream| bed.allocator.allocate(Request::new(bytes, stream)).ok();
-    let done = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                if let Some(block) = take(2 * MIB, other) {
-                    bed.give(block);
-                }
-            }
+    // Whether somebody tells the allocator of the capture or it finds out.
+    for told in [true, false] {
+        let machine = SimMachine::new(256 * MIB);
+        let sim = &machine.0;
+        let driver = Arc::new(Asked { sim: Arc::clone(sim), first: Mutex::default() });
+        let dyn_driver: Arc<dyn Driver> = driver.clone();
+        let allocator =
+            Arc::new(MallocAsyncAllocator::new(dyn_driver, &Settings::default()).unwrap());
+        allocator.set_limit_bytes(Some(2 * MIB));
+        let [side, other] = [(); 2].map(|()| sim.create_stream().unwrap());
+        let block = allocator.allocate(Request::new(MIB, side)).unwrap();
+        let id = Capture::begin(&**sim, side).unwrap();
+        let scope = told.then(|| {
+            let pool = PoolId::next_capture();
+            PoolScope::open(&*allocator, pool, ScopeFilter::Capture(id)).unwrap()
         });
-        for _ in 0..3000 {
-            let block = std::iter::repeat_with(|| take(MIB, side)).flatten().next();
-            let scope = bed.capture(side, PoolId::next_capture());
-            bed.give(block.expect("the other thread gives its block back"));
-            bed.end(side);
-            drop(scope);
-        }
-        done.store(true, Ordering::Relaxed);
-    });
-    let peak = bed.allocator.statistics().active_bytes.all.peak;
-    assert!(peak <= 2 << 20, "{peak} active bytes");
+        let (asks, tried) = (Arc::clone(&allocator), Arc::new(Mutex::new(None)));
+        let result = Arc::clone(&tried);
+        *driver.first.lock() = Some(Box::new(move || {
+            *result.lock() = Some(asks.allocate(Request::new(2 * MIB, other)).is_ok());
+        }));
+        allocator.free(block).unwrap();
+        assert_eq!(*tried.lock(), Some(false), "told: {told}");
+        Capture::end(&**sim, side).unwrap();
+        drop(scope);
+        allocator.process_events().unwrap();
+        let whole = allocator.allocate(Request::new(2 * MIB, other)).expect("nothing is charged");
+        allocator.free(whole).unwrap();
+    }
 }
 
 #[test]
