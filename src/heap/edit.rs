@@ -192,7 +192,7 @@ impl Heap {
     /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index and now is as
     /// `whole` says. The front is live and holds `requested_bytes`, but is in no index of starts. The
     /// rest keeps the slot and everything else.
-    #[inline]
+    #[inline(always)]
     pub(super) fn cut_front(
         &mut self,
         slot: Slot,

