@@ -139,15 +139,13 @@ fn place_of(slot: Slot) -> (usize, usize) {
     (behind / CHUNK_BLOCKS, behind % CHUNK_BLOCKS)
 }
 
-#[cold]
-#[inline(never)]
+#[inline(always)]
 fn far(chunks: &[Chunk], slot: Slot) -> Option<&Block> {
     let (chunk, at) = place_of(slot);
     Some(&chunks.get(chunk)?[at])
 }
 
-#[cold]
-#[inline(never)]
+#[inline(always)]
 fn far_mut(chunks: &mut [Chunk], slot: Slot) -> &mut Block {
     let (chunk, at) = place_of(slot);
     match chunks.get_mut(chunk) {
