@@ -341,6 +341,7 @@ pub fn names() -> Vec<String> {
 /// # Errors
 ///
 /// [`BuildError::UnknownBackend`], with all that are.
+#[cfg(any(feature = "cli", feature = "ffi"))]
 pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
     let known = names();
     if known.iter().any(|one| one == name) {
