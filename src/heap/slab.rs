@@ -1,8 +1,9 @@
 //! All blocks of a heap, in places that are reused, last vacated first.
 //!
 //! The first 16,384 blocks stand side by side: a look at one is a look at an array, which saves a look at a
-//! table of chunks (a mix of sizes costs 5 to 7 % less). They move when that array grows, by a quarter at a
-//! time and less than a MiB in all. All others are in chunks that never move.
+//! table of chunks (a mix of sizes costs 5 to 7 % less, AMD EPYC). They move when that array grows, by a
+//! quarter and at least 256 at a time: less than a MiB each time, and 4.3 MiB until it is full. All others
+//! are in chunks that never move.
 
 use super::block::{Block, BlockState, Slot};
 
@@ -97,7 +98,7 @@ impl Slab {
         }
         self.vacant = Slot(end - CHUNK_SLOTS);
         if start < NEAR_BLOCKS {
-            if self.near.capacity() == start {
+            if self.near.capacity() < start + CHUNK_BLOCKS {
                 let quarter = (start / 4).next_multiple_of(CHUNK_BLOCKS).max(CHUNK_BLOCKS);
                 self.near.reserve_exact(quarter.min(NEAR_BLOCKS - start));
             }
