@@ -5,7 +5,8 @@
 #
 # STRATALLOC is the program, built anywhere; OUT a folder for the rows; WHEELS a folder with the wheels of
 # librmm and rapids-logger, without which RMM is left out. Needs a CUDA toolkit, a C++ compiler and, for
-# PyTorch's rows, PyTorch. What is missing is said and left out. `scripts/results.py OUT` makes the table.
+# PyTorch's rows, PyTorch. What is missing, fails or takes too long is said and left out.
+# `scripts/results.py OUT` makes the table.
 #
 # The cases of one thread run in turn, cell by cell, ROUNDS times (12): see `turns.py`.
 set -uo pipefail
@@ -15,8 +16,12 @@ wheels=${3:+$(realpath "$3")}
 here=$(dirname "$(realpath "$0")")
 cuda=${CUDA_HOME:-/usr/local/cuda}
 rounds=${ROUNDS:-12}
+# Seconds after which a program is taken to hang: all turns together (20 minutes for twelve rounds), and each
+# other run of a program.
+turns_deadline=$((300 + 75 * rounds))
+deadline=300
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'for job in $(jobs -p); do kill -KILL -- "$job" "-$job" 2>/dev/null; done; rm -rf "$work"' EXIT
 threads=$(nproc)
 threads=$((threads > 16 ? 16 : threads))
 native=backend:native
@@ -24,17 +29,27 @@ expandable=backend:native,expandable_segments:True
 pools=backend:cudaMallocAsync
 
 # The caller's folders come first: RMM brings headers that are newer than the toolkit's.
-build() { g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" -L"$cuda/lib64" -lcudart -lpthread; }
+build() {
+    g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" \
+        -L"$cuda/lib64" -lcudart -lpthread
+}
 left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
+# Runs a program, and kills it and all that it started when the time is up: within SECONDS COMMAND...
+# `timeout` gives them a process group of their own, which Ctrl-C does not reach. So they run in the
+# background: `wait`, unlike a program in front, lets the script end at once, and its trap ends them.
+within() { timeout --verbose --signal=KILL "$@" & wait $!; }
 # A peer's program, if it was built: peer NAME
-peer() { [ ! -x "$work/$1" ] || "$work/$1" >>"$out/$1.csv" </dev/null || left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-})"; }
+peer() {
+    [ ! -x "$work/$1" ] || within "$deadline" "$work/$1" >>"$out/$1.csv" </dev/null ||
+        left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-})"
+}
 # ours THREADS CASES CONF...
 ours() {
     local threads=$1 cases=$2 confs=()
     shift 2
     for conf in "$@"; do confs+=(--conf "$conf"); done
     # shellcheck disable=SC2046,SC2086
-    "$program" bench --device cuda:0 --threads "$threads" "${confs[@]}" --json \
+    within "$deadline" "$program" bench --device cuda:0 --threads "$threads" "${confs[@]}" --json \
         $(printf -- '--case %s ' $cases) >>"$out/ours.json" || left_out "a part of ours ($*)"
 }
 
@@ -71,7 +86,7 @@ else
 fi
 
 # One thread.
-python3 "$here/turns.py" "$program" "$work" "$out" "$rounds" || left_out "a part of the turns"
+within "$turns_deadline" python3 "$here/turns.py" "$program" "$work" "$out" "$rounds" || left_out "a part of the turns"
 
 # Several threads: without a line on their input, the peers time nothing else.
 export PEER_THREADS=$threads

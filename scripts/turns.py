@@ -83,71 +83,93 @@ class Program:
         return self.process.wait()
 
 
+class Run:
+    """Programs that live side by side, and what became of them."""
+
+    def __init__(self, commands):
+        self.commands = commands
+        self.processors = sorted(os.sched_getaffinity(0))
+        self.number = 0
+        self.there = {}
+        # Names of programs, and the cells, (column, case), that do not exist.
+        self.failed, self.nothing = set(), set()
+        for name in commands:
+            self.start(name)
+            if name not in self.there:
+                self.failed.add(name)
+
+    def start(self, name):
+        # Who has answered has started: nobody is busy with that while others are timed.
+        self.there[name] = Program(*self.commands[name])
+        self.answer(name, FLOOR, "")
+
+    def bind(self, name):
+        """Keeps a program, if it is there, on the round's processor."""
+        if name in self.there:
+            processor = self.processors[self.number % len(self.processors)]
+            os.sched_setaffinity(self.there[name].process.pid, {processor})
+
+    def answer(self, name, case, who):
+        """Nanoseconds, or None; a program that ends is left out from then on."""
+        try:
+            return self.there[name].time(case, who)
+        except EOFError:
+            code = self.there.pop(name).process.wait()
+            print(f"{name} ended with {code} at {case} {who}", file=sys.stderr)
+            return None
+
+    def answer_or_again(self, name, case, who):
+        """The same; a program that ends is started anew, once, for the other cells."""
+        ns = self.answer(name, case, who)
+        if name not in self.there and name not in self.failed:
+            self.failed.add(name)
+            self.start(name)
+            self.bind(name)
+        return ns
+
+    def cell(self, column, program, case, who):
+        """Nanoseconds; None where there is no such cell, which is asked for once."""
+        by_address = column.endswith("by address")
+        if program not in self.there or (column, case) in self.nothing or (by_address and case not in BY_ADDRESS):
+            return None
+        asked = case.replace(":", "_raw:", 1) if by_address else case
+        ns = self.answer_or_again(program, asked, who)
+        if ns is None:
+            self.nothing.add((column, case))
+        return ns
+
+    def round(self, number):
+        """Times one cell after the other: a row for each that there is."""
+        self.number = number
+        for name in self.there:
+            self.bind(name)
+        columns = COLUMNS if number % 2 == 0 else COLUMNS[::-1]
+        cells = [(column, program, case, who) for case in CASES for column, program, who in columns]
+        for column, program, case, who in [(FLOOR, "ours", FLOOR, ""), *cells]:
+            ns = self.cell(column, program, case, who)
+            if ns is not None:
+                yield {"round": number, "column": column, "case": case, "ns_per_op": ns}
+
+    def end(self):
+        """Ends the programs; the names of all that failed."""
+        for name, program in self.there.items():
+            if program.end() != 0:
+                self.failed.add(name)
+        return sorted(self.failed)
+
+
 def main():
     if len(sys.argv) != 5:
         sys.exit(__doc__)
     peers, rounds = pathlib.Path(sys.argv[2]), int(sys.argv[4])
-    commands = programs(sys.argv[1], peers)
-    processors = sorted(os.sched_getaffinity(0))
-    there, failed, nothing = {}, set(), set()
-
-    def start(name):
-        # Who has answered has started: nobody is busy with that while others are timed.
-        there[name] = Program(*commands[name])
-        answer(name, FLOOR, "")
-
-    def bind(name, number):
-        if name in there:
-            os.sched_setaffinity(there[name].process.pid, {processors[number % len(processors)]})
-
-    def answer(name, case, who):
-        """Nanoseconds, or None; a program that ends is left out from then on."""
-        try:
-            return there[name].time(case, who)
-        except EOFError:
-            code = there.pop(name).process.wait()
-            print(f"{name} ended with {code} at {case} {who}", file=sys.stderr)
-            return None
-
-    def answer_or_again(number, name, case, who):
-        """The same; a program that ends is started anew, once, for the other cells."""
-        ns = answer(name, case, who)
-        if name not in there and name not in failed:
-            failed.add(name)
-            start(name)
-            bind(name, number)
-        return ns
-
-    for name in commands:
-        start(name)
-        if name not in there:
-            failed.add(name)
+    run = Run(programs(sys.argv[1], peers))
     with (pathlib.Path(sys.argv[3]) / "turns.json").open("w") as out:
-
-        def cell(number, column, program, case, who):
-            by_address = column.endswith("by address")
-            if program not in there or (column, case) in nothing or (by_address and case not in BY_ADDRESS):
-                return
-            asked = case.replace(":", "_raw:", 1) if by_address else case
-            ns = answer_or_again(number, program, asked, who)
-            if ns is None:
-                nothing.add((column, case))
-            else:
-                row = {"round": number, "column": column, "case": case, "ns_per_op": ns}
-                print(json.dumps(row), file=out, flush=True)
-
         for number in range(rounds):
-            for program in there:
-                bind(program, number)
-            cell(number, FLOOR, "ours", FLOOR, "")
-            for case in CASES:
-                for column, program, who in COLUMNS if number % 2 == 0 else COLUMNS[::-1]:
-                    cell(number, column, program, case, who)
-    for name, program in there.items():
-        if program.end() != 0:
-            failed.add(name)
+            for row in run.round(number):
+                print(json.dumps(row), file=out, flush=True)
+    failed = run.end()
     if failed:
-        sys.exit(f"failed: {', '.join(sorted(failed))}")
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

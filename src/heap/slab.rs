@@ -42,10 +42,7 @@ impl Slab {
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
-        match self.near.get_mut(slot.0 as usize) {
-            Some(block) => block,
-            None => far_mut(&mut self.far, slot),
-        }
+        at_mut(&mut self.near, &mut self.far, slot)
     }
 
     /// The block at a slot that a caller made up, perhaps.
@@ -64,10 +61,7 @@ impl Slab {
             self.grow();
         }
         let slot = self.vacant;
-        let block = match self.near.get_mut(slot.0 as usize) {
-            Some(block) => block,
-            None => far_mut(&mut self.far, slot),
-        };
+        let block = at_mut(&mut self.near, &mut self.far, slot);
         self.vacant = block.links[0];
         self.occupied += 1;
         (slot, block)
@@ -146,8 +140,12 @@ fn far(chunks: &[Chunk], slot: Slot) -> Option<&Block> {
     Some(&chunks.get(chunk)?[at])
 }
 
+/// The block at a slot, of a slab whose other fields the caller changes meanwhile.
 #[inline(always)]
-fn far_mut(chunks: &mut [Chunk], slot: Slot) -> &mut Block {
+fn at_mut<'s>(near: &'s mut [Block], chunks: &'s mut [Chunk], slot: Slot) -> &'s mut Block {
+    if let Some(block) = near.get_mut(slot.0 as usize) {
+        return block;
+    }
     let (chunk, at) = place_of(slot);
     match chunks.get_mut(chunk) {
         Some(chunk) => &mut chunk[at],

@@ -204,7 +204,7 @@ impl<T> fmt::Debug for Swap<T> {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc;
 
     use super::*;
@@ -334,13 +334,15 @@ mod tests {
     fn readers_never_see_a_value_that_has_gone() {
         let gone = Arc::default();
         let swap = Swap::new(Marked::new(0, &gone));
-        let stop = AtomicBool::new(false);
         const ROUNDS: u64 = 2000;
         std::thread::scope(|scope| {
+            // Dropped however the loop below ends.
+            let running = Arc::new(());
             for _ in 0..3 {
-                scope.spawn(|| {
+                let (swap, watched) = (&swap, Arc::downgrade(&running));
+                scope.spawn(move || {
                     let mut last = 0;
-                    while !stop.load(Ordering::Relaxed) {
+                    while watched.strong_count() > 0 {
                         let seen = swap.with(|marked| {
                             let value = marked.value;
                             assert_eq!(marked.twice, value * 2);
@@ -358,7 +360,7 @@ mod tests {
                     std::thread::yield_now();
                 }
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(running);
         });
         assert_eq!(gone.load(Ordering::SeqCst), usize::try_from(ROUNDS).unwrap());
     }

@@ -1,6 +1,6 @@
 //! Several instances: one map, threads, guards, and what outlives its instance.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 
@@ -173,12 +173,14 @@ fn nobody_runs_out_of_memory_that_another_thread_is_giving_back() {
 #[test]
 fn second_frees_by_address_never_reach_a_buffer() {
     let own = over(&Counted::new(), "");
-    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        // Dropped however the loop below ends.
+        let running = Arc::new(());
+        let watched = Arc::downgrade(&running);
         scope.spawn(|| {
-            let address = take_raw(&own, 64);
+            let (address, watched) = (take_raw(&own, 64), watched);
             own.free_raw(address).unwrap();
-            while !stop.load(Ordering::Relaxed) {
+            while watched.strong_count() > 0 {
                 let _ = own.free_raw(address);
             }
         });
@@ -187,7 +189,7 @@ fn second_frees_by_address_never_reach_a_buffer() {
             buffer.fill(Fill::Zero);
             assert_eq!(buffer.initialized().unwrap(), [0; 64]);
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(running);
     });
 }
 
