@@ -69,10 +69,13 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     match code {
         2 => DriverErrorKind::OutOfMemory,
         801 | 800 => DriverErrorKind::NotSupported,
-        1 | 201 | 400 | 709 => DriverErrorKind::InvalidValue,
+        1 | 400 => DriverErrorKind::InvalidValue,
         900..=908 => DriverErrorKind::CaptureActive,
-        // Errors of kernels and of the hardware stay until the process ends.
-        214 | 700 | 702 | 710 | 714..=719 | 721 | 999 => DriverErrorKind::DeviceLost,
+        // Errors of kernels and of the hardware stay until the process ends; so does a context that was
+        // destroyed, or a driver that shuts down.
+        4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 999 => {
+            DriverErrorKind::DeviceLost
+        }
         _ => DriverErrorKind::Other,
     }
 }
@@ -153,6 +156,7 @@ functions! {
 
     stream_create = "cuStreamCreate"(stream: &mut u64, flags: u32);
     stream_destroy = "cuStreamDestroy_v2"(stream: u64);
+    stream_context = "cuStreamGetCtx"(stream: u64, context: &mut u64);
     stream_synchronize = "cuStreamSynchronize"(stream: u64);
     stream_wait_value = "cuStreamWaitValue32_v2"(
         stream: u64, address: u64, value: u32, flags: u32
@@ -164,6 +168,7 @@ functions! {
     event_query = "cuEventQuery"(event: u64);
     event_synchronize = "cuEventSynchronize"(event: u64);
 
+    capture_info_1 = "cuStreamGetCaptureInfo"(stream: u64, status: &mut u32, id: &mut u64);
     capture_info_2 = "cuStreamGetCaptureInfo_v2"(
         stream: u64, status: &mut u32, id: &mut u64, graph: &mut u64, nodes: &mut *const u64,
         count: &mut usize
@@ -352,6 +357,50 @@ fn load() -> Result<Api, DriverError> {
 
 fn missing(message: String) -> DriverError {
     DriverError::new(DriverErrorKind::NotSupported, "load libcuda", 0, message)
+}
+
+/// What a driver can do at all: an older one lacks the functions.
+impl Api {
+    pub(super) fn has_virtual_memory(&self) -> bool {
+        self.granularity.is_some()
+            && self.address_reserve.is_some()
+            && self.address_free.is_some()
+            && self.piece_create.is_some()
+            && self.piece_release.is_some()
+            && self.piece_map.is_some()
+            && self.piece_unmap.is_some()
+            && self.set_access.is_some()
+    }
+
+    /// Memory of graphs is counted where the driver counts it.
+    pub(super) fn has_pools(&self) -> bool {
+        self.pool_default.is_some()
+            && self.pool_create.is_some()
+            && self.pool_destroy.is_some()
+            && self.pool_allocate.is_some()
+            && self.pool_free.is_some()
+            && self.pool_trim.is_some()
+            && self.pool_get.is_some()
+            && self.pool_set.is_some()
+    }
+
+    pub(super) fn has_captures(&self) -> bool {
+        (self.capture_info_3.is_some() || self.capture_info_2.is_some())
+            && (self.capture_set_2.is_some() || self.capture_set_1.is_some())
+            && (self.node_dependencies_2.is_some() || self.node_dependencies_1.is_some())
+            && self.capture_begin.is_some()
+            && self.capture_end.is_some()
+            && self.graph_add_free.is_some()
+            && self.graph_destroy.is_some()
+    }
+
+    pub(super) fn has_ipc(&self) -> bool {
+        self.ipc_share.is_some() && self.ipc_open.is_some() && self.ipc_close.is_some()
+    }
+
+    pub(super) fn has_peers(&self) -> bool {
+        self.peer_possible.is_some() && self.peer_enable.is_some() && self.copy_peer.is_some()
+    }
 }
 
 impl Api {

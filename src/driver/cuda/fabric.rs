@@ -3,7 +3,8 @@
 //! A device that could have them may still not be allowed to: without a running fabric manager, or
 //! without its channel in this container, making such memory fails. So it is tried once, with the
 //! smallest piece, and the answer is remembered; memory that cannot be had with fabric handles is made
-//! with descriptors. Want of memory is no answer: then it is tried again the next time.
+//! with descriptors. Only a refusal is an answer: after any other failure, as for want of memory, it is tried
+//! again the next time.
 
 use super::Cuda;
 use super::mapping::DESCRIPTOR;
@@ -28,8 +29,11 @@ impl Cuda {
         if let Some(known) = *known {
             return known;
         }
-        let tried = self.try_fabric();
-        if !matches!(&tried, Err(error) if error.is_out_of_memory()) {
+        let tried = self.try_fabric().map_err(|error| error.kind);
+        if matches!(
+            tried,
+            Ok(()) | Err(DriverErrorKind::NotSupported | DriverErrorKind::InvalidValue)
+        ) {
             *known = Some(tried.is_ok());
         }
         tried.is_ok()

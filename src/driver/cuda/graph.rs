@@ -85,12 +85,27 @@ impl Cuda {
         if LEGACY.contains(&stream) {
             return Ok(CaptureStatus::None);
         }
-        let said = self.said(stream)?;
-        Ok(match said.status {
+        let (status, capture) = if self.can.capture {
+            let said = self.said(stream)?;
+            (said.status, said.id)
+        } else {
+            self.said_by_an_older_driver(stream)?
+        };
+        Ok(match status {
             0 => CaptureStatus::None,
-            1 => CaptureStatus::Active { capture: said.id },
+            1 => CaptureStatus::Active { capture },
             _ => CaptureStatus::Invalidated,
         })
+    }
+
+    /// Status and number of a capture, from drivers that tell no more; the oldest capture nothing.
+    fn said_by_an_older_driver(&self, stream: StreamId) -> DriverResult<(u32, u64)> {
+        let (mut status, mut id) = (0, 0);
+        let told = self.api.capture_info_1(stream.0, &mut status, &mut id);
+        if told.code().is_none() {
+            return Ok((0, 0));
+        }
+        told.ok().map(|()| (status, id))
     }
 
     /// Ends the capture that started on `stream` and makes its graph ready to be launched.
@@ -130,7 +145,13 @@ impl Capture for Cuda {
     fn begin(&self, stream: StreamId) -> DriverResult<u64> {
         let _entered = self.enter()?;
         self.api.capture_begin(stream.0, RELAXED).ok()?;
-        Ok(self.said(stream)?.id)
+        self.said(stream).map(|said| said.id).inspect_err(|_| {
+            // Nobody would end it.
+            let mut graph = 0;
+            if self.api.capture_end(stream.0, &mut graph).ok().is_ok() {
+                let _ = self.api.graph_destroy(graph);
+            }
+        })
     }
 
     fn end(&self, stream: StreamId) -> DriverResult<()> {

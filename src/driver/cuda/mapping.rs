@@ -63,6 +63,7 @@ impl VirtualMemory for Cuda {
 
     fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         let mut address = 0;
         self.api.address_reserve(&mut address, size(size_bytes)?, 0, 0, 0).ok()?;
         Ok(address)
@@ -70,12 +71,17 @@ impl VirtualMemory for Cuda {
 
     fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.address_free(address, size(size_bytes)?).ok()
     }
 
     fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
         if exportable == Exportable::Fabric && self.has_fabric() {
-            return self.create_with(size_bytes, self.fabric_kinds());
+            match self.create_with(size_bytes, self.fabric_kinds()) {
+                // Allowed a moment ago, and no more.
+                Err(error) if error.kind == DriverErrorKind::NotSupported => {}
+                done => return done,
+            }
         }
         if exportable == Exportable::No {
             return self.create_with(size_bytes, 0);
@@ -90,6 +96,7 @@ impl VirtualMemory for Cuda {
 
     fn release(&self, piece: PhysicalId) -> DriverResult<()> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.piece_release(piece.0).ok()
     }
 
@@ -113,6 +120,7 @@ impl VirtualMemory for Cuda {
 
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.piece_unmap(address, size(size_bytes)?).ok()
     }
 

@@ -9,9 +9,10 @@
 //! An error of a kernel stays with the context: it is reported by whichever call meets it, with the
 //! kind `DeviceLost`, and every later call fails alike.
 //!
-//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`,
+//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`, `across`,
 //! `processes`, `gates`, `fabric`.
 
+mod across;
 mod api;
 #[cfg(feature = "cudarc")]
 mod cudarc;
@@ -37,6 +38,7 @@ use super::{
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
+use across::INVALID_HANDLE;
 use api::{Api, Status, api};
 #[cfg(feature = "cudarc")]
 pub use cudarc::{CudaVec, stream_of};
@@ -90,15 +92,22 @@ pub struct Cuda {
     gates: Mutex<Gates>,
     /// How often somebody said that there may be captures, and not that they are over.
     captures_expected: AtomicUsize,
+    /// Primary contexts of other devices, by the driver's numbers.
+    others: Mutex<Vec<(i32, u64)>>,
+    /// The stream on which events for streams of other contexts are recorded, once there was one.
+    bridge: Mutex<Option<u64>>,
 }
 
-/// What the device and its driver can do.
+/// What the device and its driver can do. A part that lacks a function of the library is none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Abilities {
     virtual_memory: bool,
     descriptors: bool,
     direct: bool,
     memory_pools: bool,
+    capture: bool,
+    ipc: bool,
+    peers: bool,
     /// The device can; whether the system lets it is found out when it is first asked for.
     fabric: bool,
 }
@@ -177,10 +186,13 @@ impl Cuda {
             api.device_attribute(&mut value, attribute, handle).ok().is_ok() && value != 0
         };
         let can = Abilities {
-            virtual_memory: has(attribute::VIRTUAL_MEMORY),
+            virtual_memory: has(attribute::VIRTUAL_MEMORY) && api.has_virtual_memory(),
             descriptors: has(attribute::DESCRIPTORS),
             direct: has(attribute::DIRECT),
-            memory_pools: has(attribute::MEMORY_POOLS),
+            memory_pools: has(attribute::MEMORY_POOLS) && api.has_pools(),
+            capture: api.has_captures(),
+            ipc: api.has_ipc(),
+            peers: api.has_peers(),
             fabric: has(attribute::FABRIC),
         };
         let mut context = 0;
@@ -202,10 +214,13 @@ impl Cuda {
             fabric: Mutex::default(),
             gates: Mutex::default(),
             captures_expected: AtomicUsize::new(0),
+            others: Mutex::default(),
+            bridge: Mutex::default(),
         };
         if can.virtual_memory {
             match cuda.ask_granularity() {
                 Ok(bytes) if bytes > 0 => cuda.granularity_bytes = bytes,
+                Err(error) if error.kind == DriverErrorKind::DeviceLost => return Err(error),
                 _ => cuda.can.virtual_memory = false,
             }
         }
@@ -320,6 +335,7 @@ impl Driver for Cuda {
 
     fn free(&self, address: u64, _size_bytes: u64) -> DriverResult<()> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.memory_free(address).ok()
     }
 
@@ -332,12 +348,16 @@ impl Driver for Cuda {
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        if !self.streams.lock().remove(&stream.0) {
+        // Held over the call: another stream may get the handle.
+        let mut streams = self.streams.lock();
+        if !streams.contains(&stream.0) {
             return Err(foreign("cuStreamDestroy_v2", "stream", stream.0));
         }
         let _entered = self.enter()?;
+        self.api.stream_destroy(stream.0).ok()?;
+        streams.remove(&stream.0);
         self.gates.lock().forget(stream.0);
-        self.api.stream_destroy(stream.0).ok()
+        Ok(())
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
@@ -361,7 +381,11 @@ impl Driver for Cuda {
 
     fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
         let _entered = self.enter()?;
-        self.api.event_record(event.0, stream.0).ok()
+        let status = self.api.event_record(event.0, stream.0);
+        if status.code() == Some(INVALID_HANDLE) && stream.0 > LAST_DEFAULT_STREAM {
+            return self.record_across(event, stream, status);
+        }
+        status.ok()
     }
 
     fn query_event(&self, event: EventId) -> DriverResult<bool> {
@@ -417,15 +441,15 @@ impl Driver for Cuda {
     }
 
     fn ipc(&self) -> Option<&dyn Ipc> {
-        Some(self)
+        self.can.ipc.then_some(self as &dyn Ipc)
     }
 
     fn peers(&self) -> Option<&dyn Peers> {
-        matches!(Self::count(), Ok(2..)).then_some(self as &dyn Peers)
+        (self.can.peers && matches!(Self::count(), Ok(2..))).then_some(self as &dyn Peers)
     }
 
     fn capture(&self) -> Option<&dyn Capture> {
-        Some(self)
+        self.can.capture.then_some(self as &dyn Capture)
     }
 
     /// Loads the management library at the first call, which takes tens of milliseconds.
@@ -440,8 +464,15 @@ impl Drop for Cuda {
         let pools = std::mem::take(&mut *self.own_pools.lock());
         if let Ok(_entered) = self.enter() {
             // A driver that fails now keeps what it has; there is nobody to tell.
-            streams.iter().for_each(|stream| drop(self.api.stream_destroy(*stream).ok()));
+            let bridge = self.bridge.lock().take();
+            streams
+                .iter()
+                .chain(&bridge)
+                .for_each(|stream| drop(self.api.stream_destroy(*stream).ok()));
             pools.iter().for_each(|pool| drop(self.api.pool_destroy(*pool).ok()));
+        }
+        for (device, _) in std::mem::take(&mut *self.others.lock()) {
+            let _ = self.api.context_release(device);
         }
         let _ = self.api.context_release(self.device);
     }

@@ -31,42 +31,17 @@ impl Ipc for Cuda {
     }
 }
 
-/// The primary context of another device, held for a moment.
-struct Held<'a> {
-    cuda: &'a Cuda,
-    device: i32,
-    context: u64,
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        // It was retained a moment ago.
-        let _ = self.cuda.api.context_release(self.device);
-    }
-}
-
-impl Cuda {
-    fn hold(&self, other: DeviceId) -> DriverResult<Held<'_>> {
-        let (mut device, mut context) = (0, 0);
-        let ordinal = i32::try_from(other.0).unwrap_or(i32::MAX);
-        self.api.device_get(&mut device, ordinal).ok()?;
-        self.api.context_retain(&mut context, device).ok()?;
-        Ok(Held { cuda: self, device, context })
-    }
-}
-
 impl Peers for Cuda {
     fn can_access(&self, other: DeviceId) -> DriverResult<bool> {
-        let held = self.hold(other)?;
+        let other = self.number_of(other)?;
         let mut can = 0;
-        self.api.peer_possible(&mut can, held.device, self.device).ok()?;
+        self.api.peer_possible(&mut can, other, self.device).ok()?;
         Ok(can != 0)
     }
 
     fn enable_access(&self, other: DeviceId) -> DriverResult<()> {
-        let held = self.hold(other)?;
         // The one who reaches out enables it, in its own context.
-        let _entered = self.enter_context(held.context)?;
+        let _entered = self.enter_context(self.context_of(other)?)?;
         let enabled = self.api.peer_enable(self.context, 0);
         if enabled.code() == Some(ENABLED_ALREADY) {
             return Ok(());
@@ -81,9 +56,9 @@ impl Peers for Cuda {
         size_bytes: u64,
         stream: StreamId,
     ) -> DriverResult<()> {
-        let (there, here) = (self.hold(to.0)?, self.hold(from.0)?);
+        let (there, here) = (self.context_of(to.0)?, self.context_of(from.0)?);
         let _entered = self.enter()?;
         let bytes = size(size_bytes)?;
-        self.api.copy_peer(to.1, there.context, from.1, here.context, bytes, stream.0).ok()
+        self.api.copy_peer(to.1, there, from.1, here, bytes, stream.0).ok()
     }
 }

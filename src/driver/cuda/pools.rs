@@ -67,14 +67,18 @@ impl MemoryPools for Cuda {
     }
 
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
-        if !self.own_pools.lock().remove(&pool.0) {
+        // Both are held over the call: another pool may get the handle.
+        let mut own = self.own_pools.lock();
+        if !own.contains(&pool.0) {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
         }
-        // Another pool may get the handle.
-        KEEPERS.lock().remove(&pool);
+        let mut keepers = KEEPERS.lock();
         let _entered = self.enter()?;
         let _relaxed = self.relax();
-        self.api.pool_destroy(pool.0).ok()
+        self.api.pool_destroy(pool.0).ok()?;
+        own.remove(&pool.0);
+        keepers.remove(&pool);
+        Ok(())
     }
 
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
@@ -113,8 +117,7 @@ impl MemoryPools for Cuda {
     }
 
     fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
-        let mut device = 0;
-        self.api.device_get(&mut device, i32::try_from(other.0).unwrap_or(i32::MAX)).ok()?;
+        let device = self.number_of(other)?;
         let who = AccessDescription { location: Location::device(device), flags: 3 };
         self.api.pool_open(pool.0, &who, 1).ok()
     }
@@ -155,7 +158,11 @@ impl MemoryPools for Cuda {
         Ok(())
     }
 
+    /// Nothing where the driver does not count it: older ones have no memory of graphs.
     fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
+        if self.api.graph_memory_get.is_none() {
+            return Ok(DriverPoolUsage::default());
+        }
         let get = |what| {
             let mut value = 0;
             self.api.graph_memory_get(self.device, what, &mut value).ok().map(|()| value)
@@ -169,6 +176,9 @@ impl MemoryPools for Cuda {
     }
 
     fn reset_graph_high_marks(&self) -> DriverResult<()> {
+        if self.api.graph_memory_set.is_none() {
+            return Ok(());
+        }
         for mark in [graph::USED_HIGH, graph::RESERVED_HIGH] {
             self.api.graph_memory_set(self.device, mark, &mut 0).ok()?;
         }
@@ -176,7 +186,11 @@ impl MemoryPools for Cuda {
     }
 
     fn trim_graphs(&self) -> DriverResult<()> {
+        if self.api.graph_memory_trim.is_none() {
+            return Ok(());
+        }
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.graph_memory_trim(self.device).ok()
     }
 }

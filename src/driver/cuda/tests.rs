@@ -35,5 +35,7 @@ pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
         fabric: Default::default(),
         gates: Default::default(),
         captures_expected: 0.into(),
+        others: Default::default(),
+        bridge: Default::default(),
     }
 }

@@ -3,10 +3,14 @@
 
 use std::cell::{Cell, RefCell};
 
-use crate::driver::cuda::api::Api;
+use crate::driver::cuda::api::{Api, PoolProperties, kind_of};
 use crate::driver::cuda::tests::device_over;
 use crate::driver::cuda::{Abilities, Cuda, INVALID_CONTEXT};
-use crate::driver::{Capture, Driver, DriverPoolId, MemoryPools};
+use crate::driver::{
+    Capture, CaptureStatus, Driver, DriverPoolId, DriverPoolUsage, MemoryPools, PhysicalId,
+    VirtualMemory,
+};
+use crate::error::DriverErrorKind;
 use crate::ids::{EventId, StreamId};
 
 /// The context of the device; see `device_over`.
@@ -82,6 +86,50 @@ extern "C" fn synchronize(_: u64) -> u32 {
 }
 
 thread_local! {
+    /// What destroying answers.
+    static DESTROYED: Cell<u32> = const { Cell::new(0) };
+}
+
+extern "C" fn create_pool(pool: &mut u64, _: &PoolProperties) -> u32 {
+    *pool = 0x9003;
+    0
+}
+
+extern "C" fn destroy_pool(_: u64) -> u32 {
+    DESTROYED.get()
+}
+
+extern "C" fn create_stream(stream: &mut u64, _: u32) -> u32 {
+    *stream = 0x5001;
+    0
+}
+
+extern "C" fn destroy_stream(_: u64) -> u32 {
+    DESTROYED.get()
+}
+
+extern "C" fn free_plain(_: u64) -> u32 {
+    in_context("free")
+}
+
+extern "C" fn reserve(address: &mut u64, _: usize, _: usize, _: u64, _: u64) -> u32 {
+    *address = 0x2000;
+    in_context("reserve")
+}
+
+extern "C" fn give_range(_: u64, _: usize) -> u32 {
+    in_context("give range")
+}
+
+extern "C" fn release_piece(_: u64) -> u32 {
+    in_context("release")
+}
+
+extern "C" fn trim_graphs(_: i32) -> u32 {
+    in_context("trim")
+}
+
+thread_local! {
     static THRESHOLD: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -110,6 +158,16 @@ fn cuda() -> Cuda {
     api.pool_free = Some(free);
     api.pool_get = Some(get);
     api.pool_set = Some(set);
+    api.pool_create = Some(create_pool);
+    api.pool_destroy = Some(destroy_pool);
+    api.memory_free = Some(free_plain);
+    api.address_reserve = Some(reserve);
+    api.address_free = Some(give_range);
+    api.piece_release = Some(release_piece);
+    api.piece_unmap = Some(give_range);
+    api.graph_memory_trim = Some(trim_graphs);
+    api.stream_create = Some(create_stream);
+    api.stream_destroy = Some(destroy_stream);
     api.event_query = Some(query);
     api.event_synchronize = Some(synchronize);
     device_over(api, Abilities { memory_pools: true, ..Abilities::default() })
@@ -201,4 +259,60 @@ fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
     first.keep_memory(pool, true).unwrap();
     first.keep_memory(pool, false).unwrap();
     assert!(first.keep_memory(pool, false).is_err());
+}
+
+/// Under want of memory a request gives memory back while another thread may capture, whoever told of it.
+#[test]
+fn giving_memory_back_breaks_no_capture_of_another_thread() {
+    let cuda = cuda();
+    cuda.free(0x1000, 512).unwrap();
+    cuda.reserve(4096).unwrap();
+    cuda.unmap(0x2000, 4096).unwrap();
+    cuda.release(PhysicalId(1)).unwrap();
+    cuda.unreserve(0x2000, 4096).unwrap();
+    cuda.trim_graphs().unwrap();
+    let calls: Vec<_> = seen().into_iter().filter(|(what, ..)| *what != "current").collect();
+    assert_eq!(calls.len(), 6);
+    assert!(calls.iter().all(|(_, _, mode)| *mode == RELAXED), "{calls:?}");
+    assert_eq!(MODE.get(), GLOBAL);
+}
+
+#[test]
+fn what_the_driver_did_not_destroy_can_be_destroyed_later() {
+    let cuda = cuda();
+    let (pool, stream) = (cuda.create_pool().unwrap(), cuda.create_stream().unwrap());
+    cuda.keep_memory(pool, true).unwrap();
+    DESTROYED.set(1);
+    assert_eq!(cuda.destroy_pool(pool).unwrap_err().code, 1);
+    assert_eq!(cuda.destroy_stream(stream).unwrap_err().code, 1);
+    cuda.keep_memory(pool, false).expect("its user is still known");
+    DESTROYED.set(0);
+    cuda.destroy_pool(pool).unwrap();
+    cuda.destroy_stream(stream).unwrap();
+    assert_eq!(cuda.destroy_pool(pool).unwrap_err().code, 0, "not made here, any more");
+    assert_eq!(cuda.destroy_stream(stream).unwrap_err().code, 0);
+}
+
+#[test]
+fn an_older_driver_has_less_and_breaks_nothing() {
+    let api = Api::none();
+    assert!(!api.has_virtual_memory() && !api.has_pools() && !api.has_captures());
+    assert!(!api.has_ipc() && !api.has_peers());
+    let cuda = device_over(api, Abilities { memory_pools: true, ..Abilities::default() });
+    assert!(cuda.capture().is_none() && cuda.ipc().is_none() && cuda.peers().is_none());
+    assert_eq!(cuda.graph_usage(), Ok(DriverPoolUsage::default()));
+    cuda.reset_graph_high_marks().unwrap();
+    cuda.trim_graphs().unwrap();
+    assert_eq!(cuda.status_of(StreamId(0x5000)), Ok(CaptureStatus::None));
+    let absent = cuda.allocate_async(POOL, 512, StreamId(0x5000)).unwrap_err();
+    assert_eq!((absent.kind, absent.code), (DriverErrorKind::NotSupported, 0));
+}
+
+#[test]
+fn codes_that_no_list_knows_are_errors_like_others() {
+    assert_eq!(kind_of(123_456), DriverErrorKind::Other);
+    assert_eq!(kind_of(INVALID_CONTEXT), DriverErrorKind::Other, "says nothing about a stream");
+    for lost in [220, 226, 700, 709, 719, 999] {
+        assert_eq!(kind_of(lost), DriverErrorKind::DeviceLost, "{lost}");
+    }
 }

@@ -1,0 +1,102 @@
+//! What reaches over to other contexts: streams of other devices, and primary contexts that are held for
+//! them.
+//!
+//! An event can be recorded only on a stream of its own context. For a stream of another context, of this
+//! device or another, an event over there is recorded; a stream of ours waits for that one, and the event
+//! that was asked for is recorded behind. So blocks of this device may be announced to streams of others.
+//!
+//! Source: CUDA driver API, `cuEventRecord` (event and stream of one context) and `cuStreamWaitEvent`, which
+//! takes events of any.
+
+use super::api::Status;
+use super::{Cuda, NO_TIMING, NON_BLOCKING};
+use crate::driver::{CaptureStatus, DriverResult};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::{DeviceId, EventId, StreamId};
+
+/// `CUDA_ERROR_INVALID_HANDLE`.
+pub(super) const INVALID_HANDLE: u32 = 400;
+
+impl Cuda {
+    /// Records `event` behind what was submitted to `stream` so far, which `refused` it: if it is one of
+    /// another context. Of any other the refusal stands.
+    #[cold]
+    pub(super) fn record_across(
+        &self,
+        event: EventId,
+        stream: StreamId,
+        refused: Status,
+    ) -> DriverResult<()> {
+        let mut theirs = 0;
+        let told = self.api.stream_context(stream.0, &mut theirs).ok();
+        if told.is_err() || theirs == 0 || theirs == self.context {
+            return refused.ok();
+        }
+        let mut between = 0;
+        {
+            let _entered = self.enter_context(theirs)?;
+            self.api.event_create(&mut between, NO_TIMING).ok()?;
+        }
+        let recorded = self.record_behind(event, between, theirs, stream);
+        // The driver keeps it until what waits for it has gone on.
+        let destroyed = self.api.event_destroy(between).ok();
+        recorded.and(destroyed)
+    }
+
+    fn record_behind(
+        &self,
+        event: EventId,
+        between: u64,
+        theirs: u64,
+        stream: StreamId,
+    ) -> DriverResult<()> {
+        {
+            let _entered = self.enter_context(theirs)?;
+            self.api.event_record(between, stream.0).ok()?;
+            // Who waits for an event inside a capture becomes part of it.
+            if self.status_of(stream)? != CaptureStatus::None {
+                let message = format!("stream {stream} is being captured");
+                let kind = DriverErrorKind::CaptureActive;
+                return Err(DriverError::new(kind, "cuEventRecord", 0, message));
+            }
+        }
+        let _entered = self.enter()?;
+        // Held over both calls: what others make it wait for in between would be waited for, too.
+        let mut bridge = self.bridge.lock();
+        let ours = match *bridge {
+            Some(ours) => ours,
+            None => {
+                let mut made = 0;
+                self.api.stream_create(&mut made, NON_BLOCKING).ok()?;
+                *bridge.insert(made)
+            }
+        };
+        self.api.stream_wait(ours, between, 0).ok()?;
+        self.api.event_record(event.0, ours).ok()
+    }
+
+    /// The driver's number of a device.
+    pub(super) fn number_of(&self, other: DeviceId) -> DriverResult<i32> {
+        let mut device = 0;
+        let ordinal = i32::try_from(other.0).unwrap_or(i32::MAX);
+        self.api.device_get(&mut device, ordinal).ok()?;
+        Ok(device)
+    }
+
+    /// The primary context of another device, which is held from then on: what is opened to it would go with
+    /// it where nobody else holds it.
+    pub(super) fn context_of(&self, other: DeviceId) -> DriverResult<u64> {
+        let device = self.number_of(other)?;
+        let mut held = self.others.lock();
+        if let Some((_, context)) = held.iter().find(|(known, _)| *known == device) {
+            return Ok(*context);
+        }
+        let mut context = 0;
+        self.api.context_retain(&mut context, device).ok()?;
+        held.push((device, context));
+        Ok(context)
+    }
+}
+
+#[cfg(test)]
+mod tests;

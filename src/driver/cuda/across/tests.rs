@@ -1,0 +1,217 @@
+//! Streams of other contexts, and other devices, on a library of our own. A stream's and an event's context
+//! is their number without its last three digits.
+
+use std::cell::{Cell, RefCell};
+
+use super::*;
+use crate::driver::cuda::Abilities;
+use crate::driver::cuda::api::Api;
+use crate::driver::cuda::tests::device_over;
+use crate::driver::{Driver, Peers};
+
+/// The context of the device; see `device_over`.
+const OURS: u64 = 0;
+const THEIRS: u64 = 0x7000;
+const FOREIGN: StreamId = StreamId(THEIRS + 0x111);
+const GONE: StreamId = StreamId(0x999);
+
+thread_local! {
+    static CURRENT: Cell<u64> = const { Cell::new(OURS) };
+    static CALLS: RefCell<Vec<(&'static str, u64, u64)>> = const { RefCell::new(Vec::new()) };
+    static EVENTS: Cell<u64> = const { Cell::new(0) };
+    /// 1: the foreign stream is captured.
+    static CAPTURED: Cell<u32> = const { Cell::new(0) };
+    /// How often each device's context is held.
+    static HELD: Cell<[i32; 3]> = const { Cell::new([0; 3]) };
+}
+
+const fn context_of(handle: u64) -> u64 {
+    handle & !0xfff
+}
+
+fn called(what: &'static str, a: u64, b: u64) {
+    CALLS.with_borrow_mut(|calls| calls.push((what, a, b)));
+}
+
+extern "C" fn current(context: &mut u64) -> u32 {
+    *context = CURRENT.get();
+    0
+}
+
+extern "C" fn push(context: u64) -> u32 {
+    CURRENT.set(context);
+    0
+}
+
+extern "C" fn pop(_: &mut u64) -> u32 {
+    CURRENT.set(OURS);
+    0
+}
+
+extern "C" fn stream_create(stream: &mut u64, _: u32) -> u32 {
+    *stream = CURRENT.get() + 0x222;
+    called("create stream", *stream, 0);
+    0
+}
+
+extern "C" fn stream_destroy(stream: u64) -> u32 {
+    called("destroy stream", stream, 0);
+    0
+}
+
+extern "C" fn stream_context(stream: u64, context: &mut u64) -> u32 {
+    *context = context_of(stream);
+    if stream == GONE.0 { INVALID_HANDLE } else { 0 }
+}
+
+extern "C" fn create(event: &mut u64, _: u32) -> u32 {
+    EVENTS.set(EVENTS.get() + 1);
+    *event = CURRENT.get() + EVENTS.get();
+    0
+}
+
+extern "C" fn destroy(event: u64) -> u32 {
+    called("destroy event", event, 0);
+    0
+}
+
+extern "C" fn record(event: u64, stream: u64) -> u32 {
+    let fits = context_of(event) == context_of(stream) && CURRENT.get() == context_of(event);
+    if stream == GONE.0 || !fits {
+        return INVALID_HANDLE;
+    }
+    called("record", event, stream);
+    0
+}
+
+extern "C" fn wait(stream: u64, event: u64, _: u32) -> u32 {
+    called("wait", stream, event);
+    0
+}
+
+extern "C" fn status(_: u64, status: &mut u32, id: &mut u64) -> u32 {
+    (*status, *id) = (CAPTURED.get(), 5);
+    0
+}
+
+extern "C" fn device(number: &mut i32, ordinal: i32) -> u32 {
+    *number = ordinal;
+    u32::from(!(0..3).contains(&ordinal))
+}
+
+fn hold(device: i32, by: i32) {
+    let mut held = HELD.get();
+    held[usize::try_from(device).unwrap()] += by;
+    HELD.set(held);
+}
+
+extern "C" fn retain(context: &mut u64, device: i32) -> u32 {
+    hold(device, 1);
+    *context = THEIRS * u64::try_from(device).unwrap();
+    0
+}
+
+extern "C" fn release(device: i32) -> u32 {
+    hold(device, -1);
+    0
+}
+
+extern "C" fn possible(can: &mut i32, _: i32, _: i32) -> u32 {
+    *can = 1;
+    0
+}
+
+extern "C" fn enable(context: u64, _: u32) -> u32 {
+    called("enable", CURRENT.get(), context);
+    0
+}
+
+fn cuda() -> Cuda {
+    let mut api = Api::none();
+    api.context_current = Some(current);
+    api.context_push = Some(push);
+    api.context_pop = Some(pop);
+    api.context_retain = Some(retain);
+    api.context_release = Some(release);
+    api.stream_create = Some(stream_create);
+    api.stream_destroy = Some(stream_destroy);
+    api.stream_context = Some(stream_context);
+    api.stream_wait = Some(wait);
+    api.event_create = Some(create);
+    api.event_destroy = Some(destroy);
+    api.event_record = Some(record);
+    api.capture_info_1 = Some(status);
+    api.device_get = Some(device);
+    api.peer_possible = Some(possible);
+    api.peer_enable = Some(enable);
+    device_over(api, Abilities::default())
+}
+
+fn calls() -> Vec<(&'static str, u64, u64)> {
+    CALLS.with_borrow_mut(std::mem::take)
+}
+
+#[test]
+fn an_event_comes_after_the_work_of_a_stream_of_another_context() {
+    let cuda = cuda();
+    let event = cuda.create_event().unwrap();
+    for _ in 0..2 {
+        cuda.record_event(event, FOREIGN).unwrap();
+        assert_eq!(CURRENT.get(), OURS, "what was current is current again");
+    }
+    let (first, second, ours) = (THEIRS + 2, THEIRS + 3, 0x222);
+    let expected = [
+        ("record", first, FOREIGN.0),
+        ("create stream", ours, 0),
+        ("wait", ours, first),
+        ("record", event.0, ours),
+        ("destroy event", first, 0),
+        ("record", second, FOREIGN.0),
+        ("wait", ours, second),
+        ("record", event.0, ours),
+        ("destroy event", second, 0),
+    ];
+    assert_eq!(calls(), expected);
+    drop(cuda);
+    assert_eq!(calls(), [("destroy stream", ours, 0)]);
+}
+
+#[test]
+fn a_captured_stream_of_another_context_draws_nothing_of_ours_in() {
+    let cuda = cuda();
+    let event = cuda.create_event().unwrap();
+    CAPTURED.set(1);
+    let refused = cuda.record_event(event, FOREIGN).unwrap_err();
+    assert_eq!(refused.kind, DriverErrorKind::CaptureActive);
+    assert_eq!(calls(), [("record", THEIRS + 2, FOREIGN.0), ("destroy event", THEIRS + 2, 0)]);
+}
+
+#[test]
+fn a_stream_that_is_gone_stays_refused() {
+    let cuda = cuda();
+    let event = cuda.create_event().unwrap();
+    for stream in [GONE, StreamId(0x998)] {
+        // The second is of our context: what the driver has against it is another thing.
+        let event = if stream == GONE { event } else { EventId(THEIRS + 9) };
+        let refused = cuda.record_event(event, stream).unwrap_err();
+        assert_eq!((refused.kind, refused.code), (DriverErrorKind::InvalidValue, 400));
+    }
+    assert_eq!(calls(), []);
+}
+
+/// What is opened to a context goes with it.
+#[test]
+fn the_context_that_was_let_in_is_held_until_the_device_is_dropped() {
+    let cuda = cuda();
+    assert!(cuda.can_access(DeviceId(1)).unwrap());
+    assert_eq!(HELD.get(), [0; 3], "to ask needs no context");
+    for _ in 0..2 {
+        cuda.enable_access(DeviceId(1)).unwrap();
+        assert_eq!(HELD.get(), [0, 1, 0]);
+    }
+    assert_eq!(calls(), [("enable", THEIRS, OURS); 2]);
+    assert!(cuda.enable_access(DeviceId(3)).is_err(), "there is none");
+    drop(cuda);
+    // Its own context was not retained here.
+    assert_eq!(HELD.get(), [-1, 0, 0]);
+}
