@@ -180,7 +180,8 @@ fn statistics(handle: u64) -> String {
 
 #[test]
 fn rare_events_of_a_strategy_are_among_the_counters() {
-    for conf in ["backend:cudaMallocAsync", "backend:cudaMallocAsync,layers:[track,statistics]"] {
+    for layers in ["", ",layers:[track,statistics]", ",layers:[limit:1GiB,front]"] {
+        let conf = &format!("backend:cudaMallocAsync{layers}");
         let handle = create(conf, "sim").unwrap();
         let block = allocate(handle, 1 << 20, 0).unwrap();
         assert_eq!(stratalloc_record_stream(handle, block, null_mut()), Status::Ok);
