@@ -56,6 +56,10 @@ extern "C" {
 // memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got
 // them: the child of a fork makes its own.
 //
+// What is legal in a configuration and probably not meant (a key that stands twice, variables of the
+// environment that differ) is said on the standard error stream, each text once in a process: here, by
+// `stratalloc_set_conf`, by `stratalloc_switch` and by PyTorch's functions.
+//
 // # Safety
 //
 // `conf` and `device` end with a zero byte if they are not null; `handle` may be written.
@@ -88,7 +92,10 @@ stratalloc_status stratalloc_allocate(uint64_t handle,
                                       void **pointer);
 
 // Takes the block that starts at `pointer` back; null is ignored. Work on the block's own stream may
-// still be running; work on other streams must have been announced. Never waits.
+// still be running; work on other streams must have been announced. Waits for no running work, but for
+// these: when an announced stream (with `backend:cudaMallocAsync` the block's own too) was destroyed, the
+// device is waited for; the last block of an allocator that was switched away from ends it, and its memory
+// goes back; the layer `guard` looks at the block's bytes first; functions of users do as they like.
 stratalloc_status stratalloc_free(uint64_t handle,
                                   void *pointer);
 
@@ -123,7 +130,12 @@ stratalloc_status stratalloc_set_conf(uint64_t handle, const char *conf);
 stratalloc_status stratalloc_switch(uint64_t handle,
                                     const char *conf);
 
-// Writes the counters as one flat JSON object with the keys of `torch.cuda.memory_stats()`. `needed`,
+// Writes the counters as one flat JSON object of whole numbers: the keys of
+// `torch.cuda.memory_stats()`, and behind them counters that only this strategy has. Those of
+// `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
+// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
+// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
+// `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed). `needed`,
 // if not null, is set to the bytes that all of it takes, with the zero at its end; a `size` of 0 only
 // asks for that.
 //
@@ -198,7 +210,7 @@ void stratalloc_torch_free(void *pointer, size_t size, int device, void *stream)
 // `set_init_fn`: reads the environment, so that a string that cannot be used is said at once.
 void stratalloc_torch_init(int device_count);
 
-// `set_reset_fn`: empties the caches of all devices.
+// `set_reset_fn`: empties the caches of all devices. Waits for them.
 void stratalloc_torch_reset(void);
 
 // `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
@@ -235,6 +247,28 @@ void stratalloc_torch_release_pool(int device,
 //
 // `handle` may be written.
 stratalloc_status stratalloc_torch_handle(int device, uint64_t *handle);
+
+// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns how it ended: also
+// after a failure all the others are emptied, and the last one counts. Waits for the devices.
+stratalloc_status stratalloc_torch_empty_cache(void);
+
+// Writes the counters of the allocator that PyTorch has on a device, in the manner of
+// `stratalloc_statistics_json`. Opens no device: one that nobody has used has zeros.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_statistics_json(int device,
+                                                   char *buffer,
+                                                   size_t size,
+                                                   size_t *needed);
+
+// Writes the same counters as a table for people, in the manner of `stratalloc_summary`.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_summary(int device, char *buffer, size_t size, size_t *needed);
 
 #ifdef __cplusplus
 }  // extern "C"

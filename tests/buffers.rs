@@ -179,6 +179,22 @@ fn foreign_memory_is_kept_and_never_freed() {
     handle.free(block).unwrap();
 }
 
+/// CUDA has one address space for all memory; the device that stands in for it knows what is its own.
+#[cfg(target_os = "linux")]
+#[test]
+fn adopted_memory_of_the_program_is_refused_at_each_access() {
+    let machine = HostMachine::new(64 * MIB);
+    let handle = handle(&machine, CONFS[0]);
+    let values = vec![7u8; 4096];
+    let address = values.as_ptr().addr() as u64;
+    let mut vec = DeviceVec::<u8>::adopt(&handle, address, 4096, ON, Box::new(())).unwrap();
+    assert!(vec.view_mut().fill_zero().is_err());
+    assert!(vec.view_mut().copy_from_host(&[0; 4096]).is_err());
+    assert!(vec.to_vec().is_err());
+    handle.driver().synchronize_device().unwrap();
+    assert_eq!(values, [7; 4096]);
+}
+
 #[test]
 fn buffers_keep_their_allocator_alive() {
     let machine = SimMachine::new(64 * MIB);

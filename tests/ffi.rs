@@ -3,6 +3,10 @@
 
 #![expect(unsafe_code, reason = "the interface takes pointers")]
 
+#[path = "ffi/alone.rs"]
+mod alone;
+#[path = "ffi/panics.rs"]
+mod panics;
 #[path = "ffi/programs.rs"]
 mod programs;
 #[path = "ffi/wild.rs"]
@@ -15,7 +19,7 @@ use stratalloc::ffi::{
     Pool, Status, stratalloc_allocate, stratalloc_check_conf, stratalloc_create,
     stratalloc_destroy, stratalloc_free, stratalloc_last_error, stratalloc_pool_create,
     stratalloc_pool_release, stratalloc_pool_scope_close, stratalloc_pool_scope_open_thread,
-    stratalloc_switch,
+    stratalloc_record_stream, stratalloc_statistics_json, stratalloc_switch,
 };
 
 fn create(conf: &str, device: &str) -> Result<u64, Status> {
@@ -160,5 +164,39 @@ fn the_last_user_of_a_pool_whose_allocator_was_switched_away_from_is_released() 
     assert_eq!(switched, Status::Ok, "{}", last_error());
     assert_eq!(stratalloc_pool_release(handle, pool), Status::Ok, "{}", last_error());
     assert_eq!(stratalloc_pool_release(handle, pool), Status::BadPool, "it has gone");
+    assert_eq!(stratalloc_destroy(handle), Status::Ok);
+}
+
+/// The counters of an allocator, as text.
+fn statistics(handle: u64) -> String {
+    let (mut bytes, mut needed) = (vec![0u8; 1 << 14], 0);
+    let start = bytes.as_mut_ptr().cast();
+    // SAFETY: the buffer is as large as it is said to be, and the number is ours.
+    let status = unsafe { stratalloc_statistics_json(handle, start, bytes.len(), &raw mut needed) };
+    assert_eq!(status, Status::Ok);
+    bytes.truncate(needed - 1);
+    String::from_utf8(bytes).expect("it writes UTF-8")
+}
+
+#[test]
+fn rare_events_of_a_strategy_are_among_the_counters() {
+    for layers in ["", ",layers:[track,statistics]", ",layers:[limit:1GiB,front]"] {
+        let conf = &format!("backend:cudaMallocAsync{layers}");
+        let handle = create(conf, "sim").unwrap();
+        let block = allocate(handle, 1 << 20, 0).unwrap();
+        assert_eq!(stratalloc_record_stream(handle, block, null_mut()), Status::Ok);
+        let told = statistics(handle);
+        assert!(told.contains("\"malloc_async.own_stream_recorded\":1"), "{conf}: {told}");
+        assert!(told.contains("\"malloc_async.deferred_frees\":0"), "{conf}: {told}");
+        assert_eq!(stratalloc_free(handle, block), Status::Ok);
+        // SAFETY: the text ends with a zero.
+        let switched = unsafe { stratalloc_switch(handle, c"backend:native".as_ptr()) };
+        assert_eq!(switched, Status::Ok, "{}", last_error());
+        let told = statistics(handle);
+        assert!(told.contains("\"malloc_async.own_stream_recorded\":1"), "it has gone: {told}");
+        assert_eq!(stratalloc_destroy(handle), Status::Ok);
+    }
+    let handle = create("backend:native", "sim").unwrap();
+    assert!(!statistics(handle).contains("malloc_async"));
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
 }

@@ -282,6 +282,8 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
     bed.allocator.record_stream(&block, b).unwrap();
     bed.allocator.record_stream(&block, a).unwrap();
     assert_eq!(bed.allocator.notes().own_stream_recorded, 1);
+    bed.allocator.reset_accumulated();
+    assert_eq!(bed.allocator.notes().own_stream_recorded, 0);
     bed.give(block);
     // Neither stream's order says that b has finished.
     for stream in [a, b] {

@@ -60,7 +60,8 @@ class Allocator:
         self._call("switch", encoded(conf, "conf"))
 
     def memory_stats(self):
-        """Every counter, with the keys of ``torch.cuda.memory_stats()``."""
+        """Every counter, with the keys of ``torch.cuda.memory_stats()`` and, behind them, those of the
+        strategy's own counters: ``malloc_async.deferred_frees`` and so on."""
         return json.loads(self._library.text("statistics_json", self._handle))
 
     def memory_summary(self):

@@ -44,7 +44,10 @@ _CALLS = {
     "stratalloc_pool_scope_open_thread": [c_uint64, Pool],
     "stratalloc_pool_scope_open_stream": [c_uint64, Pool, c_void_p],
     "stratalloc_pool_scope_close": [c_uint64, Pool],
+    "stratalloc_torch_empty_cache": [],
     "stratalloc_torch_handle": [c_int, POINTER(c_uint64)],
+    "stratalloc_torch_statistics_json": [c_int, c_char_p, c_size_t, POINTER(c_size_t)],
+    "stratalloc_torch_summary": [c_int, c_char_p, c_size_t, POINTER(c_size_t)],
 }
 
 _lock = threading.Lock()
@@ -146,16 +149,16 @@ class Library:
         if status != 0:
             raise Error(status, self.last_error())
 
-    def text(self, name, handle):
-        """The text that a call writes."""
+    def text(self, name, of):
+        """The text that a call writes about a handle or a device."""
         needed = c_size_t()
-        self.call(name, handle, None, 0, ctypes.byref(needed))
+        self.call(name, of, None, 0, ctypes.byref(needed))
         while True:
             # Counters grow between two calls, and with them the text.
             size = needed.value + 256
             buffer = ctypes.create_string_buffer(size)
             try:
-                self.call(name, handle, buffer, size, ctypes.byref(needed))
+                self.call(name, of, buffer, size, ctypes.byref(needed))
             except Error:
                 if needed.value <= size:
                     raise

@@ -93,43 +93,58 @@ def _put_back(before):
         os.environ[_CONF] = before
 
 
-def memory_stats(device=0):
+def memory_stats(device=None):
     """Every counter of PyTorch's memory on ``device``, with the keys of
-    ``torch.cuda.memory_stats()``."""
-    return json.loads(load().text("statistics_json", _handle(device)))
+    ``torch.cuda.memory_stats()`` and, behind them, those of the strategy's own counters. Does not open
+    a device: one that nothing has used yet has zeros."""
+    return json.loads(load().text("torch_statistics_json", _ordinal(device)))
 
 
-def memory_summary(device=0):
-    """The counters of ``device`` as a table."""
-    return load().text("summary", _handle(device))
+def memory_summary(device=None):
+    """The counters of ``device`` as a table. Does not open a device either."""
+    return load().text("torch_summary", _ordinal(device))
 
 
 def empty_cache():
-    """Gives everything that is idle on any device back. Does nothing before ``install``."""
+    """Gives everything that is idle on any device back. Does nothing before ``install``. If a device
+    fails, the others are emptied all the same, and then it raises :class:`stratalloc.Error`."""
     if _installed is not None:
-        load().dll.stratalloc_torch_reset()
+        load().call("torch_empty_cache")
 
 
-def set_conf(conf, device=0):
+def set_conf(conf, device=None):
     """Puts a further configuration string in force on ``device``, on top of those before. One that
     changes the backend, the layers or another key that is read only when an allocator is built
-    switches, as ``switch`` does."""
-    load().call("set_conf", _handle(device), encoded(conf, "conf"))
+    switches, as ``switch`` does. Opens the device if nothing has used it yet."""
+    conf = encoded(conf, "conf")
+    load().call("set_conf", _handle(device), conf)
 
 
-def switch(conf, device=0):
+def switch(conf, device=None):
     """Puts the allocator that a complete configuration string names under PyTorch on ``device``.
-    Tensors from before stay valid; if it fails, everything is as it was."""
-    load().call("switch", _handle(device), encoded(conf, "conf"))
+    Tensors from before stay valid; if it fails, everything is as it was. Opens the device if nothing
+    has used it yet."""
+    conf = encoded(conf, "conf")
+    load().call("switch", _handle(device), conf)
 
 
-def _handle(device):
-    """The allocator that PyTorch has on a device."""
+def _ordinal(device):
+    """The number of a device: of ``torch.device``, of a whole number, and of ``None``, which is PyTorch's
+    current device, or 0 as long as CUDA has not started: to ask would start it."""
     if _installed is None:
         raise LibraryError("the library is not installed under PyTorch; call install() first")
     torch = sys.modules["torch"]
     if isinstance(device, torch.device):
-        device = device.index or 0
+        if device.type != "cuda":
+            raise ValueError(f"device: expected one of CUDA, got {device}")
+        device = device.index
+    if device is None:
+        return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    return number(device, "device", 2**31 - 1)
+
+
+def _handle(device):
+    """The allocator that PyTorch has on a device, made if there is none yet."""
     handle = ctypes.c_uint64()
-    load().call("torch_handle", number(device, "device", 2**31 - 1), ctypes.byref(handle))
+    load().call("torch_handle", _ordinal(device), ctypes.byref(handle))
     return handle.value

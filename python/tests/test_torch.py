@@ -4,10 +4,13 @@ Each test runs in a process of its own, because PyTorch takes an allocator once.
 """
 
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import unittest
 
+ROOT = pathlib.Path(__file__).parents[2]
 STAND_IN = """
 import ctypes, sys, types
 
@@ -29,10 +32,15 @@ class Pluggable:
     def allocator(self): return self._allocator
 
 class Device:
-    def __init__(self, index): self.index = index
+    def __init__(self, index, type="cuda"): self.index, self.type = index, type
 
 MISSING = set()
-state = types.SimpleNamespace(initialized=False, current=None)
+state = types.SimpleNamespace(initialized=False, current=None, device=0)
+
+def current_device():
+    # The real one starts CUDA.
+    state.initialized = True
+    return state.device
 
 def change(allocator):
     if state.current is not None: raise RuntimeError("Can't swap an already initialized allocator")
@@ -42,7 +50,9 @@ torch = types.ModuleType("torch")
 torch.__version__ = "0.0"
 torch.device = Device
 memory = types.SimpleNamespace(CUDAPluggableAllocator=Pluggable, change_current_allocator=change)
-torch.cuda = types.SimpleNamespace(is_initialized=lambda: state.initialized, memory=memory)
+torch.cuda = types.SimpleNamespace(
+    is_initialized=lambda: state.initialized, current_device=current_device, memory=memory
+)
 sys.modules["torch"] = torch
 import os, stratalloc
 
@@ -106,6 +116,63 @@ assert stratalloc.memory_stats(1)["allocation.all.current"] == 0
 refused("installed already", lambda: stratalloc.install(conf=""))
 """)
 
+    def test_the_default_is_the_current_device(self):
+        self.good("""
+ours = stratalloc.install()
+assert stratalloc.memory_stats()["allocation.all.current"] == 0 and not state.initialized
+blocks = [ours.alloc(1 << 20, 1, None), ours.alloc(1 << 20, 1, None), ours.alloc(1 << 20, 0, None)]
+state.initialized, state.device = True, 1
+for device in (None, Device(None), 1, Device(1)):
+    assert stratalloc.memory_stats(device)["allocation.all.current"] == 2, device
+assert stratalloc.memory_stats()["allocation.all.current"] == 2
+assert stratalloc.memory_summary() == stratalloc.memory_summary(1) != stratalloc.memory_summary(0)
+stratalloc.set_conf("max_split_size_mb:64")
+stratalloc.switch("max_split_size_mb:64")
+assert stratalloc.memory_stats(1)["max_split_size"] == 64 << 20
+assert stratalloc.memory_stats(0)["max_split_size"] == -1
+for bad, kind in ((Device(0, "cpu"), ValueError), (-1, ValueError), ("cuda", TypeError)):
+    try: stratalloc.memory_stats(bad)
+    except kind: pass
+    else: raise AssertionError(bad)
+try: stratalloc.memory_stats(1000)
+except stratalloc.Error as error: assert error.status == 1, error
+else: raise AssertionError
+""")
+
+    def test_to_ask_opens_no_device(self):
+        # A kind of device that cannot be opened.
+        done = run(STAND_IN + """
+stratalloc.install()
+stats = stratalloc.memory_stats(1)
+assert len(stats) == 122 and stats.pop("max_split_size") == -1 and not any(stats.values()), stats
+assert "allocated_bytes" in stratalloc.memory_summary(1)
+stratalloc.empty_cache()
+try: stratalloc.set_conf("", device=1)
+except stratalloc.Error as error: assert "is no device" in str(error), error
+else: raise AssertionError
+""", STRATALLOC_DEVICE="gpu")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_an_empty_cache_that_fails_raises(self):
+        self.good("""
+stratalloc.install()
+stratalloc._library.load().dll.stratalloc_torch_empty_cache = lambda: 8
+try: stratalloc.empty_cache()
+except stratalloc.Error as error: assert error.status == 8, error
+else: raise AssertionError
+""")
+
+    def test_a_strategys_own_counters_are_told(self):
+        done = self.good("""
+ours = stratalloc.install(conf="backend:cudaMallocAsync,backend:cudaMallocAsync")
+block = ours.alloc(1 << 20, 0, 7)
+record = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+record(ours.allocator().set["set_record_stream_fn"])(block, 7)
+assert stratalloc.memory_stats()["malloc_async.own_stream_recorded"] == 1
+assert "malloc_async.own_stream_recorded 1" in stratalloc.memory_summary()
+""")
+        self.assertEqual(done.stderr.count("stratalloc: warning: backend stands at byte 0 and"), 1)
+
     def test_null_comes_with_a_reason(self):
         done = self.good("""
 ours = stratalloc.install()
@@ -149,6 +216,44 @@ except stratalloc.Error as error: assert "did you mean" in str(error), error
 else: raise AssertionError
 assert state.current is None and "ALLOC_CONF" not in os.environ
 """)
+
+
+class Readmes(unittest.TestCase):
+    """What the READMEs show, as it stands there but for the library's path."""
+
+    STAND_IN = STAND_IN + """
+def ones(count, device):
+    assert device == "cuda"
+    state.initialized = True
+    return state.current.alloc(4 * count, state.device, None)
+torch.ones = ones
+# A reader's program starts without it.
+del torch, stratalloc
+"""
+
+    def examples(self, file):
+        text = (ROOT / file).read_text()
+        blocks = re.findall("^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        # The others are about PyTorch's own calls.
+        blocks = [block for block in blocks if "stratalloc." in block]
+        path = repr(os.environ["STRATALLOC_LIBRARY"])
+        return [block.replace('"target/release/libstratalloc.so"', path) for block in blocks]
+
+    def run_all(self, code):
+        done = run(self.STAND_IN + code)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), code)
+        return done.stdout
+
+    def test_the_packages_own(self):
+        under, alone = self.examples("python/README.md")
+        said = self.run_all(under)
+        self.assertEqual(said.splitlines()[0], str(4 << 20))
+        self.assertIn("allocated_bytes", said)
+        self.run_all("import stratalloc\n" + alone)
+
+    def test_the_projects(self):
+        (block,) = self.examples("README.md")
+        self.run_all("import stratalloc\n" + block)
 
 
 class Real(unittest.TestCase):

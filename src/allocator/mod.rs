@@ -111,7 +111,12 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError>;
 
     /// Takes a block back. Work that was submitted to the block's own stream may still be running;
-    /// work on other streams must have been announced (see [`CrossStream`]). Never waits.
+    /// work on other streams must have been announced (see [`CrossStream`]).
+    ///
+    /// Waits for no running work, but for these: when a stream that the free must come behind was
+    /// destroyed (an announced one, with `cudaMallocAsync` the block's own too), the device is waited
+    /// for; the last block of an allocator that was switched away from ends it, and its memory goes
+    /// back; the layer `guard` looks at the block's bytes first; functions of users do as they like.
     ///
     /// # Errors
     ///

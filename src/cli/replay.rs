@@ -256,7 +256,7 @@ const REAL_STREAMS_MAX: usize = 64;
 
 fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn Error>> {
     let keys: serde_json::Map<String, serde_json::Value> =
-        statistics.pytorch_keys().into_iter().map(|(key, n)| (key, n.into())).collect();
+        statistics.keys().into_iter().map(|(key, n)| (key, n.into())).collect();
     std::fs::write(file, serde_json::to_string_pretty(&keys)? + "\n")
         .map_err(|error| format!("{}: {error}", file.display()).into())
 }

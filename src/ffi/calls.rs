@@ -28,6 +28,10 @@ pub(super) fn pointer_to(address: u64) -> Result<*mut c_void, Failure> {
 /// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got
 /// them: the child of a fork makes its own.
 ///
+/// What is legal in a configuration and probably not meant (a key that stands twice, variables of the
+/// environment that differ) is said on the standard error stream, each text once in a process: here, by
+/// `stratalloc_set_conf`, by `stratalloc_switch` and by PyTorch's functions.
+///
 /// # Safety
 ///
 /// `conf` and `device` end with a zero byte if they are not null; `handle` may be written.
@@ -102,7 +106,10 @@ pub unsafe extern "C" fn stratalloc_allocate(
 }
 
 /// Takes the block that starts at `pointer` back; null is ignored. Work on the block's own stream may
-/// still be running; work on other streams must have been announced. Never waits.
+/// still be running; work on other streams must have been announced. Waits for no running work, but for
+/// these: when an announced stream (with `backend:cudaMallocAsync` the block's own too) was destroyed, the
+/// device is waited for; the last block of an allocator that was switched away from ends it, and its memory
+/// goes back; the layer `guard` looks at the block's bytes first; functions of users do as they like.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| {
@@ -172,7 +179,12 @@ pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> 
     })
 }
 
-/// Writes the counters as one flat JSON object with the keys of `torch.cuda.memory_stats()`. `needed`,
+/// Writes the counters as one flat JSON object of whole numbers: the keys of
+/// `torch.cuda.memory_stats()`, and behind them counters that only this strategy has. Those of
+/// `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
+/// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
+/// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
+/// `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed). `needed`,
 /// if not null, is set to the bytes that all of it takes, with the zero at its end; a `size` of 0 only
 /// asks for that.
 ///

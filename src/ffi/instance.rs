@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::device::open_device;
 use super::guard::{Failure, bad_configuration};
+use super::said::warn;
 use crate::allocator::{
     Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Request, ScopeFilter,
 };
@@ -21,9 +22,11 @@ pub(super) struct Instance {
     pub(super) driver: Arc<dyn Driver>,
 }
 
-/// What the environment says.
+/// What the environment says. What is probably not meant is told to people.
 pub(super) fn environment() -> Result<Config, Failure> {
-    Ok(from_process(&registry::key_table())?.config)
+    let config = from_process(&registry::key_table())?.config;
+    warn(&config);
+    Ok(config)
 }
 
 fn parse(text: &str) -> Result<Config, Failure> {
@@ -40,7 +43,7 @@ impl Instance {
     /// An allocator on a device. Without a text the environment decides.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         let config = match conf {
-            Some(text) => parse(text)?,
+            Some(text) => parse(text).inspect(warn)?,
             None => environment()?,
         };
         let driver = open_device(device)?;
@@ -92,12 +95,18 @@ impl Instance {
 
     /// Puts a further configuration string in force; another backend in it switches.
     pub(super) fn set_conf(&self, text: &str) -> Result<(), Failure> {
-        Ok(self.allocator.update(text)?)
+        self.allocator.update(text)?;
+        // It is in force: what is warned of depends on this text alone, and nothing can fail any more.
+        let _ = parse(text).inspect(warn);
+        Ok(())
     }
 
     /// Puts the allocator that a complete configuration string names in force.
     pub(super) fn switch(&self, text: &str) -> Result<(), Failure> {
-        Ok(self.allocator.switch(text)?)
+        let config = parse(text)?;
+        self.allocator.switch_to(config.clone())?;
+        warn(&config);
+        Ok(())
     }
 
     /// Gives a pool's open scope another filter.
@@ -125,10 +134,10 @@ impl Instance {
     }
 }
 
-/// The statistics as one flat JSON object with PyTorch's keys.
+/// The statistics as one flat JSON object, with PyTorch's keys and those of the strategy's own counters.
 pub(super) fn json(statistics: &Statistics) -> String {
-    let keys = statistics.pytorch_keys();
-    // The keys are made of letters, dots and underscores, which need no escaping.
-    let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+    let keys = statistics.keys();
+    // Names are letters, digits, dots and underscores; a user's own, if it is not, is quoted so as well.
+    let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key:?}:{value}")).collect();
     format!("{{{}}}", pairs.join(","))
 }

@@ -3,7 +3,8 @@
 //!
 //! `calls` and `pools` are the interface by handles, `torch` is PyTorch's. Callers are treated as
 //! hostile: every entry checks its pointers, handles are numbers that are looked up (`table`), and
-//! nothing unwinds into the caller (`guard`). What a device is called is in `device`.
+//! nothing unwinds into the caller (`guard`). What a device is called is in `device`, what is said to
+//! people in `said`.
 //! `include/stratalloc.h` is made from these files by `tests/header.rs`; comments here are its text.
 
 mod calls;
@@ -11,6 +12,7 @@ mod device;
 mod guard;
 mod instance;
 mod pools;
+mod said;
 mod table;
 mod text;
 mod torch;
@@ -29,7 +31,9 @@ pub use pools::{
 };
 pub use torch::{
     stratalloc_torch_base_allocation, stratalloc_torch_begin_allocate_to_pool,
-    stratalloc_torch_end_allocate_to_pool, stratalloc_torch_free, stratalloc_torch_handle,
-    stratalloc_torch_init, stratalloc_torch_malloc, stratalloc_torch_memory_fraction,
-    stratalloc_torch_record_stream, stratalloc_torch_release_pool, stratalloc_torch_reset,
+    stratalloc_torch_empty_cache, stratalloc_torch_end_allocate_to_pool, stratalloc_torch_free,
+    stratalloc_torch_handle, stratalloc_torch_init, stratalloc_torch_malloc,
+    stratalloc_torch_memory_fraction, stratalloc_torch_record_stream,
+    stratalloc_torch_release_pool, stratalloc_torch_reset, stratalloc_torch_statistics_json,
+    stratalloc_torch_summary,
 };

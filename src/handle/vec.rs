@@ -96,8 +96,17 @@ impl<T: Pod> DeviceVec<T> {
     /// A buffer over memory of somebody else: `len` values at `address`, which stay valid as long as
     /// `keeps` lives. Dropping the buffer drops `keeps` and frees nothing.
     ///
-    /// Addresses are numbers here: a wrong one makes the device's calls fail or touch other memory of
-    /// the device, never memory of the host.
+    /// The address is a number, and the caller vouches for it, as whoever calls a
+    /// [`Driver`](crate::driver::Driver) vouches for addresses and streams: all of the range is memory of
+    /// the device, and no value of the program lies there. Nothing is checked here. The devices `sim` and
+    /// `host` look at every access and refuse what they have not given out. CUDA does not: it has one
+    /// address space for all memory of the process, so the address of pinned or managed memory of the host
+    /// (of any memory of the host, where the device reaches pageable memory) is a legal one, and copies and
+    /// fills of the buffer read and write what stands there. If a value of the program stands there, the
+    /// program's behaviour is undefined. Any other wrong address makes the device's calls fail or touch
+    /// other memory of the device.
+    ///
+    /// Source: CUDA programming guide, "Unified Virtual Address Space".
     ///
     /// # Errors
     ///

@@ -9,4 +9,4 @@ mod report;
 
 pub use lanes::{ALL, Accumulated, CLASSES, HeapCounters, LANES, Lane, Lanes};
 pub use ledger::{Heaps, Ledger};
-pub use report::{Counter, PerPool, Statistics};
+pub use report::{Counter, OwnCounter, PerPool, Statistics};

@@ -91,6 +91,18 @@ pub struct Statistics {
     pub misses: u64,
     /// Free blocks now.
     pub free_blocks: u64,
+    /// How often something happened that only this strategy knows, under names of its own. Names begin
+    /// with the strategy's and a dot.
+    pub own: Vec<OwnCounter>,
+}
+
+/// A counter that only one strategy has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnCounter {
+    /// Letters, digits, dots and underscores: `malloc_async.deferred_frees`.
+    pub name: &'static str,
+    /// How often it happened, since the start or the last reset.
+    pub count: i64,
 }
 
 impl Default for Statistics {
@@ -117,6 +129,7 @@ impl Default for Statistics {
             hits: 0,
             misses: 0,
             free_blocks: 0,
+            own: Vec::new(),
         }
     }
 }
@@ -189,7 +202,15 @@ impl Statistics {
         keys
     }
 
-    /// A table for people.
+    /// [`pytorch_keys`](Self::pytorch_keys) and, behind them, the strategy's [own](Self::own) counters.
+    #[must_use]
+    pub fn keys(&self) -> Vec<(String, i64)> {
+        let mut keys = self.pytorch_keys();
+        keys.extend(self.own.iter().map(|own| (own.name.to_owned(), own.count)));
+        keys
+    }
+
+    /// A table for people. Of the strategy's own counters it has those that are not zero.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = String::new();
@@ -222,6 +243,9 @@ impl Statistics {
             self.num_device_alloc,
             self.num_device_free
         );
+        for own in self.own.iter().filter(|own| own.count != 0) {
+            let _ = writeln!(text, "{} {}", own.name, own.count);
+        }
         text
     }
 
@@ -256,6 +280,20 @@ mod tests {
         let keys = Statistics::default().pytorch_keys();
         assert_eq!(keys.len(), 122);
         assert!(keys.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+
+    #[test]
+    fn a_strategys_own_counters_are_told_behind_pytorchs() {
+        let own = vec![
+            OwnCounter { name: "mine.never", count: 0 },
+            OwnCounter { name: "mine.rare", count: 3 },
+        ];
+        let statistics = Statistics { own, ..Statistics::default() };
+        let keys = statistics.keys();
+        assert_eq!(keys[..122], statistics.pytorch_keys());
+        assert_eq!(keys[122..], [("mine.never".to_owned(), 0), ("mine.rare".to_owned(), 3)]);
+        let text = statistics.summary();
+        assert!(text.ends_with("\nmine.rare 3\n") && !text.contains("never"), "{text}");
     }
 
     #[test]

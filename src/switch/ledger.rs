@@ -105,6 +105,12 @@ fn add(sum: &mut Statistics, one: &Statistics) {
     sum.hits += one.hits;
     sum.misses += one.misses;
     sum.free_blocks += one.free_blocks;
+    for own in &one.own {
+        match sum.own.iter_mut().find(|known| known.name == own.name) {
+            Some(known) => known.count += own.count,
+            None => sum.own.push(*own),
+        }
+    }
 }
 
 /// Every counter, in one order.

@@ -296,6 +296,7 @@ impl Counters for MallocAsyncAllocator {
             }),
             num_alloc_retries: sums.num_retries,
             num_ooms: sums.num_ooms,
+            own: self.notes().counters(),
             ..Statistics::default()
         }
     }
@@ -310,6 +311,7 @@ impl Counters for MallocAsyncAllocator {
 
     fn reset_accumulated(&self) {
         self.blocks.lock().sums.reset_accumulated();
+        self.notes.reset();
     }
 }
 

@@ -32,6 +32,7 @@ use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
+use crate::stats::OwnCounter;
 
 use blocks::{Block, Blocks};
 use capture::Captures;
@@ -91,7 +92,19 @@ struct Notes {
     own_stream_recorded: AtomicU64,
 }
 
-/// How often something happened that is legal and worth a look.
+impl Notes {
+    fn reset(&self) {
+        let Self { trims_that_helped, frees_after_capture, deferred_frees, own_stream_recorded } =
+            self;
+        for note in [trims_that_helped, frees_after_capture, deferred_frees, own_stream_recorded] {
+            note.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How often something happened that is legal and worth a look, since the start or since
+/// [`reset_accumulated`](crate::allocator::Counters::reset_accumulated). The same numbers are among the
+/// strategy's [own counters](crate::stats::Statistics::own), as `malloc_async.deferred_frees` and so on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MallocAsyncNotes {
     /// Requests that succeeded only after the device was waited for and its pool trimmed.
@@ -103,6 +116,19 @@ pub struct MallocAsyncNotes {
     pub deferred_frees: u64,
     /// Announcements of a block's own stream, which do nothing.
     pub own_stream_recorded: u64,
+}
+
+impl MallocAsyncNotes {
+    fn counters(&self) -> Vec<OwnCounter> {
+        let own =
+            |name, count| OwnCounter { name, count: i64::try_from(count).unwrap_or(i64::MAX) };
+        vec![
+            own("malloc_async.deferred_frees", self.deferred_frees),
+            own("malloc_async.frees_after_capture", self.frees_after_capture),
+            own("malloc_async.own_stream_recorded", self.own_stream_recorded),
+            own("malloc_async.trims_that_helped", self.trims_that_helped),
+        ]
+    }
 }
 
 /// Where a request goes.

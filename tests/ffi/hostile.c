@@ -107,6 +107,12 @@ int main(int argc, char **argv) {
     IS(BUFFER_TOO_SMALL, stratalloc_summary(handle, small, 3, NULL));
     CHECK(small[3] == 7);
     IS(OK, stratalloc_summary(handle, small, 0, NULL));
+    IS(OK, stratalloc_torch_summary(0, small, 0, NULL));
+    IS(OK, stratalloc_torch_empty_cache());
+    IS(INVALID_ARGUMENT, stratalloc_torch_statistics_json(0, NULL, 100, NULL));
+    IS(INVALID_ARGUMENT, stratalloc_torch_statistics_json(-1, small, 4, NULL));
+    IS(INVALID_ARGUMENT, stratalloc_torch_summary(128, small, 0, NULL));
+    IS(BUFFER_TOO_SMALL, stratalloc_torch_summary(127, small, 4, NULL));
     CHECK(stratalloc_last_error(NULL, 5) == 0);
     CHECK(stratalloc_last_error(NULL, 0) > 1);
     CHECK(stratalloc_last_error(small, 2) > 2 && small[1] == 0);

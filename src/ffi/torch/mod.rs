@@ -12,21 +12,16 @@
 mod scopes;
 mod seats;
 
-use std::ffi::{c_int, c_void};
-use std::io::Write as _;
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::calls::{pointer_to, stream_of};
-use super::guard::{self, Failure, Status, guard, status};
-use super::instance::environment;
+use super::guard::{Failure, Status, guard, status};
+use super::instance::{environment, json};
 use super::pools::Pool;
-use super::text::Place;
-use seats::{opened, seat, seats};
-
-/// So many failures are said on the standard error stream; further ones only by
-/// `stratalloc_last_error`.
-const COMPLAINTS_MAX: u32 = 32;
+use super::said::complain;
+use super::text::{Buffer, Place};
+use seats::{opened, seat, seats, statistics};
 
 /// [`guard`], which also says what failed where somebody can see it.
 #[inline]
@@ -37,16 +32,6 @@ fn aloud<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
             complain();
             otherwise
         }
-    }
-}
-
-#[cold]
-fn complain() {
-    static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
-    let more = |n: u32| (n < COMPLAINTS_MAX).then_some(n + 1);
-    if COMPLAINTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
-        // Nobody is left to be told when the stream is closed.
-        let _ = writeln!(std::io::stderr(), "stratalloc: {}", guard::last_error().trim_end());
     }
 }
 
@@ -98,7 +83,7 @@ pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
     aloud((), || environment().map(|_| ()));
 }
 
-/// `set_reset_fn`: empties the caches of all devices.
+/// `set_reset_fn`: empties the caches of all devices. Waits for them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_reset() {
     for seat in seats() {
@@ -204,6 +189,59 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
         let place = unsafe { Place::new(handle, "handle") }?;
         place.put(seat(device)?.handle);
         Ok(())
+    })
+}
+
+/// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns how it ended: also
+/// after a failure all the others are emptied, and the last one counts. Waits for the devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_empty_cache() -> Status {
+    let mut ended = Status::Ok;
+    for seat in seats() {
+        let emptied = status(|| Ok(seat.instance.caching()?.empty_cache()?));
+        if emptied != Status::Ok {
+            ended = emptied;
+        }
+    }
+    ended
+}
+
+/// Writes the counters of the allocator that PyTorch has on a device, in the manner of
+/// `stratalloc_statistics_json`. Opens no device: one that nobody has used has zeros.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_statistics_json(
+    device: c_int,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let buffer = unsafe { Buffer::new(buffer, size) }?;
+        buffer.put_all(&json(&statistics(device)?), needed)
+    })
+}
+
+/// Writes the same counters as a table for people, in the manner of `stratalloc_summary`.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_summary(
+    device: c_int,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let buffer = unsafe { Buffer::new(buffer, size) }?;
+        buffer.put_all(&statistics(device)?.summary(), needed)
     })
 }
 

@@ -9,6 +9,7 @@ use super::scopes::Scopes;
 use crate::ffi::guard::{Failure, Status};
 use crate::ffi::instance::Instance;
 use crate::ffi::table::{self, Keeper};
+use crate::stats::Statistics;
 
 /// As many as PyTorch counts.
 const DEVICES_MAX: usize = 128;
@@ -43,6 +44,13 @@ pub(super) fn seat(device: c_int) -> Result<&'static Seat, Failure> {
 pub(super) fn opened(device: c_int) -> Result<&'static Seat, Failure> {
     let place = usize::try_from(device).ok().and_then(|device| SEATS.get(device));
     place.and_then(OnceLock::get).ok_or_else(|| none(device))
+}
+
+/// The counters of a device's allocator; zeros if there is none yet, because to ask makes none.
+pub(super) fn statistics(device: c_int) -> Result<Statistics, Failure> {
+    let place = usize::try_from(device).ok().and_then(|device| SEATS.get(device));
+    let place = place.ok_or_else(|| none(device))?;
+    place.get().map_or_else(|| Ok(Statistics::default()), |seat| seat.instance.statistics())
 }
 
 /// All allocators there are.

@@ -1,0 +1,147 @@
+//! PyTorch's way in a process of its own: an environment and a standard error stream for one test.
+
+use std::ffi::{c_char, c_int};
+use std::process::Command;
+use std::ptr::{null, null_mut};
+
+use stratalloc::config::VARIABLES;
+use stratalloc::driver::plugin::Callbacks;
+use stratalloc::ffi::{
+    Status, stratalloc_create, stratalloc_destroy, stratalloc_set_conf, stratalloc_switch,
+    stratalloc_torch_empty_cache, stratalloc_torch_free, stratalloc_torch_handle,
+    stratalloc_torch_init, stratalloc_torch_malloc, stratalloc_torch_statistics_json,
+    stratalloc_torch_summary,
+};
+use stratalloc::registry;
+
+use super::{create, last_error};
+
+/// Set in the processes that tests start.
+const PART: &str = "STRATALLOC_TEST_PART";
+
+/// Whether this process is one that a test has started.
+fn is_part() -> bool {
+    std::env::var_os(PART).is_some()
+}
+
+/// Runs one test of this file in a process with these variables and returns what it wrote to the
+/// standard error stream.
+fn alone(test: &str, variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(std::env::current_exe().expect("tests are programs"));
+    for variable in VARIABLES {
+        command.env_remove(variable);
+    }
+    command.args(["--exact", &format!("alone::{test}"), "--nocapture", "--test-threads=1"]);
+    command.env(PART, test).envs(variables.iter().copied());
+    let output = command.output().expect("this program can be started again");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{test}: {errors}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("1 passed"), "{test} ran: {said}");
+    errors
+}
+
+type Tell = unsafe extern "C" fn(c_int, *mut c_char, usize, *mut usize) -> Status;
+
+fn told(tell: Tell, device: c_int) -> Result<String, Status> {
+    let (mut bytes, mut needed) = (vec![0u8; 1 << 14], 0);
+    // SAFETY: the buffer is as large as it is said to be, and the number is ours.
+    match unsafe { tell(device, bytes.as_mut_ptr().cast(), bytes.len(), &raw mut needed) } {
+        Status::Ok => {
+            bytes.truncate(needed - 1);
+            Ok(String::from_utf8(bytes).expect("it writes UTF-8"))
+        }
+        other => Err(other),
+    }
+}
+
+#[test]
+fn what_is_probably_not_meant_is_said_once() {
+    if !is_part() {
+        let conf = ("ALLOC_CONF", "backend:native");
+        let other = ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync");
+        let said = alone(
+            "what_is_probably_not_meant_is_said_once",
+            &[conf, other, ("STRATALLOC_DEVICE", "sim")],
+        );
+        for words in [
+            "ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ; ALLOC_CONF counts",
+            "max_split_size_mb stands at byte 0 and at byte 21; the last counts",
+            "roundup_power2_divisions stands at byte 0 and at byte 27; the last counts",
+            "garbage_collection_threshold stands at byte 0 and at byte 33; the last counts",
+        ] {
+            let line = format!("stratalloc: warning: {words}\n");
+            assert_eq!(said.matches(&line).count(), 1, "{line}{said}");
+        }
+        assert_eq!(said.matches("warning").count(), 4, "{said}");
+        return;
+    }
+    stratalloc_torch_init(2);
+    for device in [0, 1] {
+        let block = stratalloc_torch_malloc(512, device, null_mut());
+        assert!(!block.is_null());
+        stratalloc_torch_free(block, 512, device, null_mut());
+    }
+    let mut handle = 0;
+    // SAFETY: the text ends with a zero, and the handle is ours.
+    let made = unsafe { stratalloc_create(null(), c"sim".as_ptr(), &raw mut handle) };
+    assert_eq!(made, Status::Ok);
+    assert_eq!(stratalloc_destroy(handle), Status::Ok);
+    let handle = create("max_split_size_mb:64,max_split_size_mb:128", "sim").unwrap();
+    for _ in 0..2 {
+        let further = c"roundup_power2_divisions:4,roundup_power2_divisions:8";
+        // SAFETY: the text ends with a zero.
+        assert_eq!(unsafe { stratalloc_set_conf(handle, further.as_ptr()) }, Status::Ok);
+        let whole = c"garbage_collection_threshold:0.5,garbage_collection_threshold:0.6";
+        // SAFETY: the text ends with a zero.
+        assert_eq!(unsafe { stratalloc_switch(handle, whole.as_ptr()) }, Status::Ok);
+    }
+    // What is refused has an error, and nothing else is said about it.
+    assert!(create("max_split_size_mb:64,max_split_size_mb:1", "sim").is_err());
+    assert_eq!(stratalloc_destroy(handle), Status::Ok);
+}
+
+#[test]
+fn a_device_that_nobody_uses_is_not_opened_to_be_asked() {
+    if !is_part() {
+        // A device that cannot be opened.
+        let kind = ("STRATALLOC_DEVICE", "gpu");
+        alone("a_device_that_nobody_uses_is_not_opened_to_be_asked", &[kind]);
+        return;
+    }
+    let all = told(stratalloc_torch_statistics_json, 3).unwrap();
+    assert!(all.contains("\"allocated_bytes.all.peak\":0,"), "{all}");
+    assert!(told(stratalloc_torch_summary, 3).unwrap().contains("hits 0 "));
+    for device in [-1, 128, c_int::MAX] {
+        let refused = told(stratalloc_torch_statistics_json, device);
+        assert_eq!(refused, Err(Status::InvalidArgument), "{device}");
+    }
+    let mut handle = 77;
+    // SAFETY: the handle is ours.
+    let opened = unsafe { stratalloc_torch_handle(3, &raw mut handle) };
+    assert_eq!((opened, handle), (Status::InvalidArgument, 77));
+}
+
+#[test]
+fn an_empty_cache_that_fails_is_told() {
+    if !is_part() {
+        let variables = [("ALLOC_CONF", "backend:stuck"), ("STRATALLOC_DEVICE", "sim")];
+        let said = alone("an_empty_cache_that_fails_is_told", &variables);
+        let line = "stratalloc: a defect of the library: no such request\n";
+        assert_eq!(said.matches(line).count(), 1, "{said}");
+        return;
+    }
+    assert_eq!(stratalloc_torch_empty_cache(), Status::Ok, "there is nothing to empty");
+    let allocate =
+        |bytes, _, _| if bytes == 666 { panic!("no such request") } else { Some(1 << 20) };
+    let stuck = Callbacks::new(allocate, |_, _, _, _| {}).on_reset(|| panic!("no reset"));
+    registry::register_callbacks("stuck", stuck).unwrap();
+    assert!(stratalloc_torch_malloc(666, 1, null_mut()).is_null());
+    let block = stratalloc_torch_malloc(512, 1, null_mut());
+    assert!(!block.is_null());
+    let all = told(stratalloc_torch_statistics_json, 1).unwrap();
+    assert!(all.contains("\"allocation.all.current\":1,"), "{all}");
+    stratalloc_torch_free(block, 512, 1, null_mut());
+    assert_eq!(stratalloc_torch_empty_cache(), Status::Internal);
+    assert_eq!(last_error(), "a defect of the library: no reset");
+}
