@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
+use super::per_thread::thread_of;
 use crate::driver::{CaptureStatus, NodeId};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
@@ -53,6 +54,8 @@ struct Deferred {
     pool: PoolId,
     stream: StreamId,
     uses: SmallVec<[StreamUse; 4]>,
+    /// Whose streams those are that each thread has of its own, if it uses any.
+    thread: Option<ThreadId>,
     /// The capture in which all its streams were when it was freed, and their ends in the graph.
     ends: Option<(u64, SmallVec<[NodeId; 4]>)>,
 }
@@ -152,6 +155,7 @@ impl Engine {
             (state.heap.id(slot), state.heap.uses(slot).collect())
         };
         let ends = self.ends_in_graph(cell.stream(), &uses);
+        let thread = uses.iter().find_map(|by| thread_of(&*self.driver, by.stream));
         // Held until the block is listed: the end of the capture must find it.
         let mut state = self.captures.state.lock();
         let Some(slot) = self.start_draining(cell, address, id, &uses, 1) else {
@@ -159,7 +163,7 @@ impl Engine {
             return self.free_block(cell, address, find);
         };
         let (heap, pool, stream) = (cell.number, cell.pool(), cell.stream());
-        state.deferred.push(Deferred { heap, slot, pool, stream, uses, ends });
+        state.deferred.push(Deferred { heap, slot, pool, stream, uses, thread, ends });
         self.attention.add_other();
         Ok(())
     }
@@ -246,24 +250,47 @@ impl Engine {
             state.deferred = rest;
             own
         };
-        self.settle(blocks)
+        self.settle(blocks, false)
     }
 
     /// Settles all deferred blocks, unless a capture is under way.
     pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
+        self.settle_all(false)
+    }
+
+    /// The same, also those that only another thread could settle without waiting. Waits for the device
+    /// if there are any.
+    pub(super) fn settle_deferred_surely(&self) -> Result<(), DriverError> {
+        self.settle_all(true)
+    }
+
+    fn settle_all(&self, may_wait: bool) -> Result<(), DriverError> {
         if self.captures.any_open() || !self.attention.any_other() {
             return Ok(());
         }
         let blocks = std::mem::take(&mut self.captures.state.lock().deferred);
-        self.settle(blocks)
+        self.settle(blocks, may_wait)
     }
 
-    /// Uses from inside the capture have ended with it: what remains gets its events.
-    fn settle(&self, blocks: Vec<Deferred>) -> Result<(), DriverError> {
+    /// Uses from inside the capture have ended with it: what remains gets its events. A use by the
+    /// block's own stream remains: nobody announces what it does after the capture.
+    fn settle(&self, blocks: Vec<Deferred>, may_wait: bool) -> Result<(), DriverError> {
         let mut failed = None;
         let (mut free, mut again) = (Vec::new(), Vec::new());
+        let here = std::thread::current().id();
         for mut block in blocks {
-            block.uses.retain(|by| !by.captured);
+            block.uses.retain(|by| !by.captured || by.stream == block.stream);
+            // An event that this thread records says nothing of another thread's streams.
+            if block.thread.is_some_and(|thread| thread != here) {
+                match may_wait.then(|| self.wait_for_device()) {
+                    Some(Ok(())) => free.push(block),
+                    waited => {
+                        failed = failed.or(waited.and_then(Result::err));
+                        again.push(block);
+                    }
+                }
+                continue;
+            }
             let streams: SmallVec<[StreamId; 4]> = block.uses.iter().map(|by| by.stream).collect();
             // The stream may be in another capture by now, or in one whose scope closed before it
             // ended: an event that is recorded there never passes.

@@ -112,6 +112,9 @@ type Row = Box<[OnceLock<Arc<HeapCell>>; ROW_CELLS]>;
 #[derive(Debug)]
 pub(super) struct HeapTable {
     by_stream: [OnceLock<Box<Link>>; BUCKETS],
+    /// Streams that are another one on each thread. Apart from all others, so that no hit has to ask
+    /// whether its stream is one.
+    per_thread: OnceLock<Box<Link>>,
     by_number: [OnceLock<Row>; ROWS],
     len: AtomicUsize,
 }
@@ -120,6 +123,7 @@ impl Default for HeapTable {
     fn default() -> Self {
         Self {
             by_stream: [const { OnceLock::new() }; BUCKETS],
+            per_thread: OnceLock::new(),
             by_number: [const { OnceLock::new() }; ROWS],
             len: AtomicUsize::new(0),
         }
@@ -127,9 +131,19 @@ impl Default for HeapTable {
 }
 
 impl HeapTable {
+    /// The heap of a stream that is the same one for all threads.
     #[inline]
     pub(super) fn find(&self, stream: StreamId) -> Option<&Arc<HeapCell>> {
-        let mut at = &self.by_stream[bucket_of(stream)];
+        Self::find_behind(&self.by_stream[bucket_of(stream)], stream)
+    }
+
+    /// The heap of a stream that is another one on each thread.
+    pub(super) fn find_per_thread(&self, stream: StreamId) -> Option<&Arc<HeapCell>> {
+        Self::find_behind(&self.per_thread, stream)
+    }
+
+    #[inline]
+    fn find_behind(mut at: &OnceLock<Box<Link>>, stream: StreamId) -> Option<&Arc<HeapCell>> {
         while let Some(link) = at.get() {
             if link.cell.stream() == stream {
                 return Some(&link.cell);
@@ -171,9 +185,15 @@ impl HeapTable {
 
     /// Adds a heap of the default pool for a stream that has none. The caller holds the growth lock
     /// and has checked that there is room.
-    pub(super) fn add_for_stream(&self, stream: StreamId, state: HeapState) -> &Arc<HeapCell> {
+    pub(super) fn add_for_stream(
+        &self,
+        stream: StreamId,
+        is_per_thread: bool,
+        state: HeapState,
+    ) -> &Arc<HeapCell> {
         let cell = Arc::clone(self.add(Home::of(stream), state));
-        let mut at = &self.by_stream[bucket_of(stream)];
+        let bucket = &self.by_stream[bucket_of(stream)];
+        let mut at = if is_per_thread { &self.per_thread } else { bucket };
         while let Some(link) = at.get() {
             at = &link.next;
         }
@@ -188,7 +208,7 @@ impl HeapTable {
     /// The cells of the default pool in the order of their streams' raw values.
     pub(super) fn of_default_pool(&self) -> Vec<&Arc<HeapCell>> {
         let mut cells = Vec::new();
-        for bucket in &self.by_stream {
+        for bucket in self.by_stream.iter().chain([&self.per_thread]) {
             let mut at = bucket;
             while let Some(link) = at.get() {
                 cells.push(&link.cell);
@@ -246,7 +266,7 @@ mod tests {
         for n in 0..1000u64 {
             let stream = StreamId(n * 64);
             assert!(table.find(stream).is_none());
-            table.add_for_stream(stream, state());
+            table.add_for_stream(stream, false, state());
         }
         for n in 0..1000u64 {
             let cell = table.find(StreamId(n * 64)).unwrap();

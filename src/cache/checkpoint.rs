@@ -73,7 +73,9 @@ impl Engine {
         let mut state = cell.lock();
         let mut found = kinds.iter().filter_map(|&k| state.heap.free_at(k, address, size_bytes));
         let slot = found.next()?;
-        Some(self.place_in(cell, &mut state, slot, address, size_bytes, requested_bytes).made)
+        let placed = self.place_in(cell, &mut state, slot, address, size_bytes, requested_bytes);
+        self.note_own_use(cell, &mut state.heap, placed.slot, false);
+        Some(placed.made)
     }
 
     /// Hands out `size_bytes` at `address` from the free block at `slot`, which holds them. What lies
@@ -188,6 +190,7 @@ impl Engine {
                 self.place_in(cell, state, slot, block.address, block.size_bytes, requested);
             next = state.heap.free_behind(placed.slot);
             if wanted {
+                self.note_own_use(cell, &mut state.heap, placed.slot, true);
                 live.push(placed.made);
             } else {
                 free.push(placed.slot);

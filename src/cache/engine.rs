@@ -134,7 +134,7 @@ impl Engine {
     pub(super) fn allocate_by_default(&self, request: Request) -> Result<Allocation, AllocError> {
         let cell = match self.heaps.find(request.stream) {
             Some(cell) => cell,
-            None => self.add_heap(request.stream)?,
+            None => return self.allocate_off_the_path(request),
         };
         if let Some(found) = self.serve(cell, &mut cell.lock(), request.bytes) {
             return Ok(found);
@@ -323,11 +323,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds a heap for a stream that has none.
-    #[cold]
-    fn add_heap(&self, stream: StreamId) -> Result<&Arc<HeapCell>, AllocError> {
+    /// Adds a heap of the default pool for a stream that has none.
+    pub(super) fn add_heap(
+        &self,
+        stream: StreamId,
+        is_per_thread: bool,
+    ) -> Result<&Arc<HeapCell>, AllocError> {
         let growth = self.growth.lock();
-        if let Some(cell) = self.heaps.find(stream) {
+        let known = match is_per_thread {
+            true => self.heaps.find_per_thread(stream),
+            false => self.heaps.find(stream),
+        };
+        if let Some(cell) = known {
             return Ok(cell);
         }
         if self.heaps.len() == CELLS_MAX {
@@ -338,7 +345,7 @@ impl Engine {
             counters: HeapCounters::default(),
             policy: growth.policy_of(PoolId::DEFAULT),
         };
-        Ok(self.heaps.add_for_stream(stream, state))
+        Ok(self.heaps.add_for_stream(stream, is_per_thread, state))
     }
 
     /// Sets the limit to a part of the device's memory; 1 removes it.

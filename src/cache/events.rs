@@ -2,18 +2,21 @@
 //!
 //! A free of such a block records one event per stream and returns. Every later allocation asks the
 //! oldest event of each stream whether it has finished, and stops at the first that has not, so a
-//! stream's events are answered in order. Events are reused.
+//! stream's events are answered in order. A stream that is another one on each thread counts as many.
+//! Events are reused.
 //!
 //! Source: PyTorch's `record_stream` rules.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
+use super::per_thread::thread_of;
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::Action;
@@ -51,11 +54,14 @@ impl Attention {
     }
 }
 
+/// What passes its events in order: a stream, and whose it is if each thread has its own.
+type Lane = (StreamId, Option<ThreadId>);
+
 /// One event that one draining block waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     event: EventId,
-    stream: StreamId,
+    on: Lane,
     heap: u32,
     slot: Slot,
     /// Events are drained in the order in which blocks were freed.
@@ -72,7 +78,7 @@ pub(super) type Waits = SmallVec<[(EventId, StreamId); 4]>;
 
 #[derive(Debug, Default)]
 struct Queues {
-    /// Streams with pending events, oldest event first in each.
+    /// Lanes with pending events, oldest event first in each.
     active: Vec<VecDeque<Pending>>,
     /// Empty queues, kept for their capacity.
     idle: Vec<VecDeque<Pending>>,
@@ -84,7 +90,7 @@ struct Queues {
 impl Queues {
     fn push(&mut self, pending: Pending) {
         let same = |queue: &&mut VecDeque<Pending>| {
-            queue.front().is_some_and(|first| first.stream == pending.stream)
+            queue.front().is_some_and(|first| first.on == pending.on)
         };
         match self.active.iter_mut().find(same) {
             Some(queue) => queue.push_back(pending),
@@ -121,20 +127,23 @@ impl Engine {
         address: u64,
         find: &dyn Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
-        if self.captures.any_open() {
-            return self.defer_free(cell, address, find);
-        }
         let (id, uses): (BlockId, SmallVec<[StreamUse; 4]>) = {
             let state = cell.lock();
             let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
             (state.heap.id(slot), state.heap.uses(slot).collect())
         };
         let streams: SmallVec<[StreamId; 4]> = uses.iter().map(|by| by.stream).collect();
-        // An event that is recorded in a capture never passes, also if nobody told of the capture.
-        if streams.iter().any(|stream| self.is_capturing(*stream)) {
+        let by_graph = self.is_ordered_by_graph(cell.stream(), &uses);
+        // Nobody else can record the events of this thread's own streams later.
+        let now = || streams.iter().all(|stream| self.driver.is_per_thread_stream(*stream));
+        let deferred = !by_graph
+            && (self.captures.any_open() && !now()
+                // An event that is recorded in a capture never passes, also if nobody told of it.
+                || streams.iter().any(|stream| self.is_capturing(*stream)));
+        if deferred {
             return self.defer_free(cell, address, find);
         }
-        let waits = self.record_events(&streams)?;
+        let waits = if by_graph { Waits::new() } else { self.record_events(&streams)? };
         if waits.is_empty() {
             let mut state = cell.lock();
             if let Some(slot) = same_block(&state.heap, id, address, &uses) {
@@ -181,7 +190,8 @@ impl Engine {
         let sequence = queues.next_sequence;
         queues.next_sequence += 1;
         for (event, stream) in waits {
-            queues.push(Pending { event, stream, heap: cell.number, slot, sequence });
+            let on = (stream, thread_of(&*self.driver, stream));
+            queues.push(Pending { event, on, heap: cell.number, slot, sequence });
             self.attention.0.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -284,7 +294,7 @@ impl Engine {
 
     /// Like [`drain_events`](Self::drain_events), for the blocks of one pool only.
     pub(super) fn drain_events_of(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
-        let mut failed = self.settle_deferred().err();
+        let mut failed = self.settle_deferred_surely().err();
         for pending in self.events.take_all() {
             let of = self.heaps.get(pending.heap).map(|cell| cell.pool());
             if pool.is_some() && of != pool {

@@ -256,8 +256,7 @@ impl Engine {
             reservation.map_or(run.size_bytes, |reservation| reservation.page_bytes)
         };
         let unmapped = self
-            .driver
-            .synchronize_stream(cell.stream())
+            .wait_for_stream(cell.stream())
             .and_then(|()| memory.unmap(run.address, run.size_bytes));
         if let Err(error) = unmapped {
             let clock = self.now();

@@ -27,6 +27,7 @@ mod imports;
 mod inspect;
 mod oom;
 mod peers;
+mod per_thread;
 mod policy;
 mod pools;
 mod pressure;

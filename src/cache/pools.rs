@@ -252,11 +252,13 @@ impl Engine {
         let Some(mut state) = cell.lock_at(home) else {
             return Err(PoolError::Unknown { pool: heaps.pool }.into());
         };
-        if let Some(found) = self.serve(cell, &mut state, request.bytes) {
-            return Ok(found);
-        }
+        let found = self.serve(cell, &mut state, request.bytes);
         drop(state);
-        self.allocate_under_pressure(cell, home, request)
+        let made = match found {
+            Some(made) => made,
+            None => self.allocate_under_pressure(cell, home, request)?,
+        };
+        Ok(self.used_by_its_stream(made, request.stream))
     }
 
     fn add_private_heap(

@@ -146,6 +146,10 @@ impl<D: Driver> Driver for Faulty<D> {
     forward! { @driver_without_addresses enter }
     forward! { @driver_with_addresses enter }
 
+    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
+        self.inner.is_per_thread_stream(stream)
+    }
+
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.inner.virtual_memory().map(|_| self as _)
     }

@@ -145,6 +145,10 @@ impl<D: Driver + ?Sized> Driver for Arc<D> {
     forward! { @driver_without_addresses inside }
     forward! { @driver_with_addresses inside }
 
+    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
+        (**self).is_per_thread_stream(stream)
+    }
+
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         (**self).virtual_memory()
     }

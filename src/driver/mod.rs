@@ -156,6 +156,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Whether `stream` is being captured. Never waits.
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus>;
 
+    /// Whether `stream` names another stream on each thread: every call means the calling thread's own.
+    /// Two threads that name it are then ordered by nothing, and nobody can wait for another thread's.
+    /// The answer for a stream never changes. Never waits.
+    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
+        let _ = stream;
+        false
+    }
+
     /// Virtual memory, if the device has it.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None

@@ -162,6 +162,10 @@ impl<D: Driver> Driver for Recorded<D> {
         self.inner.fill(self.inward(to), byte, size_bytes, stream)
     }
 
+    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
+        self.inner.is_per_thread_stream(stream)
+    }
+
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.inner.virtual_memory().map(|_| self as _)
     }

@@ -54,8 +54,10 @@ const NON_BLOCKING: u32 = 1;
 const NO_TIMING: u32 = 2;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: u32 = 2;
-/// `CU_STREAM_PER_THREAD`; below it are the legacy default stream's two names.
-const LAST_DEFAULT_STREAM: u64 = 2;
+/// `CU_STREAM_PER_THREAD`: the calling thread's own default stream.
+const PER_THREAD_STREAM: u64 = 2;
+/// Below it are the legacy default stream's two names.
+const LAST_DEFAULT_STREAM: u64 = PER_THREAD_STREAM;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 const INVALID_CONTEXT: u32 = 201;
 
@@ -430,6 +432,10 @@ impl Driver for Cuda {
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
         let _entered = self.enter()?;
         self.status_of(stream)
+    }
+
+    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
+        stream.0 == PER_THREAD_STREAM
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

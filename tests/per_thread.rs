@@ -1,0 +1,430 @@
+//! A stream that is another one on each thread: its blocks change threads only when the work of the
+//! thread that freed them is done.
+//!
+//! `device` is the simulated device with such a stream. Each test runs on fixed and on expandable
+//! segments. The first thread is the test's own; others run while it waits for them.
+
+mod common;
+#[path = "per_thread/device.rs"]
+mod device;
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{
+    Allocation, DeviceAllocator, PoolOptions, PoolScope, Request, ScopeFilter,
+};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Gated, Recorded, RecordedAddresses};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::MIB;
+use stratalloc::strategies::Strategy;
+
+use common::law;
+use device::{OWN, Threaded};
+
+const BOTH: [&str; 2] = ["", "expandable_segments:True"];
+
+/// Bytes of a device that nobody fills.
+const ROOMY: u64 = 4 << 30;
+
+struct Bed {
+    device: Arc<Threaded>,
+    strategy: Strategy,
+}
+
+impl Bed {
+    fn new(total_bytes: u64, conf: &str) -> Self {
+        let device = Threaded::new(total_bytes);
+        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+        let driver = Arc::clone(&device) as Arc<dyn Driver>;
+        let strategy = build(&config, driver, BuildOptions { raw_addresses: true });
+        Self { device, strategy: strategy.expect("the device can do it") }
+    }
+
+    /// Takes a block and gives the calling thread's stream work on it.
+    #[track_caller]
+    fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
+        self.worked(self.strategy.allocate(Request::new(bytes, stream)).expect("it fits"), stream)
+    }
+
+    fn worked(&self, block: Allocation, stream: StreamId) -> Allocation {
+        self.device.fill(block.address(), 1, block.size_bytes(), stream).expect("it takes work");
+        block
+    }
+
+    #[track_caller]
+    fn give(&self, block: Allocation) {
+        self.strategy.free(block).expect("it is live");
+    }
+
+    /// Takes a block and frees it at once; where it was.
+    #[track_caller]
+    fn look(&self, bytes: u64, stream: StreamId) -> u64 {
+        let block = self.take(bytes, stream);
+        let address = block.address();
+        self.give(block);
+        address
+    }
+
+    /// Does something on a thread of its own.
+    #[track_caller]
+    fn elsewhere<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| scope.spawn(work).join().expect("it does not panic"))
+    }
+
+    /// Bytes in callers' hands, and those that wait besides.
+    fn live_and_draining(&self) -> (i64, i64) {
+        let statistics = self.strategy.counters().expect("it counts").statistics();
+        let live = statistics.allocated_bytes.all.current;
+        (live, statistics.active_bytes.all.current - live)
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        let engine = self.strategy.engine().expect("built on the engine");
+        let info = self.device.memory_info().expect("it answers");
+        let used = info.total_bytes - info.free_bytes - engine.unreleased_bytes();
+        law::check_all(engine, used).expect("every law holds");
+    }
+}
+
+#[test]
+fn a_block_changes_threads_only_when_the_freeing_threads_work_is_done() {
+    for conf in BOTH {
+        for bytes in [512, 3 * MIB] {
+            let bed = Bed::new(ROOMY, conf);
+            let address = bed.look(bytes, OWN);
+            let size = i64::try_from(bytes).unwrap();
+            assert_eq!(bed.live_and_draining(), (0, size), "{conf}: it waits");
+            let other = bed.elsewhere(|| bed.take(bytes, OWN));
+            assert_ne!(other.address(), address, "{conf}: work runs on it still");
+            assert_eq!(bed.live_and_draining(), (size, size));
+            bed.device.finish_own();
+            let third = bed.elsewhere(|| bed.take(bytes, OWN));
+            assert_eq!(third.address(), address, "{conf}: nobody works on it any more");
+            bed.check();
+            bed.give(other);
+            bed.give(third);
+            bed.device.sim.complete_all();
+            bed.strategy.caching().unwrap().empty_cache().unwrap();
+            assert_eq!(bed.live_and_draining(), (0, 0));
+            bed.check();
+        }
+    }
+}
+
+#[test]
+fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let block = bed.take(MIB, OWN);
+        let address = block.address();
+        // As if it had been handed over, behind the first thread's work.
+        bed.device.finish_own();
+        let finish = bed.elsewhere(|| {
+            bed.give(bed.worked(block, OWN));
+            bed.device.real(OWN)
+        });
+        bed.device.finish_own();
+        assert_ne!(bed.look(MIB, OWN), address, "{conf}: the second thread's work runs still");
+        bed.device.sim.complete_stream(finish);
+        assert_eq!(bed.look(MIB, OWN), address, "{conf}");
+        bed.check();
+    }
+}
+
+#[test]
+fn one_threads_work_does_not_hold_back_what_another_freed_later() {
+    let bed = Bed::new(ROOMY, "");
+    let first = bed.look(MIB, OWN);
+    let second = bed.elsewhere(|| {
+        let second = bed.look(MIB, OWN);
+        bed.device.finish_own();
+        second
+    });
+    assert_ne!(first, second);
+    assert_eq!(bed.look(MIB, OWN), second, "its own work is done");
+    bed.check();
+}
+
+#[test]
+fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
+    for conf in BOTH {
+        let bed = Bed::new(20 * MIB, conf);
+        let address = bed.look(20 * MIB, OWN);
+        let other = bed.elsewhere(|| bed.take(20 * MIB, OWN));
+        assert_eq!(other.address(), address, "{conf}");
+        assert_eq!(bed.device.sim.calls("synchronize_event"), 1, "{conf}");
+        bed.give(other);
+        // Another stream gets the memory by way of the device.
+        let stream = bed.device.create_stream().unwrap();
+        bed.elsewhere(|| bed.look(20 * MIB, stream));
+        bed.check();
+    }
+}
+
+#[test]
+fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let raw = bed.strategy.raw_addresses().expect("built with addresses");
+        let address = raw.allocate_raw(Request::new(MIB, OWN)).unwrap();
+        bed.device.fill(address, 1, MIB, OWN).unwrap();
+        raw.free_raw(address).unwrap();
+        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
+        bed.device.sim.complete_all();
+        bed.strategy.cross_stream().unwrap().process_events().unwrap();
+        let caching = bed.strategy.caching().expect("it caches");
+        let there = caching.allocate_at(Request::new(MIB, OWN), address).unwrap();
+        bed.give(bed.worked(there, OWN));
+        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: at an address");
+        bed.check();
+    }
+}
+
+#[test]
+fn a_private_pool_keeps_threads_apart_too() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let pools = bed.strategy.private_pools().expect("it has pools");
+        let pool = PoolId::next_user();
+        pools.create_pool(pool, PoolOptions::default()).unwrap();
+        let take = || bed.worked(pools.allocate_in(pool, Request::new(MIB, OWN)).unwrap(), OWN);
+        let block = take();
+        let address = block.address();
+        bed.give(block);
+        let other = bed.elsewhere(take);
+        assert_ne!(other.address(), address, "{conf}: work runs on it still");
+        bed.device.finish_own();
+        let third = bed.elsewhere(take);
+        assert_eq!(third.address(), address, "{conf}");
+        bed.give(other);
+        bed.give(third);
+        // Routed there by a scope.
+        let scope = PoolScope::open(pools, pool, ScopeFilter::Stream(OWN)).unwrap();
+        bed.device.sim.complete_all();
+        let address = bed.look(MIB, OWN);
+        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: in a scope");
+        drop(scope);
+        bed.check();
+    }
+}
+
+#[test]
+fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
+    let bed = Bed::new(20 * MIB, "");
+    let pools = bed.strategy.private_pools().expect("it has pools");
+    let pool = PoolId::next_user();
+    let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+    pools.create_pool(pool, options).unwrap();
+    let idle = pools.allocate_in(pool, Request::new(20 * MIB, OWN)).unwrap();
+    bed.give(idle);
+    bed.strategy.cross_stream().unwrap().process_events().unwrap();
+    bed.device.sim.complete_all();
+    bed.strategy.cross_stream().unwrap().process_events().unwrap();
+    let helped = bed.take(20 * MIB, OWN);
+    bed.give(helped);
+    assert_eq!(bed.live_and_draining(), (0, 20 << 20), "work runs on it still");
+    bed.check();
+}
+
+#[test]
+fn inside_its_capture_the_graph_orders_the_blocks_of_a_threads_own_stream() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let pools = bed.strategy.private_pools().expect("it has pools");
+        let eager = bed.take(MIB, OWN);
+        let capture = Capture::begin(&*bed.device, OWN).unwrap();
+        let pool = PoolId::next_capture();
+        let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
+        let first = bed.look(MIB, OWN);
+        assert_eq!(bed.look(MIB, OWN), first, "{conf}: behind the first in the graph");
+        // Other threads' streams are not captured: theirs goes on as ever.
+        let (before, stream) = bed.elsewhere(|| (bed.look(MIB, OWN), bed.device.real(OWN)));
+        bed.device.sim.complete_stream(stream);
+        assert_eq!(bed.elsewhere(|| bed.look(MIB, OWN)), before, "{conf}");
+        // Work from before the capture is in no graph.
+        let address = eager.address();
+        bed.give(eager);
+        Capture::end(&*bed.device, OWN).unwrap();
+        let graph = scope.finish();
+        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by another thread");
+        assert_ne!(bed.look(MIB, OWN), address, "{conf}: its work runs still");
+        bed.device.finish_own();
+        assert_eq!(bed.look(MIB, OWN), address, "{conf}");
+        drop(graph);
+        bed.device.sim.complete_all();
+        bed.strategy.caching().unwrap().empty_cache().unwrap();
+        bed.check();
+    }
+}
+
+#[test]
+fn what_a_thread_freed_in_its_capture_and_never_came_back_for_is_found_under_pressure() {
+    for conf in BOTH {
+        let bed = Bed::new(20 * MIB, conf);
+        let pools = bed.strategy.private_pools().expect("it has pools");
+        bed.elsewhere(|| {
+            let eager = bed.take(20 * MIB, OWN);
+            let capture = Capture::begin(&*bed.device, OWN).unwrap();
+            let filter = ScopeFilter::Capture(capture);
+            let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
+            bed.give(eager);
+            Capture::end(&*bed.device, OWN).unwrap();
+            drop(scope.finish());
+        });
+        let waits = bed.device.sim.calls("synchronize_device");
+        bed.look(20 * MIB, OWN);
+        assert!(bed.device.sim.calls("synchronize_device") > waits, "{conf}");
+        bed.check();
+    }
+}
+
+#[test]
+fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off() {
+    let bed = Bed::new(ROOMY, "");
+    let pools = bed.strategy.private_pools().expect("it has pools");
+    let [user, captured] = [0; 2].map(|_| bed.device.create_stream().unwrap());
+    let begin = |stream, pool| {
+        let capture = Capture::begin(&*bed.device, stream).unwrap();
+        PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap()
+    };
+    let pool = PoolId::next_capture();
+    let scope = begin(OWN, pool);
+    let result = bed.take(MIB, OWN);
+    Capture::end(&*bed.device, OWN).unwrap();
+    let graph = scope.finish();
+    let address = result.address();
+    bed.strategy.cross_stream().unwrap().record_stream(&result, user).unwrap();
+    let result = bed.worked(bed.worked(result, user), OWN);
+    let scope = begin(captured, PoolId::next_capture());
+    bed.give(result);
+    Capture::end(&*bed.device, captured).unwrap();
+    drop(scope.finish());
+    let process = || bed.strategy.cross_stream().unwrap().process_events().unwrap();
+    let there = || {
+        process();
+        let block = pools.allocate_in(pool, Request::new(MIB, OWN)).unwrap();
+        (block.address() == address, block)
+    };
+    process();
+    bed.device.sim.complete_stream(user);
+    let (reused, first) = there();
+    assert!(!reused, "its own work runs still");
+    bed.device.finish_own();
+    let (reused, second) = there();
+    assert!(reused);
+    [first, second].into_iter().for_each(|block| bed.give(block));
+    drop(graph);
+    bed.check();
+}
+
+#[test]
+fn what_a_checkpoint_brings_back_obeys_too() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let pools = bed.strategy.private_pools().expect("it has pools");
+        let capture = Capture::begin(&*bed.device, OWN).unwrap();
+        let pool = PoolId::next_capture();
+        let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
+        let result = bed.take(MIB, OWN);
+        Capture::end(&*bed.device, OWN).unwrap();
+        let graph = scope.finish();
+        let checkpoint = pools.checkpoint(pool).unwrap();
+        let address = result.address();
+        // Twice: what came back does not stand in the way of the next time.
+        assert_eq!(pools.restore(&checkpoint).unwrap().freed, [address], "{conf}");
+        let mut restored = pools.restore(&checkpoint).unwrap();
+        let again = restored.live.pop().expect("it was live");
+        bed.give(bed.worked(again, OWN));
+        let take = || pools.allocate_in(pool, Request::new(MIB, OWN)).unwrap();
+        let other = bed.elsewhere(take);
+        assert_ne!(other.address(), address, "{conf}: work runs on it still");
+        bed.device.finish_own();
+        let third = bed.elsewhere(take);
+        assert_eq!(third.address(), address, "{conf}");
+        [other, third].into_iter().for_each(|block| bed.give(block));
+        drop(graph);
+        bed.check();
+    }
+}
+
+#[test]
+fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
+    let bed = Bed::new(ROOMY, "expandable_segments:True");
+    let pools = bed.strategy.private_pools().expect("it has pools");
+    bed.elsewhere(|| {
+        let capture = Capture::begin(&*bed.device, OWN).unwrap();
+        let filter = ScopeFilter::Capture(capture);
+        let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
+        bed.look(MIB, OWN);
+        Capture::end(&*bed.device, OWN).unwrap();
+        drop(scope.finish());
+    });
+    // A launch of the graph may run still, on a stream that only its thread can name.
+    let waits = bed.device.sim.calls("synchronize_device");
+    bed.strategy.caching().unwrap().empty_cache().unwrap();
+    assert!(bed.device.sim.calls("unmap") > 0);
+    assert!(bed.device.sim.calls("synchronize_device") > waits);
+    bed.check();
+}
+
+#[test]
+fn use_by_a_threads_own_stream_of_another_streams_block_is_waited_for() {
+    let bed = Bed::new(ROOMY, "");
+    let stream = bed.device.create_stream().unwrap();
+    let block = bed.take(MIB, stream);
+    let address = block.address();
+    bed.strategy.cross_stream().unwrap().record_stream(&block, OWN).unwrap();
+    bed.give(bed.worked(block, OWN));
+    bed.device.sim.complete_stream(stream);
+    assert_ne!(bed.elsewhere(|| bed.look(MIB, stream)), address);
+    bed.device.finish_own();
+    bed.device.sim.complete_stream(stream);
+    assert_eq!(bed.elsewhere(|| bed.look(MIB, stream)), address);
+    bed.check();
+}
+
+#[test]
+fn a_driver_that_fails_to_record_leaves_the_block_with_its_caller() {
+    let device = Arc::new(Faulty::new(Threaded::new(ROOMY)));
+    let driver = Arc::clone(&device) as Arc<dyn Driver>;
+    let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let block = strategy.allocate(Request::new(MIB, OWN)).unwrap();
+    let kind = stratalloc::error::DriverErrorKind::Other;
+    device.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("record_event") });
+    let error = strategy.free(block).unwrap_err();
+    device.disarm();
+    strategy.free(error.allocation).unwrap();
+    drop(strategy);
+    assert!(device.inner().sim.held().segments.is_empty());
+}
+
+#[test]
+fn on_a_device_without_such_a_stream_the_number_is_a_plain_one() {
+    let sim = Arc::new(stratalloc::driver::Sim::new(Default::default()));
+    assert!(!sim.is_per_thread_stream(OWN));
+    let driver = Arc::clone(&sim) as Arc<dyn Driver>;
+    let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let look = || {
+        let block = strategy.allocate(Request::new(MIB, OWN)).unwrap();
+        let address = block.address();
+        strategy.free(block).unwrap();
+        address
+    };
+    let first = look();
+    assert_eq!(std::thread::scope(|scope| scope.spawn(look).join().unwrap()), first);
+    assert_eq!(sim.calls("record_event"), 0);
+}
+
+#[test]
+fn wrappers_of_a_device_hand_the_answer_through() {
+    let device = Threaded::new(ROOMY);
+    assert!(Faulty::new(Arc::clone(&device)).is_per_thread_stream(OWN));
+    let addresses = RecordedAddresses::default();
+    assert!(Recorded::new(Arc::clone(&device), addresses).is_per_thread_stream(OWN));
+    let shared = Arc::clone(&device) as Arc<dyn Driver>;
+    assert!(shared.is_per_thread_stream(OWN) && !shared.is_per_thread_stream(StreamId(3)));
+    assert!(Gated::new(device).is_per_thread_stream(OWN));
+}
