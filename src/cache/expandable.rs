@@ -199,10 +199,11 @@ impl Engine {
         let page_bytes = reservation.map_or(run.size_bytes, |r| r.page_bytes);
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
-        let exportable = match (growth.miss_policy.exportable, memory.fabric()) {
-            (false, _) => Exportable::No,
-            (true, None) => Exportable::Descriptor,
-            (true, Some(_)) => Exportable::Fabric,
+        // To ask for the fabric may make a piece for a trial: only where pieces are to leave.
+        let exportable = match growth.miss_policy.exportable {
+            false => Exportable::No,
+            true if memory.fabric().is_some() => Exportable::Fabric,
+            true => Exportable::Descriptor,
         };
         let mut pieces = Vec::new();
         let mut mapped = Vec::new();
