@@ -136,12 +136,8 @@ impl MallocAsyncAllocator {
         self.record(Action::OutOfMemory, free, request.bytes, request.stream, route.pool);
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let main = self.usage_of_main();
-        let mut reserved_bytes = main.reserved_bytes;
-        let mut cached_private_bytes = 0;
-        for usage in self.usage_of_private_pools() {
-            reserved_bytes += usage.reserved_bytes;
-            cached_private_bytes += idle(usage);
-        }
+        let private = self.usage_of_private_pools();
+        let cached_private_bytes = idle(private);
         let mut report = OutOfMemory {
             device: self.device.device,
             stream: request.stream,
@@ -153,7 +149,7 @@ impl MallocAsyncAllocator {
             device_total_bytes: info.map(|info| info.total_bytes),
             limit_bytes: (limit != UNLIMITED).then_some(limit),
             allocated_bytes,
-            reserved_bytes,
+            reserved_bytes: main.reserved_bytes + private.reserved_bytes,
             cached_large_bytes: idle(main) + cached_private_bytes,
             cached_private_bytes,
             draining_bytes,
