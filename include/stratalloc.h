@@ -12,8 +12,9 @@
 // Blocks of the pool are always handed out whole.
 #define STRATALLOC_POOL_NO_SPLIT 2
 
-// How a call ended. After anything but `OK` nothing has changed, and `stratalloc_last_error` says
-// more to the calling thread.
+// How a call ended. After anything but `OK` nothing has changed, unless the driver failed in a call that
+// does several things: what was done before that stays done. `stratalloc_last_error` says more to the
+// calling thread.
 typedef enum {
   // It did what it says.
   STRATALLOC_STATUS_OK = 0,
@@ -193,8 +194,10 @@ stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
                                                     stratalloc_pool pool,
                                                     void *stream);
 
-// Ends the routing to a pool, from any thread.
-stratalloc_status stratalloc_pool_scope_close(uint64_t handle, stratalloc_pool pool);
+// Ends the routing to a pool, from any thread. Where the driver fails, the scope is closed all the same and
+// its user has gone.
+stratalloc_status stratalloc_pool_scope_close(uint64_t handle,
+                                              stratalloc_pool pool);
 
 // Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
 // error set when there is no memory, no such device, or the environment cannot be used. The variable

@@ -1,8 +1,8 @@
 //! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
 //!
-//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools;
-//! `malloc_async/histories.rs` does everything at random, by three threads, and
-//! `malloc_async/device.rs` asks a real device.
+//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools,
+//! `malloc_async/pressure.rs` about refusals; `malloc_async/histories.rs` does everything at random, by
+//! three threads, and `malloc_async/device.rs` asks a real device.
 
 #[path = "malloc_async/captures.rs"]
 mod captures;
@@ -14,6 +14,8 @@ mod device;
 mod histories;
 #[path = "malloc_async/pools.rs"]
 mod pools;
+#[path = "malloc_async/pressure.rs"]
+mod pressure;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

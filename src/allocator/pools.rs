@@ -117,7 +117,8 @@ pub trait PrivatePools: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool has no open scope.
+    /// [`PoolError`] when the pool has no open scope; of the kind `Driver` when the driver fails after the
+    /// scope was closed.
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError>;
 
     /// Allocates in a pool, whatever scopes are open. May wait as
@@ -270,7 +271,7 @@ impl<'a> PoolScope<'a> {
 
     fn close(&mut self) {
         if std::mem::take(&mut self.open) {
-            // It fails only if somebody closed the scope by hand: then it is closed.
+            // It fails only if somebody closed the scope by hand, or behind the close: then it is closed.
             let _ = self.hold.pools.close_scope(self.hold.pool);
         }
     }

@@ -38,3 +38,4 @@ mod statistics;
 pub use engine::{Engine, EngineOptions};
 pub(crate) use hooks::Hooks;
 pub use inspect::Foresight;
+pub(crate) use oom::name_holders;

@@ -1,4 +1,6 @@
 //! Why nothing helped: the report of a failed request, and what would have.
+//!
+//! Who else holds the device is told by [`name_holders`], for every strategy that asks a driver.
 
 use std::cmp::Reverse;
 
@@ -6,7 +8,7 @@ use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
-use crate::driver::ProcessUsage;
+use crate::driver::{Driver, ProcessUsage};
 use crate::error::{Holder, LargestFree, OutOfMemory};
 use crate::history::Action;
 use crate::ids::PoolId;
@@ -65,27 +67,12 @@ impl Engine {
         for other in self.all_heaps(growth) {
             self.add_heap_to_report(&mut report, &mut held, other, cell, plan);
         }
-        if matches!(refusal, Refusal::Driver(_)) {
-            report.holders = self.largest_holders();
-        }
         report.hints = hints(&report, &refusal, held, growth);
         if let Refusal::Driver(error) = refusal {
             report.driver = Some(error);
+            name_holders(&mut report, &*self.driver);
         }
         report
-    }
-
-    /// Who holds most of the device. Nobody when the driver cannot tell: that is no reason to lose the
-    /// report.
-    fn largest_holders(&self) -> Vec<Holder> {
-        let list = self.driver.processes().and_then(|processes| processes.list().ok());
-        let holder =
-            |usage: ProcessUsage| Holder { process: usage.process, used_bytes: usage.used_bytes };
-        let mut holders: Vec<_> = list.unwrap_or_default().into_iter().map(holder).collect();
-        holders.retain(|holder| holder.used_bytes > 0);
-        holders.sort_unstable_by_key(|holder| (Reverse(holder.used_bytes), holder.process));
-        holders.truncate(OutOfMemory::HOLDERS_MAX);
-        holders
     }
 
     fn add_heap_to_report(
@@ -232,17 +219,35 @@ fn hints(report: &OutOfMemory, refusal: &Refusal, held: Held, growth: &Growth) -
             human_bytes(report.rounded_bytes)
         ));
     }
-    hints.extend(held_by_others(report, refusal));
     hints
 }
 
+/// Adds who holds most of the device to the report of a request that the driver refused, and a hint, behind
+/// all others, if that is what is missing.
+pub(crate) fn name_holders(report: &mut OutOfMemory, driver: &dyn Driver) {
+    report.holders = largest_holders(driver);
+    report.hints.extend(held_by_others(report));
+}
+
+/// Nobody when the driver cannot tell: that is no reason to lose the report.
+fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
+    let list = driver.processes().and_then(|processes| processes.list().ok());
+    let holder =
+        |usage: ProcessUsage| Holder { process: usage.process, used_bytes: usage.used_bytes };
+    let mut holders: Vec<_> = list.unwrap_or_default().into_iter().map(holder).collect();
+    holders.retain(|holder| holder.used_bytes > 0);
+    holders.sort_unstable_by_key(|holder| (Reverse(holder.used_bytes), holder.process));
+    holders.truncate(OutOfMemory::HOLDERS_MAX);
+    holders
+}
+
 /// Others on the device have what is missing.
-fn held_by_others(report: &OutOfMemory, refusal: &Refusal) -> Option<String> {
+fn held_by_others(report: &OutOfMemory) -> Option<String> {
     let others =
         report.device_total_bytes.zip(report.device_free_bytes).map_or(0, |(total, free)| {
             total.saturating_sub(free).saturating_sub(report.reserved_bytes)
         });
-    if others < report.rounded_bytes || !matches!(refusal, Refusal::Driver(_)) {
+    if others < report.rounded_bytes {
         return None;
     }
     // Where this process is not on the list it may be there under a number that the host gave it.

@@ -13,8 +13,9 @@ use crate::error::{
 use crate::registry::BuildError;
 use crate::switch::SwitchError;
 
-/// How a call ended. After anything but `OK` nothing has changed, and `stratalloc_last_error` says
-/// more to the calling thread.
+/// How a call ended. After anything but `OK` nothing has changed, unless the driver failed in a call that
+/// does several things: what was done before that stays done. `stratalloc_last_error` says more to the
+/// calling thread.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {

@@ -8,7 +8,7 @@ use super::calls::stream_of;
 use super::guard::{Failure, Status, status};
 use super::table;
 use super::text::Place;
-use crate::allocator::{PoolOptions, ScopeFilter};
+use crate::allocator::{PoolOptions, PrivatePools, ScopeFilter};
 use crate::error::PoolError;
 use crate::ids::PoolId;
 
@@ -106,17 +106,68 @@ pub extern "C" fn stratalloc_pool_scope_open_stream(
     })
 }
 
-/// Ends the routing to a pool, from any thread.
+/// Ends the routing to a pool, from any thread. Where the driver fails, the scope is closed all the same and
+/// its user has gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_close(handle: u64, pool: Pool) -> Status {
-    status(|| {
-        let instance = table::find(handle)?;
-        let pools = instance.pools()?;
-        pools.close_scope(pool.into())?;
-        match pools.release_pool(pool.into()) {
-            // The caller has released the scope's user, too.
-            Err(PoolError::Released { .. } | PoolError::Unknown { .. }) => Ok(()),
-            released => Ok(released?),
+    status(|| Ok(close(table::find(handle)?.pools()?, pool.into())?))
+}
+
+/// Closes a scope and removes its user.
+fn close(pools: &dyn PrivatePools, pool: PoolId) -> Result<(), PoolError> {
+    let closed = pools.close_scope(pool);
+    // Any other refusal leaves the scope as it was; a driver fails when the scope is closed already.
+    if !matches!(closed, Ok(()) | Err(PoolError::Driver(_))) {
+        return closed;
+    }
+    let released = match pools.release_pool(pool) {
+        // The caller has released the scope's user, too.
+        Err(PoolError::Released { .. } | PoolError::Unknown { .. }) => Ok(()),
+        released => released,
+    };
+    closed.and(released)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::allocator::{DeviceAllocator, Request};
+    use crate::config::Config;
+    use crate::driver::sim::SimOptions;
+    use crate::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
+    use crate::error::DriverErrorKind;
+    use crate::registry::build;
+
+    /// A block that other streams use and that is freed during a capture waits for the scope's end, which
+    /// then asks the driver.
+    #[test]
+    fn a_scope_whose_end_the_driver_spoils_leaves_no_user_behind() {
+        for conf in
+            ["backend:cudaMallocAsync", "backend:native,graph_capture_record_stream_reuse:True"]
+        {
+            let faulty = Arc::new(Faulty::new(Sim::new(SimOptions::default())));
+            let driver = Arc::<Faulty<Sim>>::clone(&faulty) as Arc<dyn Driver>;
+            let config = Config::parse(conf, &Default::default()).unwrap();
+            let allocator = build(&config, driver, Default::default()).unwrap();
+            let pools = allocator.private_pools().unwrap();
+            let [own, other] = [(); 2].map(|()| faulty.create_stream().unwrap());
+            let pool = PoolId::next_user();
+            pools.create_pool(pool, PoolOptions::default()).unwrap();
+            let block = pools.allocate_in(pool, Request::new(4096, own)).unwrap();
+            allocator.cross_stream().unwrap().record_stream(&block, other).unwrap();
+            let capture = Capture::begin(&*faulty, own).unwrap();
+            pools.open_scope(pool, ScopeFilter::Capture(capture)).unwrap();
+            allocator.free(block).unwrap();
+            Capture::end(&*faulty, own).unwrap();
+            let (kind, only) = (DriverErrorKind::Other, Some("record_event"));
+            faulty.arm(FaultPlan { at: 0, kind, repeat: false, only });
+            let closed = close(pools, pool);
+            assert!(matches!(closed, Err(PoolError::Driver(_))), "{conf}: {closed:?}");
+            assert_eq!(pools.pool_users(pool), Some(1), "{conf}");
+            assert_eq!(close(pools, pool), Err(PoolError::ScopeClosed { pool }), "{conf}");
+            assert_eq!(pools.pool_users(pool), Some(1), "{conf}: a second close removes nobody");
         }
-    })
+    }
 }

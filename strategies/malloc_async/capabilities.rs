@@ -171,7 +171,7 @@ impl MallocAsyncAllocator {
     }
 }
 
-fn sum(a: DriverPoolUsage, b: DriverPoolUsage) -> DriverPoolUsage {
+pub(super) fn sum(a: DriverPoolUsage, b: DriverPoolUsage) -> DriverPoolUsage {
     DriverPoolUsage {
         used_bytes: a.used_bytes + b.used_bytes,
         used_high_bytes: a.used_high_bytes + b.used_high_bytes,
@@ -273,11 +273,12 @@ impl Caching for MallocAsyncAllocator {
 
 impl Counters for MallocAsyncAllocator {
     /// Blocks and bytes in callers' hands are counted here, so they are exact, also where others use
-    /// the same driver pool. Reserved bytes are the driver's, with memory of graphs; their peak is the
-    /// sum of the peaks, which is never too low. The kinds of pools are not told apart.
+    /// the same driver pool. Reserved bytes are the driver's, with memory of graphs. A private pool that
+    /// lost its last user counts with what it held then until its last block is freed. The peak is the
+    /// sum of the pools' peaks, or what that was before a pool went: never too low. The kinds of pools
+    /// are not told apart.
     fn statistics(&self) -> Statistics {
-        let main = self.usage_of_main();
-        let reserved = self.usage_of_private_pools().into_iter().fold(main, sum);
+        let reserved = sum(self.usage_of_main(), self.usage_of_private_pools());
         let sums = self.blocks.lock().sums;
         let [allocation, allocated_bytes] = sums.allocated();
         let [active, active_bytes] = sums.with_waiting();
@@ -291,7 +292,7 @@ impl Counters for MallocAsyncAllocator {
             requested_bytes: of(active_bytes),
             reserved_bytes: of(Counter {
                 current: signed(reserved.reserved_bytes),
-                peak: signed(reserved.reserved_high_bytes),
+                peak: signed(self.reserved_peak(reserved.reserved_high_bytes)),
                 ..Counter::default()
             }),
             num_alloc_retries: sums.num_retries,
@@ -303,6 +304,8 @@ impl Counters for MallocAsyncAllocator {
 
     fn reset_peaks(&self) {
         self.blocks.lock().sums.reset_peaks();
+        // First: a pool that goes meanwhile leaves its high mark.
+        self.reset_peaks_of_gone();
         let pools = self.memory_pools();
         // A driver that fails keeps its high marks: peaks stay too high, never too low.
         let _ = self.on_all_pools(|pool| pools.reset_high_marks(pool));

@@ -12,55 +12,75 @@ use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
 use crate::ids::{EventId, StreamId};
 
+/// How a free goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Straight to the driver.
+    Plain,
+    /// The same, and the block is charged to the limit until the driver has it.
+    Limited,
+    /// With captures or other streams in mind; charged as long.
+    Careful,
+}
+
 impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
-        let (block, plain, kept_bytes) = {
+        let (block, way) = {
             let mut blocks = self.blocks.lock();
             let block = blocks.leave(address, serial)?;
-            let plain = block.is_plain() && !self.captures.any_scope();
-            let kept_bytes = if plain && !self.is_limited() { 0 } else { block.bytes };
-            blocks.keep_reserved(kept_bytes);
-            (block, plain, kept_bytes)
+            let way = self.way_of(&block);
+            if way != Way::Plain {
+                blocks.keep_reserved(block.bytes);
+            }
+            (block, way)
         };
-        if !plain {
+        if way == Way::Careful {
             let given = self.free_with_care(address, &block);
-            return self.settle_free(address, block, given, kept_bytes);
+            return self.settle_free(address, block, given);
         }
-        match self.memory_pools().free_async(address, block.stream) {
-            Ok(()) => {
-                if kept_bytes > 0 {
-                    self.blocks.lock().unreserve(kept_bytes);
-                }
+        let given = match self.memory_pools().free_async(address, block.stream) {
+            Ok(()) if way == Way::Plain => {
                 self.is_freed(address, &block);
-                Ok(())
+                return Ok(());
             }
+            Ok(()) => Ok(Given::Freed),
             Err(error) => {
-                let given = self.after_refusal(address, &block, error);
-                self.settle_free(address, block, given, kept_bytes)
+                if way == Way::Plain {
+                    self.blocks.lock().keep_reserved(block.bytes);
+                }
+                self.after_refusal(address, &block, error)
             }
+        };
+        self.settle_free(address, block, given)
+    }
+
+    #[inline]
+    fn way_of(&self, block: &Block) -> Way {
+        match block.is_plain() && !self.captures.any_scope() {
+            true if self.is_limited() => Way::Limited,
+            true => Way::Plain,
+            false => Way::Careful,
         }
     }
 
-    /// What a free leaves behind where it did not go the plain way. `kept_bytes` were kept for it under the
-    /// limit.
+    /// What a free of a charged block leaves behind.
     #[cold]
     fn settle_free(
         &self,
         address: u64,
         block: Block,
         given: Result<Given, DriverError>,
-        kept_bytes: u64,
     ) -> Result<(), HandleError> {
         match or_later(given) {
             Err(error) => {
                 let mut blocks = self.blocks.lock();
-                blocks.unreserve(kept_bytes);
+                blocks.unreserve(block.bytes);
                 blocks.come_back(address, block);
                 return Err(error.into());
             }
             Ok(Given::Freed) => {
-                self.blocks.lock().unreserve(kept_bytes);
+                self.blocks.lock().unreserve(block.bytes);
                 self.is_freed(address, &block);
             }
             Ok(Given::Deferred) => {
@@ -69,7 +89,7 @@ impl MallocAsyncAllocator {
                 // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
-                blocks.unreserve(kept_bytes);
+                blocks.unreserve(block.bytes);
                 blocks.defer(address, block);
             }
         }

@@ -7,6 +7,7 @@
 
 use parking_lot::RwLockReadGuard;
 
+use super::capabilities::sum;
 use super::{MallocAsyncAllocator, Route, keep_everything};
 use crate::allocator::{PoolOptions, ScopeFilter};
 use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools};
@@ -20,6 +21,16 @@ pub(super) struct Pools {
     scopes: Vec<Scope>,
     /// Devices that were let in: new pools are opened to them.
     peers: Vec<DeviceId>,
+    gone: Gone,
+}
+
+/// High marks that the driver does not keep, since the last reset of peaks.
+#[derive(Debug, Default)]
+struct Gone {
+    /// Of what destroyed pools hold.
+    left_high_bytes: u64,
+    /// What all high marks added up to, just before one of them went with its pool; the most of that.
+    high_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -38,6 +49,14 @@ struct Entry {
     /// None left: the driver's pool is destroyed, and lives on for live blocks only.
     users: u32,
     use_on_oom: bool,
+    /// What the driver's pool held when it was destroyed.
+    left_bytes: u64,
+}
+
+impl Entry {
+    fn new(id: PoolId, driver_pool: Option<DriverPoolId>, use_on_oom: bool) -> Self {
+        Self { id, driver_pool, users: 1, use_on_oom, left_bytes: 0 }
+    }
 }
 
 impl Pools {
@@ -142,8 +161,7 @@ impl MallocAsyncAllocator {
             return Err(PoolError::Taken { pool: id });
         }
         let driver_pool = Some(self.new_driver_pool(&pools.peers)?);
-        let use_on_oom = options.use_on_oom;
-        pools.entries.push(Entry { id, driver_pool, users: 1, use_on_oom });
+        pools.entries.push(Entry::new(id, driver_pool, options.use_on_oom));
         Ok(())
     }
 
@@ -176,19 +194,37 @@ impl MallocAsyncAllocator {
     pub(super) fn remove_user(&self, id: PoolId) -> Result<(), PoolError> {
         let _alone = self.ending.write();
         let mut pools = self.pools.lock();
-        let entry = pools.in_use(id)?;
-        if entry.users == 1 {
-            if let Some(pool) = entry.driver_pool {
-                self.memory_pools().destroy_pool(pool)?;
-                entry.driver_pool = None;
+        let Entry { users, driver_pool, .. } = *pools.in_use(id)?;
+        if users == 1 {
+            if let Some(pool) = driver_pool {
+                self.destroy_pool(&mut pools, id, pool)?;
             }
             let open = pools.scopes.len();
             pools.scopes.retain(|scope| scope.pool != id);
             (pools.scopes.len()..open).for_each(|_| self.scope_closed());
         }
         pools.entry(id)?.users -= 1;
+        let left_bytes = self.left_bytes(&pools);
+        pools.gone.left_high_bytes = pools.gone.left_high_bytes.max(left_bytes);
         drop(pools);
         self.forget_empty_pools();
+        Ok(())
+    }
+
+    /// Keeps what the driver knows of the pool until then. Nobody else may ask about pools meanwhile.
+    fn destroy_pool(
+        &self,
+        pools: &mut Pools,
+        id: PoolId,
+        pool: DriverPoolId,
+    ) -> Result<(), PoolError> {
+        let left_bytes = self.memory_pools().usage(pool)?.reserved_bytes;
+        let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
+        let high_bytes = all.reserved_high_bytes + pools.gone.left_high_bytes;
+        self.memory_pools().destroy_pool(pool)?;
+        pools.gone.high_bytes = pools.gone.high_bytes.max(high_bytes);
+        let entry = pools.entry(id)?;
+        (entry.driver_pool, entry.left_bytes) = (None, left_bytes);
         Ok(())
     }
 
@@ -208,10 +244,7 @@ impl MallocAsyncAllocator {
         }
         match pools.in_use(id) {
             Ok(entry) => entry.users += 1,
-            Err(PoolError::Unknown { .. }) => {
-                let (driver_pool, use_on_oom) = (None, false);
-                pools.entries.push(Entry { id, driver_pool, users: 1, use_on_oom });
-            }
+            Err(PoolError::Unknown { .. }) => pools.entries.push(Entry::new(id, None, false)),
             Err(error) => return Err(error),
         }
         let captures = matches!(filter, ScopeFilter::Capture(_));
@@ -312,9 +345,47 @@ impl MallocAsyncAllocator {
     }
 
     /// What private pools hold, as far as the driver answers.
-    pub(super) fn usage_of_private_pools(&self) -> Vec<DriverPoolUsage> {
+    ///
+    /// A destroyed pool cannot be asked about. It counts with what it held last, all of it in use, as long
+    /// as a block of it lives: so long the driver may keep that.
+    pub(super) fn usage_of_private_pools(&self) -> DriverPoolUsage {
         let _kept = self.ending.read();
-        let pools = self.pools.lock().driver_pools();
-        pools.into_iter().filter_map(|pool| self.memory_pools().usage(pool).ok()).collect()
+        let (pools, left_bytes, left_high_bytes) = {
+            let pools = self.pools.lock();
+            (pools.driver_pools(), self.left_bytes(&pools), pools.gone.left_high_bytes)
+        };
+        let left = DriverPoolUsage {
+            used_bytes: left_bytes,
+            used_high_bytes: left_high_bytes.max(left_bytes),
+            reserved_bytes: left_bytes,
+            reserved_high_bytes: left_high_bytes.max(left_bytes),
+        };
+        sum(self.usage_of(&pools), left)
+    }
+
+    /// The peak of reserved bytes, given what the high marks add up to now.
+    pub(super) fn reserved_peak(&self, high_bytes: u64) -> u64 {
+        self.pools.lock().gone.high_bytes.max(high_bytes)
+    }
+
+    /// Forgets high marks of pools that were destroyed.
+    pub(super) fn reset_peaks_of_gone(&self) {
+        let mut pools = self.pools.lock();
+        pools.gone = Gone { left_high_bytes: self.left_bytes(&pools), high_bytes: 0 };
+    }
+
+    fn usage_of(&self, pools: &[DriverPoolId]) -> DriverPoolUsage {
+        let usage = |pool: &DriverPoolId| self.memory_pools().usage(*pool).ok();
+        pools.iter().filter_map(usage).fold(DriverPoolUsage::default(), sum)
+    }
+
+    /// What destroyed pools held, of which a block is still live.
+    fn left_bytes(&self, pools: &Pools) -> u64 {
+        let mut left = pools.entries.iter().filter(|entry| entry.left_bytes > 0).peekable();
+        if left.peek().is_none() {
+            return 0;
+        }
+        let blocks = self.blocks.lock();
+        left.filter(|entry| blocks.any_outside_graphs_of(entry.id)).map(|e| e.left_bytes).sum()
     }
 }

@@ -6,6 +6,7 @@ use parking_lot::RwLockReadGuard;
 
 use super::{MallocAsyncAllocator, Route, UNLIMITED};
 use crate::allocator::Request;
+use crate::cache::name_holders;
 use crate::config::Compat;
 use crate::driver::DriverPoolUsage;
 use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory, PoolError};
@@ -22,6 +23,29 @@ pub(super) enum Refusal {
     Driver(DriverError),
     /// The pool has lost its last user meanwhile.
     Pool(PoolError),
+}
+
+impl Refusal {
+    /// A refusal for want of memory; anything else is the caller's error.
+    fn about_memory(self) -> Result<Self, AllocError> {
+        match self {
+            Self::Driver(error) if !error.is_out_of_memory() => Err(error.into()),
+            Self::Pool(error) => Err(error.into()),
+            other => Ok(other),
+        }
+    }
+
+    /// What the next attempt makes of it. Another reason does not undo the first answer of a driver that
+    /// had no memory.
+    fn followed_by(self, again: Self) -> Result<Self, AllocError> {
+        match (self, again) {
+            (Self::Driver(first), Self::Driver(again)) if !again.is_out_of_memory() => {
+                unless_lost(Err::<(), _>(again))?;
+                Ok(Self::Driver(first))
+            }
+            (_, again) => again.about_memory(),
+        }
+    }
 }
 
 /// What the driver gave, and what is set aside for it under the limit until it is entered.
@@ -66,6 +90,11 @@ impl MallocAsyncAllocator {
     }
 
     /// After the first refusal: frees that waited for captures, callbacks; then wait, trim and try once more.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]: the report when memory was refused, whatever other call failed after that, unless the
+    /// device or the pool has gone meanwhile.
     #[cold]
     pub(super) fn climb(
         &self,
@@ -73,7 +102,7 @@ impl MallocAsyncAllocator {
         request: Request,
         refusal: Refusal,
     ) -> Result<Obtained<'_>, AllocError> {
-        let mut refusal = about_memory(refusal)?;
+        let mut refusal = refusal.about_memory()?;
         let waiting = self.captures.deferred();
         // What the driver refuses goes on waiting; `process_events` tells of it.
         let _ = self.settle_deferred();
@@ -81,25 +110,34 @@ impl MallocAsyncAllocator {
         if self.hooks.free_some_memory() || settled {
             match self.obtain(route, request) {
                 Ok(obtained) => return Ok(obtained),
-                Err(again) => refusal = about_memory(again)?,
+                Err(again) => refusal = refusal.followed_by(again)?,
             }
         }
-        // In a capture nobody may wait, and memory of graphs is not the pool's.
-        let captured = route.capture.is_some() || self.capture_of(request.stream)?.is_some();
-        if matches!(refusal, Refusal::Driver(_)) && !captured {
+        if matches!(refusal, Refusal::Driver(_)) && self.may_wait(route, request)? {
             self.blocks.lock().sums.num_retries += 1;
-            self.wait_and_trim(route, request)?;
+            // What went back before a call failed may be enough.
+            unless_lost(self.wait_and_trim(route, request))?;
             match self.obtain(route, request) {
                 Ok(obtained) => {
                     self.notes.trims_that_helped.fetch_add(1, Ordering::Relaxed);
                     return Ok(obtained);
                 }
-                Err(again) => refusal = about_memory(again)?,
+                Err(again) => refusal = refusal.followed_by(again)?,
             }
         }
         let report = Box::new(self.report(route, request, &refusal));
         self.hooks.tell_out_of_memory(&report);
         Err(AllocError::OutOfMemory(report))
+    }
+
+    /// Whether the request is of no capture: in one nobody may wait, and memory of graphs is not the pool's.
+    /// Where the driver cannot tell, it is of none unless somebody told of one by a scope.
+    fn may_wait(&self, route: &Route, request: Request) -> Result<bool, DriverError> {
+        if route.capture.is_some() {
+            return Ok(false);
+        }
+        let capture = unless_lost(self.capture_of(request.stream))?;
+        Ok(capture.map_or(!self.captures.any_scope(), |capture| capture.is_none()))
     }
 
     /// Waits for running work and gives back what is idle: of the request's own pool, of the main
@@ -136,12 +174,8 @@ impl MallocAsyncAllocator {
         self.record(Action::OutOfMemory, free, request.bytes, request.stream, route.pool);
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let main = self.usage_of_main();
-        let mut reserved_bytes = main.reserved_bytes;
-        let mut cached_private_bytes = 0;
-        for usage in self.usage_of_private_pools() {
-            reserved_bytes += usage.reserved_bytes;
-            cached_private_bytes += idle(usage);
-        }
+        let private = self.usage_of_private_pools();
+        let cached_private_bytes = idle(private);
         let mut report = OutOfMemory {
             device: self.device.device,
             stream: request.stream,
@@ -153,63 +187,53 @@ impl MallocAsyncAllocator {
             device_total_bytes: info.map(|info| info.total_bytes),
             limit_bytes: (limit != UNLIMITED).then_some(limit),
             allocated_bytes,
-            reserved_bytes,
+            reserved_bytes: main.reserved_bytes + private.reserved_bytes,
             cached_large_bytes: idle(main) + cached_private_bytes,
             cached_private_bytes,
             draining_bytes,
-            driver: match refusal {
-                Refusal::Driver(error) => Some(error.clone()),
-                Refusal::Limit | Refusal::Pool(_) => None,
-            },
             ..OutOfMemory::default()
         };
-        report.hints = self.hints(&report, refusal);
+        report.hints = hints(&report, refusal);
+        if let Refusal::Driver(error) = refusal {
+            report.driver = Some(error.clone());
+            name_holders(&mut report, &*self.driver);
+        }
         report
     }
+}
 
-    fn hints(&self, report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
-        let mut hints = Vec::new();
-        let needed = report.requested_bytes;
-        if let (Refusal::Limit, Some(limit)) = (refusal, report.limit_bytes) {
-            let free = report.device_free_bytes.map_or(String::new(), |free| {
-                format!(", the device still has {} free", human_bytes(free))
-            });
-            hints.push(format!(
-                "the limit of {} refused it{free}: raise the memory fraction.",
-                human_bytes(limit)
-            ));
-        }
-        if report.cached_large_bytes >= needed && matches!(refusal, Refusal::Driver(_)) {
-            hints.push(format!(
-                "the driver holds {} that nobody uses, in pieces that are too small or between \
-                 blocks in use: backend:native,expandable_segments:True joins such pieces.",
-                human_bytes(report.cached_large_bytes)
-            ));
-        }
-        if report.draining_bytes >= needed {
-            hints.push(format!(
-                "{} were freed while a graph was captured and wait for its end.",
-                human_bytes(report.draining_bytes)
-            ));
-        }
-        if report.pool == PoolId::DEFAULT && report.cached_private_bytes >= needed {
-            hints.push(
-                "private pools hold enough idle memory: make them with use_on_oom, or release them."
-                    .to_owned(),
-            );
-        }
-        let taken = report.device_total_bytes.zip(report.device_free_bytes);
-        let others = taken.map_or(0, |(total, free)| {
-            total.saturating_sub(free).saturating_sub(report.reserved_bytes)
+fn hints(report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
+    let mut hints = Vec::new();
+    let needed = report.requested_bytes;
+    if let (Refusal::Limit, Some(limit)) = (refusal, report.limit_bytes) {
+        let free = report.device_free_bytes.map_or(String::new(), |free| {
+            format!(", the device still has {} free", human_bytes(free))
         });
-        if others >= needed && matches!(refusal, Refusal::Driver(_)) {
-            hints.push(format!(
-                "{} of the device are held by others: look for other processes on it.",
-                human_bytes(others)
-            ));
-        }
-        hints
+        hints.push(format!(
+            "the limit of {} refused it{free}: raise the memory fraction.",
+            human_bytes(limit)
+        ));
     }
+    if report.cached_large_bytes >= needed && matches!(refusal, Refusal::Driver(_)) {
+        hints.push(format!(
+            "the driver holds {} that nobody uses, in pieces that are too small or between \
+             blocks in use: backend:native,expandable_segments:True joins such pieces.",
+            human_bytes(report.cached_large_bytes)
+        ));
+    }
+    if report.draining_bytes >= needed {
+        hints.push(format!(
+            "{} were freed while a graph was captured and wait for its end.",
+            human_bytes(report.draining_bytes)
+        ));
+    }
+    if report.pool == PoolId::DEFAULT && report.cached_private_bytes >= needed {
+        hints.push(
+            "private pools hold enough idle memory: make them with use_on_oom, or release them."
+                .to_owned(),
+        );
+    }
+    hints
 }
 
 pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
@@ -224,11 +248,11 @@ pub(super) fn unless_captured(waited: Result<(), DriverError>) -> Result<(), Dri
     })
 }
 
-/// A refusal for want of memory; anything else is the caller's error.
-fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {
-    match refusal {
-        Refusal::Driver(error) if !error.is_out_of_memory() => Err(error.into()),
-        Refusal::Pool(error) => Err(error.into()),
-        other => Ok(other),
+/// Nothing where a call failed, unless the device is lost: then every later call fails, too.
+fn unless_lost<T>(done: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if error.kind == DriverErrorKind::DeviceLost => Err(error),
+        Err(_) => Ok(None),
     }
 }

@@ -73,6 +73,70 @@ fn a_released_pool_lives_as_long_as_its_blocks() {
 }
 
 #[test]
+fn reserved_bytes_count_a_released_pool_until_its_last_block_is_freed() {
+    let bed = sim(256);
+    let reserved = || {
+        let s = bed.allocator.statistics();
+        let (allocated, reserved) = (s.allocated_bytes.all, s.reserved_bytes.all);
+        assert!(allocated.current <= reserved.current, "{allocated:?} of {reserved:?}");
+        (reserved.current >> 20, reserved.peak >> 20)
+    };
+    let pools = [(); 2].map(|()| PoolId::next_user());
+    let blocks = pools.map(|id| {
+        bed.allocator.create_pool(id, PoolOptions::default()).unwrap();
+        bed.allocator.allocate_in(id, Request::new(64 * MIB, ON)).unwrap()
+    });
+    for id in pools {
+        bed.allocator.release_pool(id).unwrap();
+        assert_eq!(reserved(), (128, 128));
+    }
+    let [first, second] = blocks;
+    bed.give(first);
+    assert_eq!(reserved(), (64, 128));
+    bed.allocator.reset_peaks();
+    assert_eq!(reserved(), (64, 64));
+    bed.give(second);
+    assert_eq!(reserved(), (0, 64));
+    bed.allocator.reset_peaks();
+    assert_eq!(reserved(), (0, 0));
+}
+
+#[test]
+fn the_peak_of_reserved_bytes_outlives_pools_and_does_not_add_them_up() {
+    let bed = sim(256);
+    for round in 0..4 {
+        let pool = MemoryPool::new(&bed.allocator, PoolOptions::default()).unwrap();
+        let block = bed.allocator.allocate_in(pool.id(), Request::new(64 * MIB, ON)).unwrap();
+        bed.give(block);
+        drop(pool);
+        let reserved = bed.allocator.statistics().reserved_bytes.all;
+        assert_eq!((reserved.current, reserved.peak >> 20), (0, 64), "round {round}");
+    }
+}
+
+#[test]
+fn what_a_graph_holds_is_counted_once_when_its_pool_has_gone() {
+    let bed = sim(256);
+    let driver = &bed.machine.0;
+    let stream = driver.create_stream().unwrap();
+    let capture = Capture::begin(&**driver, stream).unwrap();
+    let id = PoolId::next_capture();
+    let scope = PoolScope::open(&bed.allocator, id, ScopeFilter::Capture(capture)).unwrap();
+    let inside = bed.take(MIB, stream);
+    let outside = bed.allocator.allocate_in(id, Request::new(MIB, ON)).unwrap();
+    let reserved = || bed.allocator.statistics().reserved_bytes.all.current >> 20;
+    assert_eq!(reserved(), 64);
+    drop(scope);
+    assert_eq!(reserved(), 64);
+    bed.give(outside);
+    assert_eq!(bed.allocator.pool_users(id), Some(0));
+    assert_eq!(reserved(), 32, "the graph's");
+    Capture::end(&**driver, stream).unwrap();
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.peak >> 20, 64);
+    drop(inside);
+}
+
+#[test]
 fn idle_memory_of_a_pool_that_was_opted_in_saves_others() {
     for opted in [false, true] {
         let bed = sim(128);
