@@ -427,9 +427,12 @@ impl<L: Layer> PrivatePools for Worn<L> {
     }
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        pools_of(self.0.inner()).close_scope(pool)?;
-        self.0.scope_closed();
-        Ok(())
+        let closed = pools_of(self.0.inner()).close_scope(pool);
+        // Where the driver failed the scope has gone all the same.
+        if matches!(closed, Ok(()) | Err(PoolError::Driver(_))) {
+            self.0.scope_closed();
+        }
+        closed
     }
 
     fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {

@@ -3,11 +3,17 @@
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, MemoryPool, PoolOptions, Request};
-use stratalloc::error::{AllocError, HandleError};
+use stratalloc::allocator::{
+    Allocation, DeviceAllocator, MemoryPool, PoolOptions, Request, ScopeFilter,
+};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::{AllocError, DriverErrorKind, HandleError, PoolError};
 use stratalloc::ids::StreamId;
 use stratalloc::layers::front::{FrontCounts, front};
 use stratalloc::layers::limit;
+use stratalloc::registry::{self, BuildOptions};
 
 use crate::bed::{DEFAULT, Two, allocated, built, native, sim, take};
 
@@ -159,6 +165,31 @@ fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
     assert_eq!(fronted.here().held_blocks, 1, "it goes on when the scope is closed");
     let refused = fronted.private_pools().unwrap().close_scope(pool.id());
     assert!(refused.is_err());
+}
+
+/// A block that another stream uses and that is freed in a capture is looked at when the scope closes.
+#[test]
+fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
+    let device = Arc::new(Faulty::new(Sim::new(SimOptions::default())));
+    let driver = Arc::<Faulty<Sim>>::clone(&device) as Arc<dyn Driver>;
+    let config = Config::parse("backend:cudaMallocAsync", &KeyTable::default()).unwrap();
+    let below = registry::build(&config, driver, BuildOptions::default()).unwrap();
+    let fronted = front(below, KEPT_MAX);
+    let [own, side] = [(); 2].map(|()| device.create_stream().unwrap());
+    let pools = fronted.private_pools().unwrap();
+    let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
+    let block = pools.allocate_in(pool.id(), Request::new(4096, own)).unwrap();
+    fronted.cross_stream().unwrap().record_stream(&block, side).unwrap();
+    let capture = Capture::begin(&*device, own).unwrap();
+    pools.open_scope(pool.id(), ScopeFilter::Capture(capture)).unwrap();
+    fronted.free(block).unwrap();
+    Capture::end(&*device, own).unwrap();
+    let (kind, only) = (DriverErrorKind::Other, Some("record_event"));
+    device.arm(FaultPlan { at: 0, kind, repeat: false, only });
+    let closed = pools.close_scope(pool.id());
+    assert!(matches!(closed, Err(PoolError::Driver(_))), "{closed:?}");
+    fronted.free(take(&fronted, 512, own)).unwrap();
+    assert_eq!(fronted.here().held_blocks, 1, "no scope is open");
 }
 
 #[test]
