@@ -11,6 +11,13 @@ pub struct DeviceId(pub u32);
 /// A stream: the driver's raw handle as a number. 0 is the default stream.
 ///
 /// Streams are ordered by this value wherever an order over streams is needed, as in PyTorch.
+///
+/// CUDA's per-thread default stream is 2 on every thread, and another stream on each: see
+/// [`Driver::is_per_thread_stream`](crate::driver::Driver::is_per_thread_stream). Allocators take such a
+/// number to mean the calling thread's own stream. A free comes behind the work of the thread that
+/// frees, so free a block on the thread whose work used it last, or first make that thread's stream
+/// wait for the others' work. Allocators that cache hand the block to another thread only when the
+/// work before the free has finished; those over stream-ordered pools free on the freeing thread's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 

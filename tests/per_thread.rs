@@ -428,3 +428,36 @@ fn wrappers_of_a_device_hand_the_answer_through() {
     assert!(shared.is_per_thread_stream(OWN) && !shared.is_per_thread_stream(StreamId(3)));
     assert!(Gated::new(device).is_per_thread_stream(OWN));
 }
+
+/// The real thing: number 2 of a GPU, whose work a gate holds back.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[test]
+fn a_gpus_per_thread_stream_is_one() {
+    use stratalloc::driver::{Cuda, HoldsWork};
+    use stratalloc::ids::DeviceId;
+
+    let cuda = match Cuda::open(DeviceId(0)) {
+        Ok(cuda) => Arc::new(cuda),
+        Err(error) => return println!("skipped: no CUDA device ({error})"),
+    };
+    assert!(cuda.is_per_thread_stream(OWN));
+    assert!(
+        !cuda.is_per_thread_stream(StreamId::DEFAULT) && !cuda.is_per_thread_stream(StreamId(1))
+    );
+    let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
+    let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let take = || strategy.allocate(Request::new(512, OWN)).unwrap();
+    let elsewhere = || std::thread::scope(|scope| scope.spawn(take).join().unwrap());
+    // The segment is there, so that nothing is asked of the device while work is held back.
+    let block = take();
+    let address = block.address();
+    let gate = cuda.hold_back(OWN).unwrap();
+    strategy.free(block).unwrap();
+    let other = elsewhere();
+    gate.open();
+    assert_ne!(other.address(), address, "work of this thread's stream is held back");
+    cuda.synchronize_stream(OWN).unwrap();
+    let third = elsewhere();
+    assert_eq!(third.address(), address);
+    [other, third].into_iter().for_each(|block| strategy.free(block).unwrap());
+}

@@ -6,6 +6,9 @@
 
 #[path = "pluggable/closures.rs"]
 mod closures;
+#[path = "per_thread/device.rs"]
+#[allow(dead_code, reason = "used in part")]
+mod device;
 #[path = "pluggable/histories.rs"]
 mod histories;
 #[cfg(all(feature = "pluggable", target_os = "linux"))]

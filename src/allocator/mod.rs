@@ -32,7 +32,8 @@ pub use sharing::{Imported, Sharing};
 pub struct Request {
     /// How many bytes; at least 1.
     pub bytes: u64,
-    /// The stream whose work will use the memory first.
+    /// The stream whose work will use the memory first. A per-thread stream is the calling thread's, and
+    /// then the thread that frees matters too: see [`StreamId`].
     pub stream: StreamId,
 }
 
@@ -233,7 +234,8 @@ impl<A: DeviceAllocator + ?Sized> DeviceAllocator for Arc<A> {
 /// Use of a block by other streams than its own.
 pub trait CrossStream: Send + Sync {
     /// Announces that work on `stream` uses the block. After its free the block is reused only
-    /// when the work submitted to `stream` before the free has finished. Never waits.
+    /// when the work submitted to `stream` before the free has finished. Never waits. A per-thread
+    /// stream is that of the thread that frees, whoever announced it: see [`StreamId`].
     ///
     /// # Errors
     ///

@@ -18,8 +18,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use super::per_thread::thread_of;
-use crate::driver::{CaptureStatus, NodeId};
+use crate::driver::{CaptureStatus, NodeId, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};

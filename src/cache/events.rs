@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use super::per_thread::thread_of;
+use crate::driver::thread_of;
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::Action;

@@ -8,20 +8,12 @@
 //!
 //! Hits on all other streams know nothing of this: the table finds no such heap for them.
 
-use std::thread::ThreadId;
-
 use super::cell::{HeapCell, Home};
 use super::engine::Engine;
 use crate::allocator::{Allocation, Request};
-use crate::driver::Driver;
 use crate::error::{AllocError, DriverError};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::StreamId;
-
-/// Whose stream a number means, if it means another one on each thread.
-pub(super) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadId> {
-    driver.is_per_thread_stream(stream).then(|| std::thread::current().id())
-}
 
 impl Engine {
     /// Allocates in the default pool on a stream that the table does not find: a new one, or one that

@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::thread::ThreadId;
 
 use crate::error::DriverError;
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -193,6 +194,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn processes(&self) -> Option<&dyn Processes> {
         None
     }
+}
+
+/// Whose stream a number means here, if it means another one on each thread.
+pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadId> {
+    driver.is_per_thread_stream(stream).then(|| std::thread::current().id())
 }
 
 /// A physical piece of memory that can be mapped: CUDA's `CUmemGenericAllocationHandle`.

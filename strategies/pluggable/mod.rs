@@ -27,7 +27,7 @@ use crate::allocator::{Allocation, Request, SegmentAllocator};
 use crate::cache::Hooks;
 use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
-use crate::driver::{DeviceInfo, Driver};
+use crate::driver::{DeviceInfo, Driver, thread_of};
 use crate::error::{AddressFault, AllocError, HandleError};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
@@ -277,7 +277,10 @@ impl PluggableAllocator {
         };
         let (stream, size, requested) = (block.stream, block.size_bytes, block.requested_bytes);
         let keeps = self.callbacks.begin_pool.is_none();
-        let kept = keeps && known.as_mut().is_some_and(|k| k.keep(pool, (stream, size, address)));
+        let kept = keeps
+            && known.as_mut().is_some_and(|known| {
+                known.keep(pool, (stream, size, address), thread_of(&*self.driver, stream))
+            });
         let gone = if kept {
             shard.keep(address);
             None

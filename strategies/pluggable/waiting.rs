@@ -7,13 +7,14 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::PluggableAllocator;
 use super::table::{Mark, State};
-use crate::driver::CaptureStatus;
+use crate::driver::{CaptureStatus, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
 use crate::ids::{EventId, PoolId, StreamId};
@@ -24,8 +25,8 @@ type Events = SmallVec<[(EventId, StreamId); 2]>;
 /// What has to happen before a block is free.
 #[derive(Clone, Debug)]
 enum Until {
-    /// The captures that these streams are in end.
-    CapturesEnd(Streams),
+    /// The captures that these streams are in end; asked by this thread, if any is its own one.
+    CapturesEnd(Streams, Option<ThreadId>),
     /// These events pass.
     Passed(Events),
 }
@@ -88,7 +89,8 @@ impl PluggableAllocator {
         uses: &[StreamId],
     ) -> Result<(), HandleError> {
         let until = if uses.iter().any(|stream| self.is_capturing(*stream)) {
-            Until::CapturesEnd(uses.iter().copied().collect())
+            let thread = uses.iter().find_map(|stream| thread_of(&*self.driver, *stream));
+            Until::CapturesEnd(uses.iter().copied().collect(), thread)
         } else {
             Until::Passed(self.record_events(uses)?)
         };
@@ -187,7 +189,11 @@ impl PluggableAllocator {
 
     /// Whether the waiting has ended. `busy` are streams whose events are known to be unfinished.
     fn advance(&self, until: &mut Until, busy: &mut Streams) -> Result<bool, DriverError> {
-        if let Until::CapturesEnd(streams) = until {
+        if let Until::CapturesEnd(streams, thread) = until {
+            // What this thread would ask and record is of its own stream.
+            if thread.is_some_and(|thread| thread != std::thread::current().id()) {
+                return Ok(false);
+            }
             if streams.iter().any(|stream| self.is_capturing(*stream)) {
                 return Ok(false);
             }
@@ -199,7 +205,10 @@ impl PluggableAllocator {
                 return Ok(false);
             }
             if !self.driver.query_event(event)? {
-                busy.push(stream);
+                // Events of other threads' streams of the same number may have passed.
+                if !self.driver.is_per_thread_stream(stream) {
+                    busy.push(stream);
+                }
                 return Ok(false);
             }
             events.pop();
@@ -221,7 +230,7 @@ impl PluggableAllocator {
             let entries = self.waiting.entries.lock();
             let events = entries.iter().filter_map(|entry| match &entry.until {
                 Until::Passed(events) => Some(events.clone()),
-                Until::CapturesEnd(_) => None,
+                Until::CapturesEnd(..) => None,
             });
             events.flatten().collect()
         };
@@ -238,7 +247,7 @@ impl PluggableAllocator {
         let entries = std::mem::take(&mut *self.waiting.entries.lock());
         let waiting = entries.into_iter().flat_map(|entry| match entry.until {
             Until::Passed(events) => events,
-            Until::CapturesEnd(_) => Events::new(),
+            Until::CapturesEnd(..) => Events::new(),
         });
         let mut events = std::mem::take(&mut *self.waiting.spare.lock());
         events.extend(waiting.map(|(event, _)| event));

@@ -34,8 +34,8 @@ impl Threaded {
         if stream != OWN {
             return stream;
         }
-        let mut own = self.own.lock().unwrap();
-        let new = || self.sim.create_stream().unwrap();
+        let mut own = self.own.lock().expect("no test panics under it");
+        let new = || self.sim.create_stream().expect("sim has streams");
         *own.entry(std::thread::current().id()).or_insert_with(new)
     }
 

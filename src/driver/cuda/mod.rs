@@ -4,7 +4,8 @@
 //! error that says so. A device's **primary context** is used, as by PyTorch and by CUDA's runtime, so
 //! memory, streams and events are theirs too; it is made current for each call that needs it and what
 //! was current before comes back. Streams of others are taken by their handles: 0 and 1 are the legacy
-//! default stream, 2 the thread's own. A device tells what it can do by what its driver exports.
+//! default stream, 2 the calling thread's own, which is another one on each thread. A device tells what it
+//! can do by what its driver exports.
 //!
 //! An error of a kernel stays with the context: it is reported by whichever call meets it, with the
 //! kind `DeviceLost`, and every later call fails alike.
