@@ -1,11 +1,13 @@
 //! How each property is tested: which laws, which operations, on which device.
 
 use std::cell::{Cell, RefCell};
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use std::error::Error;
 
 use super::bed::Bed;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use super::gpu;
 use super::laws::{self, Law};
-#[cfg(target_os = "linux")]
-use super::machine::HostMachine;
 use super::machine::{Machine, SimMachine};
 use super::property::Property;
 use super::report::{Device, Failure, Outcome, Report};
@@ -14,25 +16,26 @@ use super::search::{self, Broken};
 use super::{Build, Checked, Options, accounts};
 use crate::allocator::DeviceAllocator;
 use crate::driver::sim::EventMode;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use crate::error::{DriverError, DriverErrorKind};
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use crate::registry::BuildError;
 
 /// What a property is tested on.
 pub(super) struct Case<'a> {
     pub(super) build: &'a Build<'a>,
     pub(super) device: Device,
     pub(super) options: &'a Options,
+    pub(super) machines: &'a Machines<'a>,
 }
+
+/// Makes a new device of so many bytes.
+pub(super) type Machines<'a> = dyn Fn(u64) -> Result<Box<dyn Machine>, String> + 'a;
 
 impl Case<'_> {
     /// A new device.
     pub(super) fn machine(&self) -> Result<Box<dyn Machine>, String> {
-        let bytes = self.options.device_bytes;
-        match self.device {
-            Device::Sim => Ok(Box::new(SimMachine::new(bytes))),
-            #[cfg(target_os = "linux")]
-            Device::Host => Ok(Box::new(HostMachine::new(bytes))),
-            #[cfg(not(target_os = "linux"))]
-            Device::Host => Err("the host driver needs Linux".to_owned()),
-        }
+        (self.machines)(self.options.device_bytes)
     }
 
     /// A simulated device whose work finishes at once.
@@ -103,7 +106,9 @@ impl Case<'_> {
             }
             Property::BytesStayIntact => match self.device {
                 Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
-                Device::Host => self.scripts(plain, &[laws::bytes_stay_intact], true),
+                Device::Host | Device::Cuda => {
+                    self.scripts(plain, &[laws::bytes_stay_intact], true)
+                }
             },
             Property::ReuseWaitsForWork => {
                 let streamless = Cell::new(false);
@@ -139,6 +144,17 @@ impl Case<'_> {
             Property::BareAddressesAreChecked => self.bare_addresses(),
             Property::PrivatePoolsAreApart => self.private_pools(),
             Property::ThreadsGetBlocksOfTheirOwn => self.threads(),
+        }
+    }
+
+    /// Real devices differ in what they can: here a constructor may say that this one cannot.
+    #[cfg(all(feature = "cuda", target_os = "linux"))]
+    fn test_what_can_be(&self, property: Property) -> Result<Outcome, Broken> {
+        let made = search::guarded(|| Ok((self.build)(self.machine()?.driver()).err()));
+        match made {
+            Ok(Some(error)) if lacks(&*error) => Ok(Outcome::NotTested { why: LACKS }),
+            // What else is wrong the test tells.
+            _ => self.test(property),
         }
     }
 
@@ -212,10 +228,27 @@ impl Case<'_> {
     }
 }
 
+/// Whether a constructor says that the device cannot do what it needs.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+fn lacks(error: &(dyn Error + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<DriverError>() {
+        return error.kind == DriverErrorKind::NotSupported;
+    }
+    match error.downcast_ref::<BuildError>() {
+        Some(BuildError::Driver(error)) => error.kind == DriverErrorKind::NotSupported,
+        Some(BuildError::Refused { source, .. }) => lacks(&**source),
+        _ => false,
+    }
+}
+
 /// Why memory itself is not looked at.
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
 
+/// Why a device of another kind is not tested on.
+const LACKS: &str = "its constructor says that this device lacks what it needs";
+
 /// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
+/// Tests on the CUDA device go one at a time.
 ///
 /// # Errors
 ///
@@ -228,10 +261,43 @@ pub fn test(
     options: &Options,
 ) -> Result<Outcome, Failure> {
     let options = &options.at_least_something();
-    Case { build, device, options }.test(property).map_err(|broken| {
-        let Broken { what, lines, seed } = broken;
-        Failure { name: name.to_owned(), property, device, what, lines, seed }
-    })
+    let broken = |Broken { what, lines, seed }| Failure {
+        name: name.to_owned(),
+        property,
+        device,
+        what,
+        lines,
+        seed,
+    };
+    let on = |machines: &Machines<'_>| {
+        Case { build, device, options, machines }.test(property).map_err(broken)
+    };
+    #[cfg(any(feature = "cuda", not(target_os = "linux")))]
+    let absent = |what: String| broken(Broken { what, lines: Vec::new(), seed: options.seed });
+    match device {
+        Device::Sim => on(&|bytes| Ok(Box::new(SimMachine::new(bytes)))),
+        #[cfg(target_os = "linux")]
+        Device::Host => on(&|bytes| Ok(Box::new(super::machine::HostMachine::new(bytes)))),
+        #[cfg(not(target_os = "linux"))]
+        Device::Host => Err(absent("the host driver needs Linux".to_owned())),
+        #[cfg(all(feature = "cuda", target_os = "linux"))]
+        Device::Cuda => {
+            let cuda = match gpu::first() {
+                Ok(cuda) => cuda,
+                Err(error) if gpu::is_absent(&error) => {
+                    return Ok(Outcome::NotTested { why: super::skip::NO_CUDA_DEVICE });
+                }
+                Err(error) => return Err(absent(format!("the CUDA device: {error}"))),
+            };
+            let _alone = gpu::alone();
+            let options = &options.on_a_gpu();
+            let machines: &Machines<'_> = &|bytes| Ok(gpu::part(&cuda, bytes));
+            let case = Case { build, device, options, machines };
+            case.test_what_can_be(property).map_err(broken)
+        }
+        #[cfg(not(all(feature = "cuda", target_os = "linux")))]
+        Device::Cuda => Err(absent("CUDA devices need Linux and the feature `cuda`".to_owned())),
+    }
 }
 
 /// Tests every property on every device of this system.
@@ -248,4 +314,95 @@ pub fn run(name: &str, build: &Build<'_>, options: &Options) -> Result<Report, F
         }
     }
     Ok(Report { name: name.to_owned(), outcomes })
+}
+
+#[cfg(all(test, feature = "cuda", target_os = "linux"))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::configured;
+    use super::super::machine::RealMachine;
+    use super::super::part::Part;
+    use super::*;
+    use crate::driver::host::{Host, HostOptions};
+    use crate::driver::{Driver, DriverResult};
+    use crate::size::MIB;
+
+    /// What a test on a GPU does, on a part of real memory.
+    fn on_a_part(build: &Build<'_>, property: Property) -> Result<Outcome, String> {
+        let whole =
+            Arc::new(Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() }));
+        let outcome = {
+            let options = &Options::default().on_a_gpu();
+            let machines: &Machines<'_> =
+                &|bytes| Ok(Box::new(RealMachine::of(Part::new(Arc::clone(&whole), bytes))));
+            let case = Case { build, device: Device::Cuda, options, machines };
+            case.test_what_can_be(property).map_err(|broken| format!("{broken:?}"))
+        };
+        assert!(whole.held().is_nothing(), "{property}: {:?}", whole.held());
+        outcome
+    }
+
+    #[test]
+    fn what_runs_on_a_gpu_holds_on_a_part_of_real_memory() {
+        for conf in ["native", "native,expandable_segments:True", "cudaMallocAsync"] {
+            let text = format!("backend:{conf}");
+            for &property in Property::ALL {
+                let outcome = on_a_part(&configured(&text), property);
+                assert!(
+                    matches!(outcome, Ok(Outcome::Held { .. })),
+                    "{text}: {property}: {outcome:?}"
+                );
+            }
+        }
+    }
+
+    /// An allocator that keeps what it took takes it from no later test.
+    #[test]
+    fn a_part_gives_back_what_a_test_lost() {
+        for conf in ["native", "native,expandable_segments:True", "cudaMallocAsync"] {
+            let text = format!("backend:{conf}");
+            let whole = Host::new(HostOptions { total_bytes: 64 * MIB, ..HostOptions::default() });
+            let whole = Arc::new(whole);
+            let machine = RealMachine::of(Part::new(Arc::clone(&whole), 32 * MIB));
+            let lost = configured(&text)(machine.driver()).unwrap();
+            let block = lost.allocate(crate::allocator::Request::new(MIB, crate::ids::StreamId(7)));
+            assert!(block.is_ok() && !whole.held().is_nothing());
+            std::mem::forget(lost);
+            drop(machine);
+            assert!(whole.held().is_nothing(), "{text}: {:?}", whole.held());
+        }
+    }
+
+    #[test]
+    fn only_a_constructor_that_says_so_is_spared() {
+        let refuses = |kind| {
+            super::super::constructor(move |_| {
+                Err(DriverError::new(kind, "build", 0, "not here").into())
+            })
+        };
+        let property = Property::EverythingIsGivenBack;
+        let cannot = on_a_part(&refuses(DriverErrorKind::NotSupported), property);
+        assert_eq!(cannot, Ok(Outcome::NotTested { why: LACKS }));
+        on_a_part(&refuses(DriverErrorKind::Other), property).unwrap_err();
+    }
+
+    #[test]
+    fn a_part_refuses_what_is_not_its_own() -> DriverResult<()> {
+        let whole = Host::new(HostOptions { total_bytes: 64 * MIB, ..HostOptions::default() });
+        let part = Part::new(Arc::new(whole), 16 * MIB);
+        let address = part.allocate(MIB)?;
+        part.free(address, 2 * MIB).unwrap_err();
+        part.free(address + 512, MIB).unwrap_err();
+        assert!(part.allocate(16 * MIB).unwrap_err().is_out_of_memory());
+        let pools = part.memory_pools().expect("the host has pools");
+        let pool = pools.default_pool()?;
+        assert_eq!(pools.default_pool()?, pool);
+        pools.destroy_pool(pool).unwrap_err();
+        let range = pools.allocate_async(pool, 15 * MIB, crate::ids::StreamId::DEFAULT)?;
+        assert!(pools.allocate_async(pool, 1, crate::ids::StreamId::DEFAULT).is_err());
+        pools.free_async(range, crate::ids::StreamId::DEFAULT)?;
+        pools.free_async(range, crate::ids::StreamId::DEFAULT).unwrap_err();
+        part.free(address, MIB)
+    }
 }
