@@ -39,8 +39,8 @@ macro_rules! on_every_device {
         }
         #[cfg(all(feature = "cuda", target_os = "linux"))]
         mod cuda {
-            use crate::common::part::{Gpu, gpu};
-            $(#[test] fn $name() { if gpu().is_some() { super::$name::<Gpu>(); } })*
+            use crate::common::gpu::{Gpu, shared};
+            $(#[test] fn $name() { if shared().is_some() { super::$name::<Gpu>(); } })*
         }
     };
 }

@@ -31,7 +31,7 @@ use stratalloc::strategies::Strategy;
 
 use common::base::Base;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-use common::part::{Gpu, gpu};
+use common::gpu::{Gpu, shared};
 use common::{Checked, Segments, ensure, ensure_eq, law};
 use ops::Op;
 
@@ -519,4 +519,4 @@ on_every_device! { sim Sim if true; }
 #[cfg(target_os = "linux")]
 on_every_device! { host Host if true; }
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-on_every_device! { cuda Gpu if gpu().is_some(); }
+on_every_device! { cuda Gpu if shared().is_some(); }

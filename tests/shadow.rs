@@ -20,14 +20,14 @@ mod runner;
 
 use quickcheck::{Gen, QuickCheck};
 #[cfg(target_os = "linux")]
+use stratalloc::conformance::part::Part;
+#[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::size::MIB;
 
 use common::machine::SimMachine;
 #[cfg(target_os = "linux")]
 use common::machine::{HostMachine, RealMachine};
-#[cfg(target_os = "linux")]
-use common::part::Part;
 use common::{Checked, Segments};
 use ops::Script;
 
@@ -71,7 +71,7 @@ fn on_a_part_of_a_device(script: &Script, segments: Segments) -> Checked {
 /// A part of a GPU, in which bytes must stay intact.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 fn on_a_gpu(script: &Script, segments: Segments) -> Checked {
-    let cuda = common::part::gpu().ok_or("it was there before")?;
+    let cuda = common::gpu::shared().ok_or("it was there before")?;
     runner::run(&RealMachine::of(Part::new(cuda, 96 * MIB)), script, segments)
 }
 
@@ -113,7 +113,7 @@ macro_rules! shadow_tests {
             #[cfg(all(feature = "cuda", target_os = "linux"))]
             #[test]
             fn scripts_on_a_gpu_keep_every_law_and_every_byte() {
-                if common::part::gpu().is_some() {
+                if common::gpu::shared().is_some() {
                     check(40, 100, |script| on_a_gpu(&script, SEGMENTS));
                 }
             }

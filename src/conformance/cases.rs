@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bed::{Bed, Step};
 use super::laws;
-use super::report::Outcome;
+use super::report::{Device, Outcome};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
 use super::suite::Case;
@@ -23,6 +23,9 @@ const ENDLESS: &str = "it gives out more than the device has";
 
 /// No call beyond this one is made to fail.
 const CALLS_MAX: u64 = 200;
+
+/// So many calls of a script are made to fail on a GPU.
+const GPU_FAILURES: u64 = 8;
 
 impl Case<'_> {
     pub(super) fn running_out(&self) -> Result<Outcome, Broken> {
@@ -104,8 +107,8 @@ impl Case<'_> {
         let runs = Cell::new(0);
         let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
         search::scripts(&options, keep, &|script| {
-            let calls = self.with_a_failure(script, None)?;
-            for at in 0..calls.min(CALLS_MAX) {
+            let calls = self.with_a_failure(script, None)?.min(CALLS_MAX);
+            for at in (0..calls).step_by(self.calls_apart(calls)) {
                 for kind in [DriverErrorKind::Other, DriverErrorKind::OutOfMemory] {
                     let plan = FaultPlan { at, kind, repeat: false, only: None };
                     self.with_a_failure(script, Some(plan)).map_err(|(what, lines)| {
@@ -121,6 +124,14 @@ impl Case<'_> {
         } else {
             Outcome::Held { runs: runs.get() }
         })
+    }
+
+    /// Every call fails once; on a real device, where scripts take long, some calls all over the script do.
+    fn calls_apart(&self, calls: u64) -> usize {
+        match self.device {
+            Device::Sim | Device::Host => 1,
+            Device::Cuda => usize::try_from(calls.div_ceil(GPU_FAILURES)).unwrap_or(1).max(1),
+        }
     }
 
     /// Follows a script with a driver that fails as planned; says how many calls it made.

@@ -90,6 +90,11 @@ impl<G> Gates<G> {
         self.shared.book.lock().closed.retain(|closed| closed.stream != stream);
     }
 
+    /// Opens all: the test is over.
+    pub(super) fn open_all(&self) {
+        self.shared.book.lock().closed.clear();
+    }
+
     /// An operation was done.
     pub(super) fn step(&self) {
         let mut book = self.shared.book.lock();

@@ -151,6 +151,9 @@ impl Machine for SimMachine {
 pub trait Real: HoldsWork + 'static {
     /// What it has given out.
     fn out(&self) -> Held;
+
+    /// The machine goes, and with it the test: what is still out need not stay so.
+    fn take_back(&self) {}
 }
 
 #[cfg(target_os = "linux")]
@@ -187,6 +190,14 @@ impl<D: Real> RealMachine<D> {
     #[must_use]
     pub fn of(device: D) -> Self {
         Self { device: Arc::new(device), gates: Gates::new() }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl<D: Real> Drop for RealMachine<D> {
+    fn drop(&mut self) {
+        self.gates.open_all();
+        self.device.take_back();
     }
 }
 

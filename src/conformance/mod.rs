@@ -31,6 +31,12 @@
 //! # Ok::<(), stratalloc::conformance::Failure>(())
 //! ```
 //!
+//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`], and gives all
+//! of it back after each script. Where there is none, each test says so on standard error
+//! ([`skip`]); `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. What a constructor refuses with
+//! [`NotSupported`](crate::error::DriverErrorKind::NotSupported) is not tested there. Of the calls of a
+//! script only some fail there on purpose, and other programs' use of the device changes nothing.
+//!
 //! On `sim` work finishes when the suite says so or when a call waits for it: an allocator that waits by
 //! asking again and again waits for ever. Not tested are sharing between processes, access between devices
 //! and, of private pools, checkpoints, segment allocators of their own and captures.
@@ -40,14 +46,19 @@ mod bed;
 mod cases;
 #[cfg(target_os = "linux")]
 mod gates;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+pub mod gpu;
 mod laws;
 pub mod machine;
 mod model;
+#[cfg(target_os = "linux")]
+pub mod part;
 mod private_pools;
 mod property;
 mod report;
 mod script;
 mod search;
+pub mod skip;
 mod suite;
 mod tests_macro;
 mod threads;
@@ -71,7 +82,7 @@ pub type Build<'b> = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync + 'b;
 /// How much is tested. What is too little to test anything is taken for the least that does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How many random scripts each property gets on each device.
+    /// How many random scripts each property gets on each device; on a GPU a tenth of them.
     pub scripts: u64,
     /// How many operations a script has at most.
     pub longest: usize,
@@ -96,6 +107,12 @@ impl Options {
             seed: self.seed,
             device_bytes: self.device_bytes.max(1 << 20),
         }
+    }
+
+    /// Calls of a real device take long: a tenth of the scripts.
+    #[cfg(all(feature = "cuda", target_os = "linux"))]
+    fn on_a_gpu(&self) -> Self {
+        Self { scripts: self.scripts.div_ceil(10), ..self.clone() }
     }
 
     /// The default, with as many scripts as the variable `CONFORMANCE_RUNS` says.
@@ -131,12 +148,13 @@ where
     build
 }
 
-/// Tests one property and panics with the shortest failing sequence; prints why when it is not tested.
-/// What [`conformance_tests!`](crate::conformance_tests) writes calls this.
+/// Tests one property and panics with the shortest failing sequence; says why on standard error when it is
+/// not tested. What [`conformance_tests!`](crate::conformance_tests) writes calls this.
 ///
 /// # Panics
 ///
-/// When the property does not hold, or `CONFORMANCE_RUNS` is no number.
+/// When the property does not hold, `CONFORMANCE_RUNS` is no number, or there is no CUDA device and
+/// [`skip::REQUIRE_CUDA`] asks for one.
 pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: Device) {
     let options = Options::from_environment();
     let tested = options.and_then(|options| {
@@ -145,7 +163,12 @@ pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: D
     match tested {
         Ok(Outcome::Held { .. }) => {}
         Ok(Outcome::NotTested { why }) => {
-            println!("{name} on {device}: {property}: not tested: {why}");
+            let what = format!("{name} on {device}: {property}");
+            if why == skip::NO_CUDA_DEVICE {
+                skip::for_want_of_a_device(&what, "");
+            } else {
+                skip::skipped(&what, why);
+            }
         }
         Err(what) => panic!("{what}"),
     }

@@ -13,12 +13,19 @@ pub enum Device {
     Sim,
     /// Real memory and real threads of work. Linux only.
     Host,
+    /// A part of the first CUDA device. Linux only, with the feature `cuda`.
+    Cuda,
 }
 
 impl Device {
-    /// Those that there are on this system.
-    pub const ALL: &[Self] =
-        if cfg!(target_os = "linux") { &[Self::Sim, Self::Host] } else { &[Self::Sim] };
+    /// Those that there may be on this system; whether it has a CUDA device is seen when one is wanted.
+    pub const ALL: &[Self] = if cfg!(all(feature = "cuda", target_os = "linux")) {
+        &[Self::Sim, Self::Host, Self::Cuda]
+    } else if cfg!(target_os = "linux") {
+        &[Self::Sim, Self::Host]
+    } else {
+        &[Self::Sim]
+    };
 }
 
 impl fmt::Display for Device {
@@ -26,6 +33,7 @@ impl fmt::Display for Device {
         f.write_str(match self {
             Self::Sim => "sim",
             Self::Host => "host",
+            Self::Cuda => "cuda",
         })
     }
 }

@@ -1,11 +1,13 @@
 //! How each property is tested: which laws, which operations, on which device.
 
 use std::cell::{Cell, RefCell};
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use std::error::Error;
 
 use super::bed::Bed;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use super::gpu;
 use super::laws::{self, Law};
-#[cfg(target_os = "linux")]
-use super::machine::HostMachine;
 use super::machine::{Machine, SimMachine};
 use super::property::Property;
 use super::report::{Device, Failure, Outcome, Report};
@@ -14,25 +16,26 @@ use super::search::{self, Broken};
 use super::{Build, Checked, Options, accounts};
 use crate::allocator::DeviceAllocator;
 use crate::driver::sim::EventMode;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use crate::error::{DriverError, DriverErrorKind};
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use crate::registry::BuildError;
 
 /// What a property is tested on.
 pub(super) struct Case<'a> {
     pub(super) build: &'a Build<'a>,
     pub(super) device: Device,
     pub(super) options: &'a Options,
+    pub(super) machines: &'a Machines<'a>,
 }
+
+/// Makes a new device of so many bytes.
+pub(super) type Machines<'a> = dyn Fn(u64) -> Result<Box<dyn Machine>, String> + 'a;
 
 impl Case<'_> {
     /// A new device.
     pub(super) fn machine(&self) -> Result<Box<dyn Machine>, String> {
-        let bytes = self.options.device_bytes;
-        match self.device {
-            Device::Sim => Ok(Box::new(SimMachine::new(bytes))),
-            #[cfg(target_os = "linux")]
-            Device::Host => Ok(Box::new(HostMachine::new(bytes))),
-            #[cfg(not(target_os = "linux"))]
-            Device::Host => Err("the host driver needs Linux".to_owned()),
-        }
+        (self.machines)(self.options.device_bytes)
     }
 
     /// A simulated device whose work finishes at once.
@@ -103,7 +106,9 @@ impl Case<'_> {
             }
             Property::BytesStayIntact => match self.device {
                 Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
-                Device::Host => self.scripts(plain, &[laws::bytes_stay_intact], true),
+                Device::Host | Device::Cuda => {
+                    self.scripts(plain, &[laws::bytes_stay_intact], true)
+                }
             },
             Property::ReuseWaitsForWork => {
                 let streamless = Cell::new(false);
@@ -139,6 +144,17 @@ impl Case<'_> {
             Property::BareAddressesAreChecked => self.bare_addresses(),
             Property::PrivatePoolsAreApart => self.private_pools(),
             Property::ThreadsGetBlocksOfTheirOwn => self.threads(),
+        }
+    }
+
+    /// Real devices differ in what they can: here a constructor may say that this one cannot.
+    #[cfg(all(feature = "cuda", target_os = "linux"))]
+    fn test_what_can_be(&self, property: Property) -> Result<Outcome, Broken> {
+        let made = search::guarded(|| Ok((self.build)(self.machine()?.driver()).err()));
+        match made {
+            Ok(Some(error)) if lacks(&*error) => Ok(Outcome::NotTested { why: LACKS }),
+            // What else is wrong the test tells.
+            _ => self.test(property),
         }
     }
 
@@ -212,10 +228,28 @@ impl Case<'_> {
     }
 }
 
+/// Whether a constructor says that the device cannot do what it needs.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+fn lacks(error: &(dyn Error + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<DriverError>() {
+        return error.kind == DriverErrorKind::NotSupported;
+    }
+    match error.downcast_ref::<BuildError>() {
+        Some(BuildError::Driver(error)) => error.kind == DriverErrorKind::NotSupported,
+        Some(BuildError::Refused { source, .. }) => lacks(&**source),
+        _ => false,
+    }
+}
+
 /// Why memory itself is not looked at.
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
 
+/// Why a device of another kind is not tested on.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+const LACKS: &str = "its constructor says that this device lacks what it needs";
+
 /// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
+/// Tests on the CUDA device go one at a time.
 ///
 /// # Errors
 ///
@@ -228,10 +262,42 @@ pub fn test(
     options: &Options,
 ) -> Result<Outcome, Failure> {
     let options = &options.at_least_something();
-    Case { build, device, options }.test(property).map_err(|broken| {
-        let Broken { what, lines, seed } = broken;
-        Failure { name: name.to_owned(), property, device, what, lines, seed }
-    })
+    let broken = |Broken { what, lines, seed }| Failure {
+        name: name.to_owned(),
+        property,
+        device,
+        what,
+        lines,
+        seed,
+    };
+    let on = |machines: &Machines<'_>| {
+        Case { build, device, options, machines }.test(property).map_err(broken)
+    };
+    let absent = |what: String| broken(Broken { what, lines: Vec::new(), seed: options.seed });
+    match device {
+        Device::Sim => on(&|bytes| Ok(Box::new(SimMachine::new(bytes)))),
+        #[cfg(target_os = "linux")]
+        Device::Host => on(&|bytes| Ok(Box::new(super::machine::HostMachine::new(bytes)))),
+        #[cfg(not(target_os = "linux"))]
+        Device::Host => Err(absent("the host driver needs Linux".to_owned())),
+        #[cfg(all(feature = "cuda", target_os = "linux"))]
+        Device::Cuda => {
+            let cuda = match gpu::first() {
+                Ok(cuda) => cuda,
+                Err(error) if gpu::is_absent(&error) => {
+                    return Ok(Outcome::NotTested { why: super::skip::NO_CUDA_DEVICE });
+                }
+                Err(error) => return Err(absent(format!("the CUDA device: {error}"))),
+            };
+            let _alone = gpu::alone();
+            let options = &options.on_a_gpu();
+            let machines: &Machines<'_> = &|bytes| Ok(gpu::part(&cuda, bytes));
+            let case = Case { build, device, options, machines };
+            case.test_what_can_be(property).map_err(broken)
+        }
+        #[cfg(not(all(feature = "cuda", target_os = "linux")))]
+        Device::Cuda => Err(absent("CUDA devices need Linux and the feature `cuda`".to_owned())),
+    }
 }
 
 /// Tests every property on every device of this system.
@@ -249,3 +315,6 @@ pub fn run(name: &str, build: &Build<'_>, options: &Options) -> Result<Report, F
     }
     Ok(Report { name: name.to_owned(), outcomes })
 }
+
+#[cfg(all(test, feature = "cuda", target_os = "linux"))]
+mod tests;

@@ -5,7 +5,8 @@
 /// The second part is a constructor: a closure, or anything else that takes a driver as
 /// [`registry::register`](crate::registry::register) hands it over and makes the allocator. Names of the
 /// surrounding module can be used in it. `CONFORMANCE_RUNS=1000 cargo test` runs so many random scripts
-/// for each property. The `host` device is real memory and needs Linux.
+/// for each property. The `host` device is real memory and needs Linux; `cuda` is a part of the first CUDA
+/// device, where this library has the feature `cuda`, and says so where there is none.
 ///
 /// ```
 /// # mod example {
@@ -25,6 +26,7 @@ macro_rules! conformance_tests {
             $crate::conformance_tests!(@device sim, Sim, $name, $build);
             #[cfg(target_os = "linux")]
             $crate::conformance_tests!(@device host, Host, $name, $build);
+            $crate::if_cuda! { $crate::conformance_tests!(@device cuda, Cuda, $name, $build); }
         }
     };
     (@device $module:ident, $device:ident, $name:ident, $build:expr) => {
@@ -70,4 +72,21 @@ macro_rules! conformance_tests {
             &[$($crate::conformance::Property::$property),*];
         const _: () = assert!(TESTED.len() == $crate::conformance::Property::ALL.len());
     };
+}
+
+/// What it is given, where the library was built with CUDA devices: the features of the crate that uses
+/// [`conformance_tests!`](crate::conformance_tests) are others.
+#[doc(hidden)]
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[macro_export]
+macro_rules! if_cuda {
+    ($($item:tt)*) => { $($item)* };
+}
+
+/// Nothing: the library was built without CUDA devices.
+#[doc(hidden)]
+#[cfg(not(all(feature = "cuda", target_os = "linux")))]
+#[macro_export]
+macro_rules! if_cuda {
+    ($($item:tt)*) => {};
 }

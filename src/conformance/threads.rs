@@ -148,7 +148,7 @@ impl Case<'_> {
     fn round(&self, seed: u64) -> Checked {
         let machine = match self.device {
             Device::Sim => Box::new(self.sim_at_once()),
-            Device::Host => self.machine()?,
+            Device::Host | Device::Cuda => self.machine()?,
         };
         let before = machine.held();
         let made = (self.build)(machine.driver());

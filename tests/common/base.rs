@@ -54,9 +54,9 @@ impl Base for Host {
 }
 
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-impl Base for super::part::Gpu {
+impl Base for super::gpu::Gpu {
     fn with_bytes(total_bytes: u64) -> Self {
-        Self::new(super::part::gpu().expect("looked for before"), total_bytes)
+        Self::new(super::gpu::shared().expect("looked for before"), total_bytes)
     }
 
     fn finish_all(&self) {

@@ -4,18 +4,19 @@
 //! wrong as text instead of panicking, so that a property test can shrink without noise.
 //! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
 //! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts),
-//! `part` (a small one cut out of a large one: a GPU, say).
+//! `gpu` (a real one, and what is said where there is none).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
 pub(crate) mod base;
 pub(crate) mod claims;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+pub(crate) mod gpu;
 pub(crate) mod law;
-pub(crate) mod machine;
 pub(crate) mod meeting;
-#[cfg(target_os = "linux")]
-pub(crate) mod part;
 pub(crate) mod plain;
+
+pub(crate) use stratalloc::conformance::machine;
 
 /// What is wrong, or nothing.
 pub(crate) type Checked = Result<(), String>;

@@ -1,0 +1,511 @@
+//! A small device cut out of a large one: tests run on a real GPU without taking all of it.
+//!
+//! It counts what it gives out, which a real device cannot tell, and refuses what goes beyond its size.
+//! Streams may be plain numbers, as on devices that follow no handles: each gets a stream of the inner
+//! device. Its default memory pool is its own, so that parts of one device do not meet. It has no
+//! captures. What nobody gave back goes back when it goes.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::machine::Real;
+use crate::driver::{
+    CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult, Exportable,
+    Held, HoldsWork, MemoryInfo, MemoryPools, PhysicalId, VirtualMemory,
+};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::{DeviceId, EventId, StreamId};
+
+/// A physical piece: its size, whether it is held, and how often it is mapped.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    bytes: u64,
+    holds: u32,
+    mappings: u32,
+}
+
+/// How many bytes are mapped, of which piece.
+type Mapping = (u64, PhysicalId);
+
+#[derive(Debug, Default)]
+struct Book {
+    segments: BTreeMap<u64, u64>,
+    reservations: BTreeMap<u64, u64>,
+    mapped: BTreeMap<u64, Mapping>,
+    pieces: HashMap<PhysicalId, Piece>,
+    events: BTreeSet<EventId>,
+    /// Streams of the inner device, by the names that they have here.
+    streams: HashMap<StreamId, StreamId>,
+    /// Pools of the inner device that were made here, the default one among them.
+    pools: BTreeSet<DriverPoolId>,
+    default_pool: Option<DriverPoolId>,
+    /// What pools gave out.
+    pool_ranges: BTreeMap<u64, u64>,
+}
+
+impl Book {
+    /// Without what pools gave out.
+    fn used_bytes(&self) -> u64 {
+        let pieces = self.pieces.values().map(|piece| piece.bytes);
+        self.segments.values().copied().chain(pieces).sum()
+    }
+
+    fn change(&mut self, piece: PhysicalId, change: impl FnOnce(&mut Piece)) {
+        let Some(own) = self.pieces.get_mut(&piece) else { return };
+        change(own);
+        if own.holds == 0 && own.mappings == 0 {
+            self.pieces.remove(&piece);
+        }
+    }
+
+    /// Strikes what is mapped in a range.
+    ///
+    /// # Errors
+    ///
+    /// The first mapping that the range cuts.
+    fn strike_mappings(
+        &mut self,
+        address: u64,
+        size_bytes: u64,
+    ) -> Result<Vec<(u64, Mapping)>, u64> {
+        let end = address.saturating_add(size_bytes);
+        let inside: Vec<_> = self.mapped.range(address..end).map(|(at, own)| (*at, *own)).collect();
+        if let Some((at, _)) = inside.iter().find(|(at, (bytes, _))| at + bytes > end) {
+            return Err(*at);
+        }
+        for (at, _) in &inside {
+            self.mapped.remove(at);
+        }
+        Ok(inside)
+    }
+}
+
+/// A device of `total_bytes` on another one.
+#[derive(Debug)]
+pub struct Part<D: Driver> {
+    inner: D,
+    total_bytes: u64,
+    book: Mutex<Book>,
+}
+
+fn foreign(call: &'static str, address: u64) -> DriverError {
+    let message = format!("{address:#x} was not given out by this part, or not with this size");
+    DriverError::new(DriverErrorKind::InvalidValue, call, 1, message)
+}
+
+impl<D: Driver> Part<D> {
+    /// A part of a device.
+    #[must_use]
+    pub fn new(inner: D, total_bytes: u64) -> Self {
+        Self { inner, total_bytes, book: Mutex::default() }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock()
+    }
+
+    /// The inner device's stream of this name.
+    fn real(&self, stream: StreamId) -> DriverResult<StreamId> {
+        if stream == StreamId::DEFAULT {
+            return Ok(stream);
+        }
+        let mut book = self.book();
+        if let Some(real) = book.streams.get(&stream) {
+            return Ok(*real);
+        }
+        let real = self.inner.create_stream()?;
+        book.streams.insert(stream, real);
+        Ok(real)
+    }
+
+    /// What it holds from the device, idle memory of pools included. No pool goes meanwhile.
+    fn used_bytes(&self) -> DriverResult<u64> {
+        let book = self.book();
+        let reserved =
+            |pool: &DriverPoolId| self.pools().usage(*pool).map(|usage| usage.reserved_bytes);
+        let pooled: u64 = book.pools.iter().map(reserved).sum::<DriverResult<_>>()?;
+        Ok(book.used_bytes() + pooled)
+    }
+
+    /// Refuses what goes beyond the size. Threads that come at once may all be let in.
+    fn admit(&self, call: &'static str, bytes: u64, used_bytes: u64) -> DriverResult<()> {
+        if used_bytes.checked_add(bytes).is_some_and(|sum| sum <= self.total_bytes) {
+            return Ok(());
+        }
+        let message = format!("{bytes} bytes beside {used_bytes} of {}", self.total_bytes);
+        Err(DriverError::new(DriverErrorKind::OutOfMemory, call, 2, message))
+    }
+
+    fn memory(&self) -> &dyn VirtualMemory {
+        self.inner.virtual_memory().expect("announced only when the inner device has it")
+    }
+
+    fn pools(&self) -> &dyn MemoryPools {
+        self.inner.memory_pools().expect("announced only when the inner device has them")
+    }
+
+    /// Strikes an entry, then does a call; enters it again if the call fails. Not the other way round:
+    /// as soon as the device has the memory back, another thread may get it.
+    fn strike(
+        &self,
+        call: &'static str,
+        list: fn(&mut Book) -> &mut BTreeMap<u64, u64>,
+        (address, size_bytes): (u64, Option<u64>),
+        work: impl FnOnce() -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        let mut book = self.book();
+        let known = list(&mut book).get(&address).copied();
+        let fits = |bytes: &u64| size_bytes.is_none_or(|size| size == *bytes);
+        let bytes = known.filter(fits).ok_or_else(|| foreign(call, address))?;
+        list(&mut book).remove(&address);
+        drop(book);
+        work().inspect_err(|_| {
+            list(&mut self.book()).insert(address, bytes);
+        })
+    }
+
+    /// What it has given out.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let book = self.book();
+        let pairs =
+            |map: &BTreeMap<u64, u64>| map.iter().map(|(at, bytes)| (*at, *bytes)).collect();
+        Held {
+            segments: pairs(&book.segments),
+            reservations: pairs(&book.reservations),
+            mapped: book.mapped.iter().map(|(at, (bytes, _))| (*at, *bytes)).collect(),
+            pieces: book.pieces.len() as u64,
+            pool_ranges: book.pool_ranges.len() as u64,
+            events: book.events.len() as u64,
+        }
+    }
+
+    /// Gives everything back that is still out: an allocator that loses memory takes it from no test after
+    /// its own. Waits for the device if there is anything. Nobody may use the part any more.
+    fn give_back(&self) {
+        let book = std::mem::take(&mut *self.book());
+        let inner = &self.inner;
+        // A device that fails now keeps what it has; there is nobody to tell.
+        let out = (book.segments.len(), book.mapped.len(), book.pool_ranges.len());
+        if out != (0, 0, 0) {
+            let _ = inner.synchronize_device();
+        }
+        book.segments.iter().for_each(|(at, bytes)| drop(inner.free(*at, *bytes)));
+        if let Some(memory) = inner.virtual_memory() {
+            book.mapped.iter().for_each(|(at, (bytes, _))| drop(memory.unmap(*at, *bytes)));
+            for (piece, own) in &book.pieces {
+                (0..own.holds).for_each(|_| drop(memory.release(*piece)));
+            }
+            book.reservations.iter().for_each(|(at, bytes)| drop(memory.unreserve(*at, *bytes)));
+        }
+        if let Some(pools) = inner.memory_pools() {
+            let stream = StreamId::DEFAULT;
+            book.pool_ranges.keys().for_each(|at| drop(pools.free_async(*at, stream)));
+            if !book.pool_ranges.is_empty() {
+                let _ = inner.synchronize_stream(stream);
+            }
+            book.pools.iter().for_each(|pool| drop(pools.destroy_pool(*pool)));
+        }
+        book.events.iter().for_each(|event| drop(inner.destroy_event(*event)));
+        book.streams.values().for_each(|stream| drop(inner.destroy_stream(*stream)));
+    }
+}
+
+impl<D: Driver> Drop for Part<D> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl<D: HoldsWork> HoldsWork for Part<D> {
+    type Gate = D::Gate;
+
+    fn hold_back(&self, stream: StreamId) -> DriverResult<D::Gate> {
+        self.inner.hold_back(self.real(stream)?)
+    }
+}
+
+impl<D: HoldsWork + 'static> Real for Part<D> {
+    fn out(&self) -> Held {
+        self.held()
+    }
+
+    fn take_back(&self) {
+        self.give_back();
+    }
+}
+
+impl<D: Driver> Driver for Part<D> {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { total_bytes: self.total_bytes, ..self.inner.info() }
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        let (used_bytes, total_bytes) = (self.used_bytes()?, self.total_bytes);
+        Ok(MemoryInfo { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes })
+    }
+
+    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
+        self.admit("allocate", size_bytes, self.used_bytes()?)?;
+        let address = self.inner.allocate(size_bytes)?;
+        self.book().segments.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let entry = (address, Some(size_bytes));
+        self.strike(
+            "free",
+            |book| &mut book.segments,
+            entry,
+            || self.inner.free(address, size_bytes),
+        )
+    }
+
+    fn create_stream(&self) -> DriverResult<StreamId> {
+        let real = self.inner.create_stream()?;
+        self.book().streams.insert(real, real);
+        Ok(real)
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let real = self.book().streams.remove(&stream);
+        self.inner.destroy_stream(real.unwrap_or(stream))
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.synchronize_stream(self.real(stream)?)
+    }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.inner.synchronize_device()
+    }
+
+    fn create_event(&self) -> DriverResult<EventId> {
+        let event = self.inner.create_event()?;
+        self.book().events.insert(event);
+        Ok(event)
+    }
+
+    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
+        self.inner.record_event(event, self.real(stream)?)
+    }
+
+    fn query_event(&self, event: EventId) -> DriverResult<bool> {
+        self.inner.query_event(event)
+    }
+
+    fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
+        self.inner.synchronize_event(event)
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
+        self.inner.wait_event(self.real(stream)?, event)
+    }
+
+    fn destroy_event(&self, event: EventId) -> DriverResult<()> {
+        if !self.book().events.remove(&event) {
+            return Err(foreign("destroy_event", event.0));
+        }
+        self.inner.destroy_event(event).inspect_err(|_| {
+            self.book().events.insert(event);
+        })
+    }
+
+    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
+        self.inner.copy(to, from, size_bytes, self.real(stream)?)
+    }
+
+    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
+        self.inner.copy_from_host(to, from, self.real(stream)?)
+    }
+
+    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
+        self.inner.copy_to_host(to, from, self.real(stream)?)
+    }
+
+    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
+        self.inner.fill(to, byte, size_bytes, self.real(stream)?)
+    }
+
+    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
+        self.inner.capture_status(self.real(stream)?)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.inner.virtual_memory().map(|_| self as _)
+    }
+
+    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
+        self.inner.memory_pools().map(|_| self as _)
+    }
+}
+
+impl<D: Driver> VirtualMemory for Part<D> {
+    fn granularity_bytes(&self) -> u64 {
+        self.memory().granularity_bytes()
+    }
+
+    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
+        let address = self.memory().reserve(size_bytes)?;
+        self.book().reservations.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let entry = (address, Some(size_bytes));
+        self.strike(
+            "unreserve",
+            |book| &mut book.reservations,
+            entry,
+            || self.memory().unreserve(address, size_bytes),
+        )
+    }
+
+    fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
+        self.admit("create", size_bytes, self.used_bytes()?)?;
+        let piece = self.memory().create(size_bytes, exportable)?;
+        self.book().pieces.insert(piece, Piece { bytes: size_bytes, holds: 1, mappings: 0 });
+        Ok(piece)
+    }
+
+    fn release(&self, piece: PhysicalId) -> DriverResult<()> {
+        self.memory().release(piece)?;
+        self.book().change(piece, |piece| piece.holds -= 1);
+        Ok(())
+    }
+
+    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
+        self.memory().map(address, size_bytes, piece)?;
+        let mut book = self.book();
+        book.change(piece, |piece| piece.mappings += 1);
+        book.mapped.insert(address, (size_bytes, piece));
+        Ok(())
+    }
+
+    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
+        self.memory().set_access(address, size_bytes, device)
+    }
+
+    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let struck = self.book().strike_mappings(address, size_bytes);
+        let struck = struck.map_err(|cut| foreign("unmap", cut))?;
+        let done = self.memory().unmap(address, size_bytes);
+        let mut book = self.book();
+        match done {
+            Ok(()) => struck
+                .into_iter()
+                .for_each(|(_, (_, piece))| book.change(piece, |piece| piece.mappings -= 1)),
+            Err(_) => book.mapped.extend(struck),
+        }
+        done
+    }
+
+    fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd> {
+        self.memory().export(piece)
+    }
+
+    fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId> {
+        let piece = self.memory().import(descriptor, size_bytes)?;
+        let mut book = self.book();
+        let fresh = Piece { bytes: size_bytes, holds: 0, mappings: 0 };
+        book.pieces.entry(piece).or_insert(fresh).holds += 1;
+        Ok(piece)
+    }
+}
+
+impl<D: Driver> MemoryPools for Part<D> {
+    fn default_pool(&self) -> DriverResult<DriverPoolId> {
+        let mut book = self.book();
+        if let Some(pool) = book.default_pool {
+            return Ok(pool);
+        }
+        let pool = self.pools().create_pool()?;
+        book.pools.insert(pool);
+        Ok(*book.default_pool.insert(pool))
+    }
+
+    fn create_pool(&self) -> DriverResult<DriverPoolId> {
+        let pool = self.pools().create_pool()?;
+        self.book().pools.insert(pool);
+        Ok(pool)
+    }
+
+    fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
+        let mut book = self.book();
+        if book.default_pool == Some(pool) || !book.pools.contains(&pool) {
+            return Err(foreign("destroy_pool", pool.0));
+        }
+        self.pools().destroy_pool(pool)?;
+        book.pools.remove(&pool);
+        Ok(())
+    }
+
+    fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
+        self.pools().set_release_threshold(pool, bytes)
+    }
+
+    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
+        self.pools().release_threshold(pool)
+    }
+
+    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
+        self.pools().keep_memory(pool, keep)
+    }
+
+    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
+        self.pools().allow_reuse(pool)
+    }
+
+    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
+        self.pools().open_pool(pool, other)
+    }
+
+    /// Counts what is given out: nobody can tell what idle memory of a pool will do for a request.
+    fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
+        let book = self.book();
+        let used_bytes = book.used_bytes() + book.pool_ranges.values().sum::<u64>();
+        drop(book);
+        self.admit("allocate_async", bytes, used_bytes)?;
+        let address = self.pools().allocate_async(pool, bytes, self.real(on)?)?;
+        self.book().pool_ranges.insert(address, bytes);
+        Ok(address)
+    }
+
+    fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
+        let on = self.real(on)?;
+        self.strike(
+            "free_async",
+            |book| &mut book.pool_ranges,
+            (address, None),
+            || self.pools().free_async(address, on),
+        )
+    }
+
+    fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
+        self.pools().trim(pool, keep_bytes)
+    }
+
+    fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
+        self.pools().usage(pool)
+    }
+
+    fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
+        self.pools().reset_high_marks(pool)
+    }
+
+    /// Nothing: no graph is captured on a part.
+    fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
+        Ok(DriverPoolUsage::default())
+    }
+
+    fn reset_graph_high_marks(&self) -> DriverResult<()> {
+        Ok(())
+    }
+
+    fn trim_graphs(&self) -> DriverResult<()> {
+        Ok(())
+    }
+}
