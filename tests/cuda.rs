@@ -5,6 +5,8 @@
 mod common;
 #[path = "cuda/malloc_async.rs"]
 mod malloc_async;
+#[path = "cuda/two.rs"]
+mod two;
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

@@ -206,3 +206,37 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     Capture::end(&*cuda, StreamId(captured.cu_stream() as u64)).expect("nobody broke it");
     drop(scope);
 }
+
+/// So does giving memory back in the mode `global`, and taking some, unless the thread was relaxed: under
+/// want of memory, by hand, and with nobody's word that there is a capture.
+#[cfg(feature = "cudarc")]
+#[test]
+fn memory_that_goes_back_breaks_no_capture_of_another_thread() {
+    use cudarc::driver::{CudaContext, sys::CUstreamCaptureMode};
+    use stratalloc::driver::Capture;
+
+    let Some((cuda, _alone)) = device() else { return };
+    for conf in ["", "expandable_segments:True"] {
+        let config = Config::parse(conf, &Default::default()).unwrap();
+        let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
+        let strategy = build(&config, driver, BuildOptions::default()).unwrap();
+        let caching = strategy.caching().unwrap();
+        let home = cuda.create_stream().unwrap();
+        let take = |bytes| strategy.allocate(Request::new(bytes, home)).unwrap();
+        strategy.free(take(60 * MIB)).unwrap();
+        let stats = || strategy.counters().unwrap().statistics();
+        caching.set_limit_bytes(Some(100 * MIB));
+        let captured = CudaContext::new(0).unwrap().new_stream().unwrap();
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let large = take(80 * MIB);
+                assert!(stats().memory_reserved() <= 100 << 20, "what was idle went back, {conf}");
+                strategy.free(large).unwrap();
+                caching.empty_cache().unwrap();
+                assert_eq!(stats().memory_reserved(), 0, "{conf}");
+            });
+        });
+        Capture::end(&*cuda, StreamId(captured.cu_stream() as u64)).expect("nobody broke it");
+    }
+}

@@ -1,0 +1,72 @@
+//! Two devices: streams of the one with blocks of the other.
+
+use stratalloc::driver::HoldsWork;
+
+use super::*;
+
+/// The first device and one that can reach it, or a line why not.
+fn pair() -> Option<(Arc<Cuda>, Cuda)> {
+    let (cuda, other) = (device()?, second()?);
+    if !Peers::can_access(&*cuda, DeviceId(1)).expect("the driver answers") {
+        skip("the second device cannot reach the first");
+        return None;
+    }
+    Some((cuda, other))
+}
+
+/// Work on another device's stream holds a block back like work on one of its own device.
+#[test]
+fn a_block_that_another_device_writes_is_not_reused_before() {
+    let Some((cuda, other)) = pair() else { return };
+    let pools = "backend:cudaMallocAsync,malloc_async_own_pool:True";
+    for conf in ["", "expandable_segments:True", pools] {
+        let strategy = strategy(&cuda, conf);
+        strategy.peer_access().unwrap().enable_peer_access(DeviceId(1)).unwrap();
+        let (home, there) = (cuda.create_stream().unwrap(), other.create_stream().unwrap());
+        let bytes = 4 * MIB;
+        let block = take(&strategy, bytes, home);
+        let address = block.address();
+        // What the driver loads at the first fill may wait for the device.
+        cuda.fill(address, 1, bytes, home).unwrap();
+        cuda.synchronize_stream(home).unwrap();
+        other.fill(address, 3, bytes, there).unwrap();
+        other.synchronize_stream(there).unwrap();
+        let gate = other.hold_back(there).unwrap();
+        other.fill(address, 4, bytes, there).unwrap();
+        strategy.cross_stream().unwrap().record_stream(&block, there).unwrap();
+        give(&strategy, block);
+        // The driver's pool may give the same memory, behind that work.
+        let next = take(&strategy, bytes, home);
+        assert!(conf == pools || next.address() != address, "{conf}: the other device works");
+        cuda.fill(next.address(), 2, bytes, home).unwrap();
+        gate.open();
+        other.synchronize_stream(there).unwrap();
+        assert!(holds(&cuda, next.address(), bytes, 2, home), "{conf}");
+        if conf != pools {
+            strategy.cross_stream().unwrap().process_events().unwrap();
+            let again = take(&strategy, bytes, home);
+            assert_eq!(again.address(), address, "{conf}: free by now");
+            give(&strategy, again);
+        }
+        give(&strategy, next);
+        strategy.caching().unwrap().empty_cache().unwrap();
+        other.destroy_stream(there).unwrap();
+    }
+}
+
+/// Also where nobody else holds the other device's context.
+#[test]
+fn bytes_go_from_device_to_device() {
+    let Some((cuda, other)) = pair() else { return };
+    let strategy = strategy(&cuda, "");
+    let stream = cuda.create_stream().unwrap();
+    let block = take(&strategy, MIB, stream);
+    let there = other.allocate(MIB).unwrap();
+    cuda.fill(block.address(), 9, MIB, stream).unwrap();
+    let (to, from) = ((DeviceId(1), there), (DeviceId(0), block.address()));
+    cuda.copy_peer(to, from, MIB, stream).unwrap();
+    cuda.synchronize_stream(stream).unwrap();
+    assert!(holds(&other, there, MIB, 9, StreamId::DEFAULT));
+    other.free(there, MIB).unwrap();
+    give(&strategy, block);
+}
