@@ -17,6 +17,7 @@ use cudarc::nvrtc::Ptx;
 use stratalloc::allocator::DeviceAllocator;
 use stratalloc::config::{KeyTable, from_environment};
 use stratalloc::driver::Cuda;
+use stratalloc::error::DriverErrorKind;
 use stratalloc::handle::{DeviceVec, Handle};
 use stratalloc::ids::DeviceId;
 
@@ -60,10 +61,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Ours first: it says in a sentence what is missing, where cudarc would panic.
     let cuda = match Cuda::open(DeviceId(0)) {
         Ok(cuda) => Arc::new(cuda),
-        Err(error) => {
+        Err(error) if error.kind == DriverErrorKind::NotSupported => {
             println!("skipped: no CUDA device ({error})");
             return Ok(());
         }
+        Err(error) => return Err(error.into()),
     };
     // SAFETY: the vendor's library; its initialisers are safe to run in any process.
     if !unsafe { is_culib_present() } {

@@ -2,12 +2,15 @@
 //! purpose.
 //!
 //! `CONFORMANCE_RUNS=1000 cargo test --release --test conformance` runs so many random scripts for each
-//! property.
+//! property. On a GPU (`cargo test --test conformance cuda`) they take a few hundred MiB of it.
 
 #[path = "conformance/bent.rs"]
 mod bent;
 #[path = "conformance/broken.rs"]
 mod broken;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[path = "conformance/skips.rs"]
+mod skips;
 #[path = "conformance/toy.rs"]
 mod toy;
 #[path = "conformance/users.rs"]
@@ -21,6 +24,10 @@ use stratalloc::switch::Switchable;
 stratalloc::conformance_tests!(native, configured("backend:native"));
 stratalloc::conformance_tests!(expandable, configured("backend:native,expandable_segments:True"));
 stratalloc::conformance_tests!(malloc_async, configured("backend:cudaMallocAsync"));
+stratalloc::conformance_tests!(
+    malloc_async_own_pool,
+    configured("backend:cudaMallocAsync,malloc_async_own_pool:True")
+);
 stratalloc::conformance_tests!(cpu, configured("backend:cpu"));
 stratalloc::conformance_tests!(
     pytorch,

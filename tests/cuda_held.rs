@@ -6,29 +6,28 @@
 //! So are captures that calls of other threads break, and what is done to the device's default pool.
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
+mod common;
+
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use stratalloc::config::Settings;
+use stratalloc::allocator::{DeviceAllocator, Request};
 #[cfg(feature = "replay")]
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::{Brake, Cuda, Driver, Gated};
-use stratalloc::ids::DeviceId;
-#[cfg(feature = "replay")]
+use stratalloc::config::KeyTable;
+use stratalloc::config::{Config, Settings};
+use stratalloc::driver::{Brake, Cuda, Driver, Gated, ProcessUsage};
+use stratalloc::error::{AllocError, DriverErrorKind};
+use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
+
+use common::gpu::{has_free, skip};
 
 /// The first device and the right to be alone on it, or a word why there is none.
 fn device() -> Option<(Arc<Cuda>, MutexGuard<'static, ()>)> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    match Cuda::open(DeviceId(0)) {
-        Ok(cuda) => Some((Arc::new(cuda), alone)),
-        Err(error) => {
-            println!("skipped: no CUDA device ({error})");
-            None
-        }
-    }
+    Some((common::gpu::device()?, alone))
 }
 
 /// A stream that is held back finishes when it is let go, whatever other streams do; a call that waits
@@ -83,8 +82,11 @@ fn held_back_work_finishes_when_it_is_let_go() {
 fn a_recording_of_several_streams_reserves_what_it_reserved() {
     let Some((cuda, _alone)) = device() else { return };
     for (name, reserved) in
-        [("multistream.default", 2_187_329_536), ("multistream.expandable", 1_558_183_936)]
+        [("multistream.default", 2_187_329_536_i64), ("multistream.expandable", 1_558_183_936)]
     {
+        if !has_free(&cuda, 2 * reserved.unsigned_abs()) {
+            return;
+        }
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
             .join(format!("tests/traces/{name}.pickle.xz"));
         let trace = stratalloc::replay::reader::read(&path, &Default::default()).unwrap();
@@ -102,6 +104,44 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
         assert_eq!((held.current, held.peak), (reserved, reserved), "{name}");
         strategy.engine().unwrap().empty_cache().unwrap();
         real.into_iter().for_each(|stream| cuda.destroy_stream(stream).unwrap());
+    }
+}
+
+/// The list knows this device: memory taken now shows in it, whatever numbers processes have there.
+/// Half of it is enough: other programs may give some back meanwhile.
+#[test]
+fn the_process_list_grows_with_what_is_taken() {
+    let Some((cuda, _alone)) = device() else { return };
+    let Some(processes) = cuda.processes() else {
+        return skip("no management library, or it does not know the device");
+    };
+    let before = match processes.list() {
+        Err(error) if error.kind == DriverErrorKind::NotSupported => {
+            return skip(format_args!("the list cannot be had: {error}"));
+        }
+        list => list.unwrap(),
+    };
+    println!("this process is {}, the list {before:?}", std::process::id());
+    if before.is_empty() {
+        return skip("the list shows no process, as in some containers");
+    }
+    let taken = 2048 * MIB;
+    if !has_free(&cuda, 2 * taken) {
+        return;
+    }
+    let sum = |list: &[ProcessUsage]| list.iter().map(|usage| usage.used_bytes).sum::<u64>();
+    let address = cuda.allocate(taken).unwrap();
+    let after = processes.list().unwrap();
+    assert!(sum(&after) >= sum(&before) + taken / 2, "{before:?}, {after:?}");
+    cuda.free(address, taken).unwrap();
+    let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
+    let native = build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    match native.allocate(Request::new(cuda.info().total_bytes, StreamId::DEFAULT)) {
+        Err(AllocError::OutOfMemory(report)) => {
+            assert!(!report.holders.is_empty(), "{report}");
+            println!("{report}");
+        }
+        other => panic!("{other:?}"),
     }
 }
 
@@ -129,14 +169,16 @@ fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
 #[test]
 fn events_of_the_engine_break_no_capture_of_another_thread() {
     use cudarc::driver::{CudaContext, sys::CUstreamCaptureMode};
-    use stratalloc::allocator::{DeviceAllocator, PoolScope, Request, ScopeFilter};
+    use stratalloc::allocator::{PoolScope, ScopeFilter};
     use stratalloc::driver::Capture;
-    use stratalloc::ids::{PoolId, StreamId};
-    use stratalloc::registry::{BuildOptions, build};
+    use stratalloc::ids::PoolId;
 
     let Some((cuda, _alone)) = device() else { return };
     let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
     let native = build(&Default::default(), driver, BuildOptions::default()).unwrap();
+    if !has_free(&cuda, 1024 * MIB) {
+        return;
+    }
     let streams = native.cross_stream().expect("it follows streams");
     let [home, side] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let block = native.allocate(Request::new(512 * MIB, home)).unwrap();

@@ -26,11 +26,14 @@ struct Piece {
     mappings: u32,
 }
 
+/// How many bytes are mapped, of which piece.
+type Mapping = (u64, PhysicalId);
+
 #[derive(Debug, Default)]
 struct Book {
     segments: BTreeMap<u64, u64>,
     reservations: BTreeMap<u64, u64>,
-    mapped: BTreeMap<u64, (u64, PhysicalId)>,
+    mapped: BTreeMap<u64, Mapping>,
     pieces: HashMap<PhysicalId, Piece>,
     events: BTreeSet<EventId>,
     /// Streams of the inner device, by the names that they have here.
@@ -66,7 +69,7 @@ impl Book {
         &mut self,
         address: u64,
         size_bytes: u64,
-    ) -> Result<Vec<(u64, (u64, PhysicalId))>, u64> {
+    ) -> Result<Vec<(u64, Mapping)>, u64> {
         let end = address.saturating_add(size_bytes);
         let inside: Vec<_> = self.mapped.range(address..end).map(|(at, own)| (*at, *own)).collect();
         if let Some((at, _)) = inside.iter().find(|(at, (bytes, _))| at + bytes > end) {

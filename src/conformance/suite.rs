@@ -245,6 +245,7 @@ fn lacks(error: &(dyn Error + 'static)) -> bool {
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
 
 /// Why a device of another kind is not tested on.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
 const LACKS: &str = "its constructor says that this device lacks what it needs";
 
 /// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
@@ -272,7 +273,6 @@ pub fn test(
     let on = |machines: &Machines<'_>| {
         Case { build, device, options, machines }.test(property).map_err(broken)
     };
-    #[cfg(any(feature = "cuda", not(target_os = "linux")))]
     let absent = |what: String| broken(Broken { what, lines: Vec::new(), seed: options.seed });
     match device {
         Device::Sim => on(&|bytes| Ok(Box::new(SimMachine::new(bytes)))),
@@ -317,92 +317,4 @@ pub fn run(name: &str, build: &Build<'_>, options: &Options) -> Result<Report, F
 }
 
 #[cfg(all(test, feature = "cuda", target_os = "linux"))]
-mod tests {
-    use std::sync::Arc;
-
-    use super::super::configured;
-    use super::super::machine::RealMachine;
-    use super::super::part::Part;
-    use super::*;
-    use crate::driver::host::{Host, HostOptions};
-    use crate::driver::{Driver, DriverResult};
-    use crate::size::MIB;
-
-    /// What a test on a GPU does, on a part of real memory.
-    fn on_a_part(build: &Build<'_>, property: Property) -> Result<Outcome, String> {
-        let whole =
-            Arc::new(Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() }));
-        let outcome = {
-            let options = &Options::default().on_a_gpu();
-            let machines: &Machines<'_> =
-                &|bytes| Ok(Box::new(RealMachine::of(Part::new(Arc::clone(&whole), bytes))));
-            let case = Case { build, device: Device::Cuda, options, machines };
-            case.test_what_can_be(property).map_err(|broken| format!("{broken:?}"))
-        };
-        assert!(whole.held().is_nothing(), "{property}: {:?}", whole.held());
-        outcome
-    }
-
-    #[test]
-    fn what_runs_on_a_gpu_holds_on_a_part_of_real_memory() {
-        for conf in ["native", "native,expandable_segments:True", "cudaMallocAsync"] {
-            let text = format!("backend:{conf}");
-            for &property in Property::ALL {
-                let outcome = on_a_part(&configured(&text), property);
-                assert!(
-                    matches!(outcome, Ok(Outcome::Held { .. })),
-                    "{text}: {property}: {outcome:?}"
-                );
-            }
-        }
-    }
-
-    /// An allocator that keeps what it took takes it from no later test.
-    #[test]
-    fn a_part_gives_back_what_a_test_lost() {
-        for conf in ["native", "native,expandable_segments:True", "cudaMallocAsync"] {
-            let text = format!("backend:{conf}");
-            let whole = Host::new(HostOptions { total_bytes: 64 * MIB, ..HostOptions::default() });
-            let whole = Arc::new(whole);
-            let machine = RealMachine::of(Part::new(Arc::clone(&whole), 32 * MIB));
-            let lost = configured(&text)(machine.driver()).unwrap();
-            let block = lost.allocate(crate::allocator::Request::new(MIB, crate::ids::StreamId(7)));
-            assert!(block.is_ok() && !whole.held().is_nothing());
-            std::mem::forget(lost);
-            drop(machine);
-            assert!(whole.held().is_nothing(), "{text}: {:?}", whole.held());
-        }
-    }
-
-    #[test]
-    fn only_a_constructor_that_says_so_is_spared() {
-        let refuses = |kind| {
-            super::super::constructor(move |_| {
-                Err(DriverError::new(kind, "build", 0, "not here").into())
-            })
-        };
-        let property = Property::EverythingIsGivenBack;
-        let cannot = on_a_part(&refuses(DriverErrorKind::NotSupported), property);
-        assert_eq!(cannot, Ok(Outcome::NotTested { why: LACKS }));
-        on_a_part(&refuses(DriverErrorKind::Other), property).unwrap_err();
-    }
-
-    #[test]
-    fn a_part_refuses_what_is_not_its_own() -> DriverResult<()> {
-        let whole = Host::new(HostOptions { total_bytes: 64 * MIB, ..HostOptions::default() });
-        let part = Part::new(Arc::new(whole), 16 * MIB);
-        let address = part.allocate(MIB)?;
-        part.free(address, 2 * MIB).unwrap_err();
-        part.free(address + 512, MIB).unwrap_err();
-        assert!(part.allocate(16 * MIB).unwrap_err().is_out_of_memory());
-        let pools = part.memory_pools().expect("the host has pools");
-        let pool = pools.default_pool()?;
-        assert_eq!(pools.default_pool()?, pool);
-        pools.destroy_pool(pool).unwrap_err();
-        let range = pools.allocate_async(pool, 15 * MIB, crate::ids::StreamId::DEFAULT)?;
-        assert!(pools.allocate_async(pool, 1, crate::ids::StreamId::DEFAULT).is_err());
-        pools.free_async(range, crate::ids::StreamId::DEFAULT)?;
-        pools.free_async(range, crate::ids::StreamId::DEFAULT).unwrap_err();
-        part.free(address, MIB)
-    }
-}
+mod tests;

@@ -8,21 +8,20 @@ use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Cuda, Driver, Sim};
 use stratalloc::handle::{BufferError, DeviceVec, Handle};
-use stratalloc::ids::{DeviceId, StreamId};
+use stratalloc::ids::StreamId;
 
+use crate::common::gpu::device;
 use crate::{CONFS, live_blocks};
 
 fn handle(conf: &str) -> Option<Handle> {
-    let cuda = match Cuda::open(DeviceId(0)) {
-        Ok(cuda) => cuda,
-        Err(error) => {
-            println!("skipped: no CUDA device ({error})");
-            return None;
-        }
-    };
+    let cuda = device()?;
     let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
-    Some(Handle::build(&config, Arc::new(cuda)).expect("the device can"))
+    Some(Handle::build(&config, cuda).expect("the device can"))
 }
+
+/// So much is filled so many times where work is to be long.
+const SLOW_BYTES: usize = 256 << 20;
+const FILLS: usize = 40;
 
 /// What cudarc's own functions ask of a buffer.
 fn takes_any<T>(source: &impl DevicePtr<T>, target: &mut impl DevicePtrMut<T>) -> (usize, usize) {
@@ -58,11 +57,11 @@ fn a_buffer_that_another_stream_reads_is_not_used_again_too_early() {
         let context = CudaContext::new(0).unwrap();
         let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         const N: usize = 64 << 20;
-        let mut slow = handle.cuda_zeroed::<u8>(1 << 30, &side).unwrap();
+        let mut slow = handle.cuda_zeroed::<u8>(SLOW_BYTES, &side).unwrap();
         let mut target = handle.cuda_zeroed::<u8>(N, &side).unwrap();
         for round in 1..=5u8 {
             let source = handle.cuda_from_slice(&vec![round; N], &stream).unwrap();
-            (0..10).for_each(|_| side.memset_zeros(&mut slow).unwrap());
+            (0..FILLS).for_each(|_| side.memset_zeros(&mut slow).unwrap());
             side.memcpy_dtod(&source, &mut target).unwrap();
             drop(source);
             let mut other = handle.cuda_zeroed::<u8>(N, &stream).unwrap();
@@ -113,14 +112,14 @@ fn a_buffer_changes_streams_in_order() {
         let side = context.new_stream().unwrap();
         let own = handle.driver().create_stream().unwrap();
         const N: usize = 64 << 20;
-        let mut slow = handle.cuda_zeroed::<u8>(1 << 30, &side).unwrap();
-        let mut slow_own = handle.zeroed::<u8>(1 << 30, own).unwrap();
+        let mut slow = handle.cuda_zeroed::<u8>(SLOW_BYTES, &side).unwrap();
+        let mut slow_own = handle.zeroed::<u8>(SLOW_BYTES, own).unwrap();
         for round in 1..=5u8 {
             let source = handle.cuda_from_slice(&vec![round; N], &side).unwrap();
-            (0..10).for_each(|_| slow_own.view_mut().fill_zero().unwrap());
+            (0..FILLS).for_each(|_| slow_own.view_mut().fill_zero().unwrap());
             // The zeros come late, and before the copy all the same; then the copy does.
             let mut target = handle.zeroed::<u8>(N, own).unwrap().into_cuda(&side).unwrap();
-            (0..10).for_each(|_| side.memset_zeros(&mut slow).unwrap());
+            (0..FILLS).for_each(|_| side.memset_zeros(&mut slow).unwrap());
             side.memcpy_dtod(&source, &mut target).unwrap();
             let back = DeviceVec::from_cuda(&handle, target).unwrap();
             assert_eq!(back.stream(), own);
@@ -138,11 +137,11 @@ fn a_slice_that_is_taken_over_comes_behind_its_readers() {
     let context = CudaContext::new(0).unwrap();
     let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     const N: usize = 64 << 20;
-    let mut slow = side.alloc_zeros::<u8>(1 << 30).unwrap();
+    let mut slow = side.alloc_zeros::<u8>(SLOW_BYTES).unwrap();
     let mut target = side.alloc_zeros::<u8>(N).unwrap();
     for round in 1..=5u8 {
         let source = stream.clone_htod(&vec![round; N]).unwrap();
-        (0..10).for_each(|_| side.memset_zeros(&mut slow).unwrap());
+        (0..FILLS).for_each(|_| side.memset_zeros(&mut slow).unwrap());
         side.memcpy_dtod(&source, &mut target).unwrap();
         let mut ours = DeviceVec::from_cuda_slice(&handle, source).unwrap();
         ours.view_mut().fill_zero().unwrap();

@@ -13,9 +13,10 @@ pub(crate) mod claims;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 pub(crate) mod gpu;
 pub(crate) mod law;
-pub(crate) mod machine;
 pub(crate) mod meeting;
 pub(crate) mod plain;
+
+pub(crate) use stratalloc::conformance::machine;
 
 /// What is wrong, or nothing.
 pub(crate) type Checked = Result<(), String>;

@@ -8,28 +8,22 @@ use stratalloc::allocator::{
 use stratalloc::config::Settings;
 use stratalloc::driver::{Capture, Cuda, Driver};
 use stratalloc::error::AllocError;
-use stratalloc::ids::{DeviceId, PoolId, StreamId};
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
-fn device() -> Option<(Arc<Cuda>, MallocAsyncAllocator)> {
-    match Cuda::open(DeviceId(0)) {
-        Ok(cuda) => {
-            let cuda = Arc::new(cuda);
-            let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
-            let made = MallocAsyncAllocator::new(driver, &Settings::default());
-            Some((cuda, made.expect("the device has pools")))
-        }
-        Err(error) => {
-            println!("skipped: no CUDA device ({error})");
-            None
-        }
-    }
+use crate::common::gpu::device;
+
+fn on_a_device() -> Option<(Arc<Cuda>, MallocAsyncAllocator)> {
+    let cuda = device()?;
+    let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
+    let made = MallocAsyncAllocator::new(driver, &Settings::default());
+    Some((cuda, made.expect("the device has pools")))
 }
 
 #[test]
 fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
-    let Some((cuda, allocator)) = device() else { return };
+    let Some((cuda, allocator)) = on_a_device() else { return };
     let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let event = cuda.create_event().unwrap();
     let result = allocator.allocate(Request::new(MIB, main)).unwrap();
@@ -67,7 +61,7 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
 
 #[test]
 fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
-    let Some((cuda, allocator)) = device() else { return };
+    let Some((cuda, allocator)) = on_a_device() else { return };
     let (stream, other) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let outside = allocator.allocate(Request::new(MIB, stream)).unwrap();
     let capture = Capture::begin(&*cuda, stream).unwrap();

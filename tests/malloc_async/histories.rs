@@ -2,7 +2,8 @@
 //!
 //! Blocks change hands: whoever frees need not be who allocated. On `sim` each thread captures
 //! graphs on a stream of its own, whose blocks others may free at any moment; a graph is gone when
-//! its capture ends, so its addresses may then come back while the old blocks are held.
+//! its capture ends, so its addresses may then come back while the old blocks are held. A GPU gets short
+//! histories without captures, on a part of it.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +13,26 @@ use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PrivatePools,
     Request, ScopeFilter,
 };
+#[cfg(target_os = "linux")]
+use stratalloc::conformance::part::Part;
+#[cfg(target_os = "linux")]
+use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::error::HandleError;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 
 use crate::Bed;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use crate::common::gpu;
 #[cfg(target_os = "linux")]
-use crate::common::machine::HostMachine;
+use crate::common::machine::{HostMachine, RealMachine};
 use crate::common::machine::{Machine, SimMachine};
 
 const THREADS: usize = 3;
+
+/// How much of a device histories on a part of it get.
+#[cfg(target_os = "linux")]
+const PART_BYTES: u64 = 512 * MIB;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -251,4 +262,27 @@ fn histories_of_three_threads_keep_the_bytes_on_the_host() {
         history(HostMachine::new(1024 * MIB), &[a, b, c]);
         true
     });
+}
+
+/// What is done on a GPU, where there is none.
+#[cfg(target_os = "linux")]
+#[test]
+fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {
+    check(10, |a, b, c| {
+        let host = Host::new(HostOptions { total_bytes: 2048 * MIB, ..HostOptions::default() });
+        history(RealMachine::of(Part::new(host, PART_BYTES)), &[a, b, c]);
+        true
+    });
+}
+
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[test]
+fn histories_of_three_threads_keep_the_bytes_on_a_gpu() {
+    if gpu::shared().is_some() {
+        check(20, |a, b, c| {
+            let cuda = gpu::shared().expect("it was there before");
+            history(RealMachine::of(Part::new(cuda, PART_BYTES)), &[a, b, c]);
+            true
+        });
+    }
 }

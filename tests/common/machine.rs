@@ -1,3 +1,0 @@
-//! The library's machines.
-
-pub(crate) use stratalloc::conformance::machine::*;

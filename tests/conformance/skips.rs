@@ -1,0 +1,58 @@
+//! Tests that are left out for want of a device say so where the harness does not hide it.
+
+use std::process::{Command, Output};
+
+use stratalloc::conformance::gpu::is_absent;
+use stratalloc::conformance::skip::REQUIRE_CUDA;
+use stratalloc::error::{DriverError, DriverErrorKind};
+
+/// One test of this program in a process that sees no device, whatever the machine has.
+fn without_a_device(test: &str, required: &str) -> Output {
+    Command::new(std::env::current_exe().expect("this program has a path"))
+        .args(["--exact", test])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .env(REQUIRE_CUDA, required)
+        .output()
+        .expect("it starts")
+}
+
+const TEST: &str = "native::cuda::live_blocks_never_overlap";
+
+#[test]
+fn a_test_without_a_device_says_so_although_it_passes() {
+    for not_required in ["", "0"] {
+        let output = without_a_device(TEST, not_required);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{told}");
+        let line = "native on cuda: live blocks never overlap: skipped: no CUDA device";
+        assert_eq!(told.lines().collect::<Vec<_>>(), [line]);
+    }
+}
+
+#[test]
+fn a_test_without_a_device_fails_where_one_is_required() {
+    let output = without_a_device(TEST, "1");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && told.contains("asks for one"), "{told}");
+}
+
+#[test]
+fn what_is_not_offered_is_told() {
+    let output = without_a_device("native::sim::bytes_stay_intact", "");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("skipped: the device has no bytes"), "{told}");
+}
+
+#[test]
+fn only_want_of_a_device_is_taken_for_it() {
+    let absent = |kind, call, code| is_absent(&DriverError::new(kind, call, code, "words"));
+    assert!(absent(DriverErrorKind::NotSupported, "load libcuda", 0), "no driver");
+    assert!(absent(DriverErrorKind::NotSupported, "cuInit", 100), "no device");
+    assert!(absent(DriverErrorKind::Other, "cuDeviceGet", 101), "no such device");
+    // A broken driver, a driver that does not fit, a device that was lost.
+    for code in [3, 46, 802, 803, 999] {
+        assert!(!absent(DriverErrorKind::NotSupported, "cuInit", code), "{code}");
+    }
+    assert!(!absent(DriverErrorKind::OutOfMemory, "cuDevicePrimaryCtxRetain", 2));
+    assert!(!absent(DriverErrorKind::NotSupported, "memory_pools", 0));
+}
