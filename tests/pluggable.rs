@@ -1,8 +1,8 @@
 //! User-defined allocators, three ways: a Rust type with keys of its own, closures, a shared library.
 //!
 //! `registered` has the registry and the keys, `closures` what the framework does around a user's
-//! functions, `pools` private pools over them, `histories` both at random, `library` loads compiled C and
-//! C++, `hostile` loads what cannot be loaded.
+//! functions, `pools` private pools over them, `per_thread` a stream that is another one on each thread,
+//! `histories` all at random, `library` loads compiled C and C++, `hostile` loads what cannot be loaded.
 
 #[path = "pluggable/closures.rs"]
 mod closures;
@@ -17,6 +17,8 @@ mod hostile;
 #[cfg(all(feature = "pluggable", target_os = "linux"))]
 #[path = "pluggable/library.rs"]
 mod library;
+#[path = "pluggable/per_thread.rs"]
+mod per_thread;
 #[path = "pluggable/pools.rs"]
 mod pools;
 #[path = "pluggable/registered.rs"]

@@ -82,10 +82,6 @@ impl PluggableAllocator {
                 && !block.uses.contains(&stream)
             {
                 block.uses.push(stream);
-                // The block goes back on whichever thread finds that it has been waited for.
-                if self.driver.is_per_thread_stream(own) && !block.uses.contains(&own) {
-                    block.uses.push(own);
-                }
             }
             return Ok(());
         };

@@ -6,6 +6,10 @@
 //! for functions that answer with nonsense. When to use: to bring an allocator of your own, as
 //! closures or as a shared library that was written for PyTorch.
 //!
+//! A block of a stream that is another one on each thread counts as used by that stream: its free waits
+//! for the freeing thread's work. Then it is no thread's, and whoever finds that gives it back. In a
+//! capture of that very stream this is after the capture's end: a graph does not use such a block twice.
+//!
 //! No lock is held while a user's function runs. What it panics with reaches the caller; a request
 //! has then changed nothing, and a block whose free panicked is gone. Dropping the allocator gives
 //! every block back, also live ones. `table` keeps the account, `waiting` what other streams use,
@@ -27,7 +31,7 @@ use crate::allocator::{Allocation, Request, SegmentAllocator};
 use crate::cache::Hooks;
 use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
-use crate::driver::{DeviceInfo, Driver, thread_of};
+use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AddressFault, AllocError, HandleError};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
@@ -241,19 +245,17 @@ impl PluggableAllocator {
 
     /// Frees the live block at an address, of that life if one is given.
     fn free_block(&self, address: u64, mark: Option<Mark>) -> Result<(), HandleError> {
-        let (pool, mark) = {
+        let (stream, uses, pool, mark) = {
             let shard = self.table.lock(address);
             let unknown = HandleError::UnknownAddress { address };
             let stale = HandleError::Stale { address };
             let missing = if mark.is_some() { stale } else { unknown };
             let block = shard.live(address, mark).ok_or(missing)?;
-            if !block.uses.is_empty() {
-                let (mark, uses) = (block.mark, block.uses.clone());
-                drop(shard);
-                return self.free_when_drained(address, mark, &uses);
-            }
-            (block.pool, block.mark)
+            (block.stream, block.uses.clone(), block.pool, block.mark)
         };
+        if !uses.is_empty() || self.driver.is_per_thread_stream(stream) {
+            return self.free_when_drained(address, mark, stream, &uses);
+        }
         if self.retire(address, mark, State::Live, pool) {
             Ok(())
         } else {
@@ -277,10 +279,8 @@ impl PluggableAllocator {
         };
         let (stream, size, requested) = (block.stream, block.size_bytes, block.requested_bytes);
         let keeps = self.callbacks.begin_pool.is_none();
-        let kept = keeps
-            && known.as_mut().is_some_and(|known| {
-                known.keep(pool, (stream, size, address), thread_of(&*self.driver, stream))
-            });
+        let kept =
+            keeps && known.as_mut().is_some_and(|known| known.keep(pool, (stream, size, address)));
         let gone = if kept {
             shard.keep(address);
             None

@@ -7,7 +7,7 @@
 //!
 //! Lock order: pools, then a shard. No user's function runs under either.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +21,8 @@ use crate::allocator::{
     Allocation, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored, ScopeFilter,
     SegmentAllocator,
 };
+use crate::driver::CaptureStatus;
 use crate::driver::plugin::StreamFilter;
-use crate::driver::{CaptureStatus, thread_of};
 use crate::error::{AllocError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
@@ -44,8 +44,7 @@ struct Pool {
     fixed: bool,
     /// Blocks in the table.
     blocks: usize,
-    /// Those of a per-thread stream with the thread that freed them, which alone may have them again.
-    idle: BTreeMap<Idle, Option<ThreadId>>,
+    idle: BTreeSet<Idle>,
 }
 
 #[derive(Debug)]
@@ -88,10 +87,9 @@ impl Known {
     }
 
     /// Whether a block that is freed stays with its pool; then it is idle from now on.
-    /// Of a per-thread stream it serves `only` the thread that freed it.
-    pub(super) fn keep(&mut self, pool: PoolId, block: Idle, only: Option<ThreadId>) -> bool {
+    pub(super) fn keep(&mut self, pool: PoolId, block: Idle) -> bool {
         let found = self.pools.get_mut(&pool).filter(|found| found.users > 0);
-        found.is_some_and(|found| found.idle.insert(block, only).is_none())
+        found.is_some_and(|found| found.idle.insert(block))
     }
 
     /// A block has left the table.
@@ -105,11 +103,11 @@ impl Known {
     }
 
     /// Takes the idle block that fits best.
-    fn take_idle(&mut self, pool: PoolId, request: Request, only: Option<ThreadId>) -> Option<u64> {
+    fn take_idle(&mut self, pool: PoolId, request: Request) -> Option<u64> {
         let idle = &mut self.pools.get_mut(&pool)?.idle;
         let most = request.bytes.saturating_add(request.bytes / (SLACK_DIVISOR - 1)).max(512);
         let range = (request.stream, request.bytes, 0)..=(request.stream, most, u64::MAX);
-        let (&found, _) = idle.range(range).find(|(_, thread)| **thread == only)?;
+        let found = *idle.range(range).next()?;
         idle.remove(&found);
         Some(found.2)
     }
@@ -184,8 +182,7 @@ impl PluggableAllocator {
     }
 
     fn revive(&self, known: &mut Known, pool: PoolId, request: Request) -> Option<Allocation> {
-        let only = thread_of(&*self.driver, request.stream);
-        let address = known.take_idle(pool, request, only)?;
+        let address = known.take_idle(pool, request)?;
         let mark = self.table.lock(address).revive(address, request.bytes)?;
         self.record(Action::Alloc, address, request.bytes, (request.stream, pool));
         Some(Allocation::new(address, request.bytes, self.owner, mark.token()))
@@ -202,21 +199,11 @@ impl PluggableAllocator {
     /// Gives back what is idle in pools without users, and in `own` if no graph needs it.
     pub(super) fn release_idle(&self, own: Option<PoolId>) {
         let mut known = self.pools.lock();
-        let here = thread::current().id();
-        let is_foreign = |only: &Option<ThreadId>| only.is_some_and(|thread| thread != here);
-        let (captured, mut foreign) = (self.pools.any_capture(), false);
         let idle: Vec<(PoolId, Idle)> = known
             .pools
             .iter_mut()
             .filter(|(id, pool)| pool.users == 0 || (Some(**id) == own && !pool.fixed))
-            .filter(|(_, pool)| {
-                // Work of other threads' own streams is waited for with the device, which no capture
-                // survives.
-                let has_foreign = pool.idle.values().any(is_foreign);
-                foreign |= has_foreign && !captured;
-                !(has_foreign && captured)
-            })
-            .flat_map(|(id, pool)| std::mem::take(&mut pool.idle).into_keys().map(|b| (*id, b)))
+            .flat_map(|(id, pool)| std::mem::take(&mut pool.idle).into_iter().map(|b| (*id, b)))
             .collect();
         let mut gone = Vec::new();
         for (pool, (_, _, address)) in idle {
@@ -226,10 +213,6 @@ impl PluggableAllocator {
             }
         }
         drop(known);
-        if foreign {
-            // A device that fails here runs nothing any more.
-            let _ = self.driver.synchronize_device();
-        }
         for (address, block) in gone {
             self.give_back(address, &block);
         }
@@ -347,7 +330,8 @@ impl PluggableAllocator {
         known.in_use(pool)?;
         let mut used = None;
         self.table.each(|address, block| {
-            if block.pool == pool && block.state == State::Live && !block.uses.is_empty() {
+            let is_used = !block.uses.is_empty() || self.driver.is_per_thread_stream(block.stream);
+            if block.pool == pool && block.state == State::Live && is_used {
                 used = Some(address);
             }
         });
@@ -488,8 +472,7 @@ impl PrivatePools for PluggableAllocator {
         let live = self.layout_of(|block| block.pool == pool && block.state == State::Live);
         for segment in live {
             self.table.lock(segment.address).keep(segment.address);
-            let only = thread_of(&*self.driver, segment.stream);
-            known.keep(pool, (segment.stream, segment.size_bytes, segment.address), only);
+            known.keep(pool, (segment.stream, segment.size_bytes, segment.address));
             restored.freed.push(segment.address);
         }
         for segment in &checkpoint.segments {

@@ -1,9 +1,12 @@
-//! Blocks that wait for other streams, when the user's functions do not wait themselves.
+//! Blocks that wait for other streams, when the user's functions do not wait themselves, and for the
+//! freeing thread's own one.
 //!
 //! A free of such a block records one event per stream and returns; later requests ask whether the
 //! events have passed, and then the user's `free` is called. Events of a stream pass in order, so one
 //! that has not passed answers for all later ones. While a stream is captured no event of it is
-//! recorded: the block waits for the capture's end first.
+//! recorded: the block waits for the capture's end first. Of a stream that is another one on each thread
+//! only the thread that freed the block can tell; for a thread that does not come back the device is
+//! waited for.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,15 +23,27 @@ use crate::history::Action;
 use crate::ids::{EventId, PoolId, StreamId};
 
 type Streams = SmallVec<[StreamId; 2]>;
-type Events = SmallVec<[(EventId, StreamId); 2]>;
+/// A stream, and whose it is, if it is another one on each thread.
+type On = (StreamId, Option<ThreadId>);
+type Events = SmallVec<[(EventId, On); 2]>;
 
 /// What has to happen before a block is free.
 #[derive(Clone, Debug)]
 enum Until {
-    /// The captures that these streams are in end; asked by this thread, if any is its own one.
+    /// The captures that these streams are in end; only this thread can tell, if there is one.
     CapturesEnd(Streams, Option<ThreadId>),
     /// These events pass.
     Passed(Events),
+}
+
+impl Until {
+    /// Whether only another thread can tell.
+    fn is_asked_elsewhere(&self) -> bool {
+        match self {
+            Self::CapturesEnd(_, Some(thread)) => *thread != std::thread::current().id(),
+            Self::CapturesEnd(_, None) | Self::Passed(_) => false,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -80,19 +95,24 @@ impl Drop for Ready<'_> {
 }
 
 impl PluggableAllocator {
-    /// Takes back a block that other streams use. Events are recorded first, so that a driver's
-    /// failure leaves the block in the caller's hands.
+    /// Takes back a block of `own` that other streams use, or that is of another stream on each thread.
+    /// Events are recorded first, so that a driver's failure leaves the block in the caller's hands.
     pub(super) fn free_when_drained(
         &self,
         address: u64,
         mark: Mark,
+        own: StreamId,
         uses: &[StreamId],
     ) -> Result<(), HandleError> {
-        let until = if uses.iter().any(|stream| self.is_capturing(*stream)) {
-            let thread = uses.iter().find_map(|stream| thread_of(&*self.driver, *stream));
-            Until::CapturesEnd(uses.iter().copied().collect(), thread)
+        let mut streams = Streams::from_slice(uses);
+        if self.driver.is_per_thread_stream(own) && !streams.contains(&own) {
+            streams.push(own);
+        }
+        let until = if streams.iter().any(|stream| self.is_capturing(*stream)) {
+            let thread = streams.iter().find_map(|stream| thread_of(&*self.driver, *stream));
+            Until::CapturesEnd(streams, thread)
         } else {
-            Until::Passed(self.record_events(uses)?)
+            Until::Passed(self.record_events(&streams)?)
         };
         let mut shard = self.table.lock(address);
         let same = |block: &&super::Block| block.uses.as_slice() == uses;
@@ -133,7 +153,7 @@ impl PluggableAllocator {
         for &stream in streams {
             let failed = match self.record_new_event(stream) {
                 Ok(event) => {
-                    events.push((event, stream));
+                    events.push((event, (stream, thread_of(&*self.driver, stream))));
                     continue;
                 }
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
@@ -171,7 +191,7 @@ impl PluggableAllocator {
     /// Gives back what has been waited for. Never waits for the device.
     pub(super) fn poll(&self) -> Result<(), DriverError> {
         let mut failed = None;
-        let mut busy = Streams::new();
+        let mut busy = Vec::new();
         let mut ready = Ready { of: self, entries: VecDeque::new() };
         self.waiting.entries.lock().retain_mut(|entry| {
             let passed = self.advance(&mut entry.until, &mut busy).unwrap_or_else(|error| {
@@ -188,27 +208,24 @@ impl PluggableAllocator {
     }
 
     /// Whether the waiting has ended. `busy` are streams whose events are known to be unfinished.
-    fn advance(&self, until: &mut Until, busy: &mut Streams) -> Result<bool, DriverError> {
-        if let Until::CapturesEnd(streams, thread) = until {
-            // What this thread would ask and record is of its own stream.
-            if thread.is_some_and(|thread| thread != std::thread::current().id()) {
-                return Ok(false);
-            }
+    fn advance(&self, until: &mut Until, busy: &mut Vec<On>) -> Result<bool, DriverError> {
+        // This thread would ask of its own stream, and record on that.
+        if until.is_asked_elsewhere() {
+            return Ok(false);
+        }
+        if let Until::CapturesEnd(streams, _) = until {
             if streams.iter().any(|stream| self.is_capturing(*stream)) {
                 return Ok(false);
             }
             *until = Until::Passed(self.record_events(streams)?);
         }
         let Until::Passed(events) = until else { return Ok(false) };
-        while let Some(&(event, stream)) = events.last() {
-            if busy.contains(&stream) {
+        while let Some(&(event, on)) = events.last() {
+            if busy.contains(&on) {
                 return Ok(false);
             }
             if !self.driver.query_event(event)? {
-                // Events of other threads' streams of the same number may have passed.
-                if !self.driver.is_per_thread_stream(stream) {
-                    busy.push(stream);
-                }
+                busy.push(on);
                 return Ok(false);
             }
             events.pop();
@@ -217,13 +234,37 @@ impl PluggableAllocator {
         Ok(true)
     }
 
+    /// Waits in the place of other threads, which alone can tell whether their own streams' captures
+    /// have ended: a device that was waited for has no capture, and no work of theirs.
+    fn wait_for_other_threads(&self) -> Result<(), DriverError> {
+        let theirs: Vec<_> = {
+            let entries = self.waiting.entries.lock();
+            let foreign = entries.iter().filter(|entry| entry.until.is_asked_elsewhere());
+            foreign.map(|entry| (entry.address, entry.mark)).collect()
+        };
+        if theirs.is_empty() || self.pools.any_capture() {
+            return Ok(());
+        }
+        self.driver.synchronize_device()?;
+        for entry in self.waiting.entries.lock().iter_mut() {
+            if let Until::CapturesEnd(streams, thread) = &mut entry.until
+                && theirs.contains(&(entry.address, entry.mark))
+            {
+                streams.retain(|stream| !self.driver.is_per_thread_stream(*stream));
+                *thread = None;
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for every stream that a block waits for, and gives the blocks back. Blocks that wait for
     /// the end of a capture stay.
     ///
     /// # Errors
     ///
-    /// The first [`DriverError`]; blocks whose events could not be waited for go on waiting.
+    /// The first [`DriverError`]; blocks that could not be waited for go on waiting.
     pub(super) fn drain(&self) -> Result<(), DriverError> {
+        let mut failed = self.wait_for_other_threads().err();
         // Blocks whose captures have ended get their events first; what fails here fails again below.
         let _ = self.poll();
         let waiting: Vec<_> = {
@@ -234,7 +275,6 @@ impl PluggableAllocator {
             });
             events.flatten().collect()
         };
-        let mut failed = None;
         for (event, _) in waiting {
             // An event that another thread has used again by now is waited for longer than needed.
             failed = failed.or(self.driver.synchronize_event(event).err());

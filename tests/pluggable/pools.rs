@@ -13,7 +13,6 @@ use stratalloc::error::{AllocError, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
 
-use super::device::{OWN, Threaded};
 use super::{User, over, sim};
 
 const MAIN: StreamId = StreamId(64);
@@ -253,45 +252,4 @@ fn a_begin_that_panics_leaves_no_scope() {
     assert_eq!(pools(&own).pool_users(POOL), None);
     let block = take(&own, 64);
     own.free(block).unwrap();
-}
-
-#[test]
-fn an_idle_block_of_a_per_thread_stream_stays_with_the_thread_that_freed_it() {
-    let (user, device) = (User::with_bytes(u64::MAX / 2), Threaded::new(1 << 30));
-    let own = over(Arc::clone(&device) as Arc<dyn Driver>, user.callbacks());
-    let pools = pools(&own);
-    pools.create_pool(POOL, PoolOptions::default()).unwrap();
-    let take = || pools.allocate_in(POOL, Request::new(4096, OWN)).unwrap();
-    let block = take();
-    let address = block.address();
-    own.free(block).unwrap();
-    let other = std::thread::scope(|s| s.spawn(take).join().unwrap());
-    assert_ne!(other.address(), address, "the first thread's work may run still");
-    let again = take();
-    assert_eq!(again.address(), address, "in the order of its own stream");
-    [other, again].into_iter().for_each(|block| own.free(block).unwrap());
-    // Given back by another thread, it is nobody's work any more.
-    let waits = device.sim.calls("synchronize_device");
-    pools.release_pool(POOL).unwrap();
-    std::thread::scope(|s| s.spawn(|| pools.empty_pool(POOL).unwrap()).join().unwrap());
-    assert!(device.sim.calls("synchronize_device") > waits);
-    assert_eq!(user.heard(), ["alloc 4096 2", "alloc 4096 2", "free 4096 2", "free 4096 2"]);
-}
-
-#[test]
-fn a_block_of_a_per_thread_stream_goes_back_behind_the_freeing_threads_work() {
-    let (user, device) = (User::with_bytes(u64::MAX / 2), Threaded::new(1 << 30));
-    let own = over(Arc::clone(&device) as Arc<dyn Driver>, user.callbacks());
-    let block = own.allocate(Request::new(4096, OWN)).unwrap();
-    let crossing = own.cross_stream().unwrap();
-    crossing.record_stream(&block, MAIN).unwrap();
-    own.free(block).unwrap();
-    device.sim.complete_stream(MAIN);
-    let process = || {
-        std::thread::scope(|s| s.spawn(|| crossing.process_events().unwrap()).join().unwrap());
-        user.heard().len()
-    };
-    assert_eq!(process(), 1, "taken, not given back");
-    device.finish_own();
-    assert_eq!(process(), 1, "given back");
 }
