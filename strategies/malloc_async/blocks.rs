@@ -237,18 +237,7 @@ impl Blocks {
 
     /// Whether any block of the pool is live or deferred.
     pub(super) fn any_of(&self, pool: PoolId) -> bool {
-        self.held_of(pool).next().is_some()
-    }
-
-    /// The same for blocks that no capture asked for: others are not the driver pool's.
-    pub(super) fn any_outside_graphs_of(&self, pool: PoolId) -> bool {
-        self.held_of(pool).any(|block| block.capture().is_none())
-    }
-
-    fn held_of(&self, pool: PoolId) -> impl Iterator<Item = &Block> {
-        let deferred = self.deferred.iter().map(|(_, block)| block);
-        let live = self.of(Some(pool)).map(|(_, block)| block);
-        live.chain(deferred.filter(move |block| block.pool == pool))
+        self.of(Some(pool)).next().is_some() || self.deferred.iter().any(|(_, b)| b.pool == pool)
     }
 }
 

@@ -211,6 +211,7 @@ impl Caching for MallocAsyncAllocator {
         unless_captured(self.wait_for_device())?;
         let pools = self.memory_pools();
         self.on_all_pools(|pool| pools.trim(pool, 0))?;
+        self.forget_empty_pools();
         pools.trim_graphs()
     }
 
@@ -273,8 +274,7 @@ impl Caching for MallocAsyncAllocator {
 
 impl Counters for MallocAsyncAllocator {
     /// Blocks and bytes in callers' hands are counted here, so they are exact, also where others use
-    /// the same driver pool. Reserved bytes are the driver's, with memory of graphs. A private pool that
-    /// lost its last user counts with what it held then until its last block is freed. The peak is the
+    /// the same driver pool. Reserved bytes are the driver's, with memory of graphs. The peak is the
     /// sum of the pools' peaks, or what that was before a pool went: never too low. The kinds of pools
     /// are not told apart.
     fn statistics(&self) -> Statistics {

@@ -21,16 +21,11 @@ pub(super) struct Pools {
     scopes: Vec<Scope>,
     /// Devices that were let in: new pools are opened to them.
     peers: Vec<DeviceId>,
-    gone: Gone,
-}
-
-/// High marks that the driver does not keep, since the last reset of peaks.
-#[derive(Debug, Default)]
-struct Gone {
-    /// Of what destroyed pools hold.
-    left_high_bytes: u64,
-    /// What all high marks added up to, just before one of them went with its pool; the most of that.
-    high_bytes: u64,
+    /// Driver pools without users and blocks. They go when nothing is left in them.
+    leaving: Vec<DriverPoolId>,
+    /// What all high marks added up to, just before one of them was forgotten; the most of that since the
+    /// last reset of peaks.
+    gone_high_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -46,16 +41,14 @@ struct Entry {
     id: PoolId,
     /// A pool that a scope makes known has none before a request needs one: inside a graph none does.
     driver_pool: Option<DriverPoolId>,
-    /// None left: the driver's pool is destroyed, and lives on for live blocks only.
+    /// None left: the driver's pool keeps nothing, and stays for live blocks only.
     users: u32,
     use_on_oom: bool,
-    /// What the driver's pool held when it was destroyed.
-    left_bytes: u64,
 }
 
 impl Entry {
     fn new(id: PoolId, driver_pool: Option<DriverPoolId>, use_on_oom: bool) -> Self {
-        Self { id, driver_pool, users: 1, use_on_oom, left_bytes: 0 }
+        Self { id, driver_pool, users: 1, use_on_oom }
     }
 }
 
@@ -96,8 +89,16 @@ impl Pools {
         self.entries.iter().filter(opted).filter_map(|entry| entry.driver_pool).collect()
     }
 
+    /// Those that serve nobody any more.
+    fn unused(&self) -> Vec<DriverPoolId> {
+        let unused = self.entries.iter().filter(|entry| entry.users == 0);
+        unused.filter_map(|entry| entry.driver_pool).chain(self.leaving.iter().copied()).collect()
+    }
+
+    /// All that are not destroyed.
     fn driver_pools(&self) -> Vec<DriverPoolId> {
-        self.entries.iter().filter(|e| e.users > 0).filter_map(|e| e.driver_pool).collect()
+        let known = self.entries.iter().filter_map(|entry| entry.driver_pool);
+        known.chain(self.leaving.iter().copied()).collect()
     }
 
     /// Destroys all pools and forgets all scopes, and returns how many were open.
@@ -107,6 +108,7 @@ impl Pools {
             let _ = driver.destroy_pool(pool);
         }
         self.entries.clear();
+        self.leaving.clear();
         std::mem::take(&mut self.scopes).len()
     }
 }
@@ -178,11 +180,29 @@ impl MallocAsyncAllocator {
         Ok(pool)
     }
 
-    /// Pools without users are known as long as blocks of them live.
-    fn forget_empty_pools(&self) {
-        let mut pools = self.pools.lock();
-        let blocks = self.blocks.lock();
-        pools.entries.retain(|entry| entry.users > 0 || blocks.any_of(entry.id));
+    /// Pools without users are known as long as blocks of them live. Then their driver pools go, each as
+    /// soon as the driver says that nothing is left in it: some calls after a pool was destroyed with a block
+    /// in use, libcuda (580) crashed.
+    pub(super) fn forget_empty_pools(&self) {
+        {
+            let Pools { entries, leaving, .. } = &mut *self.pools.lock();
+            let blocks = self.blocks.lock();
+            let stays = |entry: &Entry| entry.users > 0 || blocks.any_of(entry.id);
+            let gone = entries.extract_if(.., |entry| !stays(entry));
+            leaving.extend(gone.filter_map(|entry| entry.driver_pool));
+            if leaving.is_empty() {
+                return;
+            }
+        }
+        let _alone = self.ending.write();
+        let driver = self.memory_pools();
+        let is_empty = |pool| {
+            let left = driver.trim(pool, 0).and_then(|()| driver.usage(pool));
+            left.is_ok_and(|usage| usage.reserved_bytes == 0)
+        };
+        // Where the driver fails it is asked again the next time.
+        let goes = |pool: DriverPoolId| is_empty(pool) && driver.destroy_pool(pool).is_ok();
+        self.pools.lock().leaving.retain(|pool| !goes(*pool));
     }
 
     pub(super) fn add_user(&self, id: PoolId) -> Result<(), PoolError> {
@@ -190,42 +210,33 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// Waits for who asks the driver about a private pool.
     pub(super) fn remove_user(&self, id: PoolId) -> Result<(), PoolError> {
-        let _alone = self.ending.write();
         let mut pools = self.pools.lock();
-        let Entry { users, driver_pool, .. } = *pools.in_use(id)?;
-        if users == 1 {
+        let entry = pools.in_use(id)?;
+        entry.users -= 1;
+        if let Entry { users: 0, driver_pool, .. } = *entry {
             if let Some(pool) = driver_pool {
-                self.destroy_pool(&mut pools, id, pool)?;
+                self.retire(&mut pools, pool);
             }
             let open = pools.scopes.len();
             pools.scopes.retain(|scope| scope.pool != id);
             (pools.scopes.len()..open).for_each(|_| self.scope_closed());
         }
-        pools.entry(id)?.users -= 1;
-        let left_bytes = self.left_bytes(&pools);
-        pools.gone.left_high_bytes = pools.gone.left_high_bytes.max(left_bytes);
         drop(pools);
         self.forget_empty_pools();
         Ok(())
     }
 
-    /// Keeps what the driver knows of the pool until then. Nobody else may ask about pools meanwhile.
-    fn destroy_pool(
-        &self,
-        pools: &mut Pools,
-        id: PoolId,
-        pool: DriverPoolId,
-    ) -> Result<(), PoolError> {
-        let left_bytes = self.memory_pools().usage(pool)?.reserved_bytes;
+    /// Lets a driver pool keep nothing any more, and forgets its high mark: pools that follow each other do
+    /// not add up.
+    fn retire(&self, pools: &mut Pools, pool: DriverPoolId) {
         let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
-        let high_bytes = all.reserved_high_bytes + pools.gone.left_high_bytes;
-        self.memory_pools().destroy_pool(pool)?;
-        pools.gone.high_bytes = pools.gone.high_bytes.max(high_bytes);
-        let entry = pools.entry(id)?;
-        (entry.driver_pool, entry.left_bytes) = (None, left_bytes);
-        Ok(())
+        pools.gone_high_bytes = pools.gone_high_bytes.max(all.reserved_high_bytes);
+        let driver = self.memory_pools();
+        // A driver that fails keeps more, or a high mark; both are tried again or never too low.
+        let _ = driver.set_release_threshold(pool, 0);
+        let _ = driver.trim(pool, 0);
+        let _ = driver.reset_high_marks(pool);
     }
 
     pub(super) fn users_of(&self, id: PoolId) -> Option<u32> {
@@ -265,8 +276,15 @@ impl MallocAsyncAllocator {
     }
 
     pub(super) fn empty_private_pool(&self, id: PoolId) -> Result<(), PoolError> {
-        // A pool without users was destroyed: the driver gives its memory back by itself.
-        self.pools.lock().entry(id).map(drop)
+        let Entry { users, driver_pool, .. } = *self.pools.lock().entry(id)?;
+        if let Some(pool) = driver_pool.filter(|_| users == 0) {
+            let _kept = self.ending.read();
+            // Unless it went meanwhile.
+            if self.pools.lock().driver_pools().contains(&pool) {
+                self.memory_pools().trim(pool, 0)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn addresses_in(&self, id: PoolId) -> Result<Vec<u64>, PoolError> {
@@ -337,6 +355,7 @@ impl MallocAsyncAllocator {
         let helping = {
             let mut pools = self.pools.lock();
             let mut helping = pools.opted_in();
+            helping.extend(pools.unused());
             let own = pools.in_use(route.pool).ok().and_then(|own| own.driver_pool);
             helping.extend(own.filter(|own| *own == route.driver_pool));
             helping
@@ -344,48 +363,25 @@ impl MallocAsyncAllocator {
         helping.into_iter().try_for_each(act)
     }
 
-    /// What private pools hold, as far as the driver answers.
-    ///
-    /// A destroyed pool cannot be asked about. It counts with what it held last, all of it in use, as long
-    /// as a block of it lives: so long the driver may keep that.
+    /// What private pools hold, those that nobody uses any more among them, as far as the driver answers.
     pub(super) fn usage_of_private_pools(&self) -> DriverPoolUsage {
         let _kept = self.ending.read();
-        let (pools, left_bytes, left_high_bytes) = {
-            let pools = self.pools.lock();
-            (pools.driver_pools(), self.left_bytes(&pools), pools.gone.left_high_bytes)
-        };
-        let left = DriverPoolUsage {
-            used_bytes: left_bytes,
-            used_high_bytes: left_high_bytes.max(left_bytes),
-            reserved_bytes: left_bytes,
-            reserved_high_bytes: left_high_bytes.max(left_bytes),
-        };
-        sum(self.usage_of(&pools), left)
+        let pools = self.pools.lock().driver_pools();
+        self.usage_of(&pools)
     }
 
     /// The peak of reserved bytes, given what the high marks add up to now.
     pub(super) fn reserved_peak(&self, high_bytes: u64) -> u64 {
-        self.pools.lock().gone.high_bytes.max(high_bytes)
+        self.pools.lock().gone_high_bytes.max(high_bytes)
     }
 
-    /// Forgets high marks of pools that were destroyed.
+    /// Forgets high marks of pools that have gone.
     pub(super) fn reset_peaks_of_gone(&self) {
-        let mut pools = self.pools.lock();
-        pools.gone = Gone { left_high_bytes: self.left_bytes(&pools), high_bytes: 0 };
+        self.pools.lock().gone_high_bytes = 0;
     }
 
     fn usage_of(&self, pools: &[DriverPoolId]) -> DriverPoolUsage {
         let usage = |pool: &DriverPoolId| self.memory_pools().usage(*pool).ok();
         pools.iter().filter_map(usage).fold(DriverPoolUsage::default(), sum)
-    }
-
-    /// What destroyed pools held, of which a block is still live.
-    fn left_bytes(&self, pools: &Pools) -> u64 {
-        let mut left = pools.entries.iter().filter(|entry| entry.left_bytes > 0).peekable();
-        if left.peek().is_none() {
-            return 0;
-        }
-        let blocks = self.blocks.lock();
-        left.filter(|entry| blocks.any_outside_graphs_of(entry.id)).map(|e| e.left_bytes).sum()
     }
 }
