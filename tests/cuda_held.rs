@@ -8,7 +8,7 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
 #[cfg(feature = "replay")]
@@ -21,14 +21,7 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
-use common::gpu::{has_free, skip};
-
-/// The first device and the right to be alone on it, or a word why there is none.
-fn device() -> Option<(Arc<Cuda>, MutexGuard<'static, ()>)> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Some((common::gpu::device()?, alone))
-}
+use common::gpu::{device, has_free, skip};
 
 /// A stream that is held back finishes when it is let go, whatever other streams do; a call that waits
 /// for the device lets it go.

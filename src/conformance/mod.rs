@@ -32,10 +32,12 @@
 //! ```
 //!
 //! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`], and gives all
-//! of it back after each script. Where there is none, each test says so on standard error
-//! ([`skip`]); `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. What a constructor refuses with
+//! of it back after each script. Where there is none, each test that
+//! [`conformance_tests!`](crate::conformance_tests) wrote says so on standard error;
+//! `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. What a constructor refuses with
 //! [`NotSupported`](crate::error::DriverErrorKind::NotSupported) is not tested there. Of the calls of a
-//! script only some fail there on purpose, and other programs' use of the device changes nothing.
+//! script only some fail there on purpose. What other programs use of the device changes nothing as long as
+//! [`Options::device_bytes`] of it are free. With an empty `CUDA_VISIBLE_DEVICES` there is no such device.
 //!
 //! On `sim` work finishes when the suite says so or when a call waits for it: an allocator that waits by
 //! asking again and again waits for ever. Not tested are sharing between processes, access between devices
@@ -47,17 +49,20 @@ mod cases;
 #[cfg(target_os = "linux")]
 mod gates;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
+#[doc(hidden)]
 pub mod gpu;
 mod laws;
 pub mod machine;
 mod model;
 #[cfg(target_os = "linux")]
+#[doc(hidden)]
 pub mod part;
 mod private_pools;
 mod property;
 mod report;
 mod script;
 mod search;
+#[doc(hidden)]
 pub mod skip;
 mod suite;
 mod tests_macro;

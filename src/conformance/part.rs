@@ -372,9 +372,9 @@ impl<D: Driver> VirtualMemory for Part<D> {
     }
 
     fn release(&self, piece: PhysicalId) -> DriverResult<()> {
-        self.memory().release(piece)?;
+        // Struck first, as in `strike`: the number may be another piece's right after.
         self.book().change(piece, |piece| piece.holds -= 1);
-        Ok(())
+        self.memory().release(piece)
     }
 
     fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {

@@ -7,6 +7,7 @@ use thiserror::Error;
 use super::Property;
 
 /// Where the suite runs.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// A device without memory, whose work finishes when the suite says so.

@@ -61,8 +61,13 @@ impl Switchable {
         let _gate = self.gate(pool)?;
         self.core.with_doors(|doors| {
             let closed = self.ask_maker(pool, |pools| pools.close_scope(pool));
-            let opened =
-                closed.and_then(|()| self.ask_maker(pool, |pools| pools.open_scope(pool, filter)));
+            let opened = match closed {
+                // Where the driver failed the scope is closed all the same.
+                Ok(()) | Err(PoolError::Driver(_)) => {
+                    self.ask_maker(pool, |pools| pools.open_scope(pool, filter))
+                }
+                refused => refused,
+            };
             self.note_scope(doors, pool, opened.is_ok());
             opened?;
             // The new scope added a user.

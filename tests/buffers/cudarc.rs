@@ -14,7 +14,7 @@ use crate::common::gpu::device;
 use crate::{CONFS, live_blocks};
 
 fn handle(conf: &str) -> Option<Handle> {
-    let cuda = device()?;
+    let (cuda, _alone) = device()?;
     let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
     Some(Handle::build(&config, cuda).expect("the device can"))
 }

@@ -4,7 +4,7 @@
 //! `STRATALLOC_REQUIRE_CUDA=1` want of a device does, too.
 
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stratalloc::conformance::gpu;
 pub(crate) use stratalloc::conformance::part::Part;
@@ -34,10 +34,18 @@ fn unless_absent<T>(error: &DriverError) -> Option<T> {
     None
 }
 
-/// A new opening of the first device, or a line why there is none.
-pub(crate) fn device() -> Option<Arc<Cuda>> {
+/// The right to be the only test of this program on the device: one that waits for the device breaks another's
+/// capture, or waits for what another holds back.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A new opening of the first device, alone, or a line why there is none.
+pub(crate) fn device() -> Option<(Arc<Cuda>, MutexGuard<'static, ()>)> {
+    let alone = alone();
     match Cuda::open(DeviceId(0)) {
-        Ok(cuda) => Some(Arc::new(cuda)),
+        Ok(cuda) => Some((Arc::new(cuda), alone)),
         Err(error) => unless_absent(&error),
     }
 }

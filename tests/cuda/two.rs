@@ -1,23 +1,25 @@
 //! Two devices: streams of the one with blocks of the other.
 
+use std::sync::MutexGuard;
+
 use stratalloc::driver::HoldsWork;
 
 use super::*;
 
 /// The first device and one that can reach it, or a line why not.
-fn pair() -> Option<(Arc<Cuda>, Cuda)> {
-    let (cuda, other) = (device()?, second()?);
+fn pair() -> Option<(Arc<Cuda>, Cuda, MutexGuard<'static, ()>)> {
+    let ((cuda, alone), other) = (device()?, second()?);
     if !Peers::can_access(&*cuda, DeviceId(1)).expect("the driver answers") {
         skip("the second device cannot reach the first");
         return None;
     }
-    Some((cuda, other))
+    Some((cuda, other, alone))
 }
 
 /// Work on another device's stream holds a block back like work on one of its own device.
 #[test]
 fn a_block_that_another_device_writes_is_not_reused_before() {
-    let Some((cuda, other)) = pair() else { return };
+    let Some((cuda, other, _alone)) = pair() else { return };
     let pools = "backend:cudaMallocAsync,malloc_async_own_pool:True";
     for conf in ["", "expandable_segments:True", pools] {
         let strategy = strategy(&cuda, conf);
@@ -54,10 +56,9 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
     }
 }
 
-/// Also where nobody else holds the other device's context.
 #[test]
 fn bytes_go_from_device_to_device() {
-    let Some((cuda, other)) = pair() else { return };
+    let Some((cuda, other, _alone)) = pair() else { return };
     let strategy = strategy(&cuda, "");
     let stream = cuda.create_stream().unwrap();
     let block = take(&strategy, MIB, stream);

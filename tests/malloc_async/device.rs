@@ -1,6 +1,6 @@
 //! On a real device. Without one each test prints `skipped: no CUDA device` and ends.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use stratalloc::allocator::{
     Caching, Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
@@ -14,16 +14,16 @@ use stratalloc::strategies::MallocAsyncAllocator;
 
 use crate::common::gpu::device;
 
-fn on_a_device() -> Option<(Arc<Cuda>, MallocAsyncAllocator)> {
-    let cuda = device()?;
+fn on_a_device() -> Option<(Arc<Cuda>, MallocAsyncAllocator, MutexGuard<'static, ()>)> {
+    let (cuda, alone) = device()?;
     let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
     let made = MallocAsyncAllocator::new(driver, &Settings::default());
-    Some((cuda, made.expect("the device has pools")))
+    Some((cuda, made.expect("the device has pools"), alone))
 }
 
 #[test]
 fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
-    let Some((cuda, allocator)) = on_a_device() else { return };
+    let Some((cuda, allocator, _alone)) = on_a_device() else { return };
     let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let event = cuda.create_event().unwrap();
     let result = allocator.allocate(Request::new(MIB, main)).unwrap();
@@ -61,7 +61,7 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
 
 #[test]
 fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
-    let Some((cuda, allocator)) = on_a_device() else { return };
+    let Some((cuda, allocator, _alone)) = on_a_device() else { return };
     let (stream, other) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let outside = allocator.allocate(Request::new(MIB, stream)).unwrap();
     let capture = Capture::begin(&*cuda, stream).unwrap();

@@ -278,6 +278,7 @@ fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_gpu() {
+    let _alone = gpu::alone();
     if gpu::shared().is_some() {
         check(20, |a, b, c| {
             let cuda = gpu::shared().expect("it was there before");

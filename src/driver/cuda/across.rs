@@ -33,9 +33,12 @@ impl Cuda {
             return refused.ok();
         }
         let mut between = 0;
-        {
-            let _entered = self.enter_context(theirs)?;
-            self.api.event_create(&mut between, NO_TIMING).ok()?;
+        let made = self
+            .enter_context(theirs)
+            .and_then(|_entered| self.api.event_create(&mut between, NO_TIMING).ok());
+        if made.is_err() {
+            // That context has gone, and the stream with it.
+            return refused.ok();
         }
         let recorded = self.record_behind(event, between, theirs, stream);
         // The driver keeps it until what waits for it has gone on.

@@ -69,11 +69,12 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     match code {
         2 => DriverErrorKind::OutOfMemory,
         801 | 800 => DriverErrorKind::NotSupported,
-        1 | 400 => DriverErrorKind::InvalidValue,
+        // 709: a stream's context was destroyed, and so the stream is gone.
+        1 | 400 | 709 => DriverErrorKind::InvalidValue,
         900..=908 => DriverErrorKind::CaptureActive,
-        // Errors of kernels and of the hardware stay until the process ends; so does a context that was
-        // destroyed, or a driver that shuts down.
-        4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 999 => {
+        // Errors of kernels and of the hardware stay until the process ends; so does a
+        // driver that shuts down.
+        4 | 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 999 => {
             DriverErrorKind::DeviceLost
         }
         _ => DriverErrorKind::Other,

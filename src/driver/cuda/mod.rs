@@ -216,7 +216,8 @@ impl Cuda {
             own_pools: Mutex::default(),
             fabric: Mutex::default(),
             gates: Mutex::default(),
-            captures_expected: AtomicUsize::new(0),
+            // Of a device without the calls for captures nobody says that there are any.
+            captures_expected: AtomicUsize::new(usize::from(!can.capture)),
             others: Mutex::default(),
             bridge: Mutex::default(),
         };

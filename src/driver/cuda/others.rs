@@ -27,6 +27,7 @@ impl Ipc for Cuda {
 
     fn close(&self, address: u64) -> DriverResult<()> {
         let _entered = self.enter()?;
+        let _relaxed = self.relax();
         self.api.ipc_close(address).ok()
     }
 }

@@ -312,7 +312,8 @@ fn an_older_driver_has_less_and_breaks_nothing() {
 fn codes_that_no_list_knows_are_errors_like_others() {
     assert_eq!(kind_of(123_456), DriverErrorKind::Other);
     assert_eq!(kind_of(INVALID_CONTEXT), DriverErrorKind::Other, "says nothing about a stream");
-    for lost in [220, 226, 700, 709, 719, 999] {
+    assert_eq!(kind_of(709), DriverErrorKind::InvalidValue, "as of a stream that is gone");
+    for lost in [220, 226, 700, 719, 999] {
         assert_eq!(kind_of(lost), DriverErrorKind::DeviceLost, "{lost}");
     }
 }
