@@ -272,7 +272,12 @@ impl Engine {
         if self.captures.any_open() || !self.attention.any_other() {
             return Ok(());
         }
-        self.settle(&mut self.captures.state.lock(), may_wait, |_| true)
+        let state = &mut *self.captures.state.lock();
+        // One may have begun meanwhile, and what it put off goes on.
+        if !state.open.is_empty() {
+            return Ok(());
+        }
+        self.settle(state, may_wait, |_| true)
     }
 
     /// Settles those of the deferred blocks that are picked. Uses from inside the capture have ended with
