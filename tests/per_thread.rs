@@ -4,6 +4,8 @@
 //! `device` is the simulated device with such a stream. Each test runs on fixed and on expandable
 //! segments. The first thread is the test's own; others run while it waits for them.
 
+#[path = "per_thread/captures.rs"]
+mod captures;
 mod common;
 #[path = "per_thread/device.rs"]
 mod device;
@@ -261,27 +263,6 @@ fn inside_its_capture_the_graph_orders_the_blocks_of_a_threads_own_stream() {
 }
 
 #[test]
-fn what_a_thread_freed_in_its_capture_and_never_came_back_for_is_found_under_pressure() {
-    for conf in BOTH {
-        let bed = Bed::new(20 * MIB, conf);
-        let pools = bed.strategy.private_pools().expect("it has pools");
-        bed.elsewhere(|| {
-            let eager = bed.take(20 * MIB, OWN);
-            let capture = Capture::begin(&*bed.device, OWN).unwrap();
-            let filter = ScopeFilter::Capture(capture);
-            let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
-            bed.give(eager);
-            Capture::end(&*bed.device, OWN).unwrap();
-            drop(scope.finish());
-        });
-        let waits = bed.device.sim.calls("synchronize_device");
-        bed.look(20 * MIB, OWN);
-        assert!(bed.device.sim.calls("synchronize_device") > waits, "{conf}");
-        bed.check();
-    }
-}
-
-#[test]
 fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off() {
     let bed = Bed::new(ROOMY, "");
     let pools = bed.strategy.private_pools().expect("it has pools");
@@ -363,10 +344,9 @@ fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
         drop(scope.finish());
     });
     // A launch of the graph may run still, on a stream that only its thread can name.
-    let waits = bed.device.sim.calls("synchronize_device");
+    bed.device.take_order();
     bed.strategy.caching().unwrap().empty_cache().unwrap();
-    assert!(bed.device.sim.calls("unmap") > 0);
-    assert!(bed.device.sim.calls("synchronize_device") > waits);
+    assert_eq!(bed.device.take_order(), ["synchronize_device", "unmap"]);
     bed.check();
 }
 
@@ -433,13 +413,9 @@ fn wrappers_of_a_device_hand_the_answer_through() {
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[test]
 fn a_gpus_per_thread_stream_is_one() {
-    use stratalloc::driver::{Cuda, HoldsWork};
-    use stratalloc::ids::DeviceId;
+    use stratalloc::driver::HoldsWork;
 
-    let cuda = match Cuda::open(DeviceId(0)) {
-        Ok(cuda) => Arc::new(cuda),
-        Err(error) => return println!("skipped: no CUDA device ({error})"),
-    };
+    let Some(cuda) = common::gpu::device() else { return };
     assert!(cuda.is_per_thread_stream(OWN));
     assert!(
         !cuda.is_per_thread_stream(StreamId::DEFAULT) && !cuda.is_per_thread_stream(StreamId(1))

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
+use super::per_thread::OwnParts;
 use crate::driver::{CaptureStatus, NodeId, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
@@ -28,6 +29,7 @@ use crate::ids::{PoolId, StreamId};
 pub(super) struct Captures {
     count: AtomicUsize,
     reuse: AtomicBool,
+    pub(super) own_parts: OwnParts,
     state: Mutex<State>,
 }
 
@@ -180,6 +182,10 @@ impl Engine {
         let mut of = None;
         let mut ends = SmallVec::new();
         for stream in uses.iter().map(|by| by.stream).chain([own]) {
+            // The end of this thread's stream says nothing of another's, and that may be the user.
+            if self.driver.is_per_thread_stream(stream) {
+                return None;
+            }
             let Ok(CaptureStatus::Active { capture }) = self.driver.capture_status(stream) else {
                 return None;
             };
@@ -232,24 +238,23 @@ impl Engine {
     }
 
     /// A capture has ended. With reuse on, the blocks of its pool that were freed in it are settled
-    /// at once, otherwise when the next request comes.
+    /// at once, otherwise when the next request comes. Blocks that only the calling thread can settle are
+    /// in any case: it may never come again.
     pub(super) fn end_capture(&self, pool: PoolId, capture: u64) -> Result<(), DriverError> {
-        let blocks = {
-            let state = &mut *self.captures.state.lock();
-            state.behind.retain(|(of, _), _| *of != capture);
-            if let Some(at) = state.open.iter().position(|open| open.pool == pool) {
-                state.open.swap_remove(at);
-                self.captures.count.fetch_sub(1, Ordering::Relaxed);
-            }
-            if !self.captures.reuse.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            let (own, rest) =
-                std::mem::take(&mut state.deferred).into_iter().partition(|d| d.pool == pool);
-            state.deferred = rest;
-            own
-        };
-        self.settle(blocks, false)
+        self.captures.own_parts.forget(capture);
+        let state = &mut *self.captures.state.lock();
+        state.behind.retain(|(of, _), _| *of != capture);
+        if let Some(at) = state.open.iter().position(|open| open.pool == pool) {
+            state.open.swap_remove(at);
+            self.captures.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        let reuse = self.captures.reuse.load(Ordering::Relaxed);
+        let here = Some(std::thread::current().id());
+        let all_over = state.open.is_empty();
+        // Uses inside other captures go on.
+        let is_over = |d: &Deferred| all_over || d.uses.iter().all(|by| !by.captured);
+        let ours = |d: &Deferred| d.thread == here && is_over(d);
+        self.settle(state, false, |d| ours(d) || (reuse && d.pool == pool))
     }
 
     /// Settles all deferred blocks, unless a capture is under way.
@@ -267,53 +272,92 @@ impl Engine {
         if self.captures.any_open() || !self.attention.any_other() {
             return Ok(());
         }
-        let blocks = std::mem::take(&mut self.captures.state.lock().deferred);
-        self.settle(blocks, may_wait)
+        let state = &mut *self.captures.state.lock();
+        // One may have begun meanwhile, and what it put off goes on.
+        if !state.open.is_empty() {
+            return Ok(());
+        }
+        self.settle(state, may_wait, |_| true)
     }
 
-    /// Uses from inside the capture have ended with it: what remains gets its events. A use by the
-    /// block's own stream remains: nobody announces what it does after the capture.
-    fn settle(&self, blocks: Vec<Deferred>, may_wait: bool) -> Result<(), DriverError> {
-        let mut failed = None;
-        let (mut free, mut again) = (Vec::new(), Vec::new());
+    /// Settles those of the deferred blocks that are picked. Uses from inside the capture have ended with
+    /// it: what remains gets its events. A use by the block's own stream remains: nobody announces what
+    /// it does after the capture.
+    ///
+    /// The list stays locked, also for a wait: who finds a block neither in it nor among the events takes
+    /// it for in use.
+    fn settle(
+        &self,
+        state: &mut State,
+        may_wait: bool,
+        picked: impl Fn(&Deferred) -> bool,
+    ) -> Result<(), DriverError> {
         let here = std::thread::current().id();
-        for mut block in blocks {
+        let may_not_ask = state.open.iter().any(|open| open.thread == here);
+        let (mut failed, mut waited) = (None, None);
+        let mut asked = SmallVec::<[(StreamId, bool); 4]>::new();
+        state.deferred.retain_mut(|block| {
+            if !picked(block) {
+                return true;
+            }
             block.uses.retain(|by| !by.captured || by.stream == block.stream);
+            let is_own = |by: &StreamUse| self.driver.is_per_thread_stream(by.stream);
             // An event that this thread records says nothing of another thread's streams.
-            if block.thread.is_some_and(|thread| thread != here) {
-                match may_wait.then(|| self.wait_for_device()) {
-                    Some(Ok(())) => free.push(block),
-                    waited => {
-                        failed = failed.or(waited.and_then(Result::err));
-                        again.push(block);
+            if block.thread.is_some_and(|thread| thread != here) && block.uses.iter().any(is_own) {
+                if !may_wait {
+                    return true;
+                }
+                match waited.get_or_insert_with(|| self.wait_for_device()) {
+                    // Other streams may be of another device.
+                    Ok(()) => block.uses.retain(|by| !is_own(by)),
+                    Err(error) => {
+                        failed.get_or_insert_with(|| error.clone());
+                        return true;
                     }
                 }
-                continue;
             }
-            let streams: SmallVec<[StreamId; 4]> = block.uses.iter().map(|by| by.stream).collect();
             // The stream may be in another capture by now, or in one whose scope closed before it
             // ended: an event that is recorded there never passes.
-            if streams.iter().any(|&by| self.is_captured(by) || self.is_capturing(by)) {
-                again.push(block);
-                continue;
+            let mut is_captured = |stream| match asked.iter().find(|(of, _)| *of == stream) {
+                Some((_, captured)) => *captured,
+                None => {
+                    let captured = match self.driver.capture_status(stream) {
+                        Ok(status) => status != CaptureStatus::None,
+                        Err(_) => self.captures.any_open(),
+                    };
+                    asked.push((stream, captured));
+                    captured
+                }
+            };
+            if block.uses.iter().any(|by| may_not_ask || is_captured(by.stream)) {
+                return true;
             }
-            match self.record_events(&streams) {
-                Ok(waits) if waits.is_empty() => free.push(block),
-                Ok(waits) => {
+            match self.give_events(block) {
+                Ok(()) => {
                     self.attention.remove_other();
-                    let cell = self.heaps.get(block.heap).expect("heaps are never removed");
-                    let count = u32::try_from(waits.len()).expect("streams of a block are few");
-                    cell.lock().heap.wait_for(block.slot, count);
-                    self.wait_for_events(waits, cell, block.slot);
+                    false
                 }
                 Err(error) => {
-                    failed = failed.or(Some(error));
-                    again.push(block);
+                    let _ = failed.get_or_insert(error);
+                    true
                 }
             }
-        }
-        self.complete_deferred(free);
-        self.captures.state.lock().deferred.append(&mut again);
+        });
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Makes a deferred block wait for events on its streams, or free if there is nothing to wait for.
+    fn give_events(&self, block: &Deferred) -> Result<(), DriverError> {
+        let streams: SmallVec<[StreamId; 4]> = block.uses.iter().map(|by| by.stream).collect();
+        let waits = self.record_events(&streams)?;
+        let cell = self.heaps.get(block.heap).expect("heaps are never removed");
+        if waits.is_empty() {
+            self.complete(cell, block.slot);
+            return Ok(());
+        }
+        let count = u32::try_from(waits.len()).expect("streams of a block are few");
+        cell.lock().heap.wait_for(block.slot, count);
+        self.wait_for_events(waits, cell, block.slot);
+        Ok(())
     }
 }

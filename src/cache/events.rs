@@ -133,9 +133,11 @@ impl Engine {
             (state.heap.id(slot), state.heap.uses(slot).collect())
         };
         let streams: SmallVec<[StreamId; 4]> = uses.iter().map(|by| by.stream).collect();
-        let by_graph = self.is_ordered_by_graph(cell.stream(), &uses);
-        // Nobody else can record the events of this thread's own streams later.
-        let now = || streams.iter().all(|stream| self.driver.is_per_thread_stream(*stream));
+        let by_graph = self.is_ordered_by_graph(cell, id, &uses);
+        // Nobody else can record the events of this thread's own streams later. A captured use may be of
+        // another thread's.
+        let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
+        let now = || uses.iter().all(is_ours);
         let deferred = !by_graph
             && (self.captures.any_open() && !now()
                 // An event that is recorded in a capture never passes, also if nobody told of it.

@@ -237,8 +237,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unmaps the whole pages of one free block, unless a request took it meanwhile. The stream's
-    /// work is waited for first. Returns the bytes given back.
+    /// Unmaps the whole pages of one free block, unless a request took it meanwhile. Work that
+    /// may be on it still is waited for first. Returns the bytes given back.
     pub(super) fn release_pages(
         &self,
         growth: &mut Growth,
@@ -257,7 +257,7 @@ impl Engine {
             reservation.map_or(run.size_bytes, |reservation| reservation.page_bytes)
         };
         let unmapped = self
-            .wait_for_stream(cell.stream())
+            .wait_for_free_memory(cell)
             .and_then(|()| memory.unmap(run.address, run.size_bytes));
         if let Err(error) = unmapped {
             let clock = self.now();

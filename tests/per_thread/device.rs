@@ -20,13 +20,15 @@ pub(crate) const OWN: StreamId = StreamId(2);
 pub(crate) struct Threaded {
     pub(crate) sim: Sim,
     own: Mutex<HashMap<ThreadId, StreamId>>,
+    /// Waits for the whole device, and unmaps.
+    order: Mutex<Vec<&'static str>>,
 }
 
 impl Threaded {
     pub(crate) fn new(total_bytes: u64) -> Arc<Self> {
         let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
         let sim = SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() };
-        Arc::new(Self { sim: Sim::new(sim), own: Mutex::default() })
+        Arc::new(Self { sim: Sim::new(sim), own: Mutex::default(), order: Mutex::default() })
     }
 
     /// What a number means on the calling thread.
@@ -37,6 +39,27 @@ impl Threaded {
         let mut own = self.own.lock().expect("no test panics under it");
         let new = || self.sim.create_stream().expect("sim has streams");
         *own.entry(std::thread::current().id()).or_insert_with(new)
+    }
+
+    /// The waits for the whole device and the unmaps since this was asked last, in order.
+    pub(crate) fn take_order(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.order.lock().expect("no test panics under it"))
+    }
+
+    fn note(&self, call: &'static str) {
+        self.order.lock().expect("no test panics under it").push(call);
+    }
+
+    /// Makes a stream wait for an event; if that is of a capture, it draws the stream in.
+    pub(crate) fn join(&self, stream: StreamId, event: EventId) {
+        self.wait_event(stream, event).expect("it takes work");
+    }
+
+    /// An event behind all that a stream has been given.
+    pub(crate) fn mark(&self, stream: StreamId) -> EventId {
+        let event = self.create_event().expect("sim has events");
+        self.record_event(event, stream).expect("it takes work");
+        event
     }
 
     /// Finishes the work of the calling thread's own stream.
@@ -74,7 +97,6 @@ impl Driver for Threaded {
         allocate(size_bytes: u64) -> u64;
         free(address: u64, size_bytes: u64) -> ();
         create_stream() -> StreamId;
-        synchronize_device() -> ();
         create_event() -> EventId;
         query_event(event: EventId) -> bool;
         synchronize_event(event: EventId) -> ();
@@ -89,6 +111,11 @@ impl Driver for Threaded {
         copy_to_host(to: &mut [u8], from: u64) -> ();
         fill(to: u64, byte: u8, size_bytes: u64) -> ();
         capture_status() -> CaptureStatus;
+    }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.note("synchronize_device");
+        self.sim.synchronize_device()
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
@@ -125,8 +152,12 @@ impl VirtualMemory for Threaded {
         release(piece: PhysicalId) -> ();
         map(address: u64, size_bytes: u64, piece: PhysicalId) -> ();
         set_access(address: u64, size_bytes: u64, device: DeviceId) -> ();
-        unmap(address: u64, size_bytes: u64) -> ();
         export(piece: PhysicalId) -> OwnedFd;
+    }
+
+    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        self.note("unmap");
+        self.sim.unmap(address, size_bytes)
     }
 
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId> {

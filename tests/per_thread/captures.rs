@@ -1,0 +1,332 @@
+//! Captures beside streams that are another one on each thread: the graph orders only what one thread did
+//! on its own stream in one capture, and only there.
+
+use super::*;
+
+/// A capture of a stream and the scope that routes its requests to a new pool.
+struct Graph<'a> {
+    scope: PoolScope<'a>,
+    pool: PoolId,
+    stream: StreamId,
+}
+
+impl Bed {
+    fn capture(&self, stream: StreamId) -> Graph<'_> {
+        let capture = Capture::begin(&*self.device, stream).expect("nobody captures it");
+        let pools = self.strategy.private_pools().expect("it has pools");
+        let pool = PoolId::next_capture();
+        let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).expect("it is new");
+        Graph { scope, pool, stream }
+    }
+
+    #[track_caller]
+    fn take_in(&self, pool: PoolId, bytes: u64, stream: StreamId) -> Allocation {
+        let pools = self.strategy.private_pools().expect("it has pools");
+        self.worked(pools.allocate_in(pool, Request::new(bytes, stream)).expect("it fits"), stream)
+    }
+
+    #[track_caller]
+    fn process(&self) {
+        let cross_stream = self.strategy.cross_stream().expect("it knows other streams");
+        cross_stream.process_events().expect("the device answers");
+    }
+
+    #[track_caller]
+    fn use_by(&self, block: &Allocation, stream: StreamId) {
+        let cross_stream = self.strategy.cross_stream().expect("it knows other streams");
+        cross_stream.record_stream(block, stream).expect("it is live");
+    }
+
+    fn stream(&self) -> StreamId {
+        self.device.create_stream().expect("sim has streams")
+    }
+}
+
+impl<'a> Graph<'a> {
+    /// Ends the capture, then the scope. The pool keeps a user.
+    #[track_caller]
+    fn end(self, bed: &'a Bed) -> impl Drop + use<'a> {
+        Capture::end(&*bed.device, self.stream).expect("all of it was joined");
+        self.scope.finish()
+    }
+}
+
+#[test]
+fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
+    for conf in BOTH {
+        let bed = Bed::new(20 * MIB, conf);
+        let [captured, user] = [bed.stream(), bed.stream()];
+        let graph = bed.capture(captured);
+        // From before the capture, for all that the allocator knows.
+        bed.elsewhere(|| {
+            let block = bed.take(20 * MIB, OWN);
+            bed.use_by(&block, user);
+            bed.give(block);
+        });
+        drop(graph.end(&bed));
+        bed.process();
+        let size = 20 << 20;
+        assert_eq!(bed.live_and_draining(), (0, size), "{conf}: only its thread could tell");
+        bed.device.take_order();
+        let events = bed.device.sim.calls("record_event");
+        // Who needs the memory waits, for the device once, and for the other stream by an event: it may
+        // be of another device.
+        bed.strategy.caching().unwrap().empty_cache().unwrap();
+        assert_eq!(bed.device.take_order()[0], "synchronize_device", "{conf}");
+        assert_eq!(bed.device.sim.calls("record_event"), events + 1, "{conf}");
+        assert_eq!(bed.live_and_draining(), (0, 0), "{conf}");
+        bed.check();
+    }
+}
+
+#[test]
+fn what_a_thread_freed_in_its_capture_is_settled_when_it_ends_that() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let (address, stream) = bed.elsewhere(|| {
+            let eager = bed.take(MIB, OWN);
+            let address = eager.address();
+            let graph = bed.capture(OWN);
+            bed.give(eager);
+            drop(graph.end(&bed));
+            (address, bed.device.real(OWN))
+        });
+        let waits = bed.device.sim.calls("synchronize_device");
+        assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other thread's work runs still");
+        bed.device.sim.complete_stream(stream);
+        assert_eq!(bed.look(MIB, OWN), address, "{conf}");
+        assert_eq!(bed.device.sim.calls("synchronize_device"), waits, "{conf}");
+        bed.check();
+    }
+}
+
+#[test]
+fn a_thread_that_ends_its_capture_ends_no_use_in_anothers() {
+    let bed = Bed::new(ROOMY, "");
+    let [stream, user] = [bed.stream(), bed.stream()];
+    let graph = bed.capture(stream);
+    let block = bed.take(MIB, stream);
+    let address = block.address();
+    bed.device.join(user, bed.device.mark(stream));
+    bed.use_by(&block, user);
+    let block = bed.worked(block, user);
+    bed.elsewhere(|| {
+        bed.use_by(&block, OWN);
+        bed.give(block);
+        drop(bed.capture(OWN).end(&bed));
+        bed.device.finish_own();
+        bed.process();
+    });
+    assert_ne!(bed.look(MIB, stream), address, "the streams are not joined");
+    bed.device.join(stream, bed.device.mark(user));
+    drop(graph.end(&bed));
+    bed.check();
+}
+
+#[test]
+fn a_captured_use_by_a_gone_threads_stream_ends_with_the_capture() {
+    let bed = Bed::new(ROOMY, "");
+    let stream = bed.stream();
+    let graph = bed.capture(stream);
+    let pool = graph.pool;
+    let block = bed.take(MIB, stream);
+    let address = block.address();
+    let begun = bed.device.mark(stream);
+    let done = bed.elsewhere(|| {
+        bed.device.join(OWN, begun);
+        bed.use_by(&block, OWN);
+        bed.give(bed.worked(block, OWN));
+        bed.device.mark(OWN)
+    });
+    bed.device.join(stream, done);
+    let _kept = graph.end(&bed);
+    assert_eq!(bed.take_in(pool, MIB, stream).address(), address);
+}
+
+#[test]
+fn a_captured_use_by_another_threads_stream_outlasts_a_free_by_this_one() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let stream = bed.stream();
+        let graph = bed.capture(stream);
+        let pool = graph.pool;
+        let block = bed.take(MIB, stream);
+        let address = block.address();
+        bed.device.join(OWN, bed.device.mark(stream));
+        bed.use_by(&block, OWN);
+        let block = bed.worked(block, OWN);
+        bed.elsewhere(|| {
+            bed.give(block);
+            bed.device.finish_own();
+            bed.process();
+        });
+        assert_ne!(bed.look(MIB, stream), address, "{conf}: the streams are not joined");
+        bed.device.join(stream, bed.device.mark(OWN));
+        let _kept = graph.end(&bed);
+        assert_eq!(bed.take_in(pool, MIB, stream).address(), address, "{conf}");
+        bed.check();
+    }
+}
+
+#[test]
+fn a_captured_use_by_one_threads_stream_is_not_joined_by_way_of_anothers() {
+    let bed = Bed::new(ROOMY, "graph_capture_record_stream_reuse:True");
+    let stream = bed.stream();
+    let graph = bed.capture(stream);
+    let block = bed.take(MIB, stream);
+    let address = block.address();
+    let begun = bed.device.mark(stream);
+    bed.device.join(OWN, begun);
+    bed.use_by(&block, OWN);
+    let block = bed.worked(block, OWN);
+    let done = bed.elsewhere(|| {
+        bed.device.join(OWN, begun);
+        bed.give(block);
+        bed.device.mark(OWN)
+    });
+    bed.device.join(stream, done);
+    assert_ne!(bed.look(MIB, stream), address, "this thread's own stream is not joined");
+    bed.device.join(stream, bed.device.mark(OWN));
+    drop(graph.end(&bed));
+    bed.check();
+}
+
+#[test]
+fn a_graph_orders_only_what_was_taken_in_it() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let first = bed.capture(OWN);
+        let pool = first.pool;
+        let result = bed.take(MIB, OWN);
+        let address = result.address();
+        let _kept = first.end(&bed);
+        // Work that runs, and is in no graph.
+        let result = bed.worked(result, OWN);
+        let second = bed.capture(OWN);
+        bed.look(512, OWN);
+        bed.give(result);
+        let other = bed.elsewhere(|| bed.take_in(pool, MIB, OWN));
+        assert_ne!(other.address(), address, "{conf}: work runs on it still");
+        drop(second.end(&bed));
+        bed.device.sim.complete_all();
+        assert_eq!(bed.take_in(pool, MIB, OWN).address(), address, "{conf}");
+        bed.check();
+    }
+}
+
+#[test]
+fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let graph = bed.capture(OWN);
+        bed.look(4 * MIB, OWN);
+        let begun = bed.device.mark(OWN);
+        let block = bed.take(MIB, OWN);
+        let mine = bed.look(2 * MIB, OWN);
+        let ends = Capture::frontier(&*bed.device, OWN).unwrap();
+        let address = block.address();
+        let done = bed.elsewhere(|| {
+            bed.device.join(OWN, begun);
+            bed.give(block);
+            assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other's work is not before it");
+            // What the first thread freed may be taken, but then comes before.
+            let taken = bed.strategy.allocate(Request::new(2 * MIB, OWN)).unwrap();
+            let before = Capture::frontier(&*bed.device, OWN).unwrap();
+            let is_behind = ends.iter().all(|node| {
+                let mut todo = before.clone();
+                while let Some(next) = todo.pop() {
+                    if next == *node {
+                        return true;
+                    }
+                    todo.extend(Capture::dependencies(&*bed.device, next).unwrap());
+                }
+                false
+            });
+            assert!(taken.address() != mine || is_behind, "{conf}");
+            bed.give(bed.worked(taken, OWN));
+            bed.device.mark(OWN)
+        });
+        // From now on both take from the pool.
+        let again = bed.look(3 * MIB, OWN);
+        assert_ne!(bed.look(3 * MIB, OWN), again, "{conf}: the other could have taken it");
+        bed.device.join(OWN, done);
+        drop(graph.end(&bed));
+        bed.process();
+        bed.check();
+    }
+}
+
+#[test]
+fn the_graph_orders_a_threads_blocks_also_where_nobody_told_of_the_capture() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let pools = bed.strategy.private_pools().expect("it has pools");
+        let pool = PoolId::next_capture();
+        let thread = ScopeFilter::Thread(std::thread::current().id());
+        let scope = PoolScope::open(pools, pool, thread).unwrap();
+        Capture::begin(&*bed.device, OWN).unwrap();
+        let first = bed.look(MIB, OWN);
+        assert_eq!(bed.look(MIB, OWN), first, "{conf}");
+        let there = bed.strategy.caching().unwrap().allocate_at(Request::new(MIB, OWN), first);
+        bed.give(bed.worked(there.unwrap(), OWN));
+        assert_eq!(bed.look(MIB, OWN), first, "{conf}: taken at its address");
+        Capture::end(&*bed.device, OWN).unwrap();
+        drop(scope.finish());
+        bed.check();
+    }
+}
+
+#[test]
+fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
+    let bed = Bed::new(ROOMY, "");
+    Capture::begin(&*bed.device, OWN).unwrap();
+    let first = bed.look(MIB, OWN);
+    assert_ne!(bed.look(MIB, OWN), first, "a launch of the graph is before nobody's work yet");
+    let asked = || {
+        let before = bed.device.sim.calls("capture_status");
+        bed.look(512, OWN);
+        bed.device.sim.calls("capture_status") - before
+    };
+    let few = asked();
+    for _ in 0..50 {
+        bed.look(512, OWN);
+    }
+    assert_eq!(asked(), few);
+    Capture::end(&*bed.device, OWN).unwrap();
+    assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), first, "it waits for its own thread");
+    bed.device.sim.complete_all();
+    bed.process();
+    bed.device.sim.complete_all();
+    bed.process();
+    assert_eq!(bed.live_and_draining().1, 0);
+    bed.check();
+}
+
+#[test]
+fn cached_memory_of_such_a_stream_is_released_while_another_thread_captures() {
+    for conf in BOTH {
+        let bed = Bed::new(20 * MIB, conf);
+        let [captured, other] = [bed.stream(), bed.stream()];
+        bed.look(20 * MIB, OWN);
+        bed.device.finish_own();
+        bed.process();
+        let graph = bed.capture(captured);
+        bed.elsewhere(|| bed.look(20 * MIB, other));
+        drop(graph.end(&bed));
+        bed.check();
+    }
+}
+
+#[test]
+fn pages_whose_work_is_known_to_be_done_are_unmapped_without_a_wait() {
+    let bed = Bed::new(ROOMY, "expandable_segments:True");
+    let blocks = [0; 5].map(|_| bed.take(20 * MIB, OWN));
+    for (at, block) in blocks.into_iter().enumerate() {
+        if at % 2 == 0 { bed.give(block) } else { drop(block) }
+    }
+    bed.device.finish_own();
+    bed.process();
+    bed.device.take_order();
+    bed.strategy.caching().unwrap().empty_cache().unwrap();
+    assert_eq!(bed.device.take_order(), ["unmap"; 3]);
+}
