@@ -18,7 +18,6 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use super::per_thread::OwnParts;
 use crate::driver::{CaptureStatus, NodeId, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
@@ -29,7 +28,6 @@ use crate::ids::{PoolId, StreamId};
 pub(super) struct Captures {
     count: AtomicUsize,
     reuse: AtomicBool,
-    pub(super) own_parts: OwnParts,
     state: Mutex<State>,
 }
 
@@ -241,7 +239,6 @@ impl Engine {
     /// at once, otherwise when the next request comes. Blocks that only the calling thread can settle are
     /// in any case: it may never come again.
     pub(super) fn end_capture(&self, pool: PoolId, capture: u64) -> Result<(), DriverError> {
-        self.captures.own_parts.forget(capture);
         let state = &mut *self.captures.state.lock();
         state.behind.retain(|(of, _), _| *of != capture);
         if let Some(at) = state.open.iter().position(|open| open.pool == pool) {

@@ -74,13 +74,8 @@ impl Engine {
         let mut found = kinds.iter().filter_map(|&k| state.heap.free_at(k, address, size_bytes));
         let slot = found.next()?;
         let placed = self.place_in(cell, &mut state, slot, address, size_bytes, requested_bytes);
-        match self.note_own_use(cell, &mut state.heap, placed.slot) {
-            Ok(()) => Some(placed.made),
-            Err(_) => {
-                self.give_back(cell, &mut state, placed.slot);
-                None
-            }
-        }
+        self.note_own_use(cell, &mut state.heap, placed.slot, self.is_capturing(stream));
+        Some(placed.made)
     }
 
     /// Hands out `size_bytes` at `address` from the free block at `slot`, which holds them. What lies
@@ -195,7 +190,7 @@ impl Engine {
                 self.place_in(cell, state, slot, block.address, block.size_bytes, requested);
             next = state.heap.free_behind(placed.slot);
             if wanted {
-                self.note_use_in_graph(cell, &mut state.heap, placed.slot);
+                self.note_own_use(cell, &mut state.heap, placed.slot, true);
                 live.push(placed.made);
             } else {
                 free.push(placed.slot);

@@ -133,19 +133,18 @@ impl Engine {
             (state.heap.id(slot), state.heap.uses(slot).collect())
         };
         let streams: SmallVec<[StreamId; 4]> = uses.iter().map(|by| by.stream).collect();
-        let by_graph = self.is_ordered_by_graph(cell, id, &uses);
         // Nobody else can record the events of this thread's own streams later. A captured use may be of
         // another thread's.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
         let now = || uses.iter().all(is_ours);
-        let deferred = !by_graph
-            && (self.captures.any_open() && !now()
-                // An event that is recorded in a capture never passes, also if nobody told of it.
-                || streams.iter().any(|stream| self.is_capturing(*stream)));
-        if deferred {
+        if self.captures.any_open() && !now() {
             return self.defer_free(cell, address, find);
         }
-        let waits = if by_graph { Waits::new() } else { self.record_events(&streams)? };
+        // An event that is recorded in a capture never passes, also if nobody told of the capture.
+        if streams.iter().any(|stream| self.is_capturing(*stream)) {
+            return self.defer_free(cell, address, find);
+        }
+        let waits = self.record_events(&streams)?;
         if waits.is_empty() {
             let mut state = cell.lock();
             if let Some(slot) = same_block(&state.heap, id, address, &uses) {

@@ -258,7 +258,7 @@ impl Engine {
             Some(made) => made,
             None => self.allocate_under_pressure(cell, home, request)?,
         };
-        self.used_by_its_stream(made, request.stream)
+        Ok(self.used_by_its_stream(made, request.stream))
     }
 
     fn add_private_heap(

@@ -34,8 +34,8 @@ fn unless_absent<T>(error: &DriverError) -> Option<T> {
     None
 }
 
-/// The right to be the only test of this program on the device: one that waits for the device breaks another's
-/// capture, or waits for what another holds back.
+/// The right to be the only test of this program on the device: one that waits for the device breaks
+/// another's capture, or waits for what another holds back.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

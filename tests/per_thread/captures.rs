@@ -257,26 +257,6 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
 }
 
 #[test]
-fn the_graph_orders_a_threads_blocks_also_where_nobody_told_of_the_capture() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let pools = bed.strategy.private_pools().expect("it has pools");
-        let pool = PoolId::next_capture();
-        let thread = ScopeFilter::Thread(std::thread::current().id());
-        let scope = PoolScope::open(pools, pool, thread).unwrap();
-        Capture::begin(&*bed.device, OWN).unwrap();
-        let first = bed.look(MIB, OWN);
-        assert_eq!(bed.look(MIB, OWN), first, "{conf}");
-        let there = bed.strategy.caching().unwrap().allocate_at(Request::new(MIB, OWN), first);
-        bed.give(bed.worked(there.unwrap(), OWN));
-        assert_eq!(bed.look(MIB, OWN), first, "{conf}: taken at its address");
-        Capture::end(&*bed.device, OWN).unwrap();
-        drop(scope.finish());
-        bed.check();
-    }
-}
-
-#[test]
 fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
     let bed = Bed::new(ROOMY, "");
     Capture::begin(&*bed.device, OWN).unwrap();
