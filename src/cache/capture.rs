@@ -35,6 +35,8 @@ pub(super) struct Captures {
 struct State {
     open: Vec<Open>,
     deferred: Vec<Deferred>,
+    /// Of the block that was deferred last.
+    last_serial: u64,
     /// Nodes behind the end of a stream, for each capture and stream that asked. They only grow.
     behind: HashMap<(u64, StreamId), HashSet<NodeId>>,
 }
@@ -48,6 +50,8 @@ struct Open {
 /// A block that was freed inside a capture.
 #[derive(Debug)]
 struct Deferred {
+    /// Which one it is: a slot may come again.
+    serial: u64,
     heap: u32,
     slot: Slot,
     pool: PoolId,
@@ -162,7 +166,9 @@ impl Engine {
             return self.free_block(cell, address, find);
         };
         let (heap, pool, stream) = (cell.number, cell.pool(), cell.stream());
-        state.deferred.push(Deferred { heap, slot, pool, stream, uses, thread, ends });
+        state.last_serial += 1;
+        let serial = state.last_serial;
+        state.deferred.push(Deferred { serial, heap, slot, pool, stream, uses, thread, ends });
         self.attention.add_other();
         Ok(())
     }
@@ -249,23 +255,41 @@ impl Engine {
         let here = Some(std::thread::current().id());
         let all_over = state.open.is_empty();
         // Uses inside other captures go on.
-        let is_over = |d: &Deferred| all_over || d.uses.iter().all(|by| !by.captured);
+        let is_over = |d: &Deferred| {
+            all_over || d.uses.iter().all(|by| !by.captured || by.stream == d.stream)
+        };
         let ours = |d: &Deferred| d.thread == here && is_over(d);
-        self.settle(state, false, |d| ours(d) || (reuse && d.pool == pool))
+        self.settle(state, |d| ours(d) || (reuse && d.pool == pool))
     }
 
-    /// Settles all deferred blocks, unless a capture is under way.
+    /// Settles all deferred blocks, unless a capture is under way. Those that only another thread can settle
+    /// stay.
     pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
-        self.settle_all(false)
+        self.settle_all(|_| {})
     }
 
     /// The same, also those that only another thread could settle without waiting. Waits for the device
     /// if there are any.
     pub(super) fn settle_deferred_surely(&self) -> Result<(), DriverError> {
-        self.settle_all(true)
+        let settled = self.settle_deferred();
+        let last = {
+            let state = self.captures.state.lock();
+            if !state.deferred.iter().any(|block| self.is_of_another_thread(block)) {
+                return settled;
+            }
+            state.last_serial
+        };
+        // With the list unlocked: every request looks at it.
+        self.wait_for_device()?;
+        settled.and(self.settle_all(|block| {
+            if block.serial <= last && self.is_of_another_thread(block) {
+                // Other streams may be of another device.
+                block.uses.retain(|by| !self.driver.is_per_thread_stream(by.stream));
+            }
+        }))
     }
 
-    fn settle_all(&self, may_wait: bool) -> Result<(), DriverError> {
+    fn settle_all(&self, first: impl FnMut(&mut Deferred)) -> Result<(), DriverError> {
         if self.captures.any_open() || !self.attention.any_other() {
             return Ok(());
         }
@@ -274,44 +298,42 @@ impl Engine {
         if !state.open.is_empty() {
             return Ok(());
         }
-        self.settle(state, may_wait, |_| true)
+        state.deferred.iter_mut().for_each(first);
+        self.settle(state, |_| true)
     }
 
-    /// Settles those of the deferred blocks that are picked. Uses from inside the capture have ended with
-    /// it: what remains gets its events. A use by the block's own stream remains: nobody announces what
-    /// it does after the capture.
+    /// Whether a block was used by streams that another thread than this one has of its own: an event that
+    /// this thread records says nothing of them.
+    fn is_of_another_thread(&self, block: &Deferred) -> bool {
+        block.thread.is_some_and(|thread| thread != std::thread::current().id())
+            && block.uses.iter().any(|by| {
+                // Other uses from inside the capture end with it.
+                self.driver.is_per_thread_stream(by.stream)
+                    && (!by.captured || by.stream == block.stream)
+            })
+    }
+
+    /// Settles those of the deferred blocks that are picked, as far as this thread can. Uses from inside the
+    /// capture have ended with it: what remains gets its events. A use by the block's own stream remains:
+    /// nobody announces what it does after the capture.
     ///
-    /// The list stays locked, also for a wait: who finds a block neither in it nor among the events takes
-    /// it for in use.
+    /// The list stays locked: who finds a block neither in it nor among the events takes it for in use.
     fn settle(
         &self,
         state: &mut State,
-        may_wait: bool,
         picked: impl Fn(&Deferred) -> bool,
     ) -> Result<(), DriverError> {
         let here = std::thread::current().id();
         let may_not_ask = state.open.iter().any(|open| open.thread == here);
-        let (mut failed, mut waited) = (None, None);
+        let mut failed = None;
         let mut asked = SmallVec::<[(StreamId, bool); 4]>::new();
         state.deferred.retain_mut(|block| {
             if !picked(block) {
                 return true;
             }
             block.uses.retain(|by| !by.captured || by.stream == block.stream);
-            let is_own = |by: &StreamUse| self.driver.is_per_thread_stream(by.stream);
-            // An event that this thread records says nothing of another thread's streams.
-            if block.thread.is_some_and(|thread| thread != here) && block.uses.iter().any(is_own) {
-                if !may_wait {
-                    return true;
-                }
-                match waited.get_or_insert_with(|| self.wait_for_device()) {
-                    // Other streams may be of another device.
-                    Ok(()) => block.uses.retain(|by| !is_own(by)),
-                    Err(error) => {
-                        failed.get_or_insert_with(|| error.clone());
-                        return true;
-                    }
-                }
+            if self.is_of_another_thread(block) {
+                return true;
             }
             // The stream may be in another capture by now, or in one whose scope closed before it
             // ended: an event that is recorded there never passes.

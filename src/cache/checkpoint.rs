@@ -74,7 +74,8 @@ impl Engine {
         let mut found = kinds.iter().filter_map(|&k| state.heap.free_at(k, address, size_bytes));
         let slot = found.next()?;
         let placed = self.place_in(cell, &mut state, slot, address, size_bytes, requested_bytes);
-        self.note_own_use(cell, &mut state.heap, placed.slot, self.is_capturing(stream));
+        let captured = self.driver.is_per_thread_stream(stream) && self.is_capturing(stream);
+        self.note_own_use(cell, &mut state.heap, placed.slot, captured);
         Some(placed.made)
     }
 

@@ -373,8 +373,13 @@ impl<D: Driver> VirtualMemory for Part<D> {
 
     fn release(&self, piece: PhysicalId) -> DriverResult<()> {
         // Struck first, as in `strike`: the number may be another piece's right after.
-        self.book().change(piece, |piece| piece.holds -= 1);
-        self.memory().release(piece)
+        let mut book = self.book();
+        let before = book.pieces.get(&piece).copied();
+        book.change(piece, |piece| piece.holds -= 1);
+        drop(book);
+        self.memory().release(piece).inspect_err(|_| {
+            self.book().pieces.extend(before.map(|own| (piece, own)));
+        })
     }
 
     fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {

@@ -38,10 +38,10 @@ pub(super) fn scripts(
         let seed = options.seed.wrapping_add(n);
         let script = Script::random(seed, options.longest, keep);
         if let Err(first) = trial(&script) {
-            // A real device may be lost for good: what fails then for a script of nothing is not what failed.
+            // A real device may be lost for good: what fails then for a script of nothing is something else.
             let (what, lines) = match trial(&Script::default()) {
-                Ok(()) => shortest(script, first, trial),
-                Err(_) => first,
+                Err((other, _)) if other != first.0 => first,
+                _ => shortest(script, first, trial),
             };
             return Err(Broken { what, lines, seed });
         }

@@ -211,7 +211,7 @@ impl Caching for MallocAsyncAllocator {
         unless_captured(self.wait_for_device())?;
         let pools = self.memory_pools();
         self.on_all_pools(|pool| pools.trim(pool, 0))?;
-        self.forget_empty_pools();
+        self.destroy_empty_pools();
         pools.trim_graphs()
     }
 

@@ -36,7 +36,7 @@ use crate::stats::OwnCounter;
 
 use blocks::{Block, Blocks};
 use capture::Captures;
-use pools::Pools;
+use pools::{Pools, destroy_if_empty};
 use pressure::{Obtained, Refusal};
 
 /// No limit.
@@ -356,13 +356,13 @@ impl Drop for MallocAsyncAllocator {
         let open = self.pools.lock().destroy_all(pools);
         (0..open).for_each(|_| self.scope_closed());
         let _ = pools.trim_graphs();
-        let _ = if self.main.own {
-            pools.destroy_pool(self.main.id)
+        if self.main.own {
+            destroy_if_empty(pools, self.main.id);
         } else {
             let _ = pools.keep_memory(self.main.id, false);
             // Where other allocators still want all of it, this is all there can be.
             let kept = pools.release_threshold(self.main.id);
-            kept.and_then(|kept_bytes| pools.trim(self.main.id, kept_bytes))
-        };
+            let _ = kept.and_then(|kept_bytes| pools.trim(self.main.id, kept_bytes));
+        }
     }
 }

@@ -101,16 +101,22 @@ impl Pools {
         known.chain(self.leaving.iter().copied()).collect()
     }
 
-    /// Destroys all pools and forgets all scopes, and returns how many were open.
+    /// Destroys all pools and forgets all scopes, and returns how many were open. Pools that a capture still
+    /// has blocks of stay with the driver.
     pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) -> usize {
         for pool in self.driver_pools() {
-            // A driver that fails now keeps the memory; there is nobody to tell.
-            let _ = driver.destroy_pool(pool);
+            destroy_if_empty(driver, pool);
         }
         self.entries.clear();
         self.leaving.clear();
         std::mem::take(&mut self.scopes).len()
     }
+}
+
+/// Destroys a pool of ours unless something is left in it, or the driver fails. Whether it is gone.
+pub(super) fn destroy_if_empty(driver: &dyn MemoryPools, pool: DriverPoolId) -> bool {
+    let left = driver.trim(pool, 0).and_then(|()| driver.usage(pool));
+    left.is_ok_and(|usage| usage.reserved_bytes == 0) && driver.destroy_pool(pool).is_ok()
 }
 
 impl MallocAsyncAllocator {
@@ -157,7 +163,7 @@ impl MallocAsyncAllocator {
                 return Err(PoolError::NotSupported { pool: id, what });
             }
         }
-        self.forget_empty_pools();
+        self.destroy_empty_pools();
         let mut pools = self.pools.lock();
         if pools.entries.iter().any(|entry| entry.id == id) {
             return Err(PoolError::Taken { pool: id });
@@ -180,29 +186,33 @@ impl MallocAsyncAllocator {
         Ok(pool)
     }
 
-    /// Pools without users are known as long as blocks of them live. Then their driver pools go, each as
-    /// soon as the driver says that nothing is left in it: some calls after a pool was destroyed with a block
-    /// in use, libcuda (580) crashed.
-    pub(super) fn forget_empty_pools(&self) {
-        {
-            let Pools { entries, leaving, .. } = &mut *self.pools.lock();
-            let blocks = self.blocks.lock();
-            let stays = |entry: &Entry| entry.users > 0 || blocks.any_of(entry.id);
-            let gone = entries.extract_if(.., |entry| !stays(entry));
-            leaving.extend(gone.filter_map(|entry| entry.driver_pool));
-            if leaving.is_empty() {
-                return;
-            }
+    /// Pools without users are known as long as blocks of them live. Waits for who asks the driver about a
+    /// private pool, if there are such.
+    fn forget_empty_pools(&self) {
+        if !self.pools.lock().entries.iter().any(|entry| entry.users == 0) {
+            return;
+        }
+        // Who was served by a pool meanwhile has entered the block.
+        let _alone = self.ending.write();
+        let Pools { entries, leaving, .. } = &mut *self.pools.lock();
+        let blocks = self.blocks.lock();
+        let is_empty = |entry: &mut Entry| entry.users == 0 && !blocks.any_of(entry.id);
+        leaving.extend(entries.extract_if(.., is_empty).filter_map(|entry| entry.driver_pool));
+    }
+
+    /// Destroys driver pools without users and blocks, each as soon as the driver says that nothing is left
+    /// in it: some calls after a pool was destroyed with a block in use, libcuda (580) crashed.
+    pub(super) fn destroy_empty_pools(&self) {
+        self.forget_empty_pools();
+        if self.pools.lock().leaving.is_empty() {
+            return;
         }
         let _alone = self.ending.write();
+        let pools = &mut *self.pools.lock();
+        self.keep_high_marks(pools);
         let driver = self.memory_pools();
-        let is_empty = |pool| {
-            let left = driver.trim(pool, 0).and_then(|()| driver.usage(pool));
-            left.is_ok_and(|usage| usage.reserved_bytes == 0)
-        };
         // Where the driver fails it is asked again the next time.
-        let goes = |pool: DriverPoolId| is_empty(pool) && driver.destroy_pool(pool).is_ok();
-        self.pools.lock().leaving.retain(|pool| !goes(*pool));
+        pools.leaving.retain(|pool| !destroy_if_empty(driver, *pool));
     }
 
     pub(super) fn add_user(&self, id: PoolId) -> Result<(), PoolError> {
@@ -223,20 +233,25 @@ impl MallocAsyncAllocator {
             (pools.scopes.len()..open).for_each(|_| self.scope_closed());
         }
         drop(pools);
-        self.forget_empty_pools();
+        self.destroy_empty_pools();
         Ok(())
     }
 
     /// Lets a driver pool keep nothing any more, and forgets its high mark: pools that follow each other do
     /// not add up.
     fn retire(&self, pools: &mut Pools, pool: DriverPoolId) {
-        let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
-        pools.gone_high_bytes = pools.gone_high_bytes.max(all.reserved_high_bytes);
+        self.keep_high_marks(pools);
         let driver = self.memory_pools();
         // A driver that fails keeps more, or a high mark; both are tried again or never too low.
         let _ = driver.set_release_threshold(pool, 0);
         let _ = driver.trim(pool, 0);
         let _ = driver.reset_high_marks(pool);
+    }
+
+    /// Keeps what the high marks add up to before one of them is forgotten.
+    fn keep_high_marks(&self, pools: &mut Pools) {
+        let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
+        pools.gone_high_bytes = pools.gone_high_bytes.max(all.reserved_high_bytes);
     }
 
     pub(super) fn users_of(&self, id: PoolId) -> Option<u32> {

@@ -160,7 +160,7 @@ impl MallocAsyncAllocator {
         let pools = self.memory_pools();
         pools.trim(self.main.id, 0)?;
         self.on_helping_pools(route, |pool| pools.trim(pool, 0))?;
-        self.forget_empty_pools();
+        self.destroy_empty_pools();
         pools.trim_graphs()
     }
 

@@ -104,6 +104,8 @@ fn reserved_bytes_count_a_released_pool_until_its_last_block_has_gone() {
     bed.give(second);
     wait();
     assert_eq!(reserved(), (0, 64));
+    bed.allocator.empty_cache().unwrap();
+    assert_eq!(reserved(), (0, 64), "the pools are destroyed");
     bed.allocator.reset_peaks();
     assert_eq!(reserved(), (0, 0));
 }

@@ -16,6 +16,8 @@ use crate::ids::{DeviceId, EventId, StreamId};
 
 /// `CUDA_ERROR_INVALID_HANDLE`.
 pub(super) const INVALID_HANDLE: u32 = 400;
+/// `CUDA_ERROR_INVALID_VALUE`, `CUDA_ERROR_INVALID_CONTEXT`, `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+const GONE: [i64; 3] = [1, 201, 709];
 
 impl Cuda {
     /// Records `event` behind what was submitted to `stream` so far, which `refused` it: if it is one of
@@ -36,9 +38,11 @@ impl Cuda {
         let made = self
             .enter_context(theirs)
             .and_then(|_entered| self.api.event_create(&mut between, NO_TIMING).ok());
-        if made.is_err() {
+        match made {
+            Ok(()) => {}
             // That context has gone, and the stream with it.
-            return refused.ok();
+            Err(error) if GONE.contains(&error.code) => return refused.ok(),
+            Err(error) => return Err(error),
         }
         let recorded = self.record_behind(event, between, theirs, stream);
         // The driver keeps it until what waits for it has gone on.

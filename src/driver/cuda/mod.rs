@@ -34,8 +34,8 @@ use hashbrown::HashSet;
 use parking_lot::Mutex;
 
 use super::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
-    Processes, VirtualMemory,
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverResult, Ipc, MemoryInfo,
+    MemoryPools, Peers, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -477,7 +477,11 @@ impl Drop for Cuda {
                 .iter()
                 .chain(&bridge)
                 .for_each(|stream| drop(self.api.stream_destroy(*stream).ok()));
-            pools.iter().for_each(|pool| drop(self.api.pool_destroy(*pool).ok()));
+            // One with a block in use goes with the context: see `cudaMallocAsync`.
+            let is_empty =
+                |pool: &&u64| self.usage(DriverPoolId(**pool)).is_ok_and(|u| u.used_bytes == 0);
+            let empty = pools.iter().filter(is_empty);
+            empty.for_each(|pool| drop(self.api.pool_destroy(*pool).ok()));
         }
         for (device, _) in std::mem::take(&mut *self.others.lock()) {
             let _ = self.api.context_release(device);

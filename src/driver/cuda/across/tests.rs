@@ -13,12 +13,15 @@ use crate::driver::{Driver, Peers};
 const OURS: u64 = 0;
 const THEIRS: u64 = 0x7000;
 const FOREIGN: StreamId = StreamId(THEIRS + 0x111);
+const GONE_KIND: DriverErrorKind = DriverErrorKind::InvalidValue;
 const GONE: StreamId = StreamId(0x999);
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(OURS) };
     static CALLS: RefCell<Vec<(&'static str, u64, u64)>> = const { RefCell::new(Vec::new()) };
     static EVENTS: Cell<u64> = const { Cell::new(0) };
+    /// What the other context answers to who wants an event.
+    static THERE: Cell<u32> = const { Cell::new(0) };
     /// 1: the foreign stream is captured.
     static CAPTURED: Cell<u32> = const { Cell::new(0) };
     /// How often each device's context is held.
@@ -65,6 +68,9 @@ extern "C" fn stream_context(stream: u64, context: &mut u64) -> u32 {
 }
 
 extern "C" fn create(event: &mut u64, _: u32) -> u32 {
+    if CURRENT.get() == THEIRS && THERE.get() != 0 {
+        return THERE.get();
+    }
     EVENTS.set(EVENTS.get() + 1);
     *event = CURRENT.get() + EVENTS.get();
     0
@@ -184,6 +190,20 @@ fn a_captured_stream_of_another_context_draws_nothing_of_ours_in() {
     let refused = cuda.record_event(event, FOREIGN).unwrap_err();
     assert_eq!(refused.kind, DriverErrorKind::CaptureActive);
     assert_eq!(calls(), [("record", THEIRS + 2, FOREIGN.0), ("destroy event", THEIRS + 2, 0)]);
+}
+
+/// What is taken for gone is not waited for.
+#[test]
+fn a_stream_whose_context_lives_and_has_no_event_is_not_gone() {
+    let cuda = cuda();
+    let event = cuda.create_event().unwrap();
+    for (there, kind) in
+        [(2, DriverErrorKind::OutOfMemory), (700, DriverErrorKind::DeviceLost), (709, GONE_KIND)]
+    {
+        THERE.set(there);
+        assert_eq!(cuda.record_event(event, FOREIGN).unwrap_err().kind, kind, "{there}");
+    }
+    assert_eq!(calls(), []);
 }
 
 #[test]
