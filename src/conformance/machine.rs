@@ -240,8 +240,9 @@ impl<D: Real> Machine for RealMachine<D> {
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
         let gate = self.device.hold_back(stream).map_err(|error| error.to_string())?;
-        let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
+        // Kept first: the driver may make the next call wait for somebody who waits for what is held back.
         self.gates.keep(stream, gate);
+        let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
         submitted.map_err(|error| error.to_string())
     }
 
