@@ -1,14 +1,12 @@
 //! A stream that is another one on each thread: its blocks change threads only when the work of the
 //! thread that freed them is done.
 //!
-//! `device` is the simulated device with such a stream. Each test runs on fixed and on expandable
+//! `common::threaded` is the simulated device with such a stream. Each test runs on fixed and on expandable
 //! segments. The first thread is the test's own; others run while it waits for them.
 
 #[path = "per_thread/captures.rs"]
 mod captures;
 mod common;
-#[path = "per_thread/device.rs"]
-mod device;
 
 use std::sync::Arc;
 
@@ -23,7 +21,7 @@ use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 
 use common::law;
-use device::{OWN, Threaded};
+use common::threaded::{OWN, Threaded};
 
 const BOTH: [&str; 2] = ["", "expandable_segments:True"];
 

@@ -6,9 +6,7 @@
 
 #[path = "pluggable/closures.rs"]
 mod closures;
-#[path = "per_thread/device.rs"]
-#[allow(dead_code, reason = "used in part")]
-mod device;
+mod common;
 #[path = "pluggable/histories.rs"]
 mod histories;
 #[cfg(all(feature = "pluggable", target_os = "linux"))]

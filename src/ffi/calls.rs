@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::guard::{self, Failure, Status, guard, status};
 use super::instance::{Instance, json};
 use super::table::{self, Keeper};
-use super::text::{Buffer, Place, read};
+use super::text::{Buffer, Place, read, write};
 use crate::ids::StreamId;
 
 /// A stream as callers have it: `cudaStream_t`, or any number.
@@ -198,11 +198,9 @@ pub unsafe extern "C" fn stratalloc_statistics_json(
     size: usize,
     needed: *mut usize,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let buffer = unsafe { Buffer::new(buffer, size) }?;
-        buffer.put_all(&json(&table::find(handle)?.statistics()?), needed)
-    })
+    let text = || Ok(json(&table::find(handle)?.statistics()?));
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
 }
 
 /// Writes the counters as a table for people, in the manner of `stratalloc_statistics_json`.
@@ -217,11 +215,9 @@ pub unsafe extern "C" fn stratalloc_summary(
     size: usize,
     needed: *mut usize,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let buffer = unsafe { Buffer::new(buffer, size) }?;
-        buffer.put_all(&table::find(handle)?.statistics()?.summary(), needed)
-    })
+    let text = || Ok(table::find(handle)?.statistics()?.summary());
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
 }
 
 /// Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::guard::{Failure, Status};
+use super::guard::{Failure, Status, status};
 
 /// The caller's text.
 ///
@@ -39,6 +39,25 @@ impl<T> Place<T> {
         // nothing about that.
         unsafe { self.0.write_unaligned(value) };
     }
+}
+
+/// Writes all of a text into a buffer of the caller's, which is looked at before the text is made. `needed`,
+/// if not null, is set to the bytes that it takes, with the zero at its end.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written during this call, each unless it is null.
+pub(super) unsafe fn write(
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+    text: impl FnOnce() -> Result<String, Failure>,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let buffer = unsafe { Buffer::new(buffer, size) }?;
+        buffer.put_all(&text()?, needed)
+    })
 }
 
 /// A buffer of the caller's for text.

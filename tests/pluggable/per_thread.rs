@@ -11,8 +11,8 @@ use stratalloc::error::PoolError;
 use stratalloc::ids::{EventId, PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
 
-use super::device::{OWN, Threaded};
 use super::{User, over};
+use crate::common::threaded::{OWN, Threaded};
 
 const MAIN: StreamId = StreamId(64);
 const POOL: PoolId = PoolId { capture: 0, user: 77 };

@@ -20,7 +20,7 @@ use super::guard::{Failure, Status, guard, status};
 use super::instance::{environment, json};
 use super::pools::Pool;
 use super::said::complain;
-use super::text::{Buffer, Place};
+use super::text::{Place, write};
 use seats::{opened, seat, seats, statistics};
 
 /// [`guard`], which also says what failed where somebody can see it.
@@ -219,11 +219,9 @@ pub unsafe extern "C" fn stratalloc_torch_statistics_json(
     size: usize,
     needed: *mut usize,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let buffer = unsafe { Buffer::new(buffer, size) }?;
-        buffer.put_all(&json(&statistics(device)?), needed)
-    })
+    let text = || Ok(json(&statistics(device)?));
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
 }
 
 /// Writes the same counters as a table for people, in the manner of `stratalloc_summary`.
@@ -238,11 +236,9 @@ pub unsafe extern "C" fn stratalloc_torch_summary(
     size: usize,
     needed: *mut usize,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let buffer = unsafe { Buffer::new(buffer, size) }?;
-        buffer.put_all(&statistics(device)?.summary(), needed)
-    })
+    let text = || Ok(statistics(device)?.summary());
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
 }
 
 #[cold]
