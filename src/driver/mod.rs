@@ -290,7 +290,9 @@ pub trait MemoryPools: Send + Sync {
     fn default_pool(&self) -> DriverResult<DriverPoolId>;
     /// A pool of one's own.
     fn create_pool(&self) -> DriverResult<DriverPoolId>;
-    /// Destroys a pool of one's own; its memory goes when the last allocation is freed.
+    /// Destroys a pool of one's own; its memory goes when the last allocation is freed. Wait for that
+    /// first, until [`usage`](Self::usage) says that nothing is left: after a pool was destroyed with a
+    /// block in use, libcuda (580) crashed some calls later.
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()>;
     /// How many bytes the pool keeps when it synchronises.
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;

@@ -92,7 +92,7 @@ pub struct Statistics {
     /// Free blocks now.
     pub free_blocks: u64,
     /// How often something happened that only this strategy knows, under names of its own. Names begin
-    /// with the strategy's and a dot.
+    /// with a word for the strategy and a dot.
     pub own: Vec<OwnCounter>,
 }
 

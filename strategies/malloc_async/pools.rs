@@ -201,7 +201,7 @@ impl MallocAsyncAllocator {
     }
 
     /// Destroys driver pools without users and blocks, each as soon as the driver says that nothing is left
-    /// in it: some calls after a pool was destroyed with a block in use, libcuda (580) crashed.
+    /// in it: see [`MemoryPools::destroy_pool`].
     pub(super) fn destroy_empty_pools(&self) {
         self.forget_empty_pools();
         if self.pools.lock().leaving.is_empty() {

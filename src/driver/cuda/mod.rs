@@ -477,7 +477,7 @@ impl Drop for Cuda {
                 .iter()
                 .chain(&bridge)
                 .for_each(|stream| drop(self.api.stream_destroy(*stream).ok()));
-            // One with a block in use goes with the context: see `cudaMallocAsync`.
+            // One with a block in use goes with the context: see `MemoryPools::destroy_pool`.
             let is_empty =
                 |pool: &&u64| self.usage(DriverPoolId(**pool)).is_ok_and(|u| u.used_bytes == 0);
             let empty = pools.iter().filter(is_empty);
