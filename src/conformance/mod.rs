@@ -165,16 +165,11 @@ pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: D
     let tested = options.and_then(|options| {
         test(name, build, property, device, &options).map_err(|failure| failure.to_string())
     });
+    let what = || format!("{name} on {device}: {property}");
     match tested {
         Ok(Outcome::Held { .. }) => {}
-        Ok(Outcome::NotTested { why }) => {
-            let what = format!("{name} on {device}: {property}");
-            if why == skip::NO_CUDA_DEVICE {
-                skip::for_want_of_a_device(&what, "");
-            } else {
-                skip::skipped(&what, why);
-            }
-        }
+        Ok(Outcome::NotTested { why }) => skip::skipped(what(), why),
+        Ok(Outcome::NoDevice { detail }) => skip::for_want_of_a_device(what(), &detail),
         Err(what) => panic!("{what}"),
     }
 }

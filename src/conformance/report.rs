@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::Property;
+use super::{Property, skip};
 
 /// Where the suite runs.
 #[non_exhaustive]
@@ -53,6 +53,11 @@ pub enum Outcome {
         /// Why.
         why: &'static str,
     },
+    /// There is no such device.
+    NoDevice {
+        /// What the driver said.
+        detail: String,
+    },
 }
 
 /// What was tested, and what was not.
@@ -74,6 +79,10 @@ impl fmt::Display for Report {
                 }
                 Outcome::NotTested { why } => {
                     writeln!(f, "  {device}: {property}: not tested: {why}")?;
+                }
+                Outcome::NoDevice { detail } => {
+                    let why = skip::NO_CUDA_DEVICE;
+                    writeln!(f, "  {device}: {property}: not tested: {why} ({detail})")?;
                 }
             }
         }

@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The variable that makes it a failure when a test is left out for want of a CUDA device. Any value but
 /// an empty one and `0`.
@@ -20,14 +21,19 @@ pub fn skipped(what: impl Display, why: impl Display) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// The same for want of a CUDA device. `detail`: what the driver said, or nothing.
+/// The same for want of a CUDA device. `detail` is what the driver said, or nothing; it stands in the
+/// first such line of the process.
 ///
 /// # Panics
 ///
 /// When [`REQUIRE_CUDA`] asks for a device.
 pub fn for_want_of_a_device(what: impl Display, detail: &str) {
-    let detail = if detail.is_empty() { String::new() } else { format!(" ({detail})") };
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
     let required = std::env::var_os(REQUIRE_CUDA).is_some_and(|v| !v.is_empty() && v != "0");
-    assert!(!required, "{what}: {NO_CUDA_DEVICE}{detail}, and {REQUIRE_CUDA} asks for one");
-    skipped(what, format_args!("{NO_CUDA_DEVICE}{detail}"));
+    assert!(!required, "{what}: {NO_CUDA_DEVICE} ({detail}), and {REQUIRE_CUDA} asks for one");
+    if detail.is_empty() || IS_TOLD.swap(true, Ordering::Relaxed) {
+        skipped(what, NO_CUDA_DEVICE);
+    } else {
+        skipped(what, format_args!("{NO_CUDA_DEVICE} ({detail})"));
+    }
 }

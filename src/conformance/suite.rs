@@ -285,7 +285,7 @@ pub fn test(
             let cuda = match gpu::first() {
                 Ok(cuda) => cuda,
                 Err(error) if gpu::is_absent(&error) => {
-                    return Ok(Outcome::NotTested { why: super::skip::NO_CUDA_DEVICE });
+                    return Ok(Outcome::NoDevice { detail: error.to_string() });
                 }
                 Err(error) => return Err(absent(format!("the CUDA device: {error}"))),
             };
