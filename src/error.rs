@@ -217,6 +217,14 @@ pub enum PoolError {
     Driver(#[from] DriverError),
 }
 
+impl PoolError {
+    /// Whether a scope that answered its end with this is closed all the same: the driver failed when the
+    /// scope had gone. Any other refusal leaves it as it was.
+    pub(crate) const fn ends_scope(&self) -> bool {
+        matches!(self, Self::Driver(_))
+    }
+}
+
 /// The report of a failed request: every number that explains it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutOfMemory {

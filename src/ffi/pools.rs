@@ -116,8 +116,7 @@ pub extern "C" fn stratalloc_pool_scope_close(handle: u64, pool: Pool) -> Status
 /// Closes a scope and removes its user.
 fn close(pools: &dyn PrivatePools, pool: PoolId) -> Result<(), PoolError> {
     let closed = pools.close_scope(pool);
-    // Any other refusal leaves the scope as it was; a driver fails when the scope is closed already.
-    if !matches!(closed, Ok(()) | Err(PoolError::Driver(_))) {
+    if closed.as_ref().is_err_and(|error| !error.ends_scope()) {
         return closed;
     }
     let released = match pools.release_pool(pool) {

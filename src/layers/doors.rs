@@ -428,8 +428,7 @@ impl<L: Layer> PrivatePools for Worn<L> {
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
         let closed = pools_of(self.0.inner()).close_scope(pool);
-        // Where the driver failed the scope has gone all the same.
-        if matches!(closed, Ok(()) | Err(PoolError::Driver(_))) {
+        if closed.as_ref().err().is_none_or(PoolError::ends_scope) {
             self.0.scope_closed();
         }
         closed

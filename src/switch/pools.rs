@@ -62,11 +62,8 @@ impl Switchable {
         self.core.with_doors(|doors| {
             let closed = self.ask_maker(pool, |pools| pools.close_scope(pool));
             let opened = match closed {
-                // Where the driver failed the scope is closed all the same.
-                Ok(()) | Err(PoolError::Driver(_)) => {
-                    self.ask_maker(pool, |pools| pools.open_scope(pool, filter))
-                }
-                refused => refused,
+                Err(refused) if !refused.ends_scope() => Err(refused),
+                Ok(()) | Err(_) => self.ask_maker(pool, |pools| pools.open_scope(pool, filter)),
             };
             self.note_scope(doors, pool, opened.is_ok());
             opened?;
