@@ -9,14 +9,13 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::driver::thread_of;
+use crate::driver::{Timeline, timeline_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::Action;
@@ -54,14 +53,11 @@ impl Attention {
     }
 }
 
-/// What passes its events in order: a stream, and whose it is if each thread has its own.
-type Lane = (StreamId, Option<ThreadId>);
-
 /// One event that one draining block waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     event: EventId,
-    on: Lane,
+    on: Timeline,
     heap: u32,
     slot: Slot,
     /// Events are drained in the order in which blocks were freed.
@@ -78,7 +74,7 @@ pub(super) type Waits = SmallVec<[(EventId, StreamId); 4]>;
 
 #[derive(Debug, Default)]
 struct Queues {
-    /// Lanes with pending events, oldest event first in each.
+    /// Timelines with pending events, oldest event first in each.
     active: Vec<VecDeque<Pending>>,
     /// Empty queues, kept for their capacity.
     idle: Vec<VecDeque<Pending>>,
@@ -191,7 +187,7 @@ impl Engine {
         let sequence = queues.next_sequence;
         queues.next_sequence += 1;
         for (event, stream) in waits {
-            let on = (stream, thread_of(&*self.driver, stream));
+            let on = timeline_of(&*self.driver, stream);
             queues.push(Pending { event, on, heap: cell.number, slot, sequence });
             self.attention.0.fetch_add(1, Ordering::Relaxed);
         }

@@ -201,6 +201,14 @@ pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadI
     driver.is_per_thread_stream(stream).then(|| std::thread::current().id())
 }
 
+/// What passes its events in order: a stream, and whose it is if each thread has its own.
+pub(crate) type Timeline = (StreamId, Option<ThreadId>);
+
+/// What a stream's number means on the calling thread.
+pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
+    (stream, thread_of(driver, stream))
+}
+
 /// A physical piece of memory that can be mapped: CUDA's `CUmemGenericAllocationHandle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PhysicalId(pub u64);

@@ -154,6 +154,9 @@ impl Handle {
     /// Makes work that is submitted to `after` from now on wait for what was submitted to `before` so
     /// far. The caller does not wait. Nothing to do when both are the same.
     ///
+    /// A stream that is another one on each thread is the calling thread's here: work that another thread
+    /// gave its own is ordered by nothing, so wait for it there before a buffer changes threads.
+    ///
     /// # Errors
     ///
     /// [`BufferError`] when the device refuses.

@@ -17,15 +17,13 @@ use smallvec::SmallVec;
 
 use super::PluggableAllocator;
 use super::table::{Mark, State};
-use crate::driver::{CaptureStatus, thread_of};
+use crate::driver::{CaptureStatus, Timeline, thread_of, timeline_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
 use crate::ids::{EventId, PoolId, StreamId};
 
 type Streams = SmallVec<[StreamId; 2]>;
-/// A stream, and whose it is, if it is another one on each thread.
-type On = (StreamId, Option<ThreadId>);
-type Events = SmallVec<[(EventId, On); 2]>;
+type Events = SmallVec<[(EventId, Timeline); 2]>;
 
 /// What has to happen before a block is free.
 #[derive(Clone, Debug)]
@@ -153,7 +151,7 @@ impl PluggableAllocator {
         for &stream in streams {
             let failed = match self.record_new_event(stream) {
                 Ok(event) => {
-                    events.push((event, (stream, thread_of(&*self.driver, stream))));
+                    events.push((event, timeline_of(&*self.driver, stream)));
                     continue;
                 }
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
@@ -208,7 +206,7 @@ impl PluggableAllocator {
     }
 
     /// Whether the waiting has ended. `busy` are streams whose events are known to be unfinished.
-    fn advance(&self, until: &mut Until, busy: &mut Vec<On>) -> Result<bool, DriverError> {
+    fn advance(&self, until: &mut Until, busy: &mut Vec<Timeline>) -> Result<bool, DriverError> {
         // This thread would ask of its own stream, and record on that.
         if until.is_asked_elsewhere() {
             return Ok(false);
