@@ -244,11 +244,11 @@ pub struct OutOfMemory {
     pub device_free_bytes: Option<u64>,
     /// All the device has. `None` when the driver could not say.
     pub device_total_bytes: Option<u64>,
-    /// The most this allocator may reserve, if it is limited.
+    /// The most this allocator may reserve, if it is limited; of a layer, the most that callers may hold.
     pub limit_bytes: Option<u64>,
     /// In callers' hands.
     pub allocated_bytes: u64,
-    /// Held from the driver.
+    /// Held from the driver; 0 where that is not known, and then nothing is said of the cache.
     pub reserved_bytes: u64,
     /// Free in the small pools.
     pub cached_small_bytes: u64,
@@ -301,40 +301,50 @@ impl Holder {
 impl OutOfMemory {
     /// The most processes that a report names.
     pub const HOLDERS_MAX: usize = 5;
+
+    /// The report of a failed request for `bytes` on `stream` that nothing else is known of yet. What is
+    /// left at 0 is not spoken of.
+    #[must_use]
+    pub fn of(bytes: u64, stream: StreamId) -> Self {
+        let (requested_bytes, rounded_bytes, segment_bytes) = (bytes, bytes, bytes);
+        Self { stream, requested_bytes, rounded_bytes, segment_bytes, ..Self::default() }
+    }
 }
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let h = human_bytes;
-        write!(
-            f,
-            "out of memory on device {}: tried to allocate {}",
-            self.device,
-            h(self.segment_bytes)
-        )?;
-        writeln!(
-            f,
-            " for a request of {} ({} rounded) on stream {}.",
-            h(self.requested_bytes),
-            h(self.rounded_bytes),
-            self.stream
-        )?;
+        let tried = self.segment_bytes.max(self.requested_bytes);
+        write!(f, "out of memory on device {}: tried to allocate {}", self.device, h(tried))?;
+        write!(f, " for a request of {}", h(self.requested_bytes))?;
+        if self.rounded_bytes > 0 {
+            write!(f, " ({} rounded)", h(self.rounded_bytes))?;
+        }
+        writeln!(f, " on stream {}.", self.stream)?;
         if let (Some(free), Some(total)) = (self.device_free_bytes, self.device_total_bytes) {
             writeln!(f, "The device has {} in all, of which {} is free.", h(total), h(free))?;
         }
+        let knows_cache = self.reserved_bytes > 0;
         if let Some(limit) = self.limit_bytes {
-            writeln!(f, "This allocator may reserve {}.", h(limit))?;
+            if knows_cache || self.allocated_bytes == 0 {
+                writeln!(f, "This allocator may reserve {}.", h(limit))?;
+            } else {
+                let held = h(self.allocated_bytes);
+                writeln!(f, "Callers may hold {} and hold {held}.", h(limit))?;
+            }
         }
-        writeln!(
-            f,
-            "It holds {}: {} allocated, {} cached in large and {} in small pools, {} waiting for \
-             other streams.",
-            h(self.reserved_bytes),
-            h(self.allocated_bytes),
-            h(self.cached_large_bytes),
-            h(self.cached_small_bytes),
-            h(self.draining_bytes)
-        )?;
+        if knows_cache {
+            writeln!(
+                f,
+                "It holds {}: {} allocated, {} cached in large and {} in small pools, {} waiting for \
+                 other streams.",
+                h(self.reserved_bytes),
+                h(self.allocated_bytes),
+                h(self.cached_large_bytes),
+                h(self.cached_small_bytes),
+                h(self.draining_bytes)
+            )?;
+        }
         if self.pool != PoolId::DEFAULT {
             writeln!(f, "The request was for pool {}.", self.pool)?;
         }
@@ -354,7 +364,8 @@ impl fmt::Display for OutOfMemory {
             None if self.cached_large_bytes + self.cached_small_bytes > 0 => {
                 writeln!(f, "Where the cached memory lies is known to the driver only.")?;
             }
-            None => writeln!(f, "No block is free.")?,
+            None if knows_cache => writeln!(f, "No block is free.")?,
+            None => {}
         }
         if let Some(driver) = &self.driver {
             writeln!(f, "The driver said: {driver}.")?;

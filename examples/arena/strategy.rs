@@ -18,13 +18,12 @@ struct Arena {
 }
 
 impl DeviceAllocator for Arena {
-    fn allocate(&self, Request { bytes, .. }: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, Request { bytes, stream, .. }: Request) -> Result<Allocation, AllocError> {
         let (taken, last, live) = &mut *self.step.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes == 0 {
             return Err(AllocError::ZeroBytes);
         } else if bytes > self.size_bytes - *taken {
-            let report = OutOfMemory { requested_bytes: bytes, ..OutOfMemory::default() };
-            return Err(AllocError::OutOfMemory(Box::new(report)));
+            return Err(AllocError::OutOfMemory(Box::new(OutOfMemory::of(bytes, stream))));
         } else if *taken == 0 {
             self.driver.synchronize_device()?; // Work of the last step may still run, on any stream.
         }

@@ -22,7 +22,7 @@ use crate::stats::{Counter, PerPool};
 /// Guarded by the growth lock.
 #[derive(Debug)]
 pub(super) struct Growth {
-    settings: Settings,
+    pub(super) settings: Settings,
     pub(super) miss_policy: MissPolicy,
     pub(super) limit_bytes: Option<u64>,
     pub(super) counters: GrowthCounters,

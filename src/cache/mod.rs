@@ -23,6 +23,7 @@ mod engine;
 mod events;
 mod expandable;
 mod growth;
+mod hints;
 mod hooks;
 mod imports;
 mod inspect;

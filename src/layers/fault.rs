@@ -70,12 +70,8 @@ impl Watch for Faults {
         };
         self.injected.fetch_add(1, Ordering::Relaxed);
         Err(AllocError::OutOfMemory(Box::new(OutOfMemory {
-            stream: request.stream,
-            requested_bytes: request.bytes,
-            rounded_bytes: request.bytes,
-            segment_bytes: request.bytes,
             hints: vec![format!("layers:[fault] refused this on purpose: {why}")],
-            ..OutOfMemory::default()
+            ..OutOfMemory::of(request.bytes, request.stream)
         })))
     }
 

@@ -37,17 +37,13 @@ impl Limit {
     #[cold]
     fn refuse(&self, request: Request, held_bytes: u64) -> AllocError {
         AllocError::OutOfMemory(Box::new(OutOfMemory {
-            stream: request.stream,
-            requested_bytes: request.bytes,
-            rounded_bytes: request.bytes,
-            segment_bytes: request.bytes,
             limit_bytes: Some(self.limit_bytes),
             allocated_bytes: held_bytes,
             hints: vec![format!(
                 "layers:[limit:{}] refused this; the allocator below was not asked",
                 self.limit_bytes
             )],
-            ..OutOfMemory::default()
+            ..OutOfMemory::of(request.bytes, request.stream)
         }))
     }
 }

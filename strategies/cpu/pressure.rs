@@ -73,11 +73,7 @@ impl Core {
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let mut report = OutOfMemory {
             device: self.device,
-            stream: request.stream,
             pool: PoolId::DEFAULT,
-            requested_bytes: request.bytes,
-            rounded_bytes: request.bytes,
-            segment_bytes: request.bytes,
             device_free_bytes: info.map(|info| info.free_bytes),
             device_total_bytes: info.map(|info| info.total_bytes),
             limit_bytes: (limit != UNLIMITED).then_some(limit),
@@ -90,7 +86,7 @@ impl Core {
                 stream: StreamId::DEFAULT,
                 pool: PoolId::DEFAULT,
             }),
-            ..OutOfMemory::default()
+            ..OutOfMemory::of(request.bytes, request.stream)
         };
         report.hints.push("the \"device\" is this machine's own memory: backend:cpu.".to_owned());
         match refusal {

@@ -179,11 +179,7 @@ impl MallocAsyncAllocator {
         let cached_private_bytes = idle(private);
         let mut report = OutOfMemory {
             device: self.device.device,
-            stream: request.stream,
             pool: route.pool,
-            requested_bytes: request.bytes,
-            rounded_bytes: request.bytes,
-            segment_bytes: request.bytes,
             device_free_bytes: info.map(|info| info.free_bytes),
             device_total_bytes: info.map(|info| info.total_bytes),
             limit_bytes: (limit != UNLIMITED).then_some(limit),
@@ -192,7 +188,7 @@ impl MallocAsyncAllocator {
             cached_large_bytes: idle(main) + cached_private_bytes,
             cached_private_bytes,
             draining_bytes,
-            ..OutOfMemory::default()
+            ..OutOfMemory::of(request.bytes, request.stream)
         };
         report.hints = hints(&report, refusal);
         if let Refusal::Driver(error) = refusal {

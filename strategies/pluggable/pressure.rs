@@ -75,11 +75,7 @@ impl PluggableAllocator {
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let mut report = OutOfMemory {
             device: self.device.device,
-            stream: request.stream,
             pool,
-            requested_bytes: request.bytes,
-            rounded_bytes: request.bytes,
-            segment_bytes: request.bytes,
             device_free_bytes: info.map(|info| info.free_bytes),
             device_total_bytes: info.map(|info| info.total_bytes),
             limit_bytes: (limit != NO_LIMIT).then_some(limit),
@@ -88,7 +84,7 @@ impl PluggableAllocator {
             cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
             cached_large_bytes: statistics.cached_bytes_of(PoolKind::Large),
             draining_bytes: bytes(statistics.active_bytes.all.current - allocated),
-            ..OutOfMemory::default()
+            ..OutOfMemory::of(request.bytes, request.stream)
         };
         report.cached_private_bytes = report.cached_small_bytes + report.cached_large_bytes;
         report.hints = self.hints(&report, refusal);

@@ -12,6 +12,7 @@ mod common;
 mod config;
 mod counters;
 mod handles;
+mod hints;
 mod holders;
 mod limits;
 mod oom_report;

@@ -1,0 +1,336 @@
+//! What would have helped a request that failed.
+//!
+//! A hint names a setting only where the numbers of the moment say that it would have made room, or says
+//! that it may: what a setting would have changed before is not known. `replay` and `compare` try one.
+
+use super::growth::{Growth, Refusal};
+use crate::error::OutOfMemory;
+use crate::heap::{BlockState, Heap};
+use crate::ids::PoolId;
+use crate::size::{
+    MIB, OWN_SEGMENT_MIN_BYTES, PoolKind, RoundupDivisions, SMALL_SEGMENT_BYTES, align_down,
+    align_up, human_bytes,
+};
+
+/// What the heaps hold that explains the failure.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    /// Free in heaps of other streams, in the request's pool.
+    pub(super) streams: Elsewhere,
+    /// Free in other pools.
+    pub(super) pools: Elsewhere,
+    /// Whether the request's own heap has a fitting block by now.
+    pub(super) fits_now: bool,
+    /// The pages of expandable segments, where the device has virtual memory and they are off.
+    page_bytes: Option<u64>,
+    /// What expandable segments would keep of what is held: pages with a block in use.
+    kept_bytes: u64,
+    /// What callers asked for of what is in their hands.
+    requested_bytes: u64,
+    /// The largest segment of the request's own heap, larger than those that are shared, that was cut.
+    cut_segment_bytes: u64,
+    /// Free in the request's own heap in blocks so large that segments that do not expand would be
+    /// theirs alone.
+    own_segments_bytes: u64,
+}
+
+/// What is free where the request cannot have it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Elsewhere {
+    pub(super) cached_bytes: u64,
+    /// Whether one of these blocks is large enough.
+    pub(super) fits: bool,
+}
+
+impl Elsewhere {
+    /// Whether it would have been enough.
+    fn is_enough(self, bytes: u64) -> bool {
+        self.fits || self.cached_bytes >= bytes
+    }
+}
+
+impl Held {
+    /// `page_bytes` where expandable segments could be switched on.
+    pub(super) fn new(page_bytes: Option<u64>) -> Self {
+        Self { page_bytes, ..Self::default() }
+    }
+
+    /// Adds any heap; `releases` whether idle memory of its pool is given back before a request fails.
+    pub(super) fn add_heap(&mut self, heap: &Heap, releases: bool, requested_bytes: u64) {
+        self.requested_bytes += requested_bytes;
+        if let Some(page_bytes) = self.page_bytes {
+            self.kept_bytes += kept_by_pages(heap, releases, page_bytes);
+        }
+    }
+
+    /// Adds the segments of the request's own heap.
+    pub(super) fn add_cut_segments(&mut self, heap: &Heap) {
+        for head in heap.segment_heads() {
+            let view = heap.view(head);
+            let blocks = || heap.segment_blocks(head);
+            if view.is_expandable {
+                let alone = blocks().filter(|block| {
+                    block.state == BlockState::Free && block.size_bytes >= OWN_SEGMENT_MIN_BYTES
+                });
+                self.own_segments_bytes += alone.map(|block| block.size_bytes).sum::<u64>();
+            } else if view.is_split {
+                let size_bytes: u64 = blocks().map(|block| block.size_bytes).sum();
+                self.cut_segment_bytes = self.cut_segment_bytes.max(size_bytes);
+            }
+        }
+    }
+}
+
+/// How much the heap would keep if its segments were expandable and lay as they do.
+fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
+    let mut kept = [0; 2];
+    for head in heap.segment_heads() {
+        let kind = heap.view(head).kind;
+        let page_bytes = page_of(kind, large_page_bytes);
+        // The end of the last page that is kept, and of the block before.
+        let (mut paged, mut end) = (0, 0u64);
+        for block in heap.segment_blocks(head) {
+            let start = end;
+            end += block.size_bytes;
+            if block.state != BlockState::Free || !releases {
+                let first = align_down(start, page_bytes).max(paged);
+                paged = align_up(end, page_bytes);
+                kept[kind.index()] += paged - first;
+            }
+        }
+        // The last page of a segment may be shared with what comes behind.
+        kept[kind.index()] -= paged.saturating_sub(end);
+    }
+    [PoolKind::Small, PoolKind::Large]
+        .map(|kind| align_up(kept[kind.index()], page_of(kind, large_page_bytes)))
+        .iter()
+        .sum()
+}
+
+fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
+    match kind {
+        PoolKind::Small => SMALL_SEGMENT_BYTES,
+        PoolKind::Large => large_page_bytes,
+    }
+}
+
+/// All that is known of a failure.
+pub(super) struct Why<'a> {
+    pub(super) report: &'a OutOfMemory,
+    pub(super) refusal: &'a Refusal,
+    pub(super) held: Held,
+    pub(super) growth: &'a Growth,
+}
+
+impl Why<'_> {
+    /// What would most likely have helped, the surest first.
+    pub(super) fn hints(&self) -> Vec<String> {
+        let reasons = [
+            self.forbidden(),
+            self.too_little_space(),
+            self.limit(),
+            self.large_segment(),
+            self.pieces(),
+            self.other_streams(),
+            self.other_pools(),
+            self.rounding(),
+            self.inflated(),
+        ];
+        reasons.into_iter().flatten().collect()
+    }
+
+    /// What the device and the limit still give, if the device can tell.
+    fn room(&self) -> Option<u64> {
+        let report = self.report;
+        let below = |limit: u64| limit.saturating_sub(report.reserved_bytes);
+        Some(report.device_free_bytes?.min(report.limit_bytes.map_or(u64::MAX, below)))
+    }
+
+    fn forbidden(&self) -> Option<String> {
+        matches!(self.refusal, Refusal::Forbidden).then(|| {
+            "throw_on_cudamalloc_oom:True refused the request before the driver was asked; raise \
+             per_process_memory_fraction."
+                .to_owned()
+        })
+    }
+
+    fn too_little_space(&self) -> Option<String> {
+        let Refusal::Reserve { reserve_bytes, class } = self.refusal else {
+            return None;
+        };
+        if self.report.device_total_bytes.is_some_and(|total| self.report.rounded_bytes > total) {
+            return None;
+        }
+        let (of, key) = match class {
+            Some(class) => (
+                format!("of this stream's class '{class}' "),
+                "expandable_segments_reserve_by_class",
+            ),
+            None => (String::new(), "expandable_segments_reserve"),
+        };
+        Some(format!(
+            "an expandable segment {of}reserves {}, and a request cannot span two: raise {key}.",
+            human_bytes(*reserve_bytes)
+        ))
+    }
+
+    fn limit(&self) -> Option<String> {
+        let (limit, free) = (self.report.limit_bytes?, self.report.device_free_bytes?);
+        let segment = self.report.segment_bytes;
+        (free >= segment && self.report.reserved_bytes + segment > limit).then(|| {
+            format!(
+                "the limit of {} refused it, the device still has {} free: raise the memory fraction.",
+                human_bytes(limit),
+                human_bytes(free)
+            )
+        })
+    }
+
+    /// The request would have found room, but the segment that it shares with others does not.
+    fn large_segment(&self) -> Option<String> {
+        let (room, report) = (self.room()?, self.report);
+        let mib = room / MIB;
+        let fits = report.rounded_bytes <= mib * MIB && mib * MIB < report.segment_bytes;
+        let is_shared = PoolKind::of(report.rounded_bytes) == PoolKind::Large
+            && report.rounded_bytes < OWN_SEGMENT_MIN_BYTES;
+        (fits && is_shared && mib * MIB > OWN_SEGMENT_MIN_BYTES).then(|| {
+            format!(
+                "{} are free, enough for the request, but segments that requests share take {}: \
+                 large_segment_size_mb:{mib} takes less.",
+                human_bytes(room),
+                human_bytes(report.segment_bytes)
+            )
+        })
+    }
+
+    /// The request's own stream has enough, but not in one piece.
+    fn pieces(&self) -> Option<String> {
+        if self.held.fits_now {
+            return Some(
+                "a block that fits came free while other streams were waited for, and \
+                 compat:pytorch does not search again: the same request would succeed now."
+                    .to_owned(),
+            );
+        }
+        let (report, elsewhere) = (self.report, [self.held.streams, self.held.pools]);
+        let all = report.cached_small_bytes + report.cached_large_bytes;
+        let cached = all - elsewhere.iter().map(|there| there.cached_bytes).sum::<u64>();
+        if cached >= report.rounded_bytes {
+            let remedy = self.remedy();
+            let cached = human_bytes(cached);
+            return Some(format!(
+                "{cached} are cached but cut into pieces that are too small: {remedy}."
+            ));
+        }
+        let (cached, room) = self.may_be_joined()?;
+        (room < report.rounded_bytes).then(|| {
+            format!(
+                "{} are cached in parts of segments, and {} are free: expandable_segments:True may \
+                 join them.",
+                human_bytes(cached),
+                human_bytes(room)
+            )
+        })
+    }
+
+    /// What helps against pieces between blocks that live.
+    fn remedy(&self) -> String {
+        let (held, rounded) = (self.held, self.report.rounded_bytes);
+        if self.may_be_joined().is_some() {
+            return "expandable_segments:True may join them".to_owned();
+        }
+        let least = self.growth.miss_policy.large_segment_bytes;
+        let keeps_all = self.growth.settings.max_split_bytes.is_none();
+        if keeps_all && held.cut_segment_bytes > least && held.cut_segment_bytes >= rounded {
+            let (mib, cut) = (least.div_ceil(MIB), human_bytes(held.cut_segment_bytes));
+            return format!(
+                "max_split_size_mb:{mib} may help, it keeps segments whole such as one of {cut}"
+            );
+        }
+        if held.own_segments_bytes >= rounded {
+            let own = human_bytes(held.own_segments_bytes);
+            return format!(
+                "expandable_segments:False may help, {own} of them could be segments of their own \
+                 then and be given back"
+            );
+        }
+        "blocks in use lie between them, so take first what lives long".to_owned()
+    }
+
+    /// What is cached and what could still be reserved, if segments that give single pages back may serve
+    /// the request: what they would keep and the request's own pages have room. With them blocks would have
+    /// come to lie elsewhere, so this is a guess.
+    fn may_be_joined(&self) -> Option<(u64, u64)> {
+        let (report, held) = (self.report, self.held);
+        let page_bytes = held.page_bytes?;
+        if matches!(self.refusal, Refusal::Forbidden) {
+            return None;
+        }
+        let room = self.room()?;
+        let cached = report.cached_small_bytes + report.cached_large_bytes;
+        let cached = cached.saturating_sub(report.cached_private_bytes);
+        let page_bytes = page_of(PoolKind::of(report.rounded_bytes), page_bytes);
+        let request = align_up(report.rounded_bytes, page_bytes);
+        let has_room =
+            held.kept_bytes.saturating_add(request) <= report.reserved_bytes.saturating_add(room);
+        (cached > 0 && has_room).then_some((cached, room))
+    }
+
+    fn other_streams(&self) -> Option<String> {
+        let there = self.held.streams;
+        there.is_enough(self.report.rounded_bytes).then(|| {
+            format!(
+                "{} are cached for other streams, which this request cannot use: allocate on fewer \
+                 streams.",
+                human_bytes(there.cached_bytes)
+            )
+        })
+    }
+
+    fn other_pools(&self) -> Option<String> {
+        let there = self.held.pools;
+        there.is_enough(self.report.rounded_bytes).then(|| {
+            let (cached, pool) = (human_bytes(there.cached_bytes), self.report.pool);
+            if pool == PoolId::DEFAULT {
+                return format!(
+                    "{cached} are cached in private pools: make them with use_on_oom, or release them."
+                );
+            }
+            format!("{cached} are cached in other pools, which requests of pool {pool} cannot use.")
+        })
+    }
+
+    fn is_rounding(&self) -> bool {
+        self.growth.policy_of(self.report.pool).roundup != RoundupDivisions::OFF
+    }
+
+    fn rounding(&self) -> Option<String> {
+        let (requested, rounded) = (self.report.requested_bytes, self.report.rounded_bytes);
+        (self.is_rounding() && rounded > requested.saturating_mul(5) / 4).then(|| {
+            format!(
+                "roundup_power2_divisions rounded {} up to {}: use more divisions or none.",
+                human_bytes(requested),
+                human_bytes(rounded)
+            )
+        })
+    }
+
+    /// Blocks in use are larger than what was asked for, by what is missing now.
+    fn inflated(&self) -> Option<String> {
+        let report = self.report;
+        let more = report.allocated_bytes.saturating_sub(self.held.requested_bytes);
+        if more.saturating_add(self.room()?) < report.rounded_bytes {
+            return None;
+        }
+        let keys = match (self.is_rounding(), self.growth.settings.max_split_bytes.is_some()) {
+            (true, _) => "roundup_power2_divisions rounds them up: use more divisions or none",
+            (false, true) => {
+                "max_split_size_mb hands out large ones whole: try a lower max_non_split_rounding_mb \
+                 or none of both"
+            }
+            (false, false) => return None,
+        };
+        let more = human_bytes(more);
+        Some(format!("blocks in use have {more} more than was asked for: {keys}."))
+    }
+}

@@ -1,0 +1,201 @@
+//! What a report advises is true: each scenario fails, names a setting, and is served with it; where no
+//! setting would help, none is named.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request};
+use stratalloc::config::{Config, KeyTable, Settings};
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::error::{AllocError, OutOfMemory};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::{BuildOptions, build};
+use stratalloc::size::MIB;
+
+use super::bed::{Bed, HOME, SIDE};
+use super::common::plain::Plain;
+
+/// Sizes in MiB: what is taken first, which of them are freed, and the request that fails.
+struct Scenario {
+    total_mib: u64,
+    /// A block that is taken and freed before all others.
+    warm_mib: Option<u64>,
+    taken_mib: Vec<u64>,
+    freed: fn(usize) -> bool,
+    asked_mib: u64,
+    /// Whether the device has virtual memory.
+    has_pages: bool,
+}
+
+impl Scenario {
+    fn of(total_mib: u64, taken_mib: Vec<u64>, freed: fn(usize) -> bool, asked_mib: u64) -> Self {
+        Self { total_mib, warm_mib: None, taken_mib, freed, asked_mib, has_pages: true }
+    }
+
+    fn run(&self, conf: &str) -> Result<(), Box<OutOfMemory>> {
+        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+        let total_bytes = self.total_mib * MIB;
+        let sim = Arc::new(Sim::new(SimOptions { total_bytes, ..SimOptions::default() }));
+        let driver: Arc<dyn Driver> =
+            if self.has_pages { sim } else { Arc::new(Plain { inner: sim }) };
+        let strategy = build(&config, driver, BuildOptions::default()).expect("it can be built");
+        let ask = |mib: u64| match strategy.allocate(Request::new(mib * MIB, HOME)) {
+            Ok(block) => Ok(block),
+            Err(AllocError::OutOfMemory(report)) => Err(report),
+            Err(other) => panic!("{other}"),
+        };
+        let give = |block| strategy.free(block).expect("it is live");
+        if let Some(mib) = self.warm_mib {
+            give(ask(mib)?);
+        }
+        let taken = self.taken_mib.iter().map(|mib| ask(*mib)).collect::<Result<Vec<_>, _>>()?;
+        let numbered = taken.into_iter().enumerate();
+        numbered.filter(|(n, _)| (self.freed)(*n)).for_each(|(_, block)| give(block));
+        give(ask(self.asked_mib)?);
+        Ok(())
+    }
+
+    /// The one hint of the failure under `conf`.
+    #[track_caller]
+    fn hint(&self, conf: &str) -> String {
+        let report = self.run(conf).expect_err("it does not fit");
+        assert_eq!(report.hints.len(), 1, "{report}");
+        report.hints[0].clone()
+    }
+
+    /// Fails under `before` with a hint that contains `words`, and is served under `after`.
+    #[track_caller]
+    fn is_saved(&self, before: &str, words: &str, after: &str) {
+        let hint = self.hint(before);
+        assert!(hint.contains(words), "{hint}");
+        if let Err(report) = self.run(after) {
+            panic!("{after} did not help:\n{report}");
+        }
+    }
+}
+
+const EXPANDABLE: &str = "expandable_segments:True";
+
+#[test]
+fn pieces_that_are_whole_pages_are_joined_by_expandable_segments() {
+    let mut scenario = Scenario::of(160, vec![40; 4], |n| n % 2 == 0, 70);
+    scenario.warm_mib = Some(160);
+    let words =
+        "80.00 MiB are cached but cut into pieces that are too small: expandable_segments:True";
+    scenario.is_saved("", words, EXPANDABLE);
+}
+
+#[test]
+fn nothing_is_promised_where_live_blocks_keep_every_page() {
+    let scenario = Scenario::of(200, vec![2; 100], |n| n % 2 == 0, 30);
+    for conf in ["", EXPANDABLE, "max_split_size_mb:20", "roundup_power2_divisions:4"] {
+        let hint = scenario.hint(conf);
+        assert!(hint.contains("100.00 MiB are cached but cut into pieces"), "{conf}: {hint}");
+        assert!(!hint.contains("_segments") && !hint.contains("max_split"), "{conf}: {hint}");
+    }
+}
+
+#[test]
+fn a_limit_of_splits_is_named_where_a_large_segment_was_cut_and_pages_cannot_be_joined() {
+    let mut scenario = Scenario::of(365, vec![9; 4], |n| n % 2 == 0, 170);
+    (scenario.warm_mib, scenario.has_pages) = (Some(200), false);
+    scenario.is_saved("", "max_split_size_mb:20 may help", "max_split_size_mb:20");
+    scenario.has_pages = true;
+    scenario.is_saved("", "expandable_segments:True may join them", EXPANDABLE);
+}
+
+#[test]
+fn segments_of_their_own_are_named_where_pages_keep_what_they_would_give_back() {
+    let scenario = Scenario::of(200, vec![12; 16], |n| n % 2 == 0, 13);
+    scenario.is_saved(EXPANDABLE, "expandable_segments:False may help", "");
+}
+
+#[test]
+fn a_smaller_shared_segment_is_named_where_only_the_segment_has_no_room() {
+    let scenario = Scenario::of(38, vec![9; 3], |_| false, 9);
+    let words = "18.00 MiB are free, enough for the request";
+    // The third block's segment fails already.
+    let scenario = Scenario { taken_mib: vec![9; 2], ..scenario };
+    scenario.is_saved("", words, "large_segment_size_mb:18");
+    scenario.is_saved(EXPANDABLE, words, "expandable_segments:True,large_segment_size_mb:18");
+    assert!(scenario.hint("").contains("large_segment_size_mb:18"));
+}
+
+#[test]
+fn what_rounding_and_whole_blocks_cost_is_named_where_it_is_what_is_missing() {
+    let rounded = Scenario::of(512, vec![33; 10], |_| false, 64);
+    rounded.is_saved("roundup_power2_divisions:2", "roundup_power2_divisions rounds them up", "");
+    let whole = Scenario { warm_mib: Some(100), ..Scenario::of(112, vec![85], |_| false, 14) };
+    whole.is_saved("max_split_size_mb:20", "max_split_size_mb hands out large ones whole", "");
+}
+
+#[test]
+fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
+    for use_on_oom in [false, true] {
+        let bed = Bed::new(200 * MIB);
+        let pools = bed.strategy.private_pools().expect("native has pools");
+        let options = PoolOptions { use_on_oom, ..PoolOptions::default() };
+        let pool = PoolId { capture: 0, user: 1 };
+        pools.create_pool(pool, options).expect("it is new");
+        let cached = pools.allocate_in(pool, Request::new(150 * MIB, HOME)).expect("it fits");
+        bed.give(cached);
+        if use_on_oom {
+            bed.give(bed.take(100 * MIB));
+            continue;
+        }
+        let report = bed.fail(100 * MIB, HOME);
+        assert_eq!(report.hints.len(), 1, "{report}");
+        let hint = &report.hints[0];
+        assert!(hint.contains("150.00 MiB are cached in private pools"), "{hint}");
+        assert!(hint.contains("use_on_oom"), "{hint}");
+    }
+}
+
+#[test]
+fn what_the_default_pool_caches_is_named_to_a_private_one() {
+    let bed = Bed::new(20 * MIB);
+    let _pinned = bed.take(2 * MIB);
+    let pools = bed.strategy.private_pools().expect("native has pools");
+    let pool = PoolId { capture: 0, user: 1 };
+    pools.create_pool(pool, PoolOptions::default()).expect("it is new");
+    let asked = pools.allocate_in(pool, Request::new(12 * MIB, HOME));
+    let report = asked.expect_err("it is another pool's").to_string();
+    assert!(report.contains("18.00 MiB are cached in other pools"), "{report}");
+    assert!(!report.contains("streams, which"), "{report}");
+}
+
+#[test]
+fn another_allocator_of_this_process_is_not_called_another_process() {
+    let bed = Bed::new(200 * MIB);
+    let held = bed.sim.allocate(150 * MIB).expect("it fits");
+    let report = bed.fail(100 * MIB, SIDE);
+    let hint = report.hints.last().expect("somebody holds it");
+    assert!(hint.contains("150.00 MiB of the device are held by others"), "{hint}");
+    assert!(hint.contains("other allocators and libraries in this process"), "{hint}");
+    bed.sim.free(held, 150 * MIB).expect("it was given out");
+}
+
+#[test]
+fn a_report_says_nothing_of_what_it_does_not_know() {
+    let text = OutOfMemory::of(32 * MIB, StreamId(7)).to_string();
+    assert_eq!(
+        text,
+        "out of memory on device 0: tried to allocate 32.00 MiB for a request of 32.00 MiB \
+         (32.00 MiB rounded) on stream 7.\n"
+    );
+    let bare = OutOfMemory { requested_bytes: 5, ..OutOfMemory::default() }.to_string();
+    assert_eq!(bare.lines().count(), 1, "{bare}");
+    assert!(bare.contains("tried to allocate 5 bytes"), "{bare}");
+}
+
+#[test]
+fn a_layers_limit_is_on_what_callers_hold() {
+    let bed = Bed::with(400 * MIB, Settings::default());
+    let limited = stratalloc::layers::limit::limit(bed.strategy, 100 * MIB);
+    let held = limited.allocate(Request::new(60 * MIB, HOME)).expect("it fits");
+    let refused =
+        limited.allocate(Request::new(50 * MIB, HOME)).expect_err("it is above").to_string();
+    assert!(refused.contains("Callers may hold 100.00 MiB and hold 60.00 MiB."), "{refused}");
+    assert!(!refused.contains("It holds") && !refused.contains("No block is free"), "{refused}");
+    limited.free(held).expect("it is live");
+}
