@@ -214,7 +214,7 @@ fn hints(report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
     if report.cached_large_bytes >= needed && matches!(refusal, Refusal::Driver(_)) {
         hints.push(format!(
             "the driver holds {} that nobody uses, in pieces that are too small or between \
-             blocks in use: backend:native,expandable_segments:True joins such pieces.",
+             blocks in use: backend:native,expandable_segments:True may join them.",
             human_bytes(report.cached_large_bytes)
         ));
     }
