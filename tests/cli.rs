@@ -1,5 +1,8 @@
 //! The command line as a script sees it: fields, exit codes, carets, pipes.
 
+#[path = "cli/files.rs"]
+mod files;
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -14,6 +14,7 @@ use crate::replay::{self, Limits, Trace, Workload};
 use crate::stats::Statistics;
 
 use super::device::{add_taken, counted, open_sim};
+use super::files;
 use super::outcome::{Outcome, fraction, out};
 use super::replay::{may_have_had_more, name_of, read, recorded_ooms, workload_of};
 use super::settings;
@@ -84,6 +85,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .into_iter()
         .map(|text| settings::parse("--conf", &text).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
+    confs.iter().try_for_each(|(_, config)| files::spare_from(config, &args.trace))?;
     confs
         .iter()
         .for_each(|(_, config)| settings::tell_idle_keys(config, args.memory_fraction.is_some()));

@@ -8,6 +8,7 @@ mod bench;
 mod compare;
 mod device;
 mod explain;
+mod files;
 mod info;
 mod outcome;
 mod replay;

@@ -16,6 +16,7 @@ use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
 use crate::stats::Statistics;
 
 use super::device::{Device, Opened, add_taken, counted, open_sim};
+use super::files;
 use super::outcome::{BadWords, Outcome, fraction, out};
 use super::settings;
 use super::show::{grouped, mib, progress};
@@ -98,6 +99,9 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
     if args.stats.is_some() && args.trace.len() > 1 {
         return Err(BadWords("--stats writes the statistics of one trace".to_owned()).into());
     }
+    if let Some(file) = &args.stats {
+        files::spare(&args.trace, file)?;
+    }
     let mut outcome = Outcome::Good;
     for path in &args.trace {
         let trace = read(path, args.max_input, args.recorded_device)?;
@@ -159,6 +163,7 @@ fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<
     let text = args.conf.clone().unwrap_or_else(|| trace.conf.clone());
     let source = if args.conf.is_some() { "--conf" } else { "the trace's configuration" };
     let config = settings::parse(source, &text)?;
+    files::spare_from(&config, &args.trace)?;
     if args.conf.is_some() {
         settings::tell_idle_keys(&config, args.memory_fraction.is_some());
     }

@@ -1,0 +1,41 @@
+//! Files that commands write, which must not be the recordings that they read.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{Config, LayerSetting};
+
+use super::outcome::BadWords;
+
+/// What a file is, by whatever name; nothing where there is none yet.
+#[cfg(unix)]
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// The same by its one full path.
+#[cfg(not(unix))]
+fn identity(path: &Path) -> Option<PathBuf> {
+    std::fs::canonicalize(path).ok()
+}
+
+/// Refuses to write a file that is one of the recordings.
+pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadWords> {
+    let Some(file) = identity(written) else {
+        return Ok(());
+    };
+    let is_it = |recording: &&PathBuf| identity(recording).as_ref() == Some(&file);
+    recordings.iter().find(is_it).map_or(Ok(()), |recording| {
+        let (written, recording) = (written.display(), recording.display());
+        Err(BadWords(format!("{written} would be written over the recording {recording}")))
+    })
+}
+
+/// Refuses a configuration whose layers write a file that is one of the recordings.
+pub(crate) fn spare_from(config: &Config, recordings: &[PathBuf]) -> Result<(), BadWords> {
+    config.settings().layers.iter().try_for_each(|layer| match layer {
+        LayerSetting::Log { path } => spare(recordings, Path::new(path)),
+        _ => Ok(()),
+    })
+}

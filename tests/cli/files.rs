@@ -1,0 +1,76 @@
+//! Files: what is read, what may not be written over it, and how names are shown.
+
+use std::path::{Path, PathBuf};
+
+use super::{run, text};
+
+/// A folder of a test's own, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let own = format!("stratalloc-cli-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(own);
+        std::fs::create_dir_all(&folder).expect("a test may make a folder");
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("names are text").to_owned()
+    }
+
+    fn file(&self, name: &str, content: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, content).expect("a test may write there");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A recording of one request for each device that has one, made with this configuration.
+fn recording(devices: &[bool], conf: &str) -> String {
+    let event = r#"{"action":"alloc","addr":4096,"size":512,"stream":0}"#;
+    let lists: Vec<_> = devices.iter().map(|has| if *has { event } else { "" }).collect();
+    let lists = lists.iter().map(|list| format!("[{list}]")).collect::<Vec<_>>().join(",");
+    let conf = serde_json::to_string(conf).expect("text is JSON");
+    format!(
+        r#"{{"segments":[],"device_traces":[{lists}],"allocator_settings":{{"PYTORCH_CUDA_ALLOC_CONF":{conf}}}}}"#
+    )
+}
+
+#[test]
+fn a_recording_is_not_overwritten_whatever_it_is_called() {
+    let folder = Folder::new("overwritten");
+    let content = recording(&[true], "");
+    let (other, keep) = (folder.file("other.json", &content), folder.file("keep.json", &content));
+    let (hard, roundabout) = (folder.path("hard.json"), folder.path("./keep.json"));
+    std::fs::hard_link(&keep, &hard).unwrap();
+    let fresh = folder.path("fresh.csv");
+    for name in [&keep, &hard, &roundabout] {
+        let log = format!("layers:[track,log:\"{name}\"]");
+        let new_first = format!("layers:[log:\"{fresh}\"]");
+        for args in [
+            vec!["replay", &keep, "--stats", name],
+            vec!["replay", &keep, "--verify", "--stats", name],
+            vec!["replay", &keep, "--conf", &log],
+            vec!["replay", &other, &keep, "--conf", &log],
+            vec!["compare", &keep, "--conf", &log],
+            vec!["compare", &other, &keep, "--conf", &new_first, "--conf", &log],
+        ] {
+            let output = run(&args);
+            let told = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
+            assert!(told.contains(" would be written over the recording "), "{told}");
+            assert_eq!(text(&output.stdout), "", "{args:?}");
+            assert_eq!(std::fs::read_to_string(&keep).unwrap(), content, "{args:?}");
+            assert!(!Path::new(&fresh).exists(), "{args:?}");
+        }
+    }
+    let output = run(&["replay", &keep, "--stats", &fresh]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
