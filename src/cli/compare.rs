@@ -138,7 +138,7 @@ fn as_recorded(
     trace: &Trace,
     workload: &Workload,
 ) -> Result<Vec<Row>, Box<dyn Error>> {
-    let config = match settings::parse("the trace's configuration", &trace.conf) {
+    let config = match settings::recorded(&trace.conf) {
         Ok(config) => config,
         Err(error) => {
             eprintln!("note: {name}: no row as recorded: {error}");

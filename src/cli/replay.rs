@@ -160,13 +160,15 @@ pub(crate) fn name_of(path: &Path) -> String {
 }
 
 fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<dyn Error>> {
-    let text = args.conf.clone().unwrap_or_else(|| trace.conf.clone());
-    let source = if args.conf.is_some() { "--conf" } else { "the trace's configuration" };
-    let config = settings::parse(source, &text)?;
-    files::spare_from(&config, &args.trace)?;
-    if args.conf.is_some() {
-        settings::tell_idle_keys(&config, args.memory_fraction.is_some());
-    }
+    let (text, config) = match &args.conf {
+        Some(text) => {
+            let config = settings::parse("--conf", text)?;
+            files::spare_from(&config, &args.trace)?;
+            settings::tell_idle_keys(&config, args.memory_fraction.is_some());
+            (text, config)
+        }
+        None => (&trace.conf, settings::recorded(&trace.conf)?),
+    };
     let verification = args.verify.then(|| verify(args, trace, &config)).transpose()?;
     let workload = match &verification {
         Some(verification) => verification.workload.clone(),
@@ -187,7 +189,7 @@ fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<
         write_statistics(file, statistics)?;
     }
     let ran = Ran { run: run.as_ref(), verification: verification.as_ref() };
-    report(args, path, &text, trace, &workload, statistics, &ran)?;
+    report(args, path, text, trace, &workload, statistics, &ran)?;
     let exact = verification.as_ref().is_none_or(Verification::is_exact);
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
 }
@@ -208,7 +210,7 @@ pub(crate) fn workload_of(
     total_memory: Option<u64>,
     memory_fraction: Option<f64>,
 ) -> Workload {
-    let recorded = settings::parse("trace", &trace.conf).ok();
+    let recorded = settings::recorded(&trace.conf).ok();
     let total = total_bytes(total_memory);
     let exact = recorded.and_then(|config| {
         let config = config.with_compat(Compat::PyTorch);

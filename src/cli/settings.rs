@@ -1,11 +1,15 @@
 //! Where the command line's configurations come from.
 
+use std::error::Error;
 use std::fmt;
 
 use crate::config::{
-    Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
+    Config, ConfigError, FromEnvironment, KeyTable, LayerSetting, Origin, Span, from_process,
+    nearest_of,
 };
 use crate::registry::{self, BuildError};
+
+use super::outcome::BadWords;
 
 /// A string that could not be used, as it is shown.
 #[derive(Debug)]
@@ -21,7 +25,7 @@ impl fmt::Display for BadConf {
     }
 }
 
-impl std::error::Error for BadConf {}
+impl Error for BadConf {}
 
 /// The keys that are known here.
 pub(crate) fn keys() -> KeyTable {
@@ -37,6 +41,19 @@ pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
         text: text.to_owned(),
         error: Box::new(error),
     })
+}
+
+/// Parses what a recording says of its configuration. Recordings come from anybody, so that none of them
+/// writes files or loads code.
+pub(crate) fn recorded(text: &str) -> Result<Config, Box<dyn Error>> {
+    let config = parse("the trace's configuration", text)?;
+    let settings = config.settings();
+    let writes = settings.layers.iter().any(|layer| matches!(layer, LayerSetting::Log { .. }));
+    if writes || settings.pluggable.library.is_some() {
+        let why = "the trace's configuration writes a file or loads a library, which only --conf may ask for";
+        return Err(BadWords(why.to_owned()).into());
+    }
+    Ok(config)
 }
 
 /// What the environment says.

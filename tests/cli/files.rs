@@ -74,3 +74,30 @@ fn a_recording_is_not_overwritten_whatever_it_is_called() {
     let output = run(&["replay", &keep, "--stats", &fresh]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 }
+
+/// Recordings come from anybody.
+#[test]
+fn what_a_recording_says_of_its_configuration_writes_no_file_and_loads_no_code() {
+    let folder = Folder::new("hostile");
+    let victim = folder.file("victim", "precious");
+    for conf in [
+        format!("layers:[track,log:\"{victim}\"]"),
+        format!("backend:pluggable,library:\"{victim}\",alloc_fn:a,free_fn:f"),
+    ] {
+        let path = folder.file("hostile.json", &recording(&[true], &conf));
+        for args in [vec!["replay", &path], vec!["replay", &path, "--verify"]] {
+            let output = run(&args);
+            let told = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
+            assert!(
+                told.contains("the trace's configuration") && told.contains("--conf"),
+                "{told}"
+            );
+        }
+        for args in [vec!["replay", &path, "--conf", ""], vec!["compare", &path, "--conf", ""]] {
+            let output = run(&args);
+            assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+        }
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    }
+}
