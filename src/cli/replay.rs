@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::config::{Compat, Config};
 use crate::driver::sim::EventMode;
-use crate::history::Action;
+use crate::history::{Action, BlockStateName, SegmentLayout};
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
@@ -125,6 +125,15 @@ pub(crate) fn read(
     let limits = Limits { decoded_bytes: max_input, device, ..Limits::default() };
     let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
     bar.finish_and_clear();
+    if trace.events.is_empty() {
+        let why = format!("{name}: {}", nothing_in(&trace, device));
+        let live =
+            |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
+        if !trace.segments.iter().any(live) {
+            return Err(why.into());
+        }
+        eprintln!("note: only the blocks that lived are taken: {why}");
+    }
     if trace.other_devices > 0 {
         let (device, others) = (trace.device, trace.other_devices);
         eprintln!(
@@ -133,6 +142,17 @@ pub(crate) fn read(
         );
     }
     Ok(trace)
+}
+
+/// What a recording without events lacks, and why it may. `device`: the one that was asked for.
+fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
+    match device {
+        _ if trace.requests_only => "it holds no requests".to_owned(),
+        Some(device) => format!("it holds no events of device {device}; others may have some"),
+        None => "it holds no events: was torch.cuda.memory._record_memory_history on while the \
+                 program ran?"
+            .to_owned(),
+    }
 }
 
 /// How often the recorded program ran out of memory.

@@ -101,3 +101,51 @@ fn what_a_recording_says_of_its_configuration_writes_no_file_and_loads_no_code()
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
 }
+
+#[test]
+fn a_recording_of_nothing_is_refused_and_says_what_may_be_missing() {
+    let folder = Folder::new("nothing");
+    let block = |state: &str| {
+        format!(
+            r#"{{"segments":[{{"address":4194304,"total_size":2097152,"stream":0,"segment_type":"small",
+            "device":0,"blocks":[{{"address":4194304,"size":2097152,"requested_size":2000000,
+            "state":"{state}"}}]}}],"device_traces":[[]]}}"#
+        )
+    };
+    let nothing = [
+        folder.file("none.json", r#"{"segments":[],"device_traces":[]}"#),
+        folder.file("empty.json", &recording(&[false], "")),
+        folder.file("idle.json", &block("inactive")),
+    ];
+    for path in &nothing {
+        for args in [vec!["replay", path], vec!["replay", path, "--verify"], vec!["compare", path]]
+        {
+            let output = run(&args);
+            let told = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{args:?}: {told}");
+            assert!(told.contains(path.as_str()) && told.contains("holds no events"), "{told}");
+            assert!(told.contains("torch.cuda.memory._record_memory_history"), "{told}");
+            assert_eq!(text(&output.stdout), "", "{args:?}");
+        }
+    }
+    let log = folder.file("log.csv", "Thread,Time,Action,Pointer,Size,Stream\n");
+    let output = run(&["replay", &log]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("holds no requests"), "{}", text(&output.stderr));
+    // Blocks that live can be taken, though nobody knows how they came.
+    let output = run(&["replay", &folder.file("live.json", &block("active_allocated"))]);
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.starts_with("note: ") && told.contains("_record_memory_history"), "{told}");
+}
+
+#[test]
+fn a_device_without_events_beside_one_that_has_some_is_refused_only_when_asked_for() {
+    let folder = Folder::new("beside");
+    let path = folder.file("two.json", &recording(&[false, true], ""));
+    assert_eq!(run(&["replay", &path]).status.code(), Some(0));
+    let output = run(&["replay", &path, "--recorded-device", "0"]);
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("no events of device 0; others may have some"), "{told}");
+}
