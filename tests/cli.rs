@@ -2,6 +2,8 @@
 
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/words.rs"]
+mod words;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -15,7 +15,7 @@ use crate::stats::Statistics;
 
 use super::device::{add_taken, counted, open_sim};
 use super::files;
-use super::outcome::{Outcome, fraction, out};
+use super::outcome::{Outcome, fraction, out, tell};
 use super::replay::{may_have_had_more, name_of, read, recorded_ooms, workload_of};
 use super::settings;
 use super::show::{Side, mib, progress, table};
@@ -141,7 +141,7 @@ fn as_recorded(
     let config = match settings::recorded(&trace.conf) {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("note: {name}: no row as recorded: {error}");
+            tell(format_args!("note: {name}: no row as recorded: {error}"));
             return Ok(Vec::new());
         }
     };

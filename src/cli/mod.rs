@@ -4,6 +4,8 @@
 //! One file per subcommand; `--help` tells the rest. What is timed is in [`cases`], for benchmarks of
 //! other programs.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod bench;
 mod compare;
 mod device;
@@ -21,7 +23,7 @@ use clap::{Parser, Subcommand};
 
 pub use bench::cases;
 pub use bench::loops::Loops;
-use outcome::{BadWords, Outcome, is_closed_pipe};
+use outcome::{BadWords, Outcome, is_closed_pipe, tell};
 use settings::BadConf;
 
 /// Device-memory allocators, chosen by one string and measured on recordings of real programs.
@@ -81,7 +83,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Err(error) => {
             // A string that cannot be used is shown with a caret; it is the caller's to mend.
             let bad_words = error.is::<BadConf>() || error.is::<BadWords>();
-            eprintln!("stratalloc: {error}");
+            tell(format_args!("stratalloc: {error}"));
             if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }
         }
     }

@@ -1,5 +1,6 @@
 //! How the program ends, and where its output goes.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -38,6 +39,12 @@ pub(crate) fn fraction(text: &str) -> Result<f64, String> {
 /// Standard output, whose failures are reported instead of panicking.
 pub(crate) fn out() -> impl Write {
     io::stdout().lock()
+}
+
+/// Says a line on the standard error stream. Where that cannot be written nobody is left to be told, and the
+/// exit code says the rest.
+pub(crate) fn tell(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Whether the error only says that the reader of our output has closed the pipe.

@@ -17,7 +17,7 @@ use crate::stats::Statistics;
 
 use super::device::{Device, Opened, add_taken, counted, open_sim};
 use super::files;
-use super::outcome::{BadWords, Outcome, fraction, out};
+use super::outcome::{BadWords, Outcome, fraction, out, tell};
 use super::settings;
 use super::show::{grouped, mib, progress};
 
@@ -132,14 +132,14 @@ pub(crate) fn read(
         if !trace.segments.iter().any(live) {
             return Err(why.into());
         }
-        eprintln!("note: only the blocks that lived are taken: {why}");
+        tell(format_args!("note: only the blocks that lived are taken: {why}"));
     }
     if trace.other_devices > 0 {
         let (device, others) = (trace.device, trace.other_devices);
-        eprintln!(
+        tell(format_args!(
             "note: {name}: events of device {device} are taken, {others} more have some: \
              --recorded-device N takes another"
-        );
+        ));
     }
     Ok(trace)
 }

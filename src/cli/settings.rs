@@ -9,7 +9,7 @@ use crate::config::{
 };
 use crate::registry::{self, BuildError};
 
-use super::outcome::BadWords;
+use super::outcome::{BadWords, tell};
 
 /// A string that could not be used, as it is shown.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
             continue;
         }
         if let (Origin::Text { .. }, Some(why)) = (row.origin, row.idle) {
-            eprintln!("note: {} does nothing here: {why}", row.key);
+            tell(format_args!("note: {} does nothing here: {why}", row.key));
         }
     }
 }
@@ -117,7 +117,7 @@ pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>
     }
     let environment = environment()?;
     for warning in environment.config.warnings() {
-        eprintln!("warning: {warning}");
+        tell(format_args!("warning: {warning}"));
     }
     Ok(match environment.source {
         Some((_, text)) => vec![(text, environment.config)],

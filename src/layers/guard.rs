@@ -122,7 +122,7 @@ pub fn guard_to<A: DeviceAllocator>(
 
 /// The same with damage written to the standard error stream.
 pub fn guard<A: DeviceAllocator>(inner: A, driver: Arc<dyn Driver>) -> Guarded<A> {
-    guard_to(inner, driver, Box::new(|damage| eprintln!("stratalloc: {damage}")))
+    guard_to(inner, driver, Box::new(|damage| super::say(damage)))
 }
 
 impl<A: DeviceAllocator> Shifted<A, Guard> {

@@ -101,7 +101,7 @@ impl Log {
             return;
         };
         if let Err(error) = write(file) {
-            eprintln!("stratalloc: {}: logging ends: {error}", self.path.display());
+            super::say(format_args!("{}: logging ends: {error}", self.path.display()));
             *sink = Sink::Broken(error);
         }
     }

@@ -17,6 +17,11 @@
 //!
 //! Read next: `doors`, through which blocks come and go, and `stack`, which puts a list on.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+use std::fmt::Display;
+use std::io::Write as _;
+
 pub mod align;
 mod doors;
 pub mod fault;
@@ -35,3 +40,8 @@ pub use doors::{Layer, Way, Worn};
 pub use shift::{Placement, Shifted};
 pub use stack::{LayerError, wear};
 pub use watch::{Block, Watch, Watching};
+
+/// Says a line on the standard error stream. An allocator goes on where that cannot be written.
+fn say(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "stratalloc: {line}");
+}

@@ -74,7 +74,7 @@ pub fn track_to<A: DeviceAllocator>(inner: A, report: LeakReporter) -> Tracked<A
 
 /// `inner` with its leaks written to the standard error stream when it goes.
 pub fn track<A: DeviceAllocator>(inner: A) -> Tracked<A> {
-    track_to(inner, Box::new(|report| eprintln!("stratalloc: {report}")))
+    track_to(inner, Box::new(|report| super::say(report)))
 }
 
 fn sorted(mut leaks: Vec<Leak>) -> LeakReport {

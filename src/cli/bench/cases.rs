@@ -15,6 +15,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, LogNormal};
 
 use crate::allocator::{Allocation, DeviceAllocator, RawAddresses, Request};
+use crate::cli::outcome::tell;
 use crate::driver::{Driver, DriverPoolId, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
@@ -106,7 +107,7 @@ impl Drop for Pool {
         let emptied = self.driver.synchronize_device().and_then(|()| pools.trim(self.pool, 0));
         let restored = pools.set_release_threshold(self.pool, self.threshold_bytes);
         if let Err(error) = emptied.and(restored) {
-            eprintln!("note: the device's pool keeps what it has: {error}");
+            tell(format_args!("note: the device's pool keeps what it has: {error}"));
         }
     }
 }

@@ -6,6 +6,8 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use crate::allocator::{DeviceAllocator, Request};
+#[cfg(not(feature = "mimalloc"))]
+use crate::cli::outcome::tell;
 use crate::config::Settings;
 use crate::driver::system::{FromGlobal, Source};
 use crate::error::DriverError;
@@ -69,7 +71,7 @@ pub(crate) fn own(settings: &Settings) -> Result<Box<dyn Memory>, DriverError> {
 /// keep, and would spare it the system's calls.
 pub(crate) fn others() -> Vec<(&'static str, Box<dyn Memory>)> {
     #[cfg(not(feature = "mimalloc"))]
-    eprintln!("note: no rows of mimalloc: this program was built without the feature mimalloc");
+    tell("note: no rows of mimalloc: this program was built without the feature mimalloc");
     vec![
         ("system", Box::new(Global(FromGlobal(&System))) as Box<dyn Memory>),
         #[cfg(feature = "mimalloc")]
