@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use crate::config::{Compat, Config};
+use crate::config::{Compat, Config, shown};
 use crate::driver::sim::EventMode;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Limits, Trace, Workload};
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         let trace = read(path, args.max_input, args.recorded_device)?;
         let workload = workload_of(&trace, args.total_memory, args.memory_fraction);
         let name = name_of(path);
-        let bar = progress(confs.len() as u64, &format!("comparing on {name}"));
+        let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(&name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
             rows.push(measure(args, &name, text, config, &workload)?);
@@ -141,7 +141,7 @@ fn as_recorded(
     let config = match settings::recorded(&trace.conf) {
         Ok(config) => config,
         Err(error) => {
-            tell(format_args!("note: {name}: no row as recorded: {error}"));
+            tell(format_args!("note: {}: no row as recorded: {error}", shown(name)));
             return Ok(Vec::new());
         }
     };
@@ -247,7 +247,7 @@ fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
         })
         .collect();
     let mut out = out();
-    writeln!(out, "{trace}")?;
+    writeln!(out, "{}", shown(trace))?;
     table(&mut out, &HEADING, &cells)?;
     writeln!(
         out,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::config::{Config, LayerSetting};
 
 use super::outcome::BadWords;
+use super::show::shown_path;
 
 /// What a file is, by whatever name; nothing where there is none yet.
 #[cfg(unix)]
@@ -27,7 +28,7 @@ pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadWor
     };
     let is_it = |recording: &&PathBuf| identity(recording).as_ref() == Some(&file);
     recordings.iter().find(is_it).map_or(Ok(()), |recording| {
-        let (written, recording) = (written.display(), recording.display());
+        let (written, recording) = (shown_path(written), shown_path(recording));
         Err(BadWords(format!("{written} would be written over the recording {recording}")))
     })
 }

@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::config::shown;
+
 /// How the work went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -41,10 +43,11 @@ pub(crate) fn out() -> impl Write {
     io::stdout().lock()
 }
 
-/// Says a line on the standard error stream. Where that cannot be written nobody is left to be told, and the
-/// exit code says the rest.
-pub(crate) fn tell(line: impl Display) {
-    let _ = writeln!(io::stderr(), "{line}");
+/// Says lines on the standard error stream, as a terminal may have them. Where that cannot be written nobody
+/// is left to be told, and the exit code says the rest.
+pub(crate) fn tell(lines: impl Display) {
+    let clean: Vec<String> = lines.to_string().split('\n').map(shown).collect();
+    let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
 }
 
 /// Whether the error only says that the reader of our output has closed the pipe.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use crate::config::{Compat, Config};
+use crate::config::{Compat, Config, shown};
 use crate::driver::sim::EventMode;
 use crate::history::{Action, BlockStateName, SegmentLayout};
 use crate::ids::StreamId;
@@ -19,7 +19,7 @@ use super::device::{Device, Opened, add_taken, counted, open_sim};
 use super::files;
 use super::outcome::{BadWords, Outcome, fraction, out, tell};
 use super::settings;
-use super::show::{grouped, mib, progress};
+use super::show::{grouped, mib, progress, shown_path};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -118,9 +118,9 @@ pub(crate) fn read(
     max_input: u64,
     device: Option<u32>,
 ) -> Result<Trace, Box<dyn Error>> {
-    let file = std::fs::File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let name = shown_path(path);
+    let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
     let length = file.metadata().map_or(0, |metadata| metadata.len());
-    let name = path.display().to_string();
     let bar = progress(length, &format!("reading {name}"));
     let limits = Limits { decoded_bytes: max_input, device, ..Limits::default() };
     let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
@@ -285,7 +285,7 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn 
     let keys: serde_json::Map<String, serde_json::Value> =
         statistics.keys().into_iter().map(|(key, n)| (key, n.into())).collect();
     std::fs::write(file, serde_json::to_string_pretty(&keys)? + "\n")
-        .map_err(|error| format!("{}: {error}", file.display()).into())
+        .map_err(|error| format!("{}: {error}", shown_path(file)).into())
 }
 
 /// What was done: a pass or several, or a verification, or both.
@@ -354,7 +354,7 @@ fn write_row(row: &Row<'_>, room_is_said: bool) -> std::io::Result<()> {
     let bytes = |n: i64| mib(n as f64);
     let conf = if row.conf.is_empty() { "(default)" } else { row.conf };
     let mut out = out();
-    writeln!(out, "{}  [{conf}] on {}", row.trace, row.device)?;
+    writeln!(out, "{}  [{}] on {}", shown(row.trace), shown(conf), row.device)?;
     writeln!(
         out,
         "  {} allocations, {} frees, {} out of memory, {} retries, {} calls of empty_cache",

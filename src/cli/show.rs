@@ -1,8 +1,11 @@
 //! Tables and numbers for people, and progress bars for terminals.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::config::shown;
 
 /// Bytes as mebibytes with one decimal.
 pub(crate) fn mib(bytes: f64) -> String {
@@ -22,6 +25,11 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// A file's name for people: names come from anybody.
+pub(crate) fn shown_path(path: &Path) -> String {
+    shown(&path.display().to_string())
+}
+
 /// How a column's cells stand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -29,12 +37,15 @@ pub(crate) enum Side {
     Right,
 }
 
-/// Writes rows under a heading, each column as wide as its widest cell.
+/// Writes rows under a heading, each column as wide as its widest cell. Cells are shown as a terminal may
+/// have them.
 pub(crate) fn table(
     out: &mut impl Write,
     heading: &[(&str, Side)],
     rows: &[Vec<String>],
 ) -> io::Result<()> {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([heading[column].0.chars().count()]).max().unwrap_or(0)

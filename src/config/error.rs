@@ -81,6 +81,12 @@ fn visible(c: char) -> char {
     if hidden || c.width().is_none() { '?' } else { c }
 }
 
+/// The text as a terminal may have it: in one line, with `?` for what would move or hide other characters.
+#[cfg(feature = "cli")]
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().map(visible).collect()
+}
+
 /// The last character boundary at or before `at`.
 fn floor(text: &str, at: usize) -> usize {
     let at = at.min(text.len());

@@ -24,6 +24,8 @@ mod tests;
 pub use environment::{
     EnvironmentError, FromEnvironment, VARIABLES, from_environment, from_process,
 };
+#[cfg(feature = "cli")]
+pub(crate) use error::shown;
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
 use explain::differ;

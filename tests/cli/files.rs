@@ -149,3 +149,36 @@ fn a_device_without_events_beside_one_that_has_some_is_refused_only_when_asked_f
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("no events of device 0; others may have some"), "{told}");
 }
+
+#[cfg(unix)]
+#[test]
+fn names_of_files_cannot_speak_to_the_terminal() {
+    let folder = Folder::new("names");
+    let name = |ending: &str| format!("a\nb\u{1b}[31m{ending}");
+    let whole = folder.file(&name(".json"), &recording(&[true, true], ""));
+    let broken = folder.file(&name("-broken.json"), "{");
+    let log = folder.path(&name("/log.csv"));
+    let log_conf = format!("layers:[log:\"{log}\"]");
+    for (args, shown, on) in [
+        (vec!["replay", &whole], "a?b?[31m  [(default)]", true),
+        (vec!["replay", &whole], "a?b?[31m.json: events of", false),
+        (vec!["compare", &whole, "--conf", "cpu_trim_age_s:1"], "a?b?[31m\n", true),
+        (vec!["replay", &broken], "a?b?[31m-broken.json: ", false),
+        (vec!["replay", &folder.path(&name("-none"))], "a?b?[31m-none: ", false),
+        (vec!["replay", &whole, "--stats", &log], "a?b?[31m/log.csv: ", false),
+        (vec!["replay", &whole, "--stats", &whole], "a?b?[31m.json would be", false),
+        (vec!["replay", &whole, "--conf", &log_conf], "the file cannot be written", false),
+        (vec!["explain", &log_conf], "a?b?[31m/log.csv", true),
+        (vec!["explain", "layers:[track,\"\u{1b}[31m"], "?[31m", false),
+    ] {
+        let output = run(&args);
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        let speaks = |c: char| c.is_control() && c != '\n';
+        assert!(!stdout.contains(speaks) && !stderr.contains(speaks), "{stdout:?} {stderr:?}");
+        let said = if on { stdout } else { stderr };
+        assert!(said.contains(shown), "{shown}: {said}");
+    }
+    let row: serde_json::Value =
+        serde_json::from_slice(&run(&["replay", &whole, "--json"]).stdout).unwrap();
+    assert_eq!(row["trace"], name(""), "for programs the name is what it is");
+}

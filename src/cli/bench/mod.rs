@@ -16,7 +16,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::allocator::DeviceAllocator;
-use crate::config::Config;
+use crate::config::{Config, shown};
 use crate::driver::Driver;
 use crate::ids::StreamId;
 use crate::registry::BuildOptions;
@@ -176,7 +176,7 @@ impl Printer<'_> {
             let row = Row { case, threads, conf, device, ns_per_op, mops };
             writeln!(out(), "{}", serde_json::to_string(&row)?)
         } else {
-            let conf = self.conf;
+            let conf = shown(self.conf);
             writeln!(out(), "{case:<24} {threads:>7} {ns_per_op:>12.1} {mops:>10.2}  {conf}")
         }
     }
