@@ -7,6 +7,7 @@
 mod pools;
 pub mod reader;
 mod run;
+mod told;
 mod trace;
 mod verify;
 mod workload;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::run::{Lanes, ReplayError, check_heaps};
+use super::told;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, Workload, groups};
 use crate::allocator::{Allocation, PoolOptions, PrivatePools, Request};
@@ -289,7 +290,10 @@ impl Verifier<'_> {
         });
         if !same {
             self.result.address_mismatches += 1;
-            self.differ(at, || format!("{last:x?} instead of {event:x?}"));
+            self.differ(at, || {
+                let (last, event) = (told::done(last.as_slice()), told::recorded(&[*event]));
+                format!("{last} instead of {event}")
+            });
         }
         match answer {
             Ok(allocation) if event.action == Action::OutOfMemory => {
@@ -329,7 +333,9 @@ impl Verifier<'_> {
         let differing = seen.len().max(recorded.len()) - equal;
         if differing > 0 {
             self.result.segment_mismatches += differing as u64;
-            self.differ(at, || format!("{what}: {seen:x?} instead of {recorded:x?}"));
+            self.differ(at, || {
+                format!("{what}: {} instead of {}", told::done(seen), told::recorded(recorded))
+            });
         }
     }
 
@@ -345,7 +351,9 @@ impl Verifier<'_> {
         self.result.layout_mismatches = differing as u64;
         let first = ours.iter().zip(&trace.segments).find(|(a, b)| a != b);
         if let Some((a, b)) = first {
-            self.differ(events, || format!("layout: {a:x?} instead of {b:x?}"));
+            self.differ(events, || {
+                format!("layout: {} instead of {}", told::layout(a), told::layout(b))
+            });
         } else if differing > 0 {
             self.differ(events, || {
                 format!("layout: {} segments instead of {}", ours.len(), trace.segments.len())
