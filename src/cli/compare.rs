@@ -18,7 +18,7 @@ use super::files;
 use super::outcome::{Outcome, fraction, out, tell};
 use super::replay::{may_have_had_more, name_of, read, recorded_ooms, workload_of};
 use super::settings;
-use super::show::{Side, mib, progress, table};
+use super::show::{Side, mib, progress, shown_conf, table};
 
 /// Arguments of `compare`.
 #[derive(Args, Debug, Default)]
@@ -243,7 +243,7 @@ fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
         .enumerate()
         .map(|(i, row)| {
             let rest = columns.iter().map(|column| column[i].clone());
-            std::iter::once(row.conf.clone()).chain(rest).collect()
+            std::iter::once(shown_conf(&row.conf)).chain(rest).collect()
         })
         .collect();
     let mut out = out();
@@ -289,7 +289,7 @@ fn write_summary(
         .map(|(i, text)| {
             let is_whole = i < confs.len() || modes_are_whole;
             let cell = |column: &Vec<String>| if is_whole { column[i].clone() } else { "-".into() };
-            std::iter::once(text.to_owned()).chain(columns.iter().map(cell)).collect()
+            std::iter::once(shown_conf(text)).chain(columns.iter().map(cell)).collect()
         })
         .collect();
     let heading = [HEADING[0], ("sum of reserved MiB", Side::Right), HEADING[6], HEADING[7]];

@@ -19,7 +19,7 @@ use super::device::{Device, Opened, add_taken, counted, open_sim};
 use super::files;
 use super::outcome::{BadWords, Outcome, fraction, out, tell};
 use super::settings;
-use super::show::{grouped, mib, progress, shown_path};
+use super::show::{grouped, mib, progress, shown_conf, shown_path};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -352,9 +352,8 @@ fn shortened(text: &str) -> String {
 
 fn write_row(row: &Row<'_>, room_is_said: bool) -> std::io::Result<()> {
     let bytes = |n: i64| mib(n as f64);
-    let conf = if row.conf.is_empty() { "(default)" } else { row.conf };
     let mut out = out();
-    writeln!(out, "{}  [{}] on {}", shown(row.trace), shown(conf), row.device)?;
+    writeln!(out, "{}  [{}] on {}", shown(row.trace), shown_conf(row.conf), row.device)?;
     writeln!(
         out,
         "  {} allocations, {} frees, {} out of memory, {} retries, {} calls of empty_cache",

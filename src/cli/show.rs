@@ -30,6 +30,11 @@ pub(crate) fn shown_path(path: &Path) -> String {
     shown(&path.display().to_string())
 }
 
+/// A configuration's string for people; the empty one has a name.
+pub(crate) fn shown_conf(conf: &str) -> String {
+    if conf.trim().is_empty() { "(default)".to_owned() } else { shown(conf) }
+}
+
 /// How a column's cells stand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {

@@ -42,7 +42,7 @@ pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentErro
         let text = bytes.to_string_lossy().into_owned();
         let at = error.valid_up_to();
         let span = Span { at, len: char::REPLACEMENT_CHARACTER.len_utf8() };
-        let error = Box::new(ConfigError::new(variable, span, "text in UTF-8"));
+        let error = Box::new(ConfigError::new("", span, "text in UTF-8"));
         return Err(EnvironmentError { variable, text, error });
     }
     // Of one that does not count it is enough that it differs.

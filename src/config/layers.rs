@@ -85,7 +85,7 @@ const LAYERS: [(&str, &str); 9] = [
     ("front", "front or front:SIZE"),
 ];
 const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
-const SIZE: &str = "a size, as 8GiB, 512MiB, 4KiB or plain bytes";
+const SIZE: &str = "a size in GiB, MiB, KiB or plain bytes, as 8GiB: from 1 byte to 1073741824GiB";
 
 /// How each layer is said.
 fn all_layers() -> String {
@@ -266,7 +266,7 @@ fn size(key: &str, word: &Token<'_>) -> Result<u64, ConfigError> {
     let bytes = count.and_then(|count| count.checked_mul(unit_bytes));
     bytes
         .filter(|bytes| (1..=EIB).contains(bytes))
-        .ok_or_else(|| ConfigError::new(key, word.span, format!("{SIZE}, at most 1 EiB")))
+        .ok_or_else(|| ConfigError::new(key, word.span, SIZE))
 }
 
 /// Bytes as [`size`] reads them.

@@ -386,6 +386,10 @@ fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
         let found = wrong(text);
         assert!(found.starts_with(&format!("{at}: ")), "{text}: {found}");
     }
+    // What the refusal says is legal.
+    let largest = settings("layers:[limit:1073741824GiB]").layers;
+    assert_eq!(largest, [LayerSetting::Limit { bytes: 1 << 60 }]);
+    assert!(wrong("layers:[limit:1EiB]").ends_with("from 1 byte to 1073741824GiB"));
     let many = format!("layers:[{}]", ["track"; 17].join(","));
     assert!(wrong(&many).contains("at most 16"));
 }

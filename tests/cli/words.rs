@@ -1,6 +1,6 @@
 //! What is said: where it goes when nobody can read it, and in which words.
 
-use super::{stratalloc, text, trace};
+use super::{run, stratalloc, text, trace};
 
 /// The outcome is told by the exit code, whoever can read the words.
 #[cfg(target_os = "linux")]
@@ -30,4 +30,45 @@ fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {
         let output = stratalloc().args(&args).stdout(full()).stderr(full()).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{args:?}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_no_text_is_named_once() {
+    use std::os::unix::ffi::OsStrExt;
+    let no_text = std::ffi::OsStr::from_bytes(b"backend:\xff");
+    let output = stratalloc().arg("explain").env("ALLOC_CONF", no_text).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let told = text(&output.stderr);
+    assert!(
+        told.starts_with("stratalloc: ALLOC_CONF: expected text in UTF-8 (byte 8)\n"),
+        "{told}"
+    );
+}
+
+#[test]
+fn an_empty_configuration_has_a_name_in_tables() {
+    let path = trace("multistream.default");
+    let path = path.to_str().unwrap();
+    let compared = text(&run(&["compare", path, path, "--conf", ""]).stdout);
+    assert_eq!(compared.matches("\n(default) ").count(), 3, "{compared}");
+    let timed = text(&run(&["bench", "--case", "pair:512B", "--conf", ""]).stdout);
+    assert!(timed.trim_end().ends_with("  (default)"), "{timed}");
+}
+
+#[test]
+fn mismatches_show_sizes_as_numbers_and_addresses_as_such() {
+    let path = trace("unet.frac045");
+    let args =
+        ["replay", path.to_str().unwrap(), "--verify", "--memory-fraction", "0.02", "--json"];
+    let row: serde_json::Value = serde_json::from_slice(&run(&args).stdout).unwrap();
+    let first = row["first_mismatch"].as_str().unwrap();
+    let words: Vec<&str> = first.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let addresses = words.iter().filter(|word| word.starts_with("0x")).count();
+    assert!(addresses > 0 && first.contains(" bytes at 0x"), "{first}");
+    let mixed = |word: &&&str| {
+        let digits = word.bytes().filter(u8::is_ascii_digit).count();
+        digits > 0 && digits < word.len() && !word.starts_with("0x")
+    };
+    assert_eq!(words.iter().find(mixed), None, "a number that looks like another: {first}");
 }

@@ -16,7 +16,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::allocator::DeviceAllocator;
-use crate::config::{Config, shown};
+use crate::config::Config;
 use crate::driver::Driver;
 use crate::ids::StreamId;
 use crate::registry::BuildOptions;
@@ -25,6 +25,7 @@ use crate::strategies::Strategy;
 use super::device::Device;
 use super::outcome::{BadWords, Outcome, out};
 use super::settings;
+use super::show::shown_conf;
 use cases::{Effort, Pool, Raw, Tail, Together, Typed};
 use cells::Cell;
 use loops::Loops;
@@ -176,7 +177,7 @@ impl Printer<'_> {
             let row = Row { case, threads, conf, device, ns_per_op, mops };
             writeln!(out(), "{}", serde_json::to_string(&row)?)
         } else {
-            let conf = shown(self.conf);
+            let conf = shown_conf(self.conf);
             writeln!(out(), "{case:<24} {threads:>7} {ns_per_op:>12.1} {mops:>10.2}  {conf}")
         }
     }
