@@ -218,6 +218,11 @@ fn idle(settings: &Settings, key: &Key) -> Option<String> {
             "max_non_split_rounding_mb" if settings.max_split_bytes.is_none() => {
                 Some("acts with max_split_size_mb only".to_owned())
             }
+            "max_split_size_mb" | "max_non_split_rounding_mb"
+                if settings.expandable_segments && settings.compat == Compat::Default =>
+            {
+                Some("expandable segments heed it with compat:pytorch only".to_owned())
+            }
             "throw_on_cudamalloc_oom" if settings.per_process_memory_fraction < 1.0 => {
                 Some("the fraction's limit refuses first".to_owned())
             }

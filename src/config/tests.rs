@@ -452,6 +452,22 @@ fn what_has_no_effect_is_said() {
 }
 
 #[test]
+fn oversize_rules_have_no_effect_in_expandable_segments_unless_pytorchs_letter_counts() {
+    let both = "max_split_size_mb:64,max_non_split_rounding_mb:30";
+    for (more, acts) in [
+        ("expandable_segments:True", false),
+        ("expandable_segments:True,compat:pytorch", true),
+        ("expandable_segments:False", true),
+    ] {
+        let rows = parse(&format!("{both},{more}")).unwrap().explain();
+        for key in ["max_split_size_mb", "max_non_split_rounding_mb"] {
+            let row = rows.iter().find(|row| row.key == key).unwrap();
+            assert_eq!(row.idle.is_none(), acts, "{more}: {}", row.note);
+        }
+    }
+}
+
+#[test]
 fn explanations_say_of_each_key_whose_it_is() {
     let said = "graph_capture_record_stream_reuse:True,per_process_memory_fraction:0.5,compat:pytorch,\
                 malloc_async_own_pool:True,cpu_zero_fill:True,roundup_power2_divisions:4";

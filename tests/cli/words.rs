@@ -72,3 +72,18 @@ fn mismatches_show_sizes_as_numbers_and_addresses_as_such() {
     };
     assert_eq!(words.iter().find(mixed), None, "a number that looks like another: {first}");
 }
+
+#[test]
+fn a_largest_split_that_does_nothing_in_expandable_segments_is_named() {
+    let path = trace("multistream.default");
+    let conf = "expandable_segments:True,max_split_size_mb:64";
+    for command in ["replay", "compare"] {
+        let told = |conf: &str| {
+            text(&run(&[command, path.to_str().unwrap(), "--conf", conf, "--json"]).stderr)
+        };
+        let idle = "note: max_split_size_mb does nothing here: ";
+        assert!(told(conf).starts_with(idle), "{}", told(conf));
+        assert_eq!(told(&format!("{conf},compat:pytorch")), "", "{command}");
+        assert_eq!(told("max_split_size_mb:64"), "", "{command}");
+    }
+}
