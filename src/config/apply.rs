@@ -163,15 +163,30 @@ impl<'v, 't> Reader<'v, 't> {
 
     fn whole(&self, legal: impl Fn(u64) -> bool) -> Result<u64, ConfigError> {
         let token = self.word()?;
-        whole(token.text).filter(|n| legal(*n)).ok_or_else(|| self.wrong(token.span))
+        let number = whole(token.text).filter(|n| legal(*n));
+        number.ok_or_else(|| self.wrong_number(token, self.range))
+    }
+
+    /// A refused number. In keys that count MiB it has no unit.
+    fn wrong_number(&self, token: &Token<'_>, range: &str) -> ConfigError {
+        const UNITS: [&str; 9] = ["kib", "mib", "gib", "kb", "mb", "gb", "k", "m", "g"];
+        let unit = token.text.trim_start_matches(|c: char| c.is_ascii_digit());
+        let has_unit =
+            unit.len() < token.text.len() && UNITS.iter().any(|u| unit.eq_ignore_ascii_case(u));
+        let hint = if has_unit && self.key.ends_with("_mb") {
+            ", without a unit: MiB are meant"
+        } else {
+            ""
+        };
+        ConfigError::new(self.key, token.span, format!("{range}{hint}"))
     }
 
     /// Mebibytes as bytes; `None` when there are more than 64 bits can count: unlimited.
     fn mib_at_least(&self, least: u64) -> Result<Option<u64>, ConfigError> {
         let token = self.word()?;
-        let mib = whole(token.text).filter(|n| *n >= least).ok_or_else(|| {
-            ConfigError::new(self.key, token.span, format!("a whole number >= {least}"))
-        })?;
+        let mib = whole(token.text)
+            .filter(|n| *n >= least)
+            .ok_or_else(|| self.wrong_number(token, &format!("a whole number >= {least}")))?;
         Ok(mib.checked_mul(MIB))
     }
 
@@ -186,7 +201,7 @@ impl<'v, 't> Reader<'v, 't> {
         match token.text {
             text if text.eq_ignore_ascii_case("true") => Ok(true),
             text if text.eq_ignore_ascii_case("false") => Ok(false),
-            _ => Err(self.wrong(token.span)),
+            other => Err(self.wrong(token.span).or_nearest(other, &["True", "False"])),
         }
     }
 
@@ -232,7 +247,7 @@ impl<'v, 't> Reader<'v, 't> {
         match token.text {
             "pytorch" => Ok(Compat::PyTorch),
             "default" => Ok(Compat::Default),
-            _ => Err(self.wrong(token.span)),
+            other => Err(self.wrong(token.span).or_nearest(other, &["pytorch", "default"])),
         }
     }
 

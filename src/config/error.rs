@@ -5,6 +5,8 @@ use std::fmt;
 use thiserror::Error;
 use unicode_width::UnicodeWidthChar;
 
+use super::keys::nearest_of;
+
 /// A piece of the text, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
@@ -23,7 +25,7 @@ pub struct ConfigError {
     pub span: Span,
     /// What would have been right.
     pub expected: String,
-    /// The known key that is most like an unknown one.
+    /// What was probably meant: the known key, or legal value, that is most like what stands there.
     pub nearest: Option<String>,
 }
 
@@ -33,6 +35,12 @@ const WINDOW_CHARS: usize = 60;
 impl ConfigError {
     pub(super) fn new(key: &str, span: Span, expected: impl Into<String>) -> Self {
         Self { key: key.to_owned(), span, expected: expected.into(), nearest: None }
+    }
+
+    /// The same with the word of `known` that `said` is most like, unless it is like none.
+    pub(super) fn or_nearest(mut self, said: &str, known: &[&str]) -> Self {
+        self.nearest = nearest_of(said, known.iter().copied());
+        self
     }
 
     /// Byte offset of the trouble in the text.

@@ -345,8 +345,17 @@ impl KeyTable {
         if let Some(known) = self.look_up(name) {
             return Ok(known);
         }
+        if let Some((key, _)) = name.split_once('=')
+            && let Some(known) = self.look_up(key)
+        {
+            let sign = Span { at: span.at + key.len(), len: 1 };
+            return Err(ConfigError::new(known.name(), sign, "a colon instead of ="));
+        }
         let mut error = ConfigError::new(name, span, "a known key");
-        error.nearest = self.nearest(name);
+        error.nearest = match is_built_in(name) {
+            true => Some(format!("backend:{name}")),
+            false => self.nearest(name),
+        };
         Err(error)
     }
 

@@ -4,7 +4,6 @@
 //! does is told where it lives (`src/layers`); nothing here knows.
 
 use super::error::ConfigError;
-use super::keys::nearest_of;
 use super::parse::{Value, pairs};
 use super::token::{Kind, Token};
 use crate::size::{EIB, GIB, KIB, MIB};
@@ -102,7 +101,11 @@ enum Said<'v, 't> {
 /// All layers of the list.
 pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, ConfigError> {
     if !value.is_list {
-        return Err(ConfigError::new(key, value.span, format!("a list of {}", all_layers())));
+        return Err(ConfigError::new(
+            key,
+            value.span,
+            format!("a list in brackets of {}", all_layers()),
+        ));
     }
     let mut found = Vec::new();
     let mut rest = value.tokens.as_slice();
@@ -215,11 +218,7 @@ fn layer(key: &str, name: &Token<'_>, said: &Said<'_, '_>) -> Result<LayerSettin
             };
             Ok(LayerSetting::Front { block_max_bytes })
         }
-        other => {
-            let mut error = wrong(&all_layers());
-            error.nearest = nearest_of(other, LAYERS.into_iter().map(|(name, _)| name));
-            Err(error)
-        }
+        other => Err(wrong(&all_layers()).or_nearest(other, &LAYERS.map(|(name, _)| name))),
     }
 }
 

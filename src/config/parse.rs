@@ -85,6 +85,15 @@ impl<'t> Parser<'t, '_> {
         let key = table.find(token.text, token.span)?;
         self.expect(key.name(), Kind::Colon, "a colon and a value behind the key")?;
         let value = self.value(key.name())?;
+        // A second colon: somebody wrote a list without its brackets.
+        if let Known::BuiltIn(known) = key
+            && let Some(list) = known.range.find('[')
+            && !value.is_list
+            && self.tokens.get(self.at).is_some_and(|token| token.kind == Kind::Colon)
+        {
+            let what = format!("a list in brackets, as {}", &known.range[list..]);
+            return Err(ConfigError::new(known.name, value.span, what));
+        }
         Ok(Entry { key, key_span: token.span, value })
     }
 

@@ -171,6 +171,48 @@ fn unknown_keys_are_answered_with_the_nearest_known_one() {
 }
 
 #[test]
+fn misspelt_values_are_answered_with_the_nearest_one_in_place() {
+    for (text, at, nearest) in [
+        ("expandable_segments:Ture", 20, Some("True")),
+        ("expandable_segments:flase", 20, Some("False")),
+        ("expandable_segments:1", 20, None),
+        ("expandable_segments:none", 20, None),
+        ("compat:pytroch", 7, Some("pytorch")),
+        ("compat:Default", 7, Some("default")),
+        ("compat:xyzzy", 7, None),
+        ("native", 0, Some("backend:native")),
+        ("max_split_size_mb:40,cpu", 21, Some("backend:cpu")),
+    ] {
+        let error = parse(text).unwrap_err();
+        assert_eq!((error.span.at, error.nearest.as_deref()), (at, nearest), "{text}");
+        assert_eq!(error.span.len, text.len() - at, "{text}");
+    }
+}
+
+#[test]
+fn what_other_tools_would_take_is_answered_with_what_is_right_here() {
+    for (text, expected) in [
+        ("backend=native", "7: a colon instead of ="),
+        ("release_lock_on_hipmalloc=True", "25: a colon instead of ="),
+        ("backnd=native", "0: a known key"),
+        ("layers:limit:8GiB", "7: a list in brackets, as [limit:8GiB,track,log:\"PATH\",...]"),
+        (
+            "roundup_power2_divisions:64:8",
+            "25: a list in brackets, as [MiB:divisions,...,>:divisions]",
+        ),
+        ("compat:default:1", "14: a comma before the next key"),
+        ("max_split_size_mb:64MiB", "18: a whole number >= 20, without a unit: MiB are meant"),
+        ("large_segment_size_mb:1g", "22: a whole number > 10, without a unit: MiB are meant"),
+        ("cpu_cached_max_mb:4GB", "18: a whole number of MiB, without a unit: MiB are meant"),
+        ("max_split_size_mb:MiB", "18: a whole number >= 20"),
+        ("cpu_alignment:4KiB", "14: a power of two of bytes from 16 to 2097152"),
+    ] {
+        assert_eq!(wrong(text), expected, "{text}");
+    }
+    assert!(wrong("layers:track").starts_with("7: a list in brackets of limit:SIZE, "));
+}
+
+#[test]
 fn a_caret_stands_under_the_wrong_word() {
     let text = "backend:native,expandable_segmets:True";
     let error = parse(text).unwrap_err();
