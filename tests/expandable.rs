@@ -49,6 +49,7 @@ on_every_device! {
     a_segment_grows_in_place_and_large_requests_join_small_holes
     empty_cache_unmaps_whole_free_pages_and_gives_address_space_back
     a_block_freed_for_another_stream_keeps_its_pages_until_its_work_is_done
+    pages_of_a_stream_that_is_gone_go_back
     an_allocator_that_goes_waits_for_work_on_its_pages
     both_kinds_of_segments_share_a_limit
     the_collector_works_beside_expandable_segments
@@ -190,6 +191,20 @@ fn an_allocator_that_goes_waits_for_work_on_its_pages<D: Base>() {
         own.and(other).expect("the block is live");
     }
     bed.end().expect("nothing is left");
+}
+
+/// Its pages may still be worked on: the device is waited for.
+fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
+    let bed = Bed::<D>::new(1 << 30, ON);
+    let gone = bed.base.create_stream().expect("it has streams");
+    let (first, second) = (bed.take(30 * MIB, gone.0), bed.take(30 * MIB, 0));
+    bed.base.fill(first.address(), 1, 30 * MIB, gone).expect("it takes work");
+    [first, second].into_iter().for_each(|block| bed.give(block));
+    bed.base.destroy_stream(gone).expect("it is ours");
+    bed.engine().empty_cache().expect("it waits for the device");
+    assert_eq!(bed.used_bytes(), 0);
+    bed.give(bed.take(1000 * MIB, 0));
+    bed.check();
 }
 
 /// Fixed and expandable segments share one limit, and pressure empties both.

@@ -15,7 +15,7 @@
 use super::cell::{HeapCell, Home};
 use super::engine::Engine;
 use crate::allocator::{Allocation, Request};
-use crate::error::{AllocError, DriverError};
+use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
 
@@ -92,7 +92,11 @@ impl Engine {
     /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
     pub(super) fn wait_for_free_memory(&self, cell: &HeapCell) -> Result<(), DriverError> {
         if !self.driver.is_per_thread_stream(cell.stream()) {
-            return self.driver.synchronize_stream(cell.stream());
+            return match self.driver.synchronize_stream(cell.stream()) {
+                // The stream is gone, and what it was given may still run.
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
+                waited => waited,
+            };
         }
         if self.is_left_in_use(cell) { self.wait_for_device() } else { Ok(()) }
     }
