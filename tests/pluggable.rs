@@ -1,9 +1,12 @@
 //! User-defined allocators, three ways: a Rust type with keys of its own, closures, a shared library.
 //!
 //! `registered` has the registry and the keys, `closures` what the framework does around a user's
-//! functions, `pools` private pools over them, `per_thread` a stream that is another one on each thread,
-//! `histories` all at random, `library` loads compiled C and C++, `hostile` loads what cannot be loaded.
+//! functions, `captures` what it leaves alone beside one, `pools` private pools over them, `per_thread` a
+//! stream that is another one on each thread, `histories` all at random, `library` loads compiled C and
+//! C++, `hostile` loads what cannot be loaded.
 
+#[path = "pluggable/captures.rs"]
+mod captures;
 #[path = "pluggable/closures.rs"]
 mod closures;
 mod common;

@@ -1,6 +1,8 @@
 //! Private pools where others interfere: captures of other threads, captures nobody told of,
 //! checkpoints that were tampered with, allocators that call back.
 
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
@@ -14,10 +16,12 @@ use stratalloc::allocator::{
 use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::Settings;
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Capture, Driver, Sim};
-use stratalloc::error::PoolError;
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::{DriverErrorKind, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
+
+use common::racing::Racing;
 
 const HOME: StreamId = StreamId(0);
 const SIDE: StreamId = StreamId(0x40);
@@ -291,4 +295,50 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
     engine.cross_stream().unwrap().process_events().unwrap();
     assert_eq!(sim.calls("query_event"), 0);
     drop(scope);
+}
+
+/// An event that is recorded inside a capture never passes.
+#[test]
+fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
+    let device = Racing::new(1 << 30);
+    let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
+    let engine = Engine::new(Arc::<Racing>::clone(&device), &options).expect("the device can");
+    let side = device.sim.create_stream().unwrap();
+    let block = take(&engine, MIB, HOME);
+    engine.record_stream(&block, side).unwrap();
+    device.capture_before_next_event(side);
+    engine.free(block).unwrap();
+    device.end_capture(side);
+    engine.poll_events().unwrap();
+    engine.free(take(&engine, MIB, HOME)).unwrap();
+    device.sim.complete_all();
+    engine.free(take(&engine, MIB, HOME)).unwrap();
+    assert_eq!(engine.statistics().active.all.current, 0);
+    engine.check().unwrap();
+}
+
+#[test]
+fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
+    let options = SimOptions {
+        event_mode: EventMode::Manual,
+        costs: CallCosts::NONE,
+        ..SimOptions::default()
+    };
+    let device = Arc::new(Faulty::new(Sim::new(options)));
+    let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
+    let engine = Engine::new(Arc::<Faulty<Sim>>::clone(&device), &options).expect("it can");
+    let sim = device.inner();
+    let side = sim.create_stream().unwrap();
+    let block = take(&engine, MIB, HOME);
+    engine.record_stream(&block, side).unwrap();
+    thread::scope(|s| s.spawn(|| Capture::begin(sim, side).unwrap()).join()).unwrap();
+    let only = Some("capture_status");
+    device.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: false, only });
+    engine.free(block).unwrap();
+    device.disarm();
+    thread::scope(|s| s.spawn(|| Capture::end(sim, side).unwrap()).join()).unwrap();
+    engine.free(take(&engine, MIB, HOME)).unwrap();
+    sim.complete_all();
+    engine.free(take(&engine, MIB, HOME)).unwrap();
+    assert_eq!(engine.statistics().active.all.current, 0);
 }

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::driver::{CaptureStatus, NodeId, thread_of};
+use crate::driver::{CaptureStatus, NodeId, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
@@ -139,7 +139,7 @@ impl Engine {
                 || !matches!(self.driver.capture_status(stream), Ok(CaptureStatus::None)))
     }
 
-    /// Whether work on a stream becomes part of a graph, also one that nobody told the engine of.
+    /// Whether work on a stream is known to become part of a graph, also one that nobody told the engine of.
     pub(super) fn is_capturing(&self, stream: StreamId) -> bool {
         let status = self.driver.capture_status(stream);
         matches!(status, Ok(CaptureStatus::Active { .. } | CaptureStatus::Invalidated))
@@ -340,10 +340,7 @@ impl Engine {
             let mut is_captured = |stream| match asked.iter().find(|(of, _)| *of == stream) {
                 Some((_, captured)) => *captured,
                 None => {
-                    let captured = match self.driver.capture_status(stream) {
-                        Ok(status) => status != CaptureStatus::None,
-                        Err(_) => self.captures.any_open(),
-                    };
+                    let captured = may_be_captured(&*self.driver, stream);
                     asked.push((stream, captured));
                     captured
                 }
@@ -356,6 +353,8 @@ impl Engine {
                     self.attention.remove_other();
                     false
                 }
+                // A capture has begun meanwhile.
+                Err(error) if error.kind == DriverErrorKind::CaptureActive => true,
                 Err(error) => {
                     let _ = failed.get_or_insert(error);
                     true

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::driver::{Timeline, timeline_of};
+use crate::driver::{Timeline, may_be_captured, record_outside_graphs, timeline_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::Action;
@@ -137,10 +137,16 @@ impl Engine {
             return self.defer_free(cell, address, find);
         }
         // An event that is recorded in a capture never passes, also if nobody told of the capture.
-        if streams.iter().any(|stream| self.is_capturing(*stream)) {
+        if streams.iter().any(|stream| may_be_captured(&*self.driver, *stream)) {
             return self.defer_free(cell, address, find);
         }
-        let waits = self.record_events(&streams)?;
+        let waits = match self.record_events(&streams) {
+            // One has begun meanwhile.
+            Err(error) if error.kind == DriverErrorKind::CaptureActive => {
+                return self.defer_free(cell, address, find);
+            }
+            recorded => recorded?,
+        };
         if waits.is_empty() {
             let mut state = cell.lock();
             if let Some(slot) = same_block(&state.heap, id, address, &uses) {
@@ -226,7 +232,7 @@ impl Engine {
             Some(event) => event,
             None => self.driver.create_event()?,
         };
-        if let Err(error) = self.driver.record_event(event, stream) {
+        if let Err(error) = record_outside_graphs(&*self.driver, event, stream) {
             self.events.queues.lock().spare.push(event);
             return Err(error);
         }

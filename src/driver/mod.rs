@@ -14,7 +14,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::thread::ThreadId;
 
-use crate::error::DriverError;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 
 mod call;
@@ -207,6 +207,37 @@ pub(crate) type Timeline = (StreamId, Option<ThreadId>);
 /// What a stream's number means on the calling thread.
 pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
     (stream, thread_of(driver, stream))
+}
+
+/// Whether an event that is recorded on a stream now may become part of a graph: such a one never passes. A
+/// stream that is gone is in no capture; a driver that fails to say may hide one.
+pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
+    let in_none = [DriverErrorKind::InvalidValue, DriverErrorKind::NotSupported];
+    match driver.capture_status(stream) {
+        Ok(status) => status != CaptureStatus::None,
+        Err(error) => !in_none.contains(&error.kind),
+    }
+}
+
+/// Records an event that is no part of a graph.
+///
+/// # Errors
+///
+/// [`DriverError`]; of the kind `CaptureActive` when the stream is captured, also when another thread began
+/// that just before. The event is good for another try then.
+pub(crate) fn record_outside_graphs(
+    driver: &dyn Driver,
+    event: EventId,
+    stream: StreamId,
+) -> DriverResult<()> {
+    driver.record_event(event, stream)?;
+    if may_be_captured(driver, stream) { Err(captured(stream)) } else { Ok(()) }
+}
+
+/// An event was not recorded for a capture's sake.
+pub(crate) fn captured(stream: StreamId) -> DriverError {
+    let message = format!("stream {stream} is being captured");
+    DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
 }
 
 /// A physical piece of memory that can be mapped: CUDA's `CUmemGenericAllocationHandle`.

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::blocks::{Block, Use};
 use super::{Joins, MallocAsyncAllocator};
+use crate::driver::captured;
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
 use crate::ids::{EventId, StreamId};
@@ -287,11 +288,6 @@ impl MallocAsyncAllocator {
         }
         Ok(given)
     }
-}
-
-fn captured(stream: StreamId) -> DriverError {
-    let message = format!("stream {stream} is being captured");
-    DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
 }
 
 /// A block whose stream is captured cannot be freed behind it. A block whose stream is gone comes after all

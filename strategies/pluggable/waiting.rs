@@ -17,7 +17,9 @@ use smallvec::SmallVec;
 
 use super::PluggableAllocator;
 use super::table::{Mark, State};
-use crate::driver::{CaptureStatus, Timeline, thread_of, timeline_of};
+use crate::driver::{
+    Timeline, captured, may_be_captured, record_outside_graphs, thread_of, timeline_of,
+};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
 use crate::ids::{EventId, PoolId, StreamId};
@@ -106,11 +108,16 @@ impl PluggableAllocator {
         if self.driver.is_per_thread_stream(own) && !streams.contains(&own) {
             streams.push(own);
         }
-        let until = if streams.iter().any(|stream| self.is_capturing(*stream)) {
-            let thread = streams.iter().find_map(|stream| thread_of(&*self.driver, *stream));
-            Until::CapturesEnd(streams, thread)
-        } else {
-            Until::Passed(self.record_events(&streams)?)
+        let recorded = match streams.iter().find(|stream| self.may_be_captured(**stream)) {
+            Some(stream) => Err(captured(*stream)),
+            None => self.record_events(&streams),
+        };
+        let until = match recorded {
+            Err(error) if error.kind == DriverErrorKind::CaptureActive => {
+                let thread = streams.iter().find_map(|stream| thread_of(&*self.driver, *stream));
+                Until::CapturesEnd(streams, thread)
+            }
+            recorded => Until::Passed(recorded?),
         };
         let mut shard = self.table.lock(address);
         let same = |block: &&super::Block| block.uses.as_slice() == uses;
@@ -139,9 +146,9 @@ impl PluggableAllocator {
         }
     }
 
-    /// Whether work on the stream would go into a graph. A driver that cannot say has no captures.
-    pub(super) fn is_capturing(&self, stream: StreamId) -> bool {
-        !matches!(self.driver.capture_status(stream), Ok(CaptureStatus::None) | Err(_))
+    /// Whether work on the stream may go into a graph.
+    pub(super) fn may_be_captured(&self, stream: StreamId) -> bool {
+        may_be_captured(&*self.driver, stream)
     }
 
     /// One event on each stream, all or none. A stream that is gone has none: the device was waited
@@ -170,17 +177,22 @@ impl PluggableAllocator {
     fn record_new_event(&self, stream: StreamId) -> Result<EventId, DriverError> {
         let spare = self.waiting.spare.lock().pop();
         let event = spare.map_or_else(|| self.driver.create_event(), Ok)?;
-        if let Err(error) = self.driver.record_event(event, stream) {
+        if let Err(error) = record_outside_graphs(&*self.driver, event, stream) {
             self.waiting.spare.lock().push(event);
             return Err(error);
         }
         Ok(event)
     }
 
+    /// Whether events may be asked and waited for on behalf of a request: no capture is known.
+    pub(super) fn may_wait_for(&self, stream: StreamId) -> bool {
+        !self.pools.any_capture() && !self.may_be_captured(stream)
+    }
+
     /// Gives back what has been waited for, before a request on a stream. Skipped where events must
     /// not be asked; what an event answers with an error goes on waiting.
     pub(super) fn poll_for(&self, stream: StreamId) {
-        if !self.pools.any_capture() && !self.is_capturing(stream) {
+        if self.may_wait_for(stream) {
             // The request itself is sound; `process_events` tells of failures.
             let _ = self.poll();
         }
@@ -212,10 +224,14 @@ impl PluggableAllocator {
             return Ok(false);
         }
         if let Until::CapturesEnd(streams, _) = until {
-            if streams.iter().any(|stream| self.is_capturing(*stream)) {
+            if streams.iter().any(|stream| self.may_be_captured(*stream)) {
                 return Ok(false);
             }
-            *until = Until::Passed(self.record_events(streams)?);
+            match self.record_events(streams) {
+                // One has begun meanwhile.
+                Err(error) if error.kind == DriverErrorKind::CaptureActive => return Ok(false),
+                recorded => *until = Until::Passed(recorded?),
+            }
         }
         let Until::Passed(events) = until else { return Ok(false) };
         while let Some(&(event, on)) = events.last() {

@@ -4,7 +4,8 @@
 //! wrong as text instead of panicking, so that a property test can shrink without noise.
 //! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
 //! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts),
-//! `threaded` (one with a stream of each thread), `gpu` (a real one, and what is said where there is none).
+//! `racing` (one on which others act between two calls), `threaded` (one with a stream of each thread),
+//! `gpu` (a real one, and what is said where there is none).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
@@ -15,6 +16,7 @@ pub(crate) mod gpu;
 pub(crate) mod law;
 pub(crate) mod meeting;
 pub(crate) mod plain;
+pub(crate) mod racing;
 pub(crate) mod threaded;
 
 pub(crate) use stratalloc::conformance::machine;

@@ -1,0 +1,56 @@
+//! Blocks of a user's functions while somebody captures a graph.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::DriverErrorKind;
+use stratalloc::ids::StreamId;
+use stratalloc::strategies::PluggableAllocator;
+
+use super::{User, over, sim};
+use crate::common::racing::Racing;
+
+const MAIN: StreamId = StreamId::DEFAULT;
+
+/// Frees a block that `side` has used.
+fn free_after(own: &PluggableAllocator, side: StreamId) {
+    let block = own.allocate(Request::new(4096, MAIN)).unwrap();
+    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
+    own.free(block).unwrap();
+}
+
+/// Blocks in callers' hands or waiting, once everything that may be over is.
+fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
+    own.cross_stream().unwrap().process_events().unwrap();
+    sim.complete_all();
+    own.cross_stream().unwrap().process_events().unwrap();
+    own.counters().unwrap().statistics().active.all.current
+}
+
+/// An event that is recorded inside a capture never passes.
+#[test]
+fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
+    let device = Racing::new(1 << 30);
+    let own = over(Arc::<Racing>::clone(&device), User::with_bytes(1 << 30).callbacks());
+    let side = device.sim.create_stream().unwrap();
+    device.capture_before_next_event(side);
+    free_after(&own, side);
+    device.end_capture(side);
+    assert_eq!(active_in_the_end(&own, &device.sim), 0);
+}
+
+#[test]
+fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
+    let device = Arc::new(Faulty::new(sim()));
+    let own = over(Arc::<Faulty<_>>::clone(&device), User::with_bytes(1 << 30).callbacks());
+    let sim = &**device.inner();
+    let side = sim.create_stream().unwrap();
+    std::thread::scope(|s| s.spawn(|| Capture::begin(sim, side).unwrap()).join()).unwrap();
+    let only = Some("capture_status");
+    device.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: false, only });
+    free_after(&own, side);
+    device.disarm();
+    std::thread::scope(|s| s.spawn(|| Capture::end(sim, side).unwrap()).join()).unwrap();
+    assert_eq!(active_in_the_end(&own, sim), 0);
+}
