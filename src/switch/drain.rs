@@ -4,8 +4,9 @@
 //! grows, once an eighth of its blocks has been freed since (where the current one asks before it grows, as
 //! those of the caching engine do); all of it before a request fails. So a free
 //! waits for nobody, except the one that frees the last block: it drops the allocator, which gives its
-//! segments back as the driver does that. Blocks that wait for other streams are not waited for: the
-//! allocator goes at a later look (the next miss, release, switch, or `process_events`).
+//! segments back as the driver does that. An allocator whose idle memory the driver refuses would lose it,
+//! and blocks that wait for other streams are not waited for: in both cases it goes at a later look (the
+//! next miss, release, switch, or `process_events`).
 //!
 //! While a scope is open nothing goes, and none opens while something does: it may be a capture's, which
 //! would break.
@@ -230,6 +231,13 @@ impl Core {
         if still.is_none() {
             return Some(old);
         }
+        drop(ledger);
+        // What the driver refuses now would be lost with it: it goes at a later look.
+        if !self.leaves_pool_to_others(&old) && !old.give_idle_back() {
+            old.wants_look.store(true, Ordering::SeqCst);
+            return None;
+        }
+        let mut ledger = self.ledger.lock();
         // Before it leaves the list: meanwhile it counts twice, never not at all.
         let going = Going::begin(&self.going_bytes, old.held_bytes());
         let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
@@ -248,6 +256,12 @@ impl Core {
         drop(still);
         self.spread_limit();
         None
+    }
+
+    /// Whether what it reserved stays in use by another one that lives.
+    fn leaves_pool_to_others(&self, old: &Arc<Generation>) -> bool {
+        let others = |living: &Arc<_>| !Arc::ptr_eq(living, old) && living.shares_with(old);
+        self.generations.all().iter().any(others)
     }
 
     /// Whether no block of it is in callers' hands or waits for other streams, and no pool has users.

@@ -130,12 +130,15 @@ impl Generation {
         self.shares_pool && other.shares_pool
     }
 
-    /// Gives idle memory back. May wait. A driver that fails now keeps it and is asked again later.
-    pub(super) fn give_idle_back(&self) {
+    /// Gives idle memory back. May wait. False when a driver that fails now keeps some; it is asked again
+    /// later.
+    pub(super) fn give_idle_back(&self) -> bool {
         self.is_due.store(false, Ordering::Relaxed);
-        if let Some(caching) = self.strategy.caching() {
-            let _ = caching.empty_cache();
+        let refused = self.strategy.caching().is_some_and(|caching| caching.empty_cache().is_err());
+        if refused {
+            self.is_due.store(true, Ordering::Relaxed);
         }
+        !refused
     }
 }
 

@@ -3,11 +3,19 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use stratalloc::allocator::DeviceAllocator;
-use stratalloc::error::HandleError;
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::Config;
+use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::{DriverErrorKind, HandleError};
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
+use stratalloc::switch::Switchable;
 
-use crate::bed::{ALL, Bed, EXPANDABLE, NATIVE};
+use crate::bed::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
+
+/// The driver's pools, one of its own.
+const OWN: &str = "backend:cudaMallocAsync,malloc_async_own_pool:True";
 
 /// Takes and gives back when its thread ends.
 struct LastWords(Arc<Bed>);
@@ -112,5 +120,52 @@ fn many_old_allocators_drain_in_any_order() {
         let at = blocks.len() * 7 / 11;
         bed.give(blocks.swap_remove(at));
     }
+    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+/// Its memory would be lost with it.
+#[test]
+fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
+    for (from, call) in [
+        (NATIVE, "free"),
+        (EXPANDABLE, "synchronize_stream"),
+        (EXPANDABLE, "unmap"),
+        (EXPANDABLE, "release"),
+        (ASYNC, "synchronize_device"),
+        (ASYNC, "trim"),
+        (OWN, "synchronize_device"),
+        (OWN, "trim"),
+    ] {
+        let sim = Arc::clone(&Bed::new(NATIVE).sim);
+        let device = Arc::new(Faulty::new(Arc::clone(&sim)));
+        let config = Config::parse(from, &registry::key_table()).expect("a good string");
+        let driver = Arc::<Faulty<Arc<Sim>>>::clone(&device);
+        let switchable = Switchable::build(&config, driver, BuildOptions::default()).unwrap();
+        let last = switchable.allocate(Request::new(64 * MIB, StreamId::DEFAULT)).unwrap();
+        switchable.switch(NATIVE).expect("a good string");
+        let (kind, only) = (DriverErrorKind::Other, Some(call));
+        device.arm(FaultPlan { at: 0, kind, repeat: false, only });
+        switchable.free(last).expect("it is live");
+        assert_eq!(device.failed_calls(), 1, "{from}: {call}");
+        device.disarm();
+        assert_eq!(switchable.retired(), 1, "{from}: {call}");
+        switchable.cross_stream().expect("it has streams").process_events().unwrap();
+        let info = sim.memory_info().unwrap();
+        let used = info.total_bytes - info.free_bytes;
+        assert_eq!((switchable.retired(), used), (0, 0), "{from}: {call}");
+    }
+}
+
+/// Nobody may wait for its pages in a capture, and nobody told of this one.
+#[test]
+fn a_retired_allocator_waits_for_the_end_of_a_capture_that_it_does_not_know() {
+    let bed = Bed::new(EXPANDABLE);
+    let captured = bed.sim.create_stream().unwrap();
+    let last = bed.take(64 * MIB);
+    bed.switch(NATIVE);
+    Capture::begin(&*bed.sim, captured).unwrap();
+    bed.give(last);
+    let _ = Capture::end(&*bed.sim, captured);
+    bed.switchable.cross_stream().expect("it has streams").process_events().unwrap();
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
 }
