@@ -450,6 +450,22 @@ fn the_largest_request_that_fits_is_found_and_costs_nothing_afterwards() {
 }
 
 #[test]
+fn what_was_tried_goes_back_although_its_free_is_refused() {
+    let sim = SimMachine::new(256 * MIB);
+    let faulty = Arc::new(Faulty::new(Arc::clone(&sim.0)));
+    let driver = Arc::<Faulty<Arc<Sim>>>::clone(&faulty);
+    let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+    let (kind, only) = (DriverErrorKind::Other, Some("free_async"));
+    faulty.arm(FaultPlan { at: 0, kind, repeat: false, only });
+    allocator.cache_info().expect_err("the driver refused");
+    faulty.disarm();
+    allocator.empty_cache().unwrap();
+    assert_eq!(sim.used_bytes(), 0);
+    let active = allocator.statistics().active;
+    assert_eq!((active.all.current, active.all.allocated), (0, 0), "nobody asked for it");
+}
+
+#[test]
 fn the_largest_request_counts_what_the_pool_holds_idle() {
     let bed = sim(128);
     let (kept, idle) =

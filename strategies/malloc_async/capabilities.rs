@@ -130,6 +130,9 @@ impl MallocAsyncAllocator {
             match pools.allocate_async(self.main.id, bytes, stream) {
                 Ok(address) => {
                     found = pools.free_async(address, stream).map(|()| bytes);
+                    if found.is_err() {
+                        self.leftovers.lock().push(address);
+                    }
                     break;
                 }
                 Err(error) if error.is_out_of_memory() => {

@@ -236,6 +236,25 @@ impl MallocAsyncAllocator {
         Ok((join, event))
     }
 
+    /// Offers the driver again what it refused to take back. On our own stream, because the block's may have
+    /// gone; its work was waited for.
+    fn offer_leftovers(&self) -> Result<(), DriverError> {
+        if self.leftovers.lock().is_empty() {
+            return Ok(());
+        }
+        let (join, event) = self.joining_stream()?;
+        self.joins.lock().spare.push(event);
+        let leftovers = std::mem::take(&mut *self.leftovers.lock());
+        let mut failed = None;
+        for address in leftovers {
+            if let Err(error) = self.memory_pools().free_async(address, join) {
+                self.leftovers.lock().push(address);
+                failed = failed.or(Some(error));
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
     /// Tells the driver of the frees that waited for captures which have ended. Others go on
     /// waiting, and so does what the driver refuses.
     ///
@@ -243,11 +262,12 @@ impl MallocAsyncAllocator {
     ///
     /// [`DriverError`]: the first refusal.
     pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
+        let mut failed = self.offer_leftovers().err();
         if self.captures.deferred() == 0 {
-            return Ok(());
+            return failed.map_or(Ok(()), Err);
         }
         let blocks = self.blocks.lock().take_deferred();
-        let (mut failed, mut waiting) = (None, Vec::new());
+        let mut waiting = Vec::new();
         for (address, block) in blocks {
             match self.settle(address, &block) {
                 Ok(Given::Freed) => {}

@@ -59,6 +59,8 @@ pub struct MallocAsyncAllocator {
     ending: RwLock<()>,
     captures: Captures,
     joins: Mutex<Joins>,
+    /// Blocks that nobody has and that the driver refused to take back. They are offered again.
+    leftovers: Mutex<Vec<u64>>,
     /// What the driver said about its pools the last time it answered.
     usage: Mutex<DriverPoolUsage>,
     notes: Notes,
@@ -173,6 +175,7 @@ impl MallocAsyncAllocator {
             ending: RwLock::default(),
             captures: Captures::default(),
             joins: Mutex::default(),
+            leftovers: Mutex::default(),
             usage: Mutex::default(),
             notes: Notes::default(),
             hooks: Hooks::new(owner),
@@ -338,7 +341,7 @@ impl Drop for MallocAsyncAllocator {
             (blocks.take_all(), blocks.is_unused())
         };
         // One that was never used has nothing to wait for: others may capture, and it knows no scope of them.
-        let mut captured = is_unused;
+        let mut captured = is_unused && self.joins.lock().stream.is_none();
         for (address, block) in &all {
             captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
             let _ = self.free_with_care(*address, block);
