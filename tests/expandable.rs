@@ -225,6 +225,23 @@ fn both_kinds_of_segments_share_a_limit<D: Base>() {
     bed.check();
 }
 
+/// What is held when a limit is lowered stays, and serves.
+#[test]
+fn a_block_above_a_lowered_limit_is_waited_for() {
+    for (conf, is_over) in [("", false), ("", true), (ON, false), (ON, true)] {
+        let bed = Bed::<Sim>::new(1 << 30, conf);
+        let block = bed.take(30 * MIB, 0);
+        bed.engine().record_stream(&block, StreamId(9)).expect("it is live");
+        bed.give(block);
+        bed.engine().set_limit_bytes(Some(10 * MIB));
+        if is_over {
+            bed.base.finish_all();
+        }
+        bed.give(bed.take(30 * MIB, 0));
+        bed.check();
+    }
+}
+
 /// The collector releases fixed segments, and pressure the pages it leaves.
 fn the_collector_works_beside_expandable_segments<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, "garbage_collection_threshold:0.5");

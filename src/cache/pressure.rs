@@ -146,10 +146,10 @@ impl Engine {
         Some(self.hand_out(cell, state, slot, rounded_bytes, requested_bytes))
     }
 
-    /// Whether even an empty cache could not serve the request: waiting and releasing would only do
-    /// harm.
+    /// Whether neither an empty cache nor anything that is held could serve the request: waiting and
+    /// releasing would only do harm. More than the limit may be held, from before it was lowered.
     fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
-        plan.segment_bytes > most
+        plan.segment_bytes > most && plan.rounded_bytes > growth.reserved_bytes()
     }
 }
