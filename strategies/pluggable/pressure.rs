@@ -2,7 +2,8 @@
 //!
 //! Free-memory callbacks, one more attempt; wait for other streams, give back what is idle, let the
 //! user's functions empty their cache (`reset`), the last attempt; pools that help out; the report.
-//! While the request's stream is captured nothing is waited for and nothing is reset.
+//! While a capture is known, by a scope or because the request's stream is in it, nothing is waited for and
+//! nothing is reset: either would break it.
 
 use std::sync::atomic::Ordering;
 
@@ -26,7 +27,7 @@ impl PluggableAllocator {
             return Ok(found);
         }
         let mut drained = Ok(());
-        if !self.is_capturing(request.stream) {
+        if self.may_wait_for(request.stream) {
             if self.waiting.any() {
                 self.syncs.fetch_add(1, Ordering::Relaxed);
             }
@@ -57,8 +58,11 @@ impl PluggableAllocator {
     }
 
     /// Waits for other streams, gives back what is idle in pools without users, and lets the user's
-    /// functions empty their cache.
+    /// functions empty their cache. Nothing of that while a scope knows of a capture: it would break.
     pub(super) fn empty(&self) -> Result<(), DriverError> {
+        if self.pools.any_capture() {
+            return Ok(());
+        }
         let drained = self.drain();
         self.release_idle(None);
         if let Some(reset) = &self.callbacks.reset {

@@ -1,11 +1,12 @@
 //! Blocks of a user's functions while somebody captures a graph.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::allocator::{DeviceAllocator, PoolScope, Request, ScopeFilter};
 use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::DriverErrorKind;
-use stratalloc::ids::StreamId;
+use stratalloc::error::{AllocError, DriverErrorKind};
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
 
 use super::{User, over, sim};
@@ -53,4 +54,28 @@ fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
     device.disarm();
     std::thread::scope(|s| s.spawn(|| Capture::end(sim, side).unwrap()).join()).unwrap();
     assert_eq!(active_in_the_end(&own, sim), 0);
+}
+
+/// The thread captures one stream and asks on another.
+#[test]
+fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
+    let device = sim();
+    let resets = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&resets);
+    let reset = move || drop(counted.fetch_add(1, Ordering::Relaxed));
+    let own = over(Arc::<Sim>::clone(&device), User::with_bytes(4096).callbacks().on_reset(reset));
+    let (side, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    free_after(&own, side);
+    let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
+    let pools = own.private_pools().unwrap();
+    let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
+    let refused = own.allocate(Request::new(4096, MAIN));
+    assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+    own.caching().unwrap().empty_cache().unwrap();
+    assert_eq!(resets.load(Ordering::Relaxed), 0);
+    Capture::end(&*device, captured).expect("nobody broke it");
+    drop(scope);
+    own.free(own.allocate(Request::new(4096, MAIN)).expect("it may wait again")).unwrap();
+    own.caching().unwrap().empty_cache().unwrap();
+    assert_eq!(resets.load(Ordering::Relaxed), 2);
 }
