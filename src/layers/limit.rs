@@ -65,6 +65,10 @@ impl Watch for Limit {
         }
     }
 
+    fn broke_off(&self, request: Request) {
+        self.held_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
+    }
+
     fn adopted(&self, block: &Block) {
         self.held_bytes.fetch_add(block.size_bytes, Ordering::Relaxed);
     }

@@ -37,8 +37,8 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     /// What it keeps with each live block.
     type Note: fmt::Debug + Send;
 
-    /// Whether live blocks are remembered. Without it only [`ask`](Self::ask), [`failed`](Self::failed)
-    /// and [`again`](Self::again) are called.
+    /// Whether live blocks are remembered. Without it only [`ask`](Self::ask), [`failed`](Self::failed),
+    /// [`broke_off`](Self::broke_off) and [`again`](Self::again) are called.
     const KEEPS_BOOK: bool = true;
 
     /// Before the allocator below is asked.
@@ -54,6 +54,11 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     /// After a request has failed: `asked` if the allocator below refused it, not this layer.
     fn failed(&self, request: Request, error: &AllocError, asked: bool) {
         let _ = (request, error, asked);
+    }
+
+    /// A request that [`ask`](Self::ask) let through ended in a panic of the allocator below.
+    fn broke_off(&self, request: Request) {
+        let _ = request;
     }
 
     /// Whether to ask the allocator below once more. `attempt` counts from 1.
@@ -171,6 +176,19 @@ impl<N> Book<N> {
     }
 }
 
+/// A request under way. Dropped by a panic only.
+struct Asked<'w, W: Watch> {
+    watch: &'w W,
+    request: Request,
+}
+
+impl<W: Watch> Drop for Asked<'_, W> {
+    #[cold]
+    fn drop(&mut self) {
+        self.watch.broke_off(self.request);
+    }
+}
+
 /// An allocator that is looked at.
 #[derive(Debug)]
 pub struct Watching<A: DeviceAllocator, W: Watch> {
@@ -205,14 +223,19 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
             self.watch.failed(request, &error, false);
             return Err(error);
         }
+        let asked = Asked { watch: &self.watch, request };
         let mut attempt = 1;
         loop {
             match take() {
-                Ok(taken) => return Ok(taken),
+                Ok(taken) => {
+                    std::mem::forget(asked);
+                    return Ok(taken);
+                }
                 Err(error) if self.watch.again(&self.inner, request, &error, attempt) => {
                     attempt += 1;
                 }
                 Err(error) => {
+                    std::mem::forget(asked);
                     self.watch.failed(request, &error, true);
                     return Err(error);
                 }

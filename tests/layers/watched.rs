@@ -1,12 +1,15 @@
 //! Limit, statistics, track, log, fault and retry.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use stratalloc::allocator::{Counters, DeviceAllocator, MemoryPool, PoolOptions, Request};
+use stratalloc::allocator::{
+    Allocation, Counters, DeviceAllocator, MemoryPool, PoolOptions, Request,
+};
 use stratalloc::config::FaultSetting;
-use stratalloc::error::{AllocError, HandleError};
+use stratalloc::error::{AllocError, FreeError, HandleError};
 use stratalloc::ids::StreamId;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
@@ -48,6 +51,29 @@ fn what_the_allocator_below_refuses_is_not_counted() {
     two.state.lock().stubborn = false;
     limited.free(refused.allocation).unwrap();
     assert_eq!(limited.held_bytes(), 0);
+}
+
+#[test]
+fn a_request_that_panics_below_is_not_counted() {
+    #[derive(Debug)]
+    struct Panics;
+
+    impl DeviceAllocator for Panics {
+        fn allocate(&self, _: Request) -> Result<Allocation, AllocError> {
+            panic!("on purpose")
+        }
+
+        fn free(&self, _: Allocation) -> Result<(), FreeError> {
+            Ok(())
+        }
+    }
+
+    let limited = limit::limit(Panics, 1000);
+    let asked = || limited.allocate(Request::new(600, DEFAULT));
+    for _ in 0..2 {
+        assert!(catch_unwind(AssertUnwindSafe(asked)).is_err(), "the limit did not refuse it");
+        assert_eq!(limited.held_bytes(), 0);
+    }
 }
 
 #[test]
