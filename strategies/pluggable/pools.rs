@@ -338,14 +338,24 @@ impl PluggableAllocator {
         if let Some(address) = used {
             return Err(PoolError::UsedElsewhere { pool, address });
         }
+        let mut last = None;
         for segment in &checkpoint.segments {
             let (address, size_bytes) = (segment.address, segment.size_bytes);
-            let fits = |block: &Block| {
-                let (same, whole) = (block.pool == pool, block.size_bytes == size_bytes);
-                same && whole && block.state != State::Draining && segment.blocks.len() == 1
+            let has_it = |block: &Block| {
+                let home = (block.pool, block.stream, block.size_bytes);
+                home == (pool, segment.stream, size_bytes) && block.state != State::Draining
             };
-            let needed = segment.blocks.iter().any(|b| b.state != BlockStateName::Inactive);
-            if needed && !self.table.lock(address).get(address).is_some_and(fits) {
+            let is_sound = |block: &BlockLayout| {
+                let whole = (block.address, block.size_bytes) == (address, size_bytes);
+                // What was idle may have gone since; nothing is asked of it.
+                block.state == BlockStateName::Inactive
+                    || whole
+                        && (1..=size_bytes).contains(&block.requested_bytes)
+                        && self.table.lock(address).get(address).is_some_and(has_it)
+            };
+            // In address order, so that none comes twice.
+            let follows = last.replace(address) < Some(address);
+            if !follows || segment.blocks.len() != 1 || !segment.blocks.iter().all(is_sound) {
                 return Err(PoolError::NotInPool { pool, address, size_bytes });
             }
         }

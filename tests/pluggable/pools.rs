@@ -10,6 +10,7 @@ use stratalloc::allocator::{
 use stratalloc::driver::Driver;
 use stratalloc::driver::plugin::StreamFilter;
 use stratalloc::error::{AllocError, PoolError};
+use stratalloc::history::SegmentLayout;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
 
@@ -252,4 +253,34 @@ fn a_begin_that_panics_leaves_no_scope() {
     assert_eq!(pools(&own).pool_users(POOL), None);
     let block = take(&own, 64);
     own.free(block).unwrap();
+}
+
+/// The fields of a checkpoint are public.
+#[test]
+fn a_checkpoint_that_was_tampered_with_is_refused() {
+    let (_, own) = plenty();
+    let pools = pools(&own);
+    pools.create_pool(POOL, PoolOptions::default()).unwrap();
+    let block = pools.allocate_in(POOL, Request::new(512, MAIN)).unwrap();
+    let taken = pools.checkpoint(POOL).unwrap();
+    type Change = fn(&mut SegmentLayout);
+    let changes: [Change; 6] = [
+        |segment| segment.blocks.clear(),
+        |segment| segment.blocks.push(segment.blocks[0]),
+        |segment| segment.blocks[0].requested_bytes = u64::MAX,
+        |segment| segment.blocks[0].requested_bytes = 0,
+        |segment| segment.blocks[0].address += 512,
+        |segment| segment.stream = StreamId(65),
+    ];
+    for (at, change) in changes.into_iter().enumerate() {
+        let mut hostile = taken.clone();
+        change(&mut hostile.segments[0]);
+        let answer = pools.restore(&hostile);
+        assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{at}: {answer:?}");
+    }
+    let mut twice = taken.clone();
+    twice.segments.push(taken.segments[0].clone());
+    assert!(matches!(pools.restore(&twice), Err(PoolError::NotInPool { .. })));
+    own.free(block).unwrap();
+    assert_eq!(pools.restore(&taken).unwrap().live.len(), 1);
 }
