@@ -40,15 +40,15 @@ impl Fold {
         let all = Counter {
             current: self.current[ALL].of(lane),
             peak: peaks[ALL].of(lane),
-            allocated: small.allocated + large.allocated,
-            freed: small.freed + large.freed,
+            allocated: small.allocated.wrapping_add(large.allocated),
+            freed: small.freed.wrapping_add(large.freed),
         };
         PerPool { all, large, small }
     }
 }
 
 fn plus(a: Lanes, b: Lanes) -> Lanes {
-    a.zip(b, |a, b| a + b)
+    a.zip(b, i64::wrapping_add)
 }
 
 impl Engine {

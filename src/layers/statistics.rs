@@ -56,8 +56,9 @@ fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> Per
     let add = |held: &mut Counter, waiting: i64| {
         held.current += waiting;
         // They are not freed yet; what the allocator below rounds up to was never counted here.
-        held.allocated += (waiting - held.freed).max(0);
-        held.freed = (held.freed - waiting).max(0);
+        let freed = held.freed.cast_unsigned().min(waiting.cast_unsigned()).cast_signed();
+        held.allocated = held.allocated.wrapping_add(waiting - freed);
+        held.freed = held.freed.wrapping_sub(freed);
         held.peak = held.peak.max(held.current);
     };
     add(&mut held.all, waiting(&active.all, &allocated.all));

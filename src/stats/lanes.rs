@@ -135,8 +135,15 @@ impl HeapCounters {
         let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
         let signs = self.take_room::<BLOCKS>(kind, change);
         self.freed[kind.index()][PARTS] -= count.min(0);
-        self.freed[kind.index()][PART_BYTES] -= bytes.min(0);
+        self.add_freed(kind.index(), PART_BYTES, -bytes.min(0));
         if oversize { self.oversize_handed_out(kind) || signs < 0 } else { signs < 0 }
+    }
+
+    /// Sums of bytes pass 2^63 some day.
+    #[inline]
+    fn add_freed(&mut self, kind: usize, lane: usize, bytes: i64) {
+        let sum = &mut self.freed[kind][lane];
+        *sum = sum.wrapping_add(bytes);
     }
 
     /// Books a change of the five. Below zero when one of them, from `FIRST` on, passed a limit.
@@ -172,8 +179,8 @@ impl HeapCounters {
     pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) {
         let (own, size) = (kind.index(), signed(size_bytes));
         self.take_room::<HOT>(kind, [-1, -size, 0, 0, 0]);
+        self.add_freed(own, BYTES, size);
         self.freed[own][BLOCKS] += 1;
-        self.freed[own][BYTES] += size;
         self.cold[own].draining_blocks += 1;
         self.cold[own].draining_bytes += size;
         if oversize {
@@ -197,8 +204,8 @@ impl HeapCounters {
     #[must_use]
     pub fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
         let (own, size) = (done.kind.index(), signed(done.size_bytes));
+        self.add_freed(own, BYTES, size);
         self.freed[own][BLOCKS] += 1;
-        self.freed[own][BYTES] += size;
         if oversize {
             self.oversize_given_back(done.kind);
         }
@@ -208,11 +215,11 @@ impl HeapCounters {
     /// Only free parts of segments can become more when a block becomes free.
     #[inline]
     fn became_free(&mut self, done: &Completed, [blocks, bytes]: [i64; 2]) -> bool {
-        let freed = &mut self.freed[done.kind.index()];
+        let own = done.kind.index();
         let requested = signed(done.requested_bytes);
-        freed[REQUESTED] += requested;
-        freed[PARTS] -= done.inactive.count.min(0);
-        freed[PART_BYTES] -= done.inactive.bytes.min(0);
+        self.add_freed(own, REQUESTED, requested);
+        self.freed[own][PARTS] -= done.inactive.count.min(0);
+        self.add_freed(own, PART_BYTES, -done.inactive.bytes.min(0));
         let SplitChange { count, bytes: part_bytes } = done.inactive;
         self.take_room::<PARTS>(done.kind, [blocks, bytes, -requested, count, part_bytes]) < 0
     }
@@ -244,14 +251,14 @@ impl HeapCounters {
             blocks,
             bytes,
             blocks - (cold.draining_blocks - before.0),
-            bytes - (cold.draining_bytes - before.1),
+            bytes.wrapping_sub(cold.draining_bytes - before.1),
             requested,
             parts,
             part_bytes,
             cold.oversize_freed,
         ]);
-        let held = self.current(own).zip(freed, |a, b| a + b);
-        Accumulated { allocated: held.zip(self.base[own], |a, b| a - b), freed }
+        let held = self.current(own).zip(freed, i64::wrapping_add);
+        Accumulated { allocated: held.zip(self.base[own], i64::wrapping_sub), freed }
     }
 
     /// Forgets what was summed up.
@@ -303,7 +310,7 @@ impl HeapCounters {
     }
 }
 
-/// Sums since the last reset.
+/// Sums since the last reset, modulo 2^64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accumulated {
     /// Of increases.

@@ -11,9 +11,9 @@ pub struct Counter {
     pub current: i64,
     /// The most there ever was, or since the last reset of peaks.
     pub peak: i64,
-    /// The sum of all increases.
+    /// The sum of all increases, modulo 2^64.
     pub allocated: i64,
-    /// The sum of all decreases.
+    /// The sum of all decreases, modulo 2^64.
     pub freed: i64,
 }
 
@@ -21,14 +21,15 @@ impl Counter {
     /// Goes up by `n` (not negative).
     pub fn increase(&mut self, n: i64) {
         self.current += n;
-        self.allocated += n;
+        // Bytes that come and go pass 2^63 some day.
+        self.allocated = self.allocated.wrapping_add(n);
         self.peak = self.peak.max(self.current);
     }
 
     /// Goes down by `n` (not negative).
     pub fn decrease(&mut self, n: i64) {
         self.current -= n;
-        self.freed += n;
+        self.freed = self.freed.wrapping_add(n);
     }
 }
 

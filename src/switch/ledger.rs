@@ -54,8 +54,8 @@ impl Ledger {
         last.free_blocks = 0;
         for counter in counters(&mut last) {
             // What was reset, or is counted elsewhere, was not allocated here.
-            let unfreed = (counter.allocated - counter.freed).max(0);
-            counter.freed += counter.current.min(unfreed);
+            let unfreed = counter.allocated.wrapping_sub(counter.freed).max(0);
+            counter.freed = counter.freed.wrapping_add(counter.current.min(unfreed));
             counter.current = 0;
         }
         // Its peak counts until the span ends in which it went.
@@ -93,8 +93,8 @@ fn add(sum: &mut Statistics, one: &Statistics) {
     for (sum, one) in counters(sum).into_iter().zip(counters(&mut one.clone())) {
         sum.current += one.current;
         sum.peak += one.peak;
-        sum.allocated += one.allocated;
-        sum.freed += one.freed;
+        sum.allocated = sum.allocated.wrapping_add(one.allocated);
+        sum.freed = sum.freed.wrapping_add(one.freed);
     }
     sum.num_alloc_retries += one.num_alloc_retries;
     sum.num_ooms += one.num_ooms;

@@ -13,6 +13,7 @@ pub(super) struct Amount {
     pub(super) bytes: i64,
 }
 
+/// Modulo 2^64: the sum of all that was handed out passes 2^63 some day.
 impl Amount {
     /// One block.
     #[inline]
@@ -22,12 +23,14 @@ impl Amount {
 
     #[inline]
     fn plus(self, other: Self) -> Self {
-        Self { blocks: self.blocks + other.blocks, bytes: self.bytes + other.bytes }
+        let bytes = self.bytes.wrapping_add(other.bytes);
+        Self { blocks: self.blocks + other.blocks, bytes }
     }
 
     #[inline]
     fn minus(self, other: Self) -> Self {
-        Self { blocks: self.blocks - other.blocks, bytes: self.bytes - other.bytes }
+        let bytes = self.bytes.wrapping_sub(other.bytes);
+        Self { blocks: self.blocks - other.blocks, bytes }
     }
 
     #[inline]
@@ -230,5 +233,19 @@ mod tests {
                     && sums.waiting_bytes() == waiting.iter().sum::<u64>()
             })
         }
+    }
+
+    #[test]
+    fn sums_go_on_past_their_end() {
+        const EIB: u64 = 1 << 60;
+        let mut sums = Sums::default();
+        for _ in 0..20 {
+            sums.hand_out(EIB);
+            sums.leave(EIB);
+        }
+        let [blocks, bytes] = sums.allocated();
+        assert_eq!((blocks.current, blocks.allocated, blocks.freed), (0, 20, 20));
+        let all = 20u64.wrapping_mul(EIB).cast_signed();
+        assert_eq!((bytes.current, bytes.allocated, bytes.freed), (0, all, all));
     }
 }

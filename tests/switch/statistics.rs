@@ -1,10 +1,10 @@
 //! Counters over the allocators of before and after a switch.
 
 use stratalloc::allocator::{Allocation, DeviceAllocator};
-use stratalloc::size::MIB;
+use stratalloc::size::{EIB, MIB};
 use stratalloc::stats::Statistics;
 
-use crate::bed::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
+use crate::bed::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::law;
 
 fn statistics(bed: &Bed) -> Statistics {
@@ -14,6 +14,21 @@ fn statistics(bed: &Bed) -> Statistics {
 fn peak_mib(bed: &Bed) -> i64 {
     let peak = statistics(bed).allocated_bytes.all.peak;
     peak / i64::try_from(MIB).expect("it fits")
+}
+
+/// 20 EiB come and go: sums go on modulo 2^64.
+#[test]
+fn sums_of_bytes_have_no_end() {
+    for conf in [NATIVE, FRONT, "backend:native,layers:[statistics]"] {
+        let bed = Bed::with_bytes(conf, 4 * EIB);
+        for _ in 0..20 {
+            bed.give(bed.take(EIB));
+        }
+        bed.switch(NATIVE);
+        let told = statistics(&bed).allocated_bytes.all;
+        let sum = 20u64.wrapping_mul(EIB).cast_signed();
+        assert_eq!((told.current, told.allocated, told.freed), (0, sum, sum), "{conf}");
+    }
 }
 
 #[test]
