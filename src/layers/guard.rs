@@ -5,7 +5,8 @@
 //! never written, or are read after the free, are seen. A request **waits** for the block's stream, because
 //! who has memory of the host may write to it at once. A free waits for that stream and
 //! for all streams whose use was announced, then looks at the guards. Damage is told to a callback (from
-//! the string: the standard error stream) and the block is freed all the same. For private pools and
+//! the string: the standard error stream) and the block is freed all the same. If the allocator below refuses
+//! the free, the block comes back to its holder with the bytes of freed memory in it. For private pools and
 //! sharing see [`Shifted`]: they are absent.
 
 use std::fmt;
