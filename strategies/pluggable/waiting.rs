@@ -152,7 +152,7 @@ impl PluggableAllocator {
     }
 
     /// One event on each stream, all or none. A stream that is gone has none: the device was waited
-    /// for.
+    /// for. `CaptureActive` when a capture is in the way of either.
     fn record_events(&self, streams: &[StreamId]) -> Result<Events, DriverError> {
         let mut events = Events::new();
         for &stream in streams {
@@ -161,8 +161,12 @@ impl PluggableAllocator {
                     events.push((event, timeline_of(&*self.driver, stream)));
                     continue;
                 }
+                // While a scope knows of a capture, that would break.
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    self.driver.synchronize_device()
+                    match self.pools.any_capture() {
+                        true => Err(captured(stream)),
+                        false => self.driver.synchronize_device(),
+                    }
                 }
                 Err(error) => Err(error),
             };

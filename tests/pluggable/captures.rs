@@ -56,6 +56,24 @@ fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
     assert_eq!(active_in_the_end(&own, sim), 0);
 }
 
+/// Its work is waited for with the device, which would break the capture.
+#[test]
+fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
+    let device = sim();
+    let own = over(Arc::<Sim>::clone(&device), User::with_bytes(1 << 30).callbacks());
+    let (gone, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let block = own.allocate(Request::new(4096, MAIN)).unwrap();
+    own.cross_stream().unwrap().record_stream(&block, gone).unwrap();
+    device.destroy_stream(gone).unwrap();
+    let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
+    let pools = own.private_pools().unwrap();
+    let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
+    own.free(block).unwrap();
+    Capture::end(&*device, captured).expect("nobody broke it");
+    drop(scope);
+    assert_eq!(active_in_the_end(&own, &device), 0);
+}
+
 /// The thread captures one stream and asks on another.
 #[test]
 fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
