@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use stratalloc::allocator::{DeviceAllocator, PoolScope, Request, ScopeFilter};
+use stratalloc::allocator::{CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter};
 use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind};
 use stratalloc::ids::{PoolId, StreamId};
@@ -14,19 +14,23 @@ use crate::common::racing::Racing;
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
+fn others(own: &PluggableAllocator) -> &dyn CrossStream {
+    own.cross_stream().expect("it knows streams")
+}
+
 /// Frees a block that `side` has used.
 fn free_after(own: &PluggableAllocator, side: StreamId) {
-    let block = own.allocate(Request::new(4096, MAIN)).unwrap();
-    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
-    own.free(block).unwrap();
+    let block = own.allocate(Request::new(4096, MAIN)).expect("there is enough");
+    others(own).record_stream(&block, side).expect("it is live");
+    own.free(block).expect("it is live");
 }
 
 /// Blocks in callers' hands or waiting, once everything that may be over is.
 fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
-    own.cross_stream().unwrap().process_events().unwrap();
+    others(own).process_events().expect("no event is a graph's");
     sim.complete_all();
-    own.cross_stream().unwrap().process_events().unwrap();
-    own.counters().unwrap().statistics().active.all.current
+    others(own).process_events().expect("no event is a graph's");
+    own.counters().expect("it counts").statistics().active.all.current
 }
 
 /// An event that is recorded inside a capture never passes.
@@ -63,7 +67,7 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     let own = over(Arc::<Sim>::clone(&device), User::with_bytes(1 << 30).callbacks());
     let (gone, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     let block = own.allocate(Request::new(4096, MAIN)).unwrap();
-    own.cross_stream().unwrap().record_stream(&block, gone).unwrap();
+    others(&own).record_stream(&block, gone).unwrap();
     device.destroy_stream(gone).unwrap();
     let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
     let pools = own.private_pools().unwrap();
@@ -80,7 +84,9 @@ fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     let device = sim();
     let resets = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&resets);
-    let reset = move || drop(counted.fetch_add(1, Ordering::Relaxed));
+    let reset = move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    };
     let own = over(Arc::<Sim>::clone(&device), User::with_bytes(4096).callbacks().on_reset(reset));
     let (side, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     free_after(&own, side);
