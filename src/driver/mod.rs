@@ -210,12 +210,13 @@ pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
 }
 
 /// Whether an event that is recorded on a stream now may become part of a graph: such a one never passes. A
-/// stream that is gone is in no capture; a driver that fails to say may hide one.
+/// stream that is gone is in no capture, and of a device that is lost the next call tells; a driver that
+/// fails to say for another reason may hide one.
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
-    let in_none = [DriverErrorKind::InvalidValue, DriverErrorKind::NotSupported];
+    use DriverErrorKind::{DeviceLost, InvalidValue, NotSupported};
     match driver.capture_status(stream) {
         Ok(status) => status != CaptureStatus::None,
-        Err(error) => !in_none.contains(&error.kind),
+        Err(error) => !matches!(error.kind, InvalidValue | NotSupported | DeviceLost),
     }
 }
 
