@@ -99,7 +99,10 @@ impl Engine {
                 found => return Ok(found),
             }
         }
-        if growth.miss_policy.searches_again() && self.is_hopeless(growth, plan) {
+        let is_hopeless = growth.miss_policy.searches_again() && self.is_hopeless(growth, plan);
+        // More than the limit may be held, from before it was lowered: what drains may serve yet.
+        let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
+        if is_hopeless && !may_drain {
             return Ok(Err(refusal));
         }
         growth.counters.num_sync_all_streams += 1;
@@ -108,6 +111,9 @@ impl Engine {
             && let Some(found) = self.search(cell, &mut cell.lock(), plan.requested_bytes)
         {
             return Ok(Ok(found));
+        }
+        if is_hopeless {
+            return Ok(Err(refusal));
         }
         self.release_idle(growth, cell.pool())?;
         growth.counters.num_alloc_retries += 1;
@@ -146,10 +152,9 @@ impl Engine {
         Some(self.hand_out(cell, state, slot, rounded_bytes, requested_bytes))
     }
 
-    /// Whether neither an empty cache nor anything that is held could serve the request: waiting and
-    /// releasing would only do harm. More than the limit may be held, from before it was lowered.
+    /// Whether even an empty cache could not serve the request: releasing would only do harm.
     fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
-        plan.segment_bytes > most && plan.rounded_bytes > growth.reserved_bytes()
+        plan.segment_bytes > most
     }
 }
