@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bed::{Bed, Step};
 use super::laws;
+use super::leaks;
 use super::report::{Device, Outcome};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
@@ -171,11 +172,9 @@ impl Case<'_> {
             Err(wrong) if !refused(&wrong) => return Err(wrong),
             _ => {}
         }
-        let after = machine.held();
-        if after == before {
-            return Ok(calls.get());
-        }
-        Err((format!("the allocator has gone; still held are {after:?}"), lines.take()))
+        leaks::all_came_back(&before, &machine.held())
+            .map_err(|what| (format!("the allocator has gone; {what}"), lines.take()))?;
+        Ok(calls.get())
     }
 
     pub(super) fn limits(&self) -> Result<Outcome, Broken> {

@@ -52,6 +52,7 @@ mod gates;
 #[doc(hidden)]
 pub mod gpu;
 mod laws;
+mod leaks;
 pub mod machine;
 mod model;
 #[cfg(target_os = "linux")]

@@ -8,6 +8,7 @@ use super::bed::Bed;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use super::gpu;
 use super::laws::{self, Law};
+use super::leaks;
 use super::machine::{Machine, SimMachine};
 use super::property::Property;
 use super::report::{Device, Failure, Outcome, Report};
@@ -220,11 +221,8 @@ impl Case<'_> {
             lines.borrow_mut().clone_from(&bed.lines);
             Ok(())
         })?;
-        let after = machine.held();
-        if after == before {
-            return Ok(());
-        }
-        Err((format!("the allocator has gone; still held are {after:?}"), lines.take()))
+        leaks::all_came_back(&before, &machine.held())
+            .map_err(|what| (format!("the allocator has gone; {what}"), lines.take()))
     }
 }
 

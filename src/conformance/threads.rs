@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 
 use super::Checked;
+use super::leaks;
 use super::report::{Device, Outcome};
 use super::search::{self, Broken};
 use super::suite::Case;
@@ -176,8 +177,8 @@ impl Case<'_> {
         streams.iter().for_each(|stream| machine.finish_stream(*stream));
         counts_are(&*allocator, 0)?;
         drop(allocator);
-        let after = machine.held();
-        if after == before { Ok(()) } else { Err(format!("still held are {after:?}")) }
+        leaks::all_came_back(&before, &machine.held())
+            .map_err(|what| format!("the allocator has gone; {what}"))
     }
 }
 
