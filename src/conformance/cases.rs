@@ -22,7 +22,7 @@ const PIECES: u64 = 32;
 /// Why running out is not tested.
 const ENDLESS: &str = "it gives out more than the device has";
 
-/// No call beyond this one is made to fail.
+/// No more calls of a script are made to fail.
 const CALLS_MAX: u64 = 200;
 
 /// So many calls of a script are made to fail on a GPU.
@@ -105,10 +105,30 @@ impl Case<'_> {
             longest: self.options.longest.min(24),
             ..self.options.clone()
         };
+        // A cache is given back only on the way to the end of the device: the small one has its share.
+        let outcome = self.on_a_small_device_too(&options, &|case, small_bytes| {
+            case.each_call_fails(small_bytes).map(|runs| Outcome::Held { runs })
+        })?;
+        Ok(match outcome {
+            Outcome::Held { runs: 0 } => {
+                Outcome::NotTested { why: "it makes no call to the driver" }
+            }
+            other => other,
+        })
+    }
+
+    /// Scripts in which each call to the driver fails once, with an end under pressure on a device of
+    /// `small_bytes`. Says how many runs that were.
+    fn each_call_fails(&self, small_bytes: Option<u64>) -> Result<u64, Broken> {
         let runs = Cell::new(0);
         let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
+        // The end takes as many operations again.
+        let longest = self.options.longest / if small_bytes.is_some() { 2 } else { 1 };
+        let options = Options { longest, ..self.options.clone() };
         search::scripts(&options, keep, &|script| {
-            let calls = self.with_a_failure(script, None)?.min(CALLS_MAX);
+            let pressed = small_bytes.map(|bytes| script.pressed(bytes));
+            let script = pressed.as_ref().unwrap_or(script);
+            let calls = self.with_a_failure(script, None)?;
             for at in (0..calls).step_by(self.calls_apart(calls)) {
                 for kind in [DriverErrorKind::Other, DriverErrorKind::OutOfMemory] {
                     let plan = FaultPlan { at, kind, repeat: false, only: None };
@@ -120,23 +140,20 @@ impl Case<'_> {
             }
             Ok(())
         })?;
-        Ok(if runs.get() == 0 {
-            Outcome::NotTested { why: "it makes no call to the driver" }
-        } else {
-            Outcome::Held { runs: runs.get() }
-        })
+        Ok(runs.get())
     }
 
-    /// Every call fails once; on a real device, where scripts take long, some calls all over the script do.
+    /// Every call fails once; where scripts take long, some calls all over the script do.
     fn calls_apart(&self, calls: u64) -> usize {
-        match self.device {
-            Device::Sim | Device::Host => 1,
-            Device::Cuda => usize::try_from(calls.div_ceil(GPU_FAILURES)).unwrap_or(1).max(1),
-        }
+        let most = match self.device {
+            Device::Sim | Device::Host => CALLS_MAX,
+            Device::Cuda => GPU_FAILURES,
+        };
+        usize::try_from(calls.div_ceil(most)).unwrap_or(1).max(1)
     }
 
     /// Follows a script with a driver that fails as planned; says how many calls it made.
-    fn with_a_failure(
+    pub(super) fn with_a_failure(
         &self,
         script: &Script,
         plan: Option<FaultPlan>,

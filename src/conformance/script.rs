@@ -149,6 +149,16 @@ impl Script {
         Self { ops }
     }
 
+    /// The same with an end at which every block is freed and one is asked for that needs nearly all of a
+    /// device of `device_bytes`: idle memory goes back to the driver then.
+    #[must_use]
+    pub(super) fn pressed(&self, device_bytes: u64) -> Self {
+        let taken = self.ops.iter().filter(|op| matches!(op, Op::Allocate { .. }));
+        let frees = taken.map(|_| Op::Free { pick: 0 });
+        let large = Op::Allocate { bytes: device_bytes - device_bytes / 8, stream: 0 };
+        Self { ops: self.ops.iter().copied().chain(frees).chain([large]).collect() }
+    }
+
     /// Scripts that are a little simpler: with parts taken out, or with one operation made simpler.
     pub(super) fn simpler(&self) -> impl Iterator<Item = Self> + '_ {
         let length = self.ops.len();

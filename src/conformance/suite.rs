@@ -23,12 +23,16 @@ use crate::error::{DriverError, DriverErrorKind};
 use crate::registry::BuildError;
 
 /// What a property is tested on.
+#[derive(Clone, Copy)]
 pub(super) struct Case<'a> {
     pub(super) build: &'a Build<'a>,
     pub(super) device: Device,
     pub(super) options: &'a Options,
     pub(super) machines: &'a Machines<'a>,
 }
+
+/// Tests on one device; told are the bytes of the small one.
+pub(super) type OnOneSize<'a> = dyn Fn(&Case<'_>, Option<u64>) -> Result<Outcome, Broken> + 'a;
 
 /// Makes a new device of so many bytes.
 pub(super) type Machines<'a> = dyn Fn(u64) -> Result<Box<dyn Machine>, String> + 'a;
@@ -63,6 +67,32 @@ impl Case<'_> {
         let broken = |(what, lines)| Broken { what, lines, seed: self.options.seed };
         let machine = self.machine().map_err(|what| broken((what, Vec::new())))?;
         search::on_a_bed(&*machine, machine.driver(), self.build, work).map_err(broken)
+    }
+
+    /// Gives a part of `options.scripts` to the device and the others to one that is so small that scripts
+    /// come to its end, if the allocator can work there at all. `work` is told the bytes of the small one.
+    pub(super) fn on_a_small_device_too(
+        &self,
+        options: &Options,
+        work: &OnOneSize<'_>,
+    ) -> Result<Outcome, Broken> {
+        let device_bytes = options.device_bytes / SMALL_PART;
+        let few = options.scripts / 2;
+        let most = options.scripts - few;
+        let seed = options.seed.wrapping_add(most);
+        let small = Options { scripts: few, seed, device_bytes, ..options.clone() };
+        let small = Case { options: &small, ..*self };
+        // What is wrong with it on any device shows on the large one.
+        if few == 0 || small.with_a_failure(&Script::default(), None).is_err() {
+            return work(&Case { options, ..*self }, None);
+        }
+        let large = Options { scripts: most, ..options.clone() };
+        match (work(&Case { options: &large, ..*self }, None)?, work(&small, Some(device_bytes))?) {
+            (Outcome::Held { runs }, Outcome::Held { runs: more }) => {
+                Ok(Outcome::Held { runs: runs + more })
+            }
+            (outcome, _) => Ok(outcome),
+        }
     }
 
     /// Random scripts, each on a bed of its own.
@@ -238,6 +268,9 @@ fn lacks(error: &(dyn Error + 'static)) -> bool {
         _ => false,
     }
 }
+
+/// The device has so many times the memory of the small one that scripts come to the end of.
+const SMALL_PART: u64 = 8;
 
 /// Why memory itself is not looked at.
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";

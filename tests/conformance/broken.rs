@@ -111,6 +111,19 @@ fn a_block_that_is_lost_when_the_driver_fails_is_caught_with_the_call() {
 }
 
 #[test]
+fn idle_blocks_that_are_lost_when_the_driver_does_not_take_one_back_are_caught() {
+    for seed in [1, 1000, 2000, 3000] {
+        let options = Options { seed, ..Options::default() };
+        let by = Property::DriverFailuresLoseNothing;
+        let found = test("forgetful", &toy(Defect::ForgetsTheRest), by, Device::Sim, &options);
+        let failure = found.expect_err("it is broken");
+        println!("{failure}");
+        assert!(failure.what.contains("still held"), "{failure}");
+        assert!(failure.what.contains(" at 0x7"), "addresses look as in the lines: {failure}");
+    }
+}
+
+#[test]
 fn threads_that_get_the_same_block_are_caught() {
     let failure = caught(Defect::Races, Property::ThreadsGetBlocksOfTheirOwn);
     assert!(failure.what.contains("while another thread holds"), "{failure}");

@@ -46,6 +46,8 @@ pub(crate) enum Defect {
     Scribbles,
     /// Gives nothing back to the driver when that has no more.
     KeepsIdle,
+    /// Forgets what is still idle when the driver does not take one block back.
+    ForgetsTheRest,
 }
 
 #[derive(Clone, Debug)]
@@ -149,6 +151,15 @@ impl Toy {
     fn release(&self) -> Result<(), DriverError> {
         self.driver.synchronize_device()?;
         self.settle()?;
+        if self.defect == Defect::ForgetsTheRest {
+            let idle = std::mem::take(&mut self.state.lock().free);
+            return idle.into_iter().try_for_each(|block| {
+                self.driver.free(block.address, block.segment_bytes)?;
+                let mut state = self.state.lock();
+                shrink(&mut state.statistics.reserved_bytes, block.segment_bytes);
+                Ok(())
+            });
+        }
         loop {
             let Some(block) = self.state.lock().free.pop() else { return Ok(()) };
             if let Err(error) = self.driver.free(block.address, block.segment_bytes) {

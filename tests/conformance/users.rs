@@ -24,7 +24,7 @@ fn registered(driver: Arc<dyn Driver>) -> Constructed {
     configured("backend:toy")(driver)
 }
 
-/// Takes blocks straight from the driver, and keeps those that it does not take back for later.
+/// Takes blocks straight from the driver, and keeps those that it does not take back until it does.
 #[derive(Debug)]
 struct Straight {
     driver: Arc<dyn Driver>,
@@ -32,24 +32,33 @@ struct Straight {
 }
 
 impl Straight {
+    fn allocate(&self, bytes: u64) -> Option<u64> {
+        self.driver.allocate(bytes).ok().or_else(|| {
+            self.give_back();
+            self.driver.allocate(bytes).ok()
+        })
+    }
+
     fn free(&self, address: u64, bytes: u64) {
-        let mut kept = self.kept.lock();
-        kept.push((address, bytes));
-        kept.retain(|&(address, bytes)| self.driver.free(address, bytes).is_err());
+        self.kept.lock().push((address, bytes));
+        self.give_back();
+    }
+
+    fn give_back(&self) {
+        self.kept.lock().retain(|&(address, bytes)| self.driver.free(address, bytes).is_err());
     }
 }
 
 impl Drop for Straight {
     fn drop(&mut self) {
-        let kept = std::mem::take(self.kept.get_mut());
-        kept.into_iter().for_each(|(address, bytes)| self.free(address, bytes));
+        self.give_back();
     }
 }
 
 fn closures(driver: Arc<dyn Driver>) -> Constructed {
     let takes = Arc::new(Straight { driver: Arc::clone(&driver), kept: Mutex::default() });
     let gives = Arc::clone(&takes);
-    let allocate = move |bytes, _, _| takes.driver.allocate(bytes).ok();
+    let allocate = move |bytes, _, _| takes.allocate(bytes);
     let free = move |address, bytes, _, _| gives.free(address, bytes);
     let (callbacks, settings) = (Callbacks::new(allocate, free), Settings::default());
     Ok(Box::new(PluggableAllocator::new("closures", driver, callbacks, &settings, 1)))
