@@ -1,4 +1,7 @@
-//! The law of the counters: they equal a recount of what was handed out and given back.
+//! The law of the counters: they equal a recount of what was handed out and given back, and what cannot be
+//! recounted (reserved bytes, segments, events) is at least possible.
+
+use std::fmt;
 
 use super::Checked;
 use super::bed::{Bed, Step};
@@ -20,6 +23,7 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
         cross.process_events().map_err(|error| error.to_string())?;
     }
     let Some(s) = bed.statistics() else { return Ok(()) };
+    possible(&s)?;
     let (asked, waiting) = (signed(asked), signed(waiting));
     let blocks = signed(bed.model.live.len() as u64);
     let most = signed(bed.model.most_live as u64);
@@ -42,14 +46,28 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
         format!("{asked} bytes are live and {waiting} may wait; requested bytes are {requested}")
     })?;
     is(active >= allocated, || format!("{active} bytes active, {allocated} allocated"))?;
-    is(reserved >= allocated, || format!("{reserved} bytes reserved, {allocated} allocated"))?;
-    families_add_up(&s)?;
+    // On a device that runs its work by itself more may wait than is known here.
+    let drain = if bed.machine.holds_work() { bed.model.freed.len() as u64 } else { u64::MAX };
+    let actives = s.active.all.current;
+    let most = blocks.saturating_add(signed(drain));
+    is(!is_counted(s.active) || (blocks..=most).contains(&actives), || {
+        format!("{blocks} blocks are live and at most {most} active; {actives} blocks are active")
+    })?;
+    bed.reserved_is_counted |= is_counted(s.reserved_bytes);
+    is(reserved >= active || !bed.reserved_is_counted, || {
+        format!("{active} bytes are active, {reserved} are reserved")
+    })?;
+    nothing_is_made_up(bed, &s)?;
     if let (Step::PeaksReset, Some(before)) = (step, &bed.before) {
-        // Work may have finished since, on a device that runs it by itself: counters fall then.
-        for ((name, family), (_, before)) in families(&s).into_iter().zip(families(before)) {
-            let (least, peak, most) = (family.all.current, family.all.peak, before.all.current);
+        // Work may have finished since, on a device that runs it by itself: counters fall then, except
+        // those of free parts of segments.
+        for ((name, counter), (_, before)) in counters(&s).zip(counters(before)) {
+            if name.0.starts_with("inactive") {
+                continue;
+            }
+            let (least, peak, most) = (counter.current, counter.peak, before.current);
             let fits = (least..=most.max(least)).contains(&peak);
-            is(fits, || format!("{name}: peak {peak} after a reset at {least} to {most}"))?;
+            is(fits, || format!("{name}.peak is {peak} after a reset at {least} to {most}"))?;
         }
     }
     Ok(())
@@ -76,11 +94,14 @@ pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
     counters.reset_peaks();
     counters.reset_accumulated();
     let s = counters.statistics();
-    for (name, family) in families(&s) {
-        let Counter { current, peak, allocated, freed } = family.all;
+    for (name, counter) in self::counters(&s) {
+        let Counter { current, peak, allocated, freed } = counter;
         is((current, allocated, freed) == (peak, 0, 0), || {
-            format!("{name} after all resets: {:?}", family.all)
+            format!("{name} after all resets is {counter:?}")
         })?;
+    }
+    for (name, count) in events(&s) {
+        is(count == 0, || format!("{name} after all resets is {count}"))?;
     }
     Ok(())
 }
@@ -93,30 +114,134 @@ fn is(holds: bool, what: impl Fn() -> String) -> Checked {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-fn families(s: &Statistics) -> [(&'static str, PerPool); 5] {
+/// Whether an allocator counts something. Those that do not leave all at nothing.
+fn is_counted(family: PerPool) -> bool {
+    family != PerPool::default()
+}
+
+fn families(s: &Statistics) -> [(&'static str, PerPool); 9] {
     [
-        ("blocks", s.allocation),
-        ("allocated bytes", s.allocated_bytes),
-        ("reserved bytes", s.reserved_bytes),
-        ("active bytes", s.active_bytes),
-        ("requested bytes", s.requested_bytes),
+        ("allocation", s.allocation),
+        ("segment", s.segment),
+        ("active", s.active),
+        ("inactive_split", s.inactive_split),
+        ("allocated_bytes", s.allocated_bytes),
+        ("reserved_bytes", s.reserved_bytes),
+        ("active_bytes", s.active_bytes),
+        ("inactive_split_bytes", s.inactive_split_bytes),
+        ("requested_bytes", s.requested_bytes),
     ]
 }
 
-fn families_add_up(s: &Statistics) -> Checked {
-    for (name, family) in families(s) {
-        let PerPool { all, large, small } = family;
-        // Where memory lies is not every allocator's to know: both kinds at nothing say so.
-        let kinds = large.allocated != 0 || small.allocated != 0;
-        is(!kinds || all.current == large.current + small.current, || {
-            format!("{name}: {} are not {} and {}", all.current, large.current, small.current)
-        })?;
-        is(all.peak >= all.current, || format!("{name}: peak below {}", all.current))?;
+/// The name of a counter's field.
+#[derive(Clone, Copy)]
+struct Name(&'static str, &'static str);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.0, self.1)
+    }
+}
+
+fn counters(s: &Statistics) -> impl Iterator<Item = (Name, Counter)> {
+    let alone = [
+        (Name("oversize_allocations", ""), s.oversize_allocations),
+        (Name("oversize_segments", ""), s.oversize_segments),
+    ];
+    let of_family = |(name, family): (&'static str, PerPool)| {
+        [
+            (Name(name, ".all"), family.all),
+            (Name(name, ".large"), family.large),
+            (Name(name, ".small"), family.small),
+        ]
+    };
+    families(s).into_iter().flat_map(of_family).chain(alone)
+}
+
+/// Numbers of events since the start or the last reset.
+fn events(s: &Statistics) -> impl Iterator<Item = (&'static str, i64)> {
+    let known = [
+        ("num_alloc_retries", s.num_alloc_retries),
+        ("num_ooms", s.num_ooms),
+        ("num_oom_rejections", s.num_oom_rejections),
+        ("num_sync_all_streams", s.num_sync_all_streams),
+        ("num_device_alloc", s.num_device_alloc),
+        ("num_device_free", s.num_device_free),
+    ];
+    known.into_iter().chain(s.own.iter().map(|own| (own.name, own.count)))
+}
+
+/// Whether there is a history that ends with such counters.
+fn possible(s: &Statistics) -> Checked {
+    for (name, counter) in counters(s) {
+        let Counter { current, peak, allocated, freed } = counter;
+        for (part, number) in
+            [("current", current), ("peak", peak), ("allocated", allocated), ("freed", freed)]
+        {
+            is(number >= 0, || format!("{name}.{part} is {number}"))?;
+        }
+        is(peak >= current, || format!("{name}.peak is {peak} at a current {current}"))?;
         // The driver may tell what it holds for us, and not how that came to be.
-        let sums = name != "reserved bytes" || all.allocated != 0 || all.freed != 0;
-        is(!sums || all.current == all.allocated - all.freed, || {
-            format!("{name}: {} are not {} - {}", all.current, all.allocated, all.freed)
+        if matches!(name.0, "reserved_bytes" | "segment") && (allocated, freed) == (0, 0) {
+            continue;
+        }
+        is(current == allocated - freed, || {
+            let left = allocated - freed;
+            format!(
+                "{name}.current is {current}; {allocated} allocated less {freed} freed are {left}"
+            )
+        })?;
+        is(peak <= allocated, || {
+            format!("{name}.peak is {peak}; all that was allocated is {allocated}")
         })?;
     }
-    Ok(())
+    for (name, PerPool { all, large, small }) in families(s) {
+        // Where memory lies is not every allocator's to know: both kinds at nothing say so.
+        if (large, small) == Default::default() {
+            continue;
+        }
+        let unequal = |part, all, large, small| {
+            format!("{name}.all.{part} is {all}; large and small have {large} and {small}")
+        };
+        is(all.current == large.current + small.current, || {
+            unequal("current", all.current, large.current, small.current)
+        })?;
+        // What drains below a layer that counts in its own units has no sums of its own there.
+        if name.starts_with("active") {
+            continue;
+        }
+        is(all.allocated == large.allocated + small.allocated, || {
+            unequal("allocated", all.allocated, large.allocated, small.allocated)
+        })?;
+        is(all.freed == large.freed + small.freed, || {
+            unequal("freed", all.freed, large.freed, small.freed)
+        })?;
+    }
+    for (name, count) in events(s) {
+        is(count >= 0, || format!("{name} is {count}"))?;
+    }
+    is(s.max_split_size >= -1, || format!("max_split_size is {}", s.max_split_size))
+}
+
+/// No more is counted than there was. Less may be: memory below the allocator and requests that others
+/// refuse for it are not always its own to count.
+fn nothing_is_made_up(bed: &Bed<'_>, s: &Statistics) -> Checked {
+    let seen = bed.refusals;
+    is(s.num_ooms <= seen.out_of_memory + seen.absurd, || {
+        let (ooms, absurd) = (seen.out_of_memory, seen.absurd);
+        format!(
+            "num_ooms is {}; {ooms} requests were out of memory, {absurd} asked for more than any \
+             device has",
+            s.num_ooms
+        )
+    })?;
+    let Some(given) = bed.given_out() else { return Ok(()) };
+    let (bytes, reserved) = (signed(given.bytes), s.reserved_bytes.all.current);
+    is(reserved <= bytes, || {
+        format!("{reserved} bytes are reserved; the driver gave out {bytes}")
+    })?;
+    let (ranges, segments) = (signed(given.ranges), s.segment.all.current);
+    is(segments <= ranges, || {
+        format!("{segments} segments are counted; the driver gave out {ranges}")
+    })
 }

@@ -193,10 +193,12 @@ impl Case<'_> {
         if !self.asks(|allocator| allocator.counters().is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no counters" });
         }
-        self.random(|_| true, &|bed, script| {
-            search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
-            bed.hand_everything_back()?;
-            accounts::counters_end_at_nothing(bed)
+        self.on_a_small_device_too(self.options, &|case, _| {
+            case.random(|_| true, &|bed, script| {
+                search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
+                bed.hand_everything_back()?;
+                accounts::counters_end_at_nothing(bed)
+            })
         })
     }
 

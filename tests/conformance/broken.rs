@@ -5,9 +5,13 @@ use stratalloc::conformance::{
 };
 use stratalloc::layers::statistics::statistics;
 use stratalloc::registry::Constructed;
+use stratalloc::stats::{Counter, PerPool, Statistics};
 
 use super::bent::{Bend, bent};
-use super::toy::{Defect, toy};
+use super::toy::{Defect, misstating, toy};
+
+/// Changes what an allocator tells.
+type Misstate = fn(&mut Statistics);
 
 /// What the suite says of a defect on the simulated device.
 fn caught(defect: Defect, by: Property) -> Failure {
@@ -59,6 +63,78 @@ fn a_block_that_is_lost_is_caught() {
 #[test]
 fn counters_that_forget_are_caught() {
     caught(Defect::CountsWrong, Property::CountersEqualARecount);
+}
+
+#[test]
+fn counters_that_cannot_be_are_caught_by_name() {
+    let misstatements: [(Misstate, &str); 15] = [
+        (|s| s.segment.all.current = -7, "segment.all.current is -7"),
+        (|s| s.inactive_split_bytes.small.freed = -1, "inactive_split_bytes.small.freed is -1"),
+        (|s| s.oversize_segments.allocated = -2, "oversize_segments.allocated is -2"),
+        (|s| s.num_sync_all_streams = -1, "num_sync_all_streams is -1"),
+        (|s| s.max_split_size = -2, "max_split_size is -2"),
+        (|s| s.segment.large.peak = 0, "segment.large.peak is 0 at a current"),
+        (|s| s.active.all.peak = 1 << 20, "active.all.peak is 1048576; all that was allocated is"),
+        (|s| s.active_bytes.all.freed += 1, "active_bytes.all.current is"),
+        (
+            |s| s.segment.all.allocated += 1,
+            "segment.all.current is 1; 2 allocated less 0 freed are 2",
+        ),
+        (|s| s.segment.large.freed += 1, "segment.large.current is"),
+        (|s| s.segment.small.increase(1), "segment.all.current is 1; large and small have 1 and 1"),
+        (|s| times(&mut s.active, 3), "blocks are active"),
+        (|s| times(&mut s.reserved_bytes, 3), "the driver gave out"),
+        (|s| times(&mut s.segment, 3), "the driver gave out"),
+        (|s| s.num_ooms = 99, "num_ooms is 99"),
+    ];
+    for (misstate, what) in misstatements {
+        let by = Property::CountersEqualARecount;
+        let build = misstating(misstate);
+        let found = test("misstated", &build, by, Device::Sim, &Options::default());
+        let failure = found.expect_err(what);
+        println!("{failure}");
+        assert!(failure.what.contains(what), "{what}: {failure}");
+    }
+}
+
+#[test]
+fn reserved_bytes_below_what_is_active_are_caught() {
+    let build = misstating(|s| s.reserved_bytes = s.allocated_bytes);
+    let by = Property::CountersEqualARecount;
+    let failure = test("idle", &build, by, Device::Sim, &Options::default());
+    let failure = failure.expect_err("blocks that wait are not counted");
+    assert!(failure.what.contains("bytes are active"), "{failure}");
+}
+
+#[test]
+fn events_that_are_not_reset_are_caught() {
+    let build = misstating(|s| s.num_alloc_retries = 3);
+    let by = Property::CountersEqualARecount;
+    let failure = test("proud", &build, by, Device::Sim, &Options::default());
+    let failure = failure.expect_err("three for ever");
+    assert!(failure.what.contains("num_alloc_retries after all resets is 3"), "{failure}");
+}
+
+/// All numbers of a family so many times as high.
+fn times(family: &mut PerPool, n: i64) {
+    for counter in [&mut family.all, &mut family.large, &mut family.small] {
+        let Counter { current, peak, allocated, freed } = counter;
+        [current, peak, allocated, freed].into_iter().for_each(|number| *number *= n);
+    }
+}
+
+#[test]
+fn what_is_not_counted_is_not_judged() {
+    let misstatements: [Misstate; 3] = [
+        |s| s.reserved_bytes = PerPool::default(),
+        |s| (s.segment, s.active) = (PerPool::default(), PerPool::default()),
+        |s| s.num_ooms = 0,
+    ];
+    for misstate in misstatements {
+        let by = Property::CountersEqualARecount;
+        let found = test("silent", &misstating(misstate), by, Device::Sim, &Options::default());
+        assert!(found.is_ok(), "{found:?}");
+    }
 }
 
 #[test]

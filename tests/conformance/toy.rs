@@ -68,6 +68,12 @@ struct State {
     statistics: Statistics,
 }
 
+/// One segment more, or one less.
+fn count_segment(s: &mut Statistics, change: fn(&mut PerPool, u64), bytes: u64) {
+    change(&mut s.reserved_bytes, bytes);
+    change(&mut s.segment, 1);
+}
+
 fn grow(family: &mut PerPool, by: u64) {
     let by = i64::try_from(by).expect("device bytes fit");
     family.all.increase(by);
@@ -85,14 +91,29 @@ pub(crate) struct Toy {
     driver: Arc<dyn Driver>,
     owner: OwnerId,
     defect: Defect,
+    misstate: fn(&mut Statistics),
     state: Mutex<State>,
 }
 
 /// A constructor of toys.
 pub(crate) fn toy(defect: Defect) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
+    made(defect, |_| {})
+}
+
+/// The same of toys that do all well and do not tell their counters as they are.
+pub(crate) fn misstating(
+    misstate: fn(&mut Statistics),
+) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
+    made(Defect::None, misstate)
+}
+
+fn made(
+    defect: Defect,
+    misstate: fn(&mut Statistics),
+) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
     move |driver| {
         let (owner, state) = (OwnerId::next(), Mutex::default());
-        Ok(Box::new(Toy { driver, owner, defect, state }))
+        Ok(Box::new(Toy { driver, owner, defect, misstate, state }))
     }
 }
 
@@ -134,6 +155,7 @@ impl Toy {
             if !error.is_out_of_memory() {
                 return AllocError::Driver(error);
             }
+            self.state.lock().statistics.num_ooms += 1;
             let requested_bytes =
                 if self.defect == Defect::MuteOutOfMemory { 0 } else { request.bytes };
             AllocError::OutOfMemory(Box::new(OutOfMemory {
@@ -142,7 +164,7 @@ impl Toy {
                 ..OutOfMemory::default()
             }))
         })?;
-        grow(&mut self.state.lock().statistics.reserved_bytes, from_driver);
+        count_segment(&mut self.state.lock().statistics, grow, from_driver);
         let (bytes, stream, others) = (request.bytes, request.stream, BTreeSet::new());
         Ok(Block { address, segment_bytes: from_driver, bytes, stream, others })
     }
@@ -155,8 +177,7 @@ impl Toy {
             let idle = std::mem::take(&mut self.state.lock().free);
             return idle.into_iter().try_for_each(|block| {
                 self.driver.free(block.address, block.segment_bytes)?;
-                let mut state = self.state.lock();
-                shrink(&mut state.statistics.reserved_bytes, block.segment_bytes);
+                count_segment(&mut self.state.lock().statistics, shrink, block.segment_bytes);
                 Ok(())
             });
         }
@@ -166,8 +187,7 @@ impl Toy {
                 self.state.lock().free.push(block);
                 return Err(error);
             }
-            let mut state = self.state.lock();
-            shrink(&mut state.statistics.reserved_bytes, block.segment_bytes);
+            count_segment(&mut self.state.lock().statistics, shrink, block.segment_bytes);
         }
     }
 
@@ -187,6 +207,7 @@ impl Toy {
                 let (block, _) = state.waiting.swap_remove(at);
                 shrink(&mut state.statistics.requested_bytes, block.bytes);
                 shrink(&mut state.statistics.active_bytes, block.segment_bytes);
+                shrink(&mut state.statistics.active, 1);
                 state.free.push(block);
             } else {
                 at += 1;
@@ -242,6 +263,7 @@ impl Toy {
         if events.is_empty() {
             shrink(&mut state.statistics.requested_bytes, block.bytes);
             shrink(&mut state.statistics.active_bytes, block.segment_bytes);
+            shrink(&mut state.statistics.active, 1);
             if self.defect != Defect::LosesABlock || block.bytes <= MIB {
                 state.free.push(block);
             }
@@ -282,6 +304,7 @@ impl DeviceAllocator for Toy {
         grow(&mut state.statistics.allocation, 1);
         grow(&mut state.statistics.allocated_bytes, block.segment_bytes);
         grow(&mut state.statistics.active_bytes, block.segment_bytes);
+        grow(&mut state.statistics.active, 1);
         grow(&mut state.statistics.requested_bytes, bytes);
         state.next += 1;
         let (token, address) = (state.next, block.address);
@@ -329,9 +352,11 @@ impl CrossStream for Toy {
 }
 
 /// What a toy counts.
-fn families(s: &mut Statistics) -> [&mut PerPool; 5] {
+fn families(s: &mut Statistics) -> [&mut PerPool; 7] {
     [
         &mut s.allocation,
+        &mut s.active,
+        &mut s.segment,
         &mut s.allocated_bytes,
         &mut s.active_bytes,
         &mut s.reserved_bytes,
@@ -341,7 +366,9 @@ fn families(s: &mut Statistics) -> [&mut PerPool; 5] {
 
 impl Counters for Toy {
     fn statistics(&self) -> Statistics {
-        self.state.lock().statistics.clone()
+        let mut statistics = self.state.lock().statistics.clone();
+        (self.misstate)(&mut statistics);
+        statistics
     }
 
     fn reset_peaks(&self) {
@@ -352,11 +379,13 @@ impl Counters for Toy {
     }
 
     fn reset_accumulated(&self) {
-        for family in families(&mut self.state.lock().statistics) {
+        let statistics = &mut self.state.lock().statistics;
+        for family in families(statistics) {
             for counter in [&mut family.all, &mut family.large] {
                 (counter.allocated, counter.freed) = (0, 0);
             }
         }
+        statistics.num_ooms = 0;
     }
 }
 
