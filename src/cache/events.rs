@@ -136,14 +136,13 @@ impl Engine {
         if self.captures.any_open() && !now() {
             return self.defer_free(cell, address, find);
         }
-        // An event that is recorded in a capture never passes, also if nobody told of the capture. One stream
-        // is asked when its event is recorded; of several one may be gone, which the device is waited for.
-        if streams.len() > 1 && streams.iter().any(|stream| may_be_captured(&*self.driver, *stream))
-        {
+        // An event that is recorded in a capture never passes, also if nobody told of the capture, nor when
+        // the capture has ended.
+        if streams.iter().any(|stream| may_be_captured(&*self.driver, *stream)) {
             return self.defer_free(cell, address, find);
         }
         let waits = match self.record_events(&streams) {
-            // There is one, or it has begun meanwhile.
+            // One has begun meanwhile.
             Err(error) if error.kind == DriverErrorKind::CaptureActive => {
                 return self.defer_free(cell, address, find);
             }

@@ -8,8 +8,8 @@ use crate::error::OutOfMemory;
 use crate::heap::{BlockState, Heap};
 use crate::ids::PoolId;
 use crate::size::{
-    MIB, OWN_SEGMENT_MIN_BYTES, PoolKind, RoundupDivisions, SMALL_SEGMENT_BYTES, align_down,
-    align_up, human_bytes,
+    MIB, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, PoolKind, RoundupDivisions, SMALL_SEGMENT_BYTES,
+    align_down, align_up, human_bytes, segment_bytes,
 };
 
 /// What the heaps hold that explains the failure.
@@ -25,7 +25,7 @@ pub(super) struct Held {
     page_bytes: Option<u64>,
     /// What expandable segments would keep of what is held: pages with a block in use.
     kept_bytes: u64,
-    /// What callers asked for of what is in their hands.
+    /// What callers asked for of what is in use.
     requested_bytes: u64,
     /// The largest segment of the request's own heap, larger than those that are shared, that was cut.
     cut_segment_bytes: u64,
@@ -38,7 +38,7 @@ pub(super) struct Held {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Elsewhere {
     pub(super) cached_bytes: u64,
-    /// Whether one of these blocks is large enough.
+    /// Whether one of these blocks is large enough; in another pool, and on the request's stream.
     pub(super) fits: bool,
 }
 
@@ -59,7 +59,8 @@ impl Held {
     pub(super) fn add_heap(&mut self, heap: &Heap, releases: bool, requested_bytes: u64) {
         self.requested_bytes += requested_bytes;
         if let Some(page_bytes) = self.page_bytes {
-            self.kept_bytes += kept_by_pages(heap, releases, page_bytes);
+            let kept = kept_by_pages(heap, releases, page_bytes);
+            self.kept_bytes = self.kept_bytes.saturating_add(kept);
         }
     }
 
@@ -103,8 +104,8 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
     }
     [PoolKind::Small, PoolKind::Large]
         .map(|kind| align_up(kept[kind.index()], page_of(kind, large_page_bytes)))
-        .iter()
-        .sum()
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }
 
 fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
@@ -192,11 +193,12 @@ impl Why<'_> {
         let mib = room / MIB;
         let fits = report.rounded_bytes <= mib * MIB && mib * MIB < report.segment_bytes;
         let is_shared = PoolKind::of(report.rounded_bytes) == PoolKind::Large
-            && report.rounded_bytes < OWN_SEGMENT_MIN_BYTES;
+            && report.rounded_bytes < OWN_SEGMENT_MIN_BYTES
+            && !self.growth.miss_policy.expandable;
         (fits && is_shared && mib * MIB > OWN_SEGMENT_MIN_BYTES).then(|| {
             format!(
                 "{} are free, enough for the request, but segments that requests share take {}: \
-                 large_segment_size_mb:{mib} takes less.",
+                 large_segment_size_mb:{mib} takes less and may do.",
                 human_bytes(room),
                 human_bytes(report.segment_bytes)
             )
@@ -206,11 +208,13 @@ impl Why<'_> {
     /// The request's own stream has enough, but not in one piece.
     fn pieces(&self) -> Option<String> {
         if self.held.fits_now {
-            return Some(
-                "a block that fits came free while other streams were waited for, and \
-                 compat:pytorch does not search again: the same request would succeed now."
-                    .to_owned(),
-            );
+            let why = if self.growth.miss_policy.searches_again() {
+                "a block that fits came free meanwhile"
+            } else {
+                "a block that fits came free while other streams were waited for, and compat:pytorch \
+                 does not search again"
+            };
+            return Some(format!("{why}: the same request would succeed now."));
         }
         let (report, elsewhere) = (self.report, [self.held.streams, self.held.pools]);
         let all = report.cached_small_bytes + report.cached_large_bytes;
@@ -292,12 +296,23 @@ impl Why<'_> {
         there.is_enough(self.report.rounded_bytes).then(|| {
             let (cached, pool) = (human_bytes(there.cached_bytes), self.report.pool);
             if pool == PoolId::DEFAULT {
-                return format!(
-                    "{cached} are cached in private pools: make them with use_on_oom, or release them."
-                );
+                let remedy = if there.fits { "make them with use_on_oom, or " } else { "" };
+                return format!("{cached} are cached in private pools: {remedy}release them.");
             }
             format!("{cached} are cached in other pools, which requests of pool {pool} cannot use.")
         })
+    }
+
+    /// Whether a request that is not rounded up would have found a block or a segment.
+    fn would_fit(&self, requested_bytes: u64) -> bool {
+        let report = self.report;
+        let bytes = align_up(requested_bytes, MIN_BLOCK_BYTES);
+        let has_block = report.largest_free.is_some_and(|largest| {
+            let home = (largest.stream, largest.pool) == (report.stream, report.pool);
+            home && largest.size_bytes >= bytes
+        });
+        let segment = segment_bytes(bytes, self.growth.miss_policy.large_segment_bytes);
+        has_block || self.room().is_some_and(|room| room >= segment)
     }
 
     fn is_rounding(&self) -> bool {
@@ -306,7 +321,8 @@ impl Why<'_> {
 
     fn rounding(&self) -> Option<String> {
         let (requested, rounded) = (self.report.requested_bytes, self.report.rounded_bytes);
-        (self.is_rounding() && rounded > requested.saturating_mul(5) / 4).then(|| {
+        let is_much = self.is_rounding() && rounded > requested.saturating_mul(5) / 4;
+        (is_much && self.would_fit(requested)).then(|| {
             format!(
                 "roundup_power2_divisions rounded {} up to {}: use more divisions or none.",
                 human_bytes(requested),
@@ -318,8 +334,11 @@ impl Why<'_> {
     /// Blocks in use are larger than what was asked for, by what is missing now.
     fn inflated(&self) -> Option<String> {
         let report = self.report;
-        let more = report.allocated_bytes.saturating_sub(self.held.requested_bytes);
-        if more.saturating_add(self.room()?) < report.rounded_bytes {
+        let in_use = report.allocated_bytes.saturating_add(report.draining_bytes);
+        let more = in_use.saturating_sub(self.held.requested_bytes);
+        let room = self.room()?;
+        let missing = report.rounded_bytes.saturating_sub(room);
+        if missing == 0 || more < missing {
             return None;
         }
         let keys = match (self.is_rounding(), self.growth.settings.max_split_bytes.is_some()) {

@@ -104,7 +104,8 @@ impl Engine {
                 let same_pool = other.pool() == cell.pool();
                 let there = if same_pool { &mut held.streams } else { &mut held.pools };
                 there.cached_bytes += cached;
-                there.fits |= kind == plan.kind && size_bytes >= plan.rounded_bytes;
+                let reaches = same_pool || other.stream() == cell.stream();
+                there.fits |= reaches && kind == plan.kind && size_bytes >= plan.rounded_bytes;
             }
         }
     }

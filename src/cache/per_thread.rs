@@ -74,7 +74,7 @@ impl Engine {
 
     /// Whether nothing may be waited for or released on behalf of a heap's stream, whichever thread's it
     /// is.
-    pub(super) fn may_be_captured(&self, cell: &HeapCell) -> bool {
+    pub(super) fn is_left_alone(&self, cell: &HeapCell) -> bool {
         let foreign = self.captures.any_open() && self.is_left_in_use(cell);
         foreign || self.is_captured(cell.stream())
     }

@@ -93,13 +93,13 @@ impl Engine {
         if plan.capturing {
             return Ok(Err(refusal));
         }
-        if self.release_oversize(growth, cell, plan)? {
+        let is_hopeless = growth.miss_policy.searches_again() && self.is_hopeless(growth, plan);
+        if !is_hopeless && self.release_oversize(growth, cell, plan)? {
             match self.grow(growth, cell, plan)? {
                 Err(again) => refusal = again,
                 found => return Ok(found),
             }
         }
-        let is_hopeless = growth.miss_policy.searches_again() && self.is_hopeless(growth, plan);
         // More than the limit may be held, from before it was lowered: what drains may serve yet.
         let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
         if is_hopeless && !may_drain {
@@ -113,7 +113,7 @@ impl Engine {
             return Ok(Ok(found));
         }
         if is_hopeless {
-            return Ok(Err(refusal));
+            return drained.map(|()| Err(refusal));
         }
         self.release_idle(growth, cell.pool())?;
         growth.counters.num_alloc_retries += 1;

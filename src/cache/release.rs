@@ -110,7 +110,7 @@ impl Engine {
     ) -> Result<(), DriverError> {
         let mut cells = self.heaps_of(growth, pool);
         // Nothing may be waited for on a stream that somebody captures.
-        cells.retain(|cell| !self.may_be_captured(cell));
+        cells.retain(|cell| !self.is_left_alone(cell));
         let mut idle = Vec::new();
         for kind in kinds {
             idle.extend(Self::idle_segments(&cells, kind).into_iter().map(Idle::Segment));

@@ -45,24 +45,6 @@ pub(super) enum Step {
     Ended,
 }
 
-/// How many requests were refused.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Refusals {
-    /// For want of memory.
-    pub(super) out_of_memory: i64,
-    /// Because no device has so much, which may count as want of memory too.
-    pub(super) absurd: i64,
-}
-
-/// What the driver gave out for the allocator, where all of it has a known size.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GivenOut {
-    /// Bytes of segments and of mapped pieces.
-    pub(super) bytes: u64,
-    /// Segments and reserved address ranges.
-    pub(super) ranges: u64,
-}
-
 /// An allocator under test with all that is known about it.
 #[derive(Debug)]
 pub(super) struct Bed<'m> {
@@ -86,8 +68,6 @@ pub(super) struct Bed<'m> {
     pub(super) report: Option<Box<OutOfMemory>>,
     /// Counters before the last misuse or reset of the peaks.
     pub(super) before: Option<Statistics>,
-    /// What requests came to that were refused.
-    pub(super) refusals: Refusals,
     /// Whether the allocator has ever counted reserved bytes.
     pub(super) reserved_is_counted: bool,
     /// Whether blocks are parts of what the driver gives out with its size, as far as was seen.
@@ -123,7 +103,6 @@ impl<'m> Bed<'m> {
             lines: Vec::new(),
             report: None,
             before: None,
-            refusals: Refusals::default(),
             reserved_is_counted: false,
             is_held: true,
             held_before,
@@ -184,7 +163,6 @@ impl<'m> Bed<'m> {
             Ok(allocation) => allocation,
             Err(AllocError::OutOfMemory(report)) => {
                 self.report = Some(report);
-                self.refusals.out_of_memory += 1;
                 self.lines[line] = format!("{asked}: out of memory");
                 return Ok(Step::OutOfMemory);
             }
@@ -208,17 +186,15 @@ impl<'m> Bed<'m> {
         Ok(Step::Got)
     }
 
-    /// What the driver has given out since the allocator was made; `None` when blocks come from elsewhere
-    /// or pieces are held whose sizes nobody tells.
-    pub(super) fn given_out(&self) -> Option<GivenOut> {
+    /// Bytes of segments and mapped pieces that the driver has given out since the allocator was made; `None`
+    /// when blocks come from elsewhere or pieces are held whose sizes nobody tells.
+    pub(super) fn given_bytes(&self) -> Option<u64> {
         let (held, before) = (self.machine.held(), &self.held_before);
         let known = |held: &Held| held.pool_ranges == 0 && held.pieces <= held.mapped.len() as u64;
         if !self.is_held || !known(&held) || !before.is_nothing() {
             return None;
         }
-        let bytes = held.segments.iter().map(|(_, bytes)| bytes).sum::<u64>() + held.mapped_bytes();
-        let ranges = (held.segments.len() + held.reservations.len()) as u64;
-        Some(GivenOut { bytes, ranges })
+        Some(held.segments.iter().map(|(_, bytes)| bytes).sum::<u64>() + held.mapped_bytes())
     }
 
     /// Whether no work of the device can use the blocks: they are not the device's memory, and the
@@ -330,7 +306,6 @@ impl<'m> Bed<'m> {
             Misuse::ZeroBytes => Some(self.ask_illegally(0)),
             Misuse::AbsurdBytes => {
                 let most = REQUEST_MAX_BYTES;
-                self.refusals.absurd += 1;
                 let absurd = [most + 1, u64::MAX / 2 + 1, u64::MAX - 511, u64::MAX];
                 Some(self.ask_illegally(absurd[usize::from(pick) % absurd.len()]))
             }

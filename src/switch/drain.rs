@@ -126,8 +126,8 @@ impl Core {
         if retired > 0 {
             let held = human_bytes(self.retired_bytes());
             report.hints.push(format!(
-                "{retired} allocators that were switched away from hold {held} for blocks that are \
-                 still live"
+                "{retired} allocators that were switched away from hold {held}, for blocks that live or \
+                 because the driver did not take it back"
             ));
         }
     }

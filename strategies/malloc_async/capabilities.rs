@@ -125,14 +125,12 @@ impl MallocAsyncAllocator {
         let mut bytes = free_bytes.saturating_add(idle).min(within);
         let mut next = free_bytes.max(idle);
         let stream = self.driver.create_stream()?;
-        let mut found = Ok(0);
+        let (mut found, mut refused) = (Ok(0), None);
         while bytes >= LEAST {
             match pools.allocate_async(self.main.id, bytes, stream) {
                 Ok(address) => {
                     found = pools.free_async(address, stream).map(|()| bytes);
-                    if found.is_err() {
-                        self.leftovers.lock().push(address);
-                    }
+                    refused = found.is_err().then_some(address);
                     break;
                 }
                 Err(error) if error.is_out_of_memory() => {
@@ -146,6 +144,11 @@ impl MallocAsyncAllocator {
             }
         }
         let waited = self.driver.synchronize_stream(stream);
+        if let Some(address) = refused {
+            // It is freed on another stream, which must come after.
+            let _ = waited.clone().or_else(|_| self.wait_for_device());
+            self.leftovers.lock().push(address);
+        }
         let destroyed = self.driver.destroy_stream(stream);
         let trimmed = pools.trim(self.main.id, held);
         let bytes = found?;

@@ -237,7 +237,7 @@ impl MallocAsyncAllocator {
     }
 
     /// Offers the driver again what it refused to take back. On our own stream, because the block's may have
-    /// gone; its work was waited for.
+    /// gone; what it was given was waited for.
     fn offer_leftovers(&self) -> Result<(), DriverError> {
         if self.leftovers.lock().is_empty() {
             return Ok(());

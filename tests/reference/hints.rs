@@ -112,12 +112,9 @@ fn segments_of_their_own_are_named_where_pages_keep_what_they_would_give_back() 
 
 #[test]
 fn a_smaller_shared_segment_is_named_where_only_the_segment_has_no_room() {
-    let scenario = Scenario::of(38, vec![9; 3], |_| false, 9);
+    let scenario = Scenario::of(38, vec![9; 2], |_| false, 9);
     let words = "18.00 MiB are free, enough for the request";
-    // The third block's segment fails already.
-    let scenario = Scenario { taken_mib: vec![9; 2], ..scenario };
     scenario.is_saved("", words, "large_segment_size_mb:18");
-    scenario.is_saved(EXPANDABLE, words, "expandable_segments:True,large_segment_size_mb:18");
     assert!(scenario.hint("").contains("large_segment_size_mb:18"));
 }
 
@@ -127,6 +124,27 @@ fn what_rounding_and_whole_blocks_cost_is_named_where_it_is_what_is_missing() {
     rounded.is_saved("roundup_power2_divisions:2", "roundup_power2_divisions rounds them up", "");
     let whole = Scenario { warm_mib: Some(100), ..Scenario::of(112, vec![85], |_| false, 14) };
     whole.is_saved("max_split_size_mb:20", "max_split_size_mb hands out large ones whole", "");
+}
+
+#[test]
+fn settings_that_cost_nothing_here_are_not_named() {
+    let scenario = Scenario::of(38, vec![9; 2], |_| false, 9);
+    for conf in ["roundup_power2_divisions:8", "max_split_size_mb:20"] {
+        let hint = scenario.hint(conf);
+        assert!(hint.contains("large_segment_size_mb:18"), "{conf}: {hint}");
+    }
+    // Nor would the request fit without being rounded up.
+    let report = Scenario::of(100, vec![], |_| false, 130).run("roundup_power2_divisions:2");
+    assert_eq!(report.expect_err("it does not fit").hints, [""; 0]);
+}
+
+#[test]
+fn pages_of_any_legal_size_can_be_counted() {
+    // Each stream would keep a page of 1 EiB.
+    let settings = Settings { large_segment_bytes: 1 << 60, ..Settings::default() };
+    let bed = Bed::with(400 * MIB, settings);
+    (1..=16).for_each(|n| drop(bed.take_on(12 * MIB, StreamId(n))));
+    assert_eq!(bed.fail(300 * MIB, HOME).hints, [""; 0]);
 }
 
 #[test]
