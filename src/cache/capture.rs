@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
+use crate::allocator::Elsewhere;
 use crate::driver::{CaptureStatus, NodeId, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
@@ -27,6 +28,8 @@ use crate::ids::{PoolId, StreamId};
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     count: AtomicUsize,
+    /// What those know that came after this one was replaced.
+    pub(super) elsewhere: Elsewhere,
     reuse: AtomicBool,
     state: Mutex<State>,
 }
@@ -96,6 +99,11 @@ impl Engine {
         }
     }
 
+    /// What it asks about scopes after it was replaced.
+    pub(crate) fn elsewhere(&self) -> &Elsewhere {
+        &self.captures.elsewhere
+    }
+
     /// Waits for all work of the device, unless a capture is under way: the wait would break that,
     /// whichever thread captures.
     ///
@@ -103,7 +111,7 @@ impl Engine {
     ///
     /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
     pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
-        if !self.captures.any_open() {
+        if !self.captures.any_open() && !self.captures.elsewhere.any_scope() {
             return self.driver.synchronize_device();
         }
         let message = "a capture is under way, and would break";

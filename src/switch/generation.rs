@@ -1,7 +1,8 @@
 //! One of the allocators that follow each other, with what its retirement needs.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
 
 use parking_lot::Mutex;
 
@@ -55,7 +56,9 @@ impl Generation {
         self.retired.load(Ordering::Relaxed)
     }
 
-    pub(super) fn retire(&self) {
+    /// It is replaced. `open_scopes`: what it must not break from now on.
+    pub(super) fn retire(&self, open_scopes: &Arc<AtomicUsize>) {
+        self.strategy.heed_scopes(open_scopes);
         self.retired.store(true, Ordering::SeqCst);
     }
 

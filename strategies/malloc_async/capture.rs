@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use super::MallocAsyncAllocator;
 use super::blocks::Block;
 use super::give_back::Given;
+use crate::allocator::Elsewhere;
 use crate::driver::{CaptureStatus, NodeId};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
@@ -26,6 +27,8 @@ use crate::ids::StreamId;
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     care: AtomicU64,
+    /// What those know that came after this one was replaced.
+    pub(super) elsewhere: Elsewhere,
     /// One entry for a stream at most: it belongs to one capture at a time.
     leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
@@ -135,7 +138,7 @@ impl MallocAsyncAllocator {
     ///
     /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
     pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
-        if !self.pools.lock().any_capture() {
+        if !self.pools.lock().any_capture() && !self.captures.elsewhere.any_scope() {
             return self.driver.synchronize_device();
         }
         let message = "a capture is under way, and would break";

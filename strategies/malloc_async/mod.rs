@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::allocator::{Allocation, Request, Token};
+use crate::allocator::{Allocation, Elsewhere, Request, Token};
 use crate::cache::Hooks;
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPools};
@@ -192,6 +192,11 @@ impl MallocAsyncAllocator {
     #[must_use]
     pub fn history(&self) -> &Recorder {
         &self.history
+    }
+
+    /// What it asks about scopes after it was replaced.
+    pub(crate) fn elsewhere(&self) -> &Elsewhere {
+        &self.captures.elsewhere
     }
 
     /// How often something happened that is worth a look.

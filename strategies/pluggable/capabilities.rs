@@ -98,7 +98,7 @@ impl CrossStream for PluggableAllocator {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        if self.pools.any_capture() { Ok(()) } else { self.poll() }
+        if self.knows_a_capture() { Ok(()) } else { self.poll() }
     }
 }
 

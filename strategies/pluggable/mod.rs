@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::allocator::{Allocation, Request, SegmentAllocator};
+use crate::allocator::{Allocation, Elsewhere, Request, SegmentAllocator};
 use crate::cache::Hooks;
 use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
@@ -63,6 +63,8 @@ pub struct PluggableAllocator {
     limit_bytes: AtomicU64,
     waiting: Waiting,
     pools: Pools,
+    /// What those know that came after this one was replaced.
+    elsewhere: Elsewhere,
     hooks: Hooks,
     history: Recorder,
     peers: Mutex<Vec<DeviceId>>,
@@ -119,6 +121,7 @@ impl PluggableAllocator {
             limit_bytes: AtomicU64::new(NO_LIMIT),
             waiting: Waiting::default(),
             pools: Pools::default(),
+            elsewhere: Elsewhere::default(),
             hooks: Hooks::new(owner),
             history: Recorder::default(),
             peers: Mutex::default(),
@@ -130,6 +133,11 @@ impl PluggableAllocator {
             own.limit_to_fraction(settings.per_process_memory_fraction);
         }
         own
+    }
+
+    /// What it asks about scopes after it was replaced.
+    pub(crate) fn elsewhere(&self) -> &Elsewhere {
+        &self.elsewhere
     }
 
     /// What happens, for those who want to know.

@@ -163,7 +163,7 @@ impl PluggableAllocator {
                 }
                 // While a scope knows of a capture, that would break.
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    match self.pools.any_capture() {
+                    match self.knows_a_capture() {
                         true => Err(captured(stream)),
                         false => self.driver.synchronize_device(),
                     }
@@ -188,9 +188,14 @@ impl PluggableAllocator {
         Ok(event)
     }
 
+    /// Whether a scope is a capture's, or, after this allocator was replaced, may be one.
+    pub(super) fn knows_a_capture(&self) -> bool {
+        self.pools.any_capture() || self.elsewhere.any_scope()
+    }
+
     /// Whether events may be asked and waited for on behalf of a request: no capture is known.
     pub(super) fn may_wait_for(&self, stream: StreamId) -> bool {
-        !self.pools.any_capture() && !self.may_be_captured(stream)
+        !self.knows_a_capture() && !self.may_be_captured(stream)
     }
 
     /// Gives back what has been waited for, before a request on a stream. Skipped where events must
@@ -260,7 +265,7 @@ impl PluggableAllocator {
             let foreign = entries.iter().filter(|entry| entry.until.is_asked_elsewhere());
             foreign.map(|entry| (entry.address, entry.mark)).collect()
         };
-        if theirs.is_empty() || self.pools.any_capture() {
+        if theirs.is_empty() || self.knows_a_capture() {
             return Ok(());
         }
         self.driver.synchronize_device()?;

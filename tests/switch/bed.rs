@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::allocator::{Allocation, DeviceAllocator, PoolScope, Request, ScopeFilter};
 use stratalloc::config::Config;
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::ids::StreamId;
+use stratalloc::driver::{Capture, Driver, Sim};
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::GIB;
 use stratalloc::switch::Switchable;
@@ -56,6 +56,14 @@ impl Bed {
 
     pub(crate) fn switch(&self, conf: &str) {
         self.switchable.switch(conf).expect("a good string");
+    }
+
+    /// A scope for a capture that begins on `stream`.
+    pub(crate) fn capture(&self, stream: StreamId) -> PoolScope<'_> {
+        let capture = Capture::begin(&*self.sim, stream).expect("it is not captured");
+        let pools = self.switchable.private_pools().expect("there are pools");
+        let pool = PoolId::next_capture();
+        PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).expect("it is closed")
     }
 
     /// What the device has given out.

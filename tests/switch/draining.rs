@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request};
 use stratalloc::config::Config;
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{DriverErrorKind, HandleError};
-use stratalloc::ids::StreamId;
+use stratalloc::driver::{Capture, CaptureStatus, Driver, FaultPlan, Faulty, Sim};
+use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::switch::Switchable;
@@ -168,4 +168,51 @@ fn a_retired_allocator_waits_for_the_end_of_a_capture_that_it_does_not_know() {
     let _ = Capture::end(&*bed.sim, captured);
     bed.switchable.cross_stream().expect("it has streams").process_events().unwrap();
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+}
+
+/// A retired allocator knows no scope of the current one, and waits for the device where a stream is gone.
+#[test]
+fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() {
+    for (from, own_is_gone) in
+        [(NATIVE, false), (EXPANDABLE, false), (ASYNC, false), (ASYNC, true), (OWN, true)]
+    {
+        let bed = Bed::new(from);
+        let [home, side, captured] = std::array::from_fn(|_| bed.sim.create_stream().unwrap());
+        let block = bed.switchable.allocate(Request::new(MIB, home)).unwrap();
+        bed.switchable.cross_stream().unwrap().record_stream(&block, side).unwrap();
+        bed.switch(NATIVE);
+        bed.sim.destroy_stream(if own_is_gone { home } else { side }).unwrap();
+        let scope = bed.capture(captured);
+        bed.give(block);
+        let status = bed.sim.capture_status(captured).unwrap();
+        assert!(matches!(status, CaptureStatus::Active { .. }), "{from}: {status:?}");
+        Capture::end(&*bed.sim, captured).unwrap();
+        drop(scope);
+        bed.switchable.cross_stream().unwrap().process_events().unwrap();
+        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{from}");
+    }
+}
+
+/// So does one whose private pool has no memory left.
+#[test]
+fn pressure_on_an_old_pool_breaks_no_capture_that_only_the_new_allocator_knows() {
+    for from in [NATIVE, EXPANDABLE, ASYNC] {
+        let bed = Bed::new(from);
+        let [home, captured] = std::array::from_fn(|_| bed.sim.create_stream().unwrap());
+        let pools = bed.switchable.private_pools().unwrap();
+        let pool = PoolId { capture: 0, user: 77 };
+        pools.create_pool(pool, PoolOptions::default()).unwrap();
+        let live = pools.allocate_in(pool, Request::new(30 * MIB, home)).unwrap();
+        bed.switch(NATIVE);
+        let scope = bed.capture(captured);
+        let most = bed.sim.memory_info().unwrap().total_bytes;
+        let refused = pools.allocate_in(pool, Request::new(most - MIB, home));
+        assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{from}: {refused:?}");
+        let status = bed.sim.capture_status(captured).unwrap();
+        assert!(matches!(status, CaptureStatus::Active { .. }), "{from}: {status:?}");
+        Capture::end(&*bed.sim, captured).unwrap();
+        drop(scope);
+        bed.give(live);
+        pools.release_pool(pool).unwrap();
+    }
 }
