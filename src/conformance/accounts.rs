@@ -119,20 +119,6 @@ fn is_counted(family: PerPool) -> bool {
     family != PerPool::default()
 }
 
-fn families(s: &Statistics) -> [(&'static str, PerPool); 9] {
-    [
-        ("allocation", s.allocation),
-        ("segment", s.segment),
-        ("active", s.active),
-        ("inactive_split", s.inactive_split),
-        ("allocated_bytes", s.allocated_bytes),
-        ("reserved_bytes", s.reserved_bytes),
-        ("active_bytes", s.active_bytes),
-        ("inactive_split_bytes", s.inactive_split_bytes),
-        ("requested_bytes", s.requested_bytes),
-    ]
-}
-
 /// The name of a counter's field.
 #[derive(Clone, Copy)]
 struct Name(&'static str, &'static str);
@@ -148,14 +134,14 @@ fn counters(s: &Statistics) -> impl Iterator<Item = (Name, Counter)> {
         (Name("oversize_allocations", ""), s.oversize_allocations),
         (Name("oversize_segments", ""), s.oversize_segments),
     ];
-    let of_family = |(name, family): (&'static str, PerPool)| {
+    let of_family = |(name, family): (&'static str, &PerPool)| {
         [
             (Name(name, ".all"), family.all),
             (Name(name, ".large"), family.large),
             (Name(name, ".small"), family.small),
         ]
     };
-    families(s).into_iter().flat_map(of_family).chain(alone)
+    s.families().into_iter().flat_map(of_family).chain(alone)
 }
 
 /// Numbers of events since the start or the last reset.
@@ -195,7 +181,7 @@ fn possible(s: &Statistics) -> Checked {
             format!("{name}.peak is {peak}; all that was allocated is {allocated}")
         })?;
     }
-    for (name, PerPool { all, large, small }) in families(s) {
+    for (name, &PerPool { all, large, small }) in s.families() {
         // Where memory lies is not every allocator's to know: both kinds at nothing say so.
         if (large, small) == Default::default() {
             continue;

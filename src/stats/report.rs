@@ -250,7 +250,8 @@ impl Statistics {
         text
     }
 
-    fn families(&self) -> [(&'static str, &PerPool); 9] {
+    /// All that is counted for each kind of pool, by the names of its keys, which are those of its fields.
+    pub(crate) fn families(&self) -> [(&'static str, &PerPool); 9] {
         [
             ("active", &self.active),
             ("active_bytes", &self.active_bytes),

@@ -11,7 +11,7 @@ use stratalloc::ids::{EventId, StreamId};
 macro_rules! straight {
     ($to:ident) => {
         $crate::common::plain::straight_but_captures!($to);
-        $crate::common::plain::straight_but_captures! { $to:
+        $crate::common::plain::forward! { $to:
             capture_status(stream: StreamId) -> DriverResult<CaptureStatus>;
         }
     };
@@ -20,7 +20,17 @@ macro_rules! straight {
 /// The same without `capture_status`.
 macro_rules! straight_but_captures {
     ($to:ident) => {
-        $crate::common::plain::straight_but_captures! { $to:
+        $crate::common::plain::straight_but_records!($to);
+        $crate::common::plain::forward! { $to:
+            record_event(event: EventId, stream: StreamId) -> DriverResult<()>;
+        }
+    };
+}
+
+/// The same without `capture_status` and `record_event`.
+macro_rules! straight_but_records {
+    ($to:ident) => {
+        $crate::common::plain::forward! { $to:
             info() -> DeviceInfo;
             memory_info() -> DriverResult<MemoryInfo>;
             free(address: u64, size_bytes: u64) -> DriverResult<()>;
@@ -29,7 +39,6 @@ macro_rules! straight_but_captures {
             synchronize_stream(stream: StreamId) -> DriverResult<()>;
             synchronize_device() -> DriverResult<()>;
             create_event() -> DriverResult<EventId>;
-            record_event(event: EventId, stream: StreamId) -> DriverResult<()>;
             query_event(event: EventId) -> DriverResult<bool>;
             synchronize_event(event: EventId) -> DriverResult<()>;
             wait_event(stream: StreamId, event: EventId) -> DriverResult<()>;
@@ -40,6 +49,10 @@ macro_rules! straight_but_captures {
             fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
         }
     };
+}
+
+/// Forwards these calls to `self.$to`.
+macro_rules! forward {
     ($to:ident: $($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(fn $name(&self, $($argument: $kind),*) -> $result {
             self.$to.$name($($argument),*)
@@ -47,7 +60,7 @@ macro_rules! straight_but_captures {
     };
 }
 
-pub(crate) use {straight, straight_but_captures};
+pub(crate) use {forward, straight, straight_but_captures, straight_but_records};
 
 /// Another device without its optional parts.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use stratalloc::driver::{
 };
 use stratalloc::ids::{EventId, StreamId};
 
-use super::plain::straight_but_captures;
+use super::plain::{forward, straight_but_records};
 
 /// Work finishes when a test says so.
 #[derive(Debug)]
@@ -55,23 +55,8 @@ impl Driver for Racing {
         self.sim.record_event(event, stream)
     }
 
-    straight_but_captures! { sim:
-        info() -> DeviceInfo;
-        memory_info() -> DriverResult<MemoryInfo>;
-        free(address: u64, size_bytes: u64) -> DriverResult<()>;
-        create_stream() -> DriverResult<StreamId>;
-        destroy_stream(stream: StreamId) -> DriverResult<()>;
-        synchronize_stream(stream: StreamId) -> DriverResult<()>;
-        synchronize_device() -> DriverResult<()>;
-        create_event() -> DriverResult<EventId>;
-        query_event(event: EventId) -> DriverResult<bool>;
-        synchronize_event(event: EventId) -> DriverResult<()>;
-        wait_event(stream: StreamId, event: EventId) -> DriverResult<()>;
-        destroy_event(event: EventId) -> DriverResult<()>;
-        copy(to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
-        copy_from_host(to: u64, from: &[u8], stream: StreamId) -> DriverResult<()>;
-        copy_to_host(to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()>;
-        fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
+    straight_but_records!(sim);
+    forward! { sim:
         capture_status(stream: StreamId) -> DriverResult<CaptureStatus>;
     }
 }
