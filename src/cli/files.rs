@@ -35,8 +35,6 @@ pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadWor
 
 /// Refuses a configuration whose layers write a file that is one of the recordings.
 pub(crate) fn spare_from(config: &Config, recordings: &[PathBuf]) -> Result<(), BadWords> {
-    config.settings().layers.iter().try_for_each(|layer| match layer {
-        LayerSetting::Log { path } => spare(recordings, Path::new(path)),
-        _ => Ok(()),
-    })
+    let mut written = config.settings().layers.iter().filter_map(LayerSetting::written_file);
+    written.try_for_each(|file| spare(recordings, file))
 }

@@ -102,10 +102,11 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
     if let Some(file) = &args.stats {
         files::spare(&args.trace, file)?;
     }
+    let asked = args.conf.as_ref().map(|text| asked_for(args, text)).transpose()?;
     let mut outcome = Outcome::Good;
     for path in &args.trace {
         let trace = read(path, args.max_input, args.recorded_device)?;
-        if replay_one(args, path, &trace)? == Outcome::Failed {
+        if replay_one(args, asked.as_ref(), path, &trace)? == Outcome::Failed {
             outcome = Outcome::Failed;
         }
     }
@@ -179,15 +180,26 @@ pub(crate) fn name_of(path: &Path) -> String {
         .fold(file, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
 }
 
-fn replay_one(args: &Replay, path: &Path, trace: &Trace) -> Result<Outcome, Box<dyn Error>> {
-    let (text, config) = match &args.conf {
-        Some(text) => {
-            let config = settings::parse("--conf", text)?;
-            files::spare_from(&config, &args.trace)?;
-            settings::tell_idle_keys(&config, args.memory_fraction.is_some());
-            (text, config)
-        }
-        None => (&trace.conf, settings::recorded(&trace.conf)?),
+/// A configuration as its string says it, and parsed.
+type Said<'a> = (&'a str, Config);
+
+/// What `--conf` says, looked at before any recording is read.
+fn asked_for<'a>(args: &Replay, text: &'a str) -> Result<Said<'a>, Box<dyn Error>> {
+    let config = settings::parse("--conf", text)?;
+    files::spare_from(&config, &args.trace)?;
+    settings::tell_idle_keys(&config, args.memory_fraction.is_some());
+    Ok((text, config))
+}
+
+fn replay_one(
+    args: &Replay,
+    asked: Option<&Said<'_>>,
+    path: &Path,
+    trace: &Trace,
+) -> Result<Outcome, Box<dyn Error>> {
+    let (text, config) = match asked {
+        Some((text, config)) => (*text, config.clone()),
+        None => (trace.conf.as_str(), settings::recorded(&trace.conf)?),
     };
     let verification = args.verify.then(|| verify(args, trace, &config)).transpose()?;
     let workload = match &verification {

@@ -58,6 +58,24 @@ pub enum LayerSetting {
     },
 }
 
+impl LayerSetting {
+    /// The file that the layer writes, if it writes one.
+    #[cfg(feature = "cli")]
+    pub(crate) fn written_file(&self) -> Option<&std::path::Path> {
+        match self {
+            Self::Log { path } => Some(path.as_ref()),
+            Self::Limit { .. }
+            | Self::Statistics
+            | Self::Track
+            | Self::Fault(_)
+            | Self::OomRetry { .. }
+            | Self::Align { .. }
+            | Self::Guard
+            | Self::Front { .. } => None,
+        }
+    }
+}
+
 /// Which requests fail on purpose: each that one of these chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultSetting {
