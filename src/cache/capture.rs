@@ -19,7 +19,9 @@ use smallvec::SmallVec;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use crate::allocator::Elsewhere;
-use crate::driver::{CaptureStatus, NodeId, may_be_captured, thread_of};
+use crate::driver::{
+    CaptureStatus, NodeId, may_be_captured, synchronize_outside_captures, thread_of,
+};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
@@ -111,11 +113,8 @@ impl Engine {
     ///
     /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
     pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
-        if !self.captures.any_open() && !self.captures.elsewhere.any_scope() {
-            return self.driver.synchronize_device();
-        }
-        let message = "a capture is under way, and would break";
-        Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
+        let known = self.captures.any_open() || self.captures.elsewhere.any_scope();
+        synchronize_outside_captures(&*self.driver, known)
     }
 
     /// Frees what waits and may be free by now, before a request on `stream` is served.

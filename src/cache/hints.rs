@@ -16,9 +16,9 @@ use crate::size::{
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
     /// Free in heaps of other streams, in the request's pool.
-    pub(super) streams: Elsewhere,
+    pub(super) streams: OutOfReach,
     /// Free in other pools.
-    pub(super) pools: Elsewhere,
+    pub(super) pools: OutOfReach,
     /// Whether the request's own heap has a fitting block by now.
     pub(super) fits_now: bool,
     /// The pages of expandable segments, where the device has virtual memory and they are off.
@@ -36,13 +36,13 @@ pub(super) struct Held {
 
 /// What is free where the request cannot have it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Elsewhere {
+pub(super) struct OutOfReach {
     pub(super) cached_bytes: u64,
     /// Whether one of these blocks is large enough; in another pool, and on the request's stream.
     pub(super) fits: bool,
 }
 
-impl Elsewhere {
+impl OutOfReach {
     /// Whether it would have been enough.
     fn is_enough(self, bytes: u64) -> bool {
         self.fits || self.cached_bytes >= bytes

@@ -189,8 +189,7 @@ impl Case<'_> {
             Err(wrong) if !refused(&wrong) => return Err(wrong),
             _ => {}
         }
-        leaks::all_came_back(&before, &machine.held())
-            .map_err(|what| (format!("the allocator has gone; {what}"), lines.take()))?;
+        leaks::all_came_back(&before, &machine.held()).map_err(|what| (what, lines.take()))?;
         Ok(calls.get())
     }
 

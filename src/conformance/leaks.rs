@@ -8,7 +8,7 @@ use crate::driver::Held;
 /// So many ranges of one sort are named.
 const NAMED_MAX: usize = 4;
 
-/// The driver holds out what it held out before.
+/// The driver holds out what it held out before, now that the allocator has gone.
 ///
 /// # Errors
 ///
@@ -17,8 +17,8 @@ pub(super) fn all_came_back(before: &Held, after: &Held) -> Checked {
     let (more, less) = (Beside(after, before), Beside(before, after));
     match (before == after, more.is_nothing()) {
         (true, _) => Ok(()),
-        (false, false) => Err(format!("still held are {more}")),
-        (false, true) => Err(format!("not held any more are {less}")),
+        (false, false) => Err(format!("the allocator has gone; still held are {more}")),
+        (false, true) => Err(format!("the allocator has gone; not held any more are {less}")),
     }
 }
 
@@ -93,11 +93,14 @@ mod tests {
         let told = all_came_back(&before, &after).unwrap_err();
         assert_eq!(
             told,
-            "still held are segments: 5 (4096 bytes at 0x7f0000001000, 4096 bytes at \
+            "the allocator has gone; still held are segments: 5 (4096 bytes at 0x7f0000001000, 4096 bytes at \
              0x7f0000002000, 4096 bytes at 0x7f0000003000, 4096 bytes at 0x7f0000004000, ...); \
              events: 1"
         );
         let told = all_came_back(&after, &before).unwrap_err();
-        assert!(told.starts_with("not held any more are segments: 5 ("), "{told}");
+        assert!(
+            told.starts_with("the allocator has gone; not held any more are segments: 5 ("),
+            "{told}"
+        );
     }
 }

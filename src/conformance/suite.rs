@@ -253,8 +253,7 @@ impl Case<'_> {
             lines.borrow_mut().clone_from(&bed.lines);
             Ok(())
         })?;
-        leaks::all_came_back(&before, &machine.held())
-            .map_err(|what| (format!("the allocator has gone; {what}"), lines.take()))
+        leaks::all_came_back(&before, &machine.held()).map_err(|what| (what, lines.take()))
     }
 }
 

@@ -235,6 +235,23 @@ pub(crate) fn record_outside_graphs(
     if may_be_captured(driver, stream) { Err(captured(stream)) } else { Ok(()) }
 }
 
+/// Waits for all work of the device, unless a capture is known: the wait would break it, whichever thread
+/// captures.
+///
+/// # Errors
+///
+/// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
+pub(crate) fn synchronize_outside_captures(
+    driver: &dyn Driver,
+    knows_a_capture: bool,
+) -> DriverResult<()> {
+    if !knows_a_capture {
+        return driver.synchronize_device();
+    }
+    let message = "a capture is under way, and would break";
+    Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
+}
+
 /// An event was not recorded for a capture's sake.
 pub(crate) fn captured(stream: StreamId) -> DriverError {
     let message = format!("stream {stream} is being captured");

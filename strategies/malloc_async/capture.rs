@@ -19,7 +19,7 @@ use super::MallocAsyncAllocator;
 use super::blocks::Block;
 use super::give_back::Given;
 use crate::allocator::Elsewhere;
-use crate::driver::{CaptureStatus, NodeId};
+use crate::driver::{CaptureStatus, NodeId, synchronize_outside_captures};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 
@@ -138,11 +138,8 @@ impl MallocAsyncAllocator {
     ///
     /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
     pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
-        if !self.pools.lock().any_capture() && !self.captures.elsewhere.any_scope() {
-            return self.driver.synchronize_device();
-        }
-        let message = "a capture is under way, and would break";
-        Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
+        let known = self.pools.lock().any_capture() || self.captures.elsewhere.any_scope();
+        synchronize_outside_captures(&*self.driver, known)
     }
 
     /// Frees a block inside the capture that allocated it.

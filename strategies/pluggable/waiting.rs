@@ -18,7 +18,8 @@ use smallvec::SmallVec;
 use super::PluggableAllocator;
 use super::table::{Mark, State};
 use crate::driver::{
-    Timeline, captured, may_be_captured, record_outside_graphs, thread_of, timeline_of,
+    Timeline, captured, may_be_captured, record_outside_graphs, synchronize_outside_captures,
+    thread_of, timeline_of,
 };
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
@@ -161,12 +162,8 @@ impl PluggableAllocator {
                     events.push((event, timeline_of(&*self.driver, stream)));
                     continue;
                 }
-                // While a scope knows of a capture, that would break.
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    match self.knows_a_capture() {
-                        true => Err(captured(stream)),
-                        false => self.driver.synchronize_device(),
-                    }
+                    synchronize_outside_captures(&*self.driver, self.knows_a_capture())
                 }
                 Err(error) => Err(error),
             };
