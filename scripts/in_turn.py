@@ -3,24 +3,32 @@
     python in_turn.py PROGRAM MODEL CONF PLUG [PAIRS]
 
 PROGRAM is any Python program that is called as `PROGRAM MODE MODEL`, times each step between two calls of
-`time.perf_counter` of its own and prints, last, a line of JSON with `step_ms_median` and `loss`. MODE is `native` or
-what is to stand in PYTORCH_CUDA_ALLOC_CONF, or PLUG: `plug:LIBRARY:MALLOC:FREE`, as PyTorch loads a pluggable
-allocator; ours finds its configuration in ALLOC_CONF. CONF is `native` or `expandable`, on both sides; with `-control`
-behind it PyTorch's own stands on both.
+`time.perf_counter`, calls that for nothing else and prints, last, a line of JSON with `step_ms_median` and `loss`.
+MODE is `native` or what is to stand in PYTORCH_CUDA_ALLOC_CONF, or PLUG: `plug:LIBRARY:MALLOC:FREE`, as PyTorch loads a
+pluggable allocator; ours finds its configuration in ALLOC_CONF. CONF is `native` or `expandable`, on both sides; with
+`-control` behind it PyTorch's own stands on both.
 
 Two such processes live side by side on the same two processors. The first of the two calls of a step waits for its
-turn, the second passes it on, and neither's wait is inside of what is timed; nobody's step is timed while the other
-runs. Who goes first changes from step to step and from pair to pair, and the next pair gets the next two processors. A
-ratio is that of the medians that the two programs print, PAIRS times (8); told are their geometric mean with its 95 %
-interval and each of them, and the losses. See `train_pairs.py` for why. Memory that such a program reads from the
-device is that of both, so it is told by the program alone.
+turn; the turn ends when the program waits for its next one or is gone. So no step is timed while the other program
+runs, and no wait is inside of what is timed. Who goes first changes from step to step and from pair to pair, and the
+next pair gets the next two processors. A ratio is that of the medians that the two programs print, PAIRS times (8);
+told are each of them with the losses, and their geometric mean with its 95 % interval. See `train_pairs.py` for why.
+Memory that such a program reads from the device is that of both, so it is told by the program alone.
+
+Programs that print another median than passed between their calls, or that take different numbers of steps, end the
+script with an error.
 """
 
+import atexit
 import json
+import math
 import os
 import runpy
+import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 
 from train_pairs import PROCESSORS, interval
@@ -29,25 +37,38 @@ CONFS = {"native": ("native", "backend:native"),
          "expandable": ("expandable_segments:True", "backend:native,expandable_segments:True")}
 
 
+# What would decide in place of MODE.
+SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# A word of a program: whether it waits for its turn (or has come to its end), and the milliseconds of the step before,
+# not a number before the first.
+WORD = struct.Struct("?d")
+
+
 def take_turns(asked, told):
-    """Lets the program's every second call of the clock wait for its turn, and the others pass it on."""
-    clock, calls = time.perf_counter, 0
+    """Lets the program's every second call of the clock wait for its turn, and say how long the step before took."""
+    clock, calls, start, last_ms = time.perf_counter, 0, 0.0, math.nan
 
     def perf_counter():
-        nonlocal calls
+        nonlocal calls, start, last_ms
         if sys._getframe(1).f_globals.get("__name__") != "__main__":
             return clock()
         calls += 1
         if calls % 2 == 1:
-            os.write(told, b"r")
+            os.write(told, WORD.pack(True, last_ms))
             if not os.read(asked, 1):
-                sys.exit("the other program ended")
-            return clock()
+                # Not an exception, which a program could catch.
+                os._exit(1)
+            start = clock()
+            return start
         now = clock()
-        os.write(told, b"d")
+        last_ms = (now - start) * 1e3
         return now
 
+    def tell_last():
+        os.write(told, WORD.pack(False, last_ms))
+
     time.perf_counter = perf_counter
+    atexit.register(tell_last)
 
 
 class Program:
@@ -56,43 +77,78 @@ class Program:
     def __init__(self, program, mode, model, conf):
         (asked, self.ask), (self.told, told) = os.pipe(), os.pipe()
         self.command = [sys.executable, __file__, "--in-turn", str(asked), str(told), program, mode, model]
-        variables = os.environ | {"ALLOC_CONF": conf, "PYTHONHASHSEED": "0"}
-        self.process = subprocess.Popen(
-            self.command, pass_fds=(asked, told), stdout=subprocess.PIPE, text=True, env=variables)
+        variables = {name: text for name, text in os.environ.items() if name not in SETTINGS}
+        variables |= {"ALLOC_CONF": conf, "PYTHONHASHSEED": "0"}
+        # A file takes all that the program prints without being read.
+        self.printed = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(self.command, pass_fds=(asked, told), stdout=self.printed, env=variables)
         os.close(asked)
         os.close(told)
+        self.ms = []
 
-    def hear(self, what):
-        """Waits for a word of the program; False once it has closed its end."""
-        word = os.read(self.told, 1)
-        if word and word != what:
-            sys.exit(f"{' '.join(self.command)} calls its clock in another order")
-        return word == what
+    def wait(self):
+        """Until it waits for its turn; False once it is gone."""
+        while word := os.read(self.told, WORD.size):
+            waits, ms = WORD.unpack(word)
+            if not math.isnan(ms):
+                self.ms.append(ms)
+            if waits:
+                return True
+        return False
 
     def step(self):
         os.write(self.ask, b"g")
-        return self.hear(b"d")
+        return self.wait()
 
     def end(self):
+        """What it printed last."""
+        if self.process.wait() != 0:
+            self.failed(f"ended with {self.process.returncode}")
+        steps = sorted(self.ms)
+        self.printed.seek(0)
+        try:
+            told = json.loads(self.printed.read().splitlines()[-1])
+            printed, _ = told["step_ms_median"], told["loss"]
+        except (IndexError, KeyError, TypeError, ValueError):
+            self.failed("did not print its figures last")
+        if not steps:
+            self.failed("timed no step between two calls of time.perf_counter")
+        low, high = steps[(len(steps) - 1) // 2], steps[len(steps) // 2]
+        if not low * 0.99 - 0.02 < printed < high * 1.01 + 0.02:
+            self.failed(f"printed {printed} ms as the median, but {high:.2f} passed between its calls")
+        return told, len(steps)
+
+    def stop(self):
         os.close(self.ask)
-        printed = self.process.stdout.read().splitlines()
-        if self.process.wait() != 0 or not printed:
-            sys.exit(f"{' '.join(self.command)} ended with {self.process.returncode}")
-        return json.loads(printed[-1])
+        os.close(self.told)
+        self.process.kill()
+        self.process.wait()
+
+    def failed(self, how):
+        sys.exit(f"{' '.join(self.command)} {how}")
 
 
 def pair(sides, model, first):
-    """What the two programs of a pair print, and how many steps were taken in turn."""
+    """What the two programs of a pair print, and how many steps each took."""
     os.sched_setaffinity(0, {PROCESSORS[(2 * first + one) % len(PROCESSORS)] for one in (0, 1)})
     orders = [(0, 1), (1, 0)]
-    programs = {side: Program(*sides[side][:2], model, sides[side][2]) for side in orders[first % 2]}
-    steps = 0
-    # Both are asked before the first step: neither starts up while the other is timed.
-    while all([programs[side].hear(b"r") for side in (0, 1)]):
-        if not all([programs[side].step() for side in orders[(steps + first) % 2]]):
-            break
-        steps += 1
-    return programs[0].end(), programs[1].end(), steps
+    programs = {}
+    try:
+        for side in orders[first % 2]:
+            programs[side] = Program(*sides[side][:2], model, sides[side][2])
+        # Both wait before the first step, so that neither starts up while the other is timed.
+        live, turns = [programs[side].wait() for side in (0, 1)], 0
+        while any(live):
+            for side in orders[(turns + first) % 2]:
+                live[side] = live[side] and programs[side].step()
+            turns += 1
+        (one, steps), (two, others) = programs[0].end(), programs[1].end()
+        if steps != others:
+            programs[1].failed(f"took {others} steps, PyTorch's {steps}")
+        return one, two, steps
+    finally:
+        for program in programs.values():
+            program.stop()
 
 
 def main():
@@ -107,6 +163,8 @@ def main():
     if conf not in CONFS or count < 1:
         sys.exit(__doc__)
     program, model, _, plug = sys.argv[1:5]
+    # An exception, so that the programs are ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     theirs = (program, CONFS[conf][0], "")
     ours = theirs if sys.argv[3].endswith("-control") else (program, plug, CONFS[conf][1])
     ratios = []
