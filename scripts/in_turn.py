@@ -153,7 +153,11 @@ def pair(sides, model, first):
 
 def main():
     if sys.argv[1:2] == ["--in-turn"]:
-        take_turns(int(sys.argv[2]), int(sys.argv[3]))
+        ends = [int(text) for text in sys.argv[2:4]]
+        for end in ends:
+            # What the program starts does not keep them open when it is gone.
+            os.set_inheritable(end, False)
+        take_turns(*ends)
         sys.argv = sys.argv[4:]
         sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
         runpy.run_path(sys.argv[0], run_name="__main__")
