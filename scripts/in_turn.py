@@ -1,22 +1,24 @@
-"""A program that times training steps, unchanged, under PyTorch's own allocator and ours, step by step in turn:
+"""A training program, unchanged, under PyTorch's own allocator and ours, step by step in turn:
 
-    python in_turn.py PROGRAM MODEL CONF PLUG [PAIRS]
+    python in_turn.py PROGRAM MODEL CONF OURS [PAIRS]
 
-PROGRAM is any Python program that is called as `PROGRAM MODE MODEL`, times each step between two calls of
-`time.perf_counter`, calls that for nothing else and prints, last, a line of JSON with `step_ms_median` and `loss`.
-MODE is `native` or what is to stand in PYTORCH_CUDA_ALLOC_CONF, or PLUG: `plug:LIBRARY:MALLOC:FREE`, as PyTorch loads a
-pluggable allocator; ours finds its configuration in ALLOC_CONF. CONF is `native` or `expandable`, on both sides; with
-`-control` behind it PyTorch's own stands on both.
+PROGRAM is `train.py`, or any Python program that is called as `PROGRAM MODE MODEL`, times each step between two calls of
+`time.perf_counter`, calls that for nothing else and prints, last, a line of JSON with `step_ms_median` and `loss`. CONF
+is `native` or `expandable`, on both sides; with `-control` behind it PyTorch's own stands on both, which tells what the
+machine makes of equals. MODE is, for PyTorch's, `native` or what is to stand in PYTORCH_CUDA_ALLOC_CONF; for ours it is
+OURS, by which the program finds the library: `ours:LIBRARY` for `train.py`. ALLOC_CONF has the configuration of ours.
 
 Two such processes live side by side on the same two processors. The first of the two calls of a step waits for its
 turn; the turn ends when the program waits for its next one or is gone. So no step is timed while the other program
-runs, and no wait is inside of what is timed. Who goes first changes from step to step and from pair to pair, and the
-next pair gets the next two processors. A ratio is that of the medians that the two programs print, PAIRS times (8);
-told are each of them with the losses, and their geometric mean with its 95 % interval. See `train_pairs.py` for why.
-Memory that such a program reads from the device is that of both, so it is told by the program alone.
+runs, no wait is inside of what is timed, and whoever else uses the machine slows both alike: a ratio of two processes
+one after the other says little on a shared machine. Who goes first changes from step to step and from pair to pair, and
+the next pair gets the next two processors.
 
-Programs that print another median than passed between their calls, or that take different numbers of steps, end the
-script with an error.
+A ratio is that of the medians that the two programs print. Told are those of PAIRS pairs of processes (8), with the
+losses, and their geometric mean with its 95 % interval: two equal processes differ by a few parts in a hundred for as
+long as they live, so it takes several. Memory that such a program reads from the device is that of both, so it is told
+by the program alone. Programs that print another median than passed between their calls, or that take different numbers
+of steps, end the script with an error.
 """
 
 import atexit
@@ -25,18 +27,18 @@ import math
 import os
 import runpy
 import signal
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 
-from train_pairs import PROCESSORS, interval
-
 CONFS = {"native": ("native", "backend:native"),
          "expandable": ("expandable_segments:True", "backend:native,expandable_segments:True")}
-
-
+PROCESSORS = sorted(os.sched_getaffinity(0))
+# Student's t for 95 %, by degrees of freedom.
+STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13]
 # What would decide in place of MODE.
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 # A word of a program: whether it waits for its turn (or has come to its end), and the milliseconds of the step before,
@@ -151,6 +153,14 @@ def pair(sides, model, first):
             program.stop()
 
 
+def interval(ratios):
+    """The geometric mean, and within which factor of it the true one lies with 95 %."""
+    logs = [math.log(ratio) for ratio in ratios]
+    student = STUDENT[min(len(logs) - 1, len(STUDENT)) - 1] if len(logs) > 1 else math.inf
+    spread = statistics.stdev(logs) if len(logs) > 1 else 1
+    return math.exp(statistics.mean(logs)), math.exp(student * spread / math.sqrt(len(logs)))
+
+
 def main():
     if sys.argv[1:2] == ["--in-turn"]:
         ends = [int(text) for text in sys.argv[2:4]]
@@ -166,11 +176,11 @@ def main():
     count = int((sys.argv[5:] + ["8"])[0])
     if conf not in CONFS or count < 1:
         sys.exit(__doc__)
-    program, model, _, plug = sys.argv[1:5]
+    program, model, _, library = sys.argv[1:5]
     # An exception, so that the programs are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     theirs = (program, CONFS[conf][0], "")
-    ours = theirs if sys.argv[3].endswith("-control") else (program, plug, CONFS[conf][1])
+    ours = theirs if sys.argv[3].endswith("-control") else (program, library, CONFS[conf][1])
     ratios = []
     for number in range(count):
         one, two, steps = pair((theirs, ours), model, number)

@@ -1,10 +1,8 @@
-"""Times training steps under one allocator: python train.py MODEL ALLOCATOR [LIBRARY] -> one line of JSON.
+"""Times training steps under one allocator: python train.py MODE MODEL -> one line of JSON.
 
-With `--turns` behind it, it makes a step for each line on its input and answers each with a line of JSON.
-
-MODEL is llama or resnet. ALLOCATOR is `torch` or `ours`, with the configuration behind a colon:
-`torch`, `torch:expandable_segments:True`, `ours:backend:native,expandable_segments:True`. For `ours`, LIBRARY is
-libstratalloc.so, and the package of `python/` lies on PYTHONPATH.
+MODE is `native`, what is to stand in PYTORCH_CUDA_ALLOC_CONF, or `ours:LIBRARY`, which puts libstratalloc.so under
+PyTorch by the package of `python/`: that lies on PYTHONPATH then, and ALLOC_CONF has the configuration. MODEL is llama or
+resnet. `in_turn.py` compares two of them.
 """
 
 import json
@@ -13,16 +11,16 @@ import random
 import sys
 import time
 
-model_name, (kind, _, conf) = sys.argv[1], sys.argv[2].partition(":")
-if kind == "torch" and conf:
-    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = conf
+mode, model_name = sys.argv[1:]
+if mode != "native" and not mode.startswith("ours:"):
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = mode
 
 import torch  # noqa: E402  (PyTorch reads the variable when it is imported)
 
-if kind == "ours":
+if mode.startswith("ours:"):
     import stratalloc
 
-    stratalloc.install(sys.argv[3], conf=conf or "backend:native")
+    stratalloc.install(mode.removeprefix("ours:"))
 
 torch.manual_seed(0)
 random.seed(0)
@@ -66,34 +64,27 @@ optimizer, loss = {"llama": llama, "resnet": resnet}[model_name]()
 
 
 def step():
-    """One step: its milliseconds, the processors' until its last call was made, and its loss."""
-    start, busy = time.perf_counter(), time.process_time()
     value = loss()
     value.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    busy = time.process_time() - busy
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3, busy * 1e3, round(value.item(), 4)
+    return value
 
-
-if sys.argv[-1] == "--turns":
-    for _ in sys.stdin:
-        ms, cpu_ms, value = step()
-        print(json.dumps({"ms": ms, "cpu_ms": cpu_ms, "loss": value}), flush=True)
-    sys.exit()
 
 for _ in range(8):
     step()
+torch.cuda.synchronize()
 times = []
 for _ in range(40):
-    ms, _, value = step()
-    times.append(ms)
+    start = time.perf_counter()
+    value = step()
+    torch.cuda.synchronize()
+    times.append((time.perf_counter() - start) * 1e3)
 free, total = torch.cuda.mem_get_info()
 print(json.dumps({
+    "mode": mode,
     "model": model_name,
-    "allocator": sys.argv[2],
-    "step_ms": round(sorted(times)[len(times) // 2], 2),
-    "loss": value,
+    "step_ms_median": round(sorted(times)[len(times) // 2], 2),
+    "loss": round(value.item(), 4),
     "used_mib": (total - free) >> 20,
 }))
