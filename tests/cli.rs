@@ -29,6 +29,34 @@ fn run(args: &[&str]) -> Output {
     stratalloc().args(args).output().expect("the program runs and writes text")
 }
 
+/// A folder of a test's own, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let own = format!("stratalloc-cli-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(own);
+        std::fs::create_dir_all(&folder).expect("a test may make a folder");
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("names are text").to_owned()
+    }
+
+    fn file(&self, name: &str, content: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, content).expect("a test may write there");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 #[test]
 fn verify_prints_every_field_and_succeeds() {
     let path = trace("serve.default");
@@ -69,10 +97,9 @@ fn a_recording_of_several_devices_says_which_is_taken() {
     };
     let (first, second) = ([event(4096, 512)], [event(4096, 1024), event(8192, 1024)]);
     let lists = [first.join(","), second.join(",")].map(|events| format!("[{events}]")).join(",");
-    let file = std::env::temp_dir().join(format!("stratalloc-two-{}.json", std::process::id()));
-    std::fs::write(&file, format!(r#"{{"segments":[],"device_traces":[{lists}]}}"#)).unwrap();
-    let replay =
-        |more: &[&str]| run(&[&["replay", file.to_str().unwrap(), "--json"][..], more].concat());
+    let folder = Folder::new("two");
+    let file = folder.file("two.json", &format!(r#"{{"segments":[],"device_traces":[{lists}]}}"#));
+    let replay = |more: &[&str]| run(&[&["replay", &file, "--json"][..], more].concat());
     let allocations = |output: &Output| {
         let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         row["allocations"].as_u64().unwrap()
@@ -83,7 +110,6 @@ fn a_recording_of_several_devices_says_which_is_taken() {
     assert!(told.contains("events of device 1 are taken, 1 more have some"), "{told}");
     let other = replay(&["--recorded-device", "0"]);
     assert_eq!((allocations(&other), text(&other.stderr)), (1, String::new()));
-    std::fs::remove_file(&file).unwrap();
 }
 
 #[test]
@@ -96,13 +122,13 @@ fn a_mismatch_ends_with_one() {
 
 #[test]
 fn statistics_have_pytorchs_keys() {
-    let file = std::env::temp_dir().join(format!("stratalloc-cli-{}.json", std::process::id()));
+    let folder = Folder::new("statistics");
+    let file = folder.path("statistics.json");
     let path = trace("resnet50.default");
-    let args = ["replay", path.to_str().unwrap(), "--verify", "--stats", file.to_str().unwrap()];
+    let args = ["replay", path.to_str().unwrap(), "--verify", "--stats", &file];
     assert_eq!(run(&args).status.code(), Some(0));
     let ours: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    std::fs::remove_file(&file).unwrap();
     let recorded = path.with_file_name("resnet50.default.stats.json");
     let recorded: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(recorded).unwrap()).unwrap();
@@ -397,8 +423,8 @@ fn bench_in_turns_answers_each_line_with_a_line() {
 
 #[test]
 fn a_log_that_a_replay_writes_can_be_replayed_and_not_verified() {
-    let log = std::env::temp_dir().join(format!("stratalloc-cli-log-{}.csv", std::process::id()));
-    let path = log.to_str().unwrap();
+    let folder = Folder::new("log");
+    let path = &folder.path("log.csv");
     let conf = format!("backend:native,layers:[log:\"{path}\",front]");
     let recorded = trace("multistream.default");
     let json = |args: &[&str]| -> serde_json::Value {
@@ -411,7 +437,6 @@ fn a_log_that_a_replay_writes_can_be_replayed_and_not_verified() {
     assert!(first["allocations"].as_u64().unwrap() > 1000);
     assert_eq!(first["allocations"], second["allocations"]);
     let refused = run(&["replay", path, "--verify"]);
-    std::fs::remove_file(&log).unwrap();
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("a log of requests"), "{}", text(&refused.stderr));
     let unverifiable =

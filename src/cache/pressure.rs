@@ -100,7 +100,7 @@ impl Engine {
                 found => return Ok(found),
             }
         }
-        // More than the limit may be held, from before it was lowered: what drains may serve yet.
+        // What drains may serve yet, where so much is held: above a limit that was lowered, say.
         let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
         if is_hopeless && !may_drain {
             return Ok(Err(refusal));

@@ -14,9 +14,8 @@ use crate::replay::{self, Limits, Trace, Workload};
 use crate::stats::Statistics;
 
 use super::device::{add_taken, counted, open_sim};
-use super::files;
 use super::outcome::{Outcome, fraction, out, tell};
-use super::replay::{may_have_had_more, name_of, read, recorded_ooms, workload_of};
+use super::replay::{asked_for, may_have_had_more, name_of, read, recorded_ooms, workload_of};
 use super::settings;
 use super::show::{Side, mib, progress, shown_conf, table};
 
@@ -81,14 +80,11 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
     } else {
         args.conf.clone()
     };
+    let has_limit = args.memory_fraction.is_some();
     let confs: Vec<(String, Config)> = texts
         .into_iter()
-        .map(|text| settings::parse("--conf", &text).map(|config| (text, config)))
+        .map(|text| asked_for(&text, &args.trace, has_limit).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
-    confs.iter().try_for_each(|(_, config)| files::spare_from(config, &args.trace))?;
-    confs
-        .iter()
-        .for_each(|(_, config)| settings::tell_idle_keys(config, args.memory_fraction.is_some()));
     let (mut all, mut modes) = (Vec::new(), Vec::new());
     for path in &args.trace {
         let trace = read(path, args.max_input, args.recorded_device)?;

@@ -102,7 +102,12 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
     if let Some(file) = &args.stats {
         files::spare(&args.trace, file)?;
     }
-    let asked = args.conf.as_ref().map(|text| asked_for(args, text)).transpose()?;
+    let asked = match &args.conf {
+        Some(text) => {
+            Some((text.as_str(), asked_for(text, &args.trace, args.memory_fraction.is_some())?))
+        }
+        None => None,
+    };
     let mut outcome = Outcome::Good;
     for path in &args.trace {
         let trace = read(path, args.max_input, args.recorded_device)?;
@@ -180,16 +185,20 @@ pub(crate) fn name_of(path: &Path) -> String {
         .fold(file, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
 }
 
+/// What `--conf` says, looked at before any recording is read.
+pub(crate) fn asked_for(
+    text: &str,
+    recordings: &[PathBuf],
+    has_limit: bool,
+) -> Result<Config, Box<dyn Error>> {
+    let config = settings::parse("--conf", text)?;
+    files::spare_from(&config, recordings)?;
+    settings::tell_idle_keys(&config, has_limit);
+    Ok(config)
+}
+
 /// A configuration as its string says it, and parsed.
 type Said<'a> = (&'a str, Config);
-
-/// What `--conf` says, looked at before any recording is read.
-fn asked_for<'a>(args: &Replay, text: &'a str) -> Result<Said<'a>, Box<dyn Error>> {
-    let config = settings::parse("--conf", text)?;
-    files::spare_from(&config, &args.trace)?;
-    settings::tell_idle_keys(&config, args.memory_fraction.is_some());
-    Ok((text, config))
-}
 
 fn replay_one(
     args: &Replay,

@@ -81,14 +81,14 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
 pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
     let Some(s) = bed.statistics() else { return Ok(()) };
     for (name, family) in [
-        ("blocks", s.allocation),
-        ("active blocks", s.active),
-        ("allocated bytes", s.allocated_bytes),
-        ("active bytes", s.active_bytes),
-        ("requested bytes", s.requested_bytes),
+        ("allocation", s.allocation),
+        ("active", s.active),
+        ("allocated_bytes", s.allocated_bytes),
+        ("active_bytes", s.active_bytes),
+        ("requested_bytes", s.requested_bytes),
     ] {
         let current = family.all.current;
-        is(current == 0, || format!("nothing is live, {name} are {current}"))?;
+        is(current == 0, || format!("nothing is live, {name}.all.current is {current}"))?;
     }
     let Some(counters) = bed.allocator.counters() else { return Ok(()) };
     counters.reset_peaks();

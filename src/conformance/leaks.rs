@@ -12,7 +12,7 @@ const NAMED_MAX: usize = 4;
 ///
 /// # Errors
 ///
-/// What is out still, and what came back that should not.
+/// What is out still, or else what came back that should not.
 pub(super) fn all_came_back(before: &Held, after: &Held) -> Checked {
     let (more, less) = (Beside(after, before), Beside(before, after));
     match (before == after, more.is_nothing()) {

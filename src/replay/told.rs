@@ -37,7 +37,7 @@ pub(super) fn layout(segment: &SegmentLayout) -> String {
         let (state, size, requested) = (b.state.name(), b.size_bytes, b.requested_bytes);
         format!("{state} of {size} bytes at {:#x}, {requested} requested", b.address)
     };
-    let kind = format!("{kind:?}").to_lowercase();
+    let kind = kind.name();
     let more = if *expandable { ", expandable" } else { "" };
     let (capture, user, stream) = (pool.capture, pool.user, stream.0);
     format!(

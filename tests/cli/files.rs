@@ -1,36 +1,8 @@
 //! Files: what is read, what may not be written over it, and how names are shown.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::{run, text};
-
-/// A folder of a test's own, which goes with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let own = format!("stratalloc-cli-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(own);
-        std::fs::create_dir_all(&folder).expect("a test may make a folder");
-        Self(folder)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("names are text").to_owned()
-    }
-
-    fn file(&self, name: &str, content: &str) -> String {
-        let path = self.path(name);
-        std::fs::write(&path, content).expect("a test may write there");
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use super::{Folder, run, text};
 
 /// A recording of one request for each device that has one, made with this configuration.
 fn recording(devices: &[bool], conf: &str) -> String {
