@@ -106,14 +106,10 @@ impl Case<'_> {
             ..self.options.clone()
         };
         // A cache is given back only on the way to the end of the device: the small one has its share.
-        let outcome = self.on_a_small_device_too(&options, &|case, small_bytes| {
-            case.each_call_fails(small_bytes).map(|runs| Outcome::Held { runs })
-        })?;
-        Ok(match outcome {
-            Outcome::Held { runs: 0 } => {
-                Outcome::NotTested { why: "it makes no call to the driver" }
-            }
-            other => other,
+        let work = |case: &Case<'_>, small_bytes| case.each_call_fails(small_bytes);
+        Ok(match self.on_a_small_device_too(&options, &work)? {
+            0 => Outcome::NotTested { why: "it makes no call to the driver" },
+            runs => Outcome::Held { runs },
         })
     }
 

@@ -31,8 +31,8 @@ pub(super) struct Case<'a> {
     pub(super) machines: &'a Machines<'a>,
 }
 
-/// Tests on one device; told are the bytes of the small one.
-pub(super) type OnOneSize<'a> = dyn Fn(&Case<'_>, Option<u64>) -> Result<Outcome, Broken> + 'a;
+/// Tests on one device, told the bytes of the small one. Says how many runs that were.
+pub(super) type OnOneSize<'a> = dyn Fn(&Case<'_>, Option<u64>) -> Result<u64, Broken> + 'a;
 
 /// Makes a new device of so many bytes.
 pub(super) type Machines<'a> = dyn Fn(u64) -> Result<Box<dyn Machine>, String> + 'a;
@@ -70,12 +70,12 @@ impl Case<'_> {
     }
 
     /// Gives a part of `options.scripts` to the device and the others to one that is so small that scripts
-    /// come to its end, if the allocator can work there at all. `work` is told the bytes of the small one.
+    /// come to its end, if the allocator can work there at all. Says how many runs that were.
     pub(super) fn on_a_small_device_too(
         &self,
         options: &Options,
         work: &OnOneSize<'_>,
-    ) -> Result<Outcome, Broken> {
+    ) -> Result<u64, Broken> {
         let device_bytes = options.device_bytes / SMALL_PART;
         let few = options.scripts / 2;
         let most = options.scripts - few;
@@ -87,26 +87,21 @@ impl Case<'_> {
             return work(&Case { options, ..*self }, None);
         }
         let large = Options { scripts: most, ..options.clone() };
-        match (work(&Case { options: &large, ..*self }, None)?, work(&small, Some(device_bytes))?) {
-            (Outcome::Held { runs }, Outcome::Held { runs: more }) => {
-                Ok(Outcome::Held { runs: runs + more })
-            }
-            (outcome, _) => Ok(outcome),
-        }
+        Ok(work(&Case { options: &large, ..*self }, None)? + work(&small, Some(device_bytes))?)
     }
 
-    /// Random scripts, each on a bed of its own.
+    /// Random scripts, each on a bed of its own. Says how many.
     fn random(
         &self,
         keep: fn(&Op) -> bool,
         work: &dyn Fn(&mut Bed<'_>, &Script) -> Checked,
-    ) -> Result<Outcome, Broken> {
+    ) -> Result<u64, Broken> {
         search::scripts(self.options, keep, &|script| {
             let machine = self.machine().map_err(|what| (what, Vec::new()))?;
             let work = |bed: &mut Bed<'_>| work(bed, script);
             search::on_a_bed(&*machine, machine.driver(), self.build, &work)
         })?;
-        Ok(Outcome::Held { runs: self.options.scripts })
+        Ok(self.options.scripts)
     }
 
     /// Random scripts under some laws. `needs_driver`: of no use when memory comes from elsewhere.
@@ -117,13 +112,13 @@ impl Case<'_> {
         needs_driver: bool,
     ) -> Result<Outcome, Broken> {
         let from_driver = Cell::new(false);
-        let outcome = self.random(keep, &|bed, script| {
+        let runs = self.random(keep, &|bed, script| {
             let done = search::follow(bed, script, laws);
             from_driver.set(from_driver.get() || bed.from_driver == Some(true));
             done
         })?;
         let seen = from_driver.get() || !needs_driver;
-        Ok(if seen { outcome } else { Outcome::NotTested { why: ELSEWHERE } })
+        Ok(if seen { Outcome::Held { runs } } else { Outcome::NotTested { why: ELSEWHERE } })
     }
 
     fn test(&self, property: Property) -> Result<Outcome, Broken> {
@@ -143,13 +138,17 @@ impl Case<'_> {
             },
             Property::ReuseWaitsForWork => {
                 let streamless = Cell::new(false);
-                let outcome = self.random(plain, &|bed, script| {
+                let runs = self.random(plain, &|bed, script| {
                     let done = search::follow(bed, script, &[laws::reuse_waits_for_work]);
                     streamless.set(streamless.get() || bed.is_streamless());
                     done
                 })?;
                 let why = "its memory is not the device's and it knows no streams";
-                Ok(if streamless.get() { Outcome::NotTested { why } } else { outcome })
+                Ok(if streamless.get() {
+                    Outcome::NotTested { why }
+                } else {
+                    Outcome::Held { runs }
+                })
             }
             Property::IllegalRequestsAreRefused => {
                 let keep = |op: &Op| match op {
@@ -193,29 +192,34 @@ impl Case<'_> {
         if !self.asks(|allocator| allocator.counters().is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no counters" });
         }
-        self.on_a_small_device_too(self.options, &|case, _| {
+        let runs = self.on_a_small_device_too(self.options, &|case, _| {
             case.random(|_| true, &|bed, script| {
                 search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
                 bed.hand_everything_back()?;
                 accounts::counters_end_at_nothing(bed)
             })
-        })
+        })?;
+        Ok(Outcome::Held { runs })
     }
 
     fn emptying(&self) -> Result<Outcome, Broken> {
         if !self.asks(|allocator| allocator.caching().is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
         }
-        self.random(|op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks), &|bed, script| {
-            search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
-            bed.hand_everything_back()?;
-            bed.perform(&Op::EmptyCache)?;
-            let reserved = bed.reserved_bytes();
-            if reserved == 0 {
-                return Ok(());
-            }
-            Err(format!("nothing is live and the cache is empty; {reserved} bytes are reserved"))
-        })
+        let runs =
+            self.random(|op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks), &|bed, script| {
+                search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
+                bed.hand_everything_back()?;
+                bed.perform(&Op::EmptyCache)?;
+                let reserved = bed.reserved_bytes();
+                if reserved == 0 {
+                    return Ok(());
+                }
+                Err(format!(
+                    "nothing is live and the cache is empty; {reserved} bytes are reserved"
+                ))
+            })?;
+        Ok(Outcome::Held { runs })
     }
 
     fn giving_back(&self) -> Result<Outcome, Broken> {
