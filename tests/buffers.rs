@@ -1,8 +1,6 @@
 //! Typed buffers: what they hold, what they refuse, and when their memory goes.
 
-mod common;
 #[cfg(all(feature = "cudarc", target_os = "linux"))]
-#[path = "buffers/cudarc.rs"]
 mod cudarc;
 
 use std::sync::Arc;
@@ -16,9 +14,9 @@ use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
 #[cfg(target_os = "linux")]
-use common::machine::HostMachine;
-use common::machine::Machine;
-use common::machine::SimMachine;
+use crate::common::machine::HostMachine;
+use crate::common::machine::Machine;
+use crate::common::machine::SimMachine;
 
 const ON: StreamId = StreamId::DEFAULT;
 const CONFS: [&str; 3] =

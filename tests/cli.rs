@@ -1,8 +1,6 @@
 //! The command line as a script sees it: fields, exit codes, carets, pipes.
 
-#[path = "cli/files.rs"]
 mod files;
-#[path = "cli/words.rs"]
 mod words;
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,19 +1,14 @@
 //! The conformance suite, on everything that the house brings, and on allocators that are broken on
 //! purpose.
 //!
-//! `CONFORMANCE_RUNS=1000 cargo test --release --test conformance` runs so many random scripts for each
-//! property. On a GPU (`cargo test --test conformance cuda`) they take a few hundred MiB of it.
+//! `CONFORMANCE_RUNS=1000 cargo test --test main conformance` runs so many random scripts for each
+//! property. On a GPU (`cargo test --test main conformance::`) they take a few hundred MiB of it.
 
-#[path = "conformance/bent.rs"]
 mod bent;
-#[path = "conformance/broken.rs"]
 mod broken;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-#[path = "conformance/skips.rs"]
 mod skips;
-#[path = "conformance/toy.rs"]
 mod toy;
-#[path = "conformance/users.rs"]
 mod users;
 
 use stratalloc::config::Config;

@@ -1,10 +1,7 @@
 //! `backend:cpu`: exact sizes, one map for all instances, and what happens without memory.
 
-#[path = "cpu/instances.rs"]
 mod instances;
-#[path = "cpu/random.rs"]
 mod random;
-#[path = "cpu/rules.rs"]
 mod rules;
 
 use std::sync::Arc;

@@ -4,10 +4,7 @@
 //! holders of one byte are seen at once. When all threads rest, the laws of `common::law` hold and
 //! every counter equals its recount. `crowds/hooks.rs` has the callbacks and observers.
 
-mod common;
-#[path = "crowds/hammer.rs"]
 mod hammer;
-#[path = "crowds/hooks.rs"]
 mod hooks;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -22,8 +19,8 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 
-use common::machine::{Machine, SimMachine};
-use common::meeting::Meeting;
+use crate::common::machine::{Machine, SimMachine};
+use crate::common::meeting::Meeting;
 use hammer::{Dice, Scene, hammer_on};
 
 /// Threads on streams of their own never meet, except where they free each other's blocks.
@@ -87,7 +84,8 @@ fn under_pressure(threads: usize, settings: Settings) {
                     caching.apply(&Config::from_settings(other)).expect("the device can do it");
                 }
                 5 => engine.check().expect("every heap keeps its invariants at any moment"),
-                6 => common::law::check_layout(&caching.layout()).expect("layouts always tile"),
+                6 => crate::common::law::check_layout(&caching.layout())
+                    .expect("layouts always tile"),
                 7 => drop(caching.cache_info().expect("the driver works")),
                 8 => counters.reset_accumulated(),
                 _ => {
@@ -235,7 +233,7 @@ fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, 
         threads.map(|thread| thread.join().expect("no thread panics"))
     });
     let engine = strategy.engine().expect("the native strategy has an engine");
-    common::law::check_all(engine, machine.used_bytes()).expect("the laws hold at rest");
+    crate::common::law::check_all(engine, machine.used_bytes()).expect("the laws hold at rest");
     let served = served.into_iter().filter(|served| *served).count();
     (driver.most_inside(), served, machine.used_bytes())
 }

@@ -1,11 +1,6 @@
 //! The strategies on a real device: bytes, streams, graphs, processes. Without a CUDA device each test
 //! prints `skipped: no CUDA device` and ends. A device of 8 GiB is enough.
-#![cfg(all(feature = "cuda", target_os = "linux"))]
-
-mod common;
-#[path = "cuda/malloc_async.rs"]
 mod malloc_async;
-#[path = "cuda/two.rs"]
 mod two;
 
 use std::collections::BTreeMap;
@@ -25,7 +20,7 @@ use stratalloc::sharing::{SharedHandle, SharingError};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
 
-use common::gpu::{device, second, skip};
+use crate::common::gpu::{device, second, skip};
 
 fn strategy(cuda: &Arc<Cuda>, conf: &str) -> Strategy {
     let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
@@ -427,7 +422,7 @@ fn a_block_is_shared_between_two_processes() {
         };
         let text: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let other = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process_opens_and_answers", "--nocapture"])
+            .args(["--exact", "cuda::the_other_process_opens_and_answers", "--nocapture"])
             .env(SHARED, text)
             .stdin(Stdio::null())
             .output()

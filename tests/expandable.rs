@@ -5,8 +5,6 @@
 //! driver calls fail; after each step every law of `common/law.rs` holds, and at the end nothing is
 //! left on the device: no memory, no mapping, no address space, no event.
 
-mod common;
-
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -23,9 +21,9 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
 
-use common::base::Base;
-use common::plain::Plain;
-use common::{Checked, Segments, law};
+use crate::common::base::Base;
+use crate::common::plain::Plain;
+use crate::common::{Checked, Segments, law};
 
 /// Runs each function on every device.
 macro_rules! on_every_device {
@@ -39,8 +37,8 @@ macro_rules! on_every_device {
         }
         #[cfg(all(feature = "cuda", target_os = "linux"))]
         mod cuda {
-            use crate::common::gpu::{Gpu, shared};
-            $(#[test] fn $name() { if shared().is_some() { super::$name::<Gpu>(); } })*
+            use crate::common::gpu::{Gpu, turn};
+            $(#[test] fn $name() { if let Some(_turn) = turn() { super::$name::<Gpu>(); } })*
         }
     };
 }
@@ -490,8 +488,10 @@ fn random_history<D: Base>(segments: Segments, ops: Vec<Op>) -> Checked {
 
 /// Every other history ends with blocks in callers' hands: the allocator gives their memory back.
 fn check_histories(property: fn(Vec<Op>) -> Checked, tests: u64) {
-    let times = std::env::var("SHADOW_RUNS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
-    quickcheck::QuickCheck::new().tests(tests * times).rng(Gen::new(120)).quickcheck(property);
+    quickcheck::QuickCheck::new()
+        .tests(crate::common::runs::runs(tests))
+        .rng(Gen::new(120))
+        .quickcheck(property);
 }
 
 fn random_histories_with_fixed_segments<D: Base>() {

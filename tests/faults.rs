@@ -5,8 +5,6 @@
 //! After each step that met a failure the laws of `common::law` hold and all that is held is still
 //! there; after the workload everything can be freed and the allocator serves as before.
 
-mod common;
-
 use std::sync::Arc;
 
 use stratalloc::allocator::{
@@ -22,7 +20,7 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
 
-use common::{Checked, ensure, ensure_eq, law};
+use crate::common::{Checked, ensure, ensure_eq, law};
 
 const A: StreamId = StreamId(0);
 const B: StreamId = StreamId(7);

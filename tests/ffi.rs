@@ -9,6 +9,8 @@ mod alone;
 mod panics;
 #[path = "ffi/programs.rs"]
 mod programs;
+#[path = "common/shared_library.rs"]
+mod shared_library;
 #[path = "ffi/wild.rs"]
 mod wild;
 

@@ -2,8 +2,6 @@
 //!
 //! `fuzz/README.md` tells how inputs are found. One that broke something stays here for ever.
 
-#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
-
 #[path = "fuzz_checks/mod.rs"]
 mod checks;
 

@@ -2,8 +2,6 @@
 //!
 //! The same program runs twice, on the device itself and on a double that lies about events. Only
 //! with the lie does the allocator hand the block out while another stream still writes to it.
-#![cfg(target_os = "linux")]
-
 use std::sync::Arc;
 
 use stratalloc::allocator::{CrossStream, DeviceAllocator, Request};

@@ -4,17 +4,11 @@
 //! `malloc_async/pressure.rs` about refusals; `malloc_async/histories.rs` does everything at random, by
 //! three threads, and `malloc_async/device.rs` asks a real device.
 
-#[path = "malloc_async/captures.rs"]
 mod captures;
-mod common;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-#[path = "malloc_async/device.rs"]
 mod device;
-#[path = "malloc_async/histories.rs"]
 mod histories;
-#[path = "malloc_async/pools.rs"]
 mod pools;
-#[path = "malloc_async/pressure.rs"]
 mod pressure;
 
 use std::sync::Arc;
@@ -33,8 +27,8 @@ use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
 #[cfg(target_os = "linux")]
-use common::machine::HostMachine;
-use common::machine::{Machine, SimMachine};
+use crate::common::machine::HostMachine;
+use crate::common::machine::{Machine, SimMachine};
 
 /// An allocator on a machine.
 struct Bed<M> {
@@ -501,8 +495,8 @@ fn peers_reach_pools_of_before_and_after() {
 
 #[test]
 fn a_device_without_pools_is_refused_with_a_reason() {
-    let driver =
-        Arc::new(common::plain::Plain { inner: SimMachine::new(64 * MIB).0 }) as Arc<dyn Driver>;
+    let driver = Arc::new(crate::common::plain::Plain { inner: SimMachine::new(64 * MIB).0 })
+        as Arc<dyn Driver>;
     let error = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap_err();
     assert_eq!(error.kind, DriverErrorKind::NotSupported);
     assert!(error.to_string().contains("no stream-ordered memory pools"), "{error}");

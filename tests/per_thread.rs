@@ -4,9 +4,7 @@
 //! `common::threaded` is the simulated device with such a stream. Each test runs on fixed and on expandable
 //! segments. The first thread is the test's own; others run while it waits for them.
 
-#[path = "per_thread/captures.rs"]
 mod captures;
-mod common;
 
 use std::sync::Arc;
 
@@ -20,8 +18,8 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 
-use common::law;
-use common::threaded::{OWN, Threaded};
+use crate::common::law;
+use crate::common::threaded::{OWN, Threaded};
 
 const BOTH: [&str; 2] = ["", "expandable_segments:True"];
 
@@ -413,7 +411,7 @@ fn wrappers_of_a_device_hand_the_answer_through() {
 fn a_gpus_per_thread_stream_is_one() {
     use stratalloc::driver::HoldsWork;
 
-    let Some((cuda, _alone)) = common::gpu::device() else { return };
+    let Some((cuda, _alone)) = crate::common::gpu::device() else { return };
     assert!(cuda.is_per_thread_stream(OWN));
     assert!(
         !cuda.is_per_thread_stream(StreamId::DEFAULT) && !cuda.is_per_thread_stream(StreamId(1))

@@ -5,24 +5,15 @@
 //! stream that is another one on each thread, `histories` all at random, `library` loads compiled C and
 //! C++, `hostile` loads what cannot be loaded.
 
-#[path = "pluggable/captures.rs"]
 mod captures;
-#[path = "pluggable/closures.rs"]
 mod closures;
-mod common;
-#[path = "pluggable/histories.rs"]
 mod histories;
 #[cfg(all(feature = "pluggable", target_os = "linux"))]
-#[path = "pluggable/hostile.rs"]
 mod hostile;
 #[cfg(all(feature = "pluggable", target_os = "linux"))]
-#[path = "pluggable/library.rs"]
 mod library;
-#[path = "pluggable/per_thread.rs"]
 mod per_thread;
-#[path = "pluggable/pools.rs"]
 mod pools;
-#[path = "pluggable/registered.rs"]
 mod registered;
 
 use std::sync::Arc;

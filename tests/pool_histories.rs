@@ -6,8 +6,6 @@
 //! before somebody waited for that work. At the end nothing is left: no pool, no memory, no mapping, no
 //! address space, and pools' own allocators have back what they gave. Captures run on `sim` only.
 
-mod common;
-#[path = "pool_histories/ops.rs"]
 mod ops;
 
 use std::sync::Arc;
@@ -29,10 +27,10 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 
-use common::base::Base;
+use crate::common::base::Base;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-use common::gpu::{Gpu, shared};
-use common::{Checked, Segments, ensure, ensure_eq, law};
+use crate::common::gpu::{Gpu, turn};
+use crate::common::{Checked, Segments, ensure, ensure_eq, law};
 use ops::Op;
 
 /// A pool's own allocator: addresses far from the device's, never given twice.
@@ -418,8 +416,10 @@ fn run<D: Base>(segments: Segments, ops: &[Op]) -> Checked {
 }
 
 fn check_histories(property: fn(Vec<Op>) -> Checked, tests: u64) {
-    let times = std::env::var("SHADOW_RUNS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
-    quickcheck::QuickCheck::new().tests(tests * times).rng(Gen::new(150)).quickcheck(property);
+    quickcheck::QuickCheck::new()
+        .tests(crate::common::runs::runs(tests))
+        .rng(Gen::new(150))
+        .quickcheck(property);
 }
 
 /// Every driver call of one long history fails once, with either kind of failure.
@@ -480,34 +480,34 @@ fn each_failing_call<D: Base>() {
 
 /// Runs each property on every device.
 macro_rules! on_every_device {
-    ($($device:ident $base:ident if $there:expr;)*) => { $(
+    ($($device:ident $base:ident if $turn:expr;)*) => { $(
         mod $device {
             use super::*;
 
             #[test]
             fn pools_of_fixed_segments() {
-                if $there {
+                if let Some(_turn) = $turn {
                     check_histories(|ops| run::<$base>(Segments::Fixed, &ops), 100);
                 }
             }
 
             #[test]
             fn pools_of_expandable_segments() {
-                if $there {
+                if let Some(_turn) = $turn {
                     check_histories(|ops| run::<$base>(Segments::Expandable, &ops), 100);
                 }
             }
 
             #[test]
             fn pools_while_segments_switch() {
-                if $there {
+                if let Some(_turn) = $turn {
                     check_histories(|ops| run::<$base>(Segments::Switching, &ops), 200);
                 }
             }
 
             #[test]
             fn each_failing_call_leaves_pools_that_work() {
-                if $there {
+                if let Some(_turn) = $turn {
                     each_failing_call::<$base>();
                 }
             }
@@ -515,8 +515,8 @@ macro_rules! on_every_device {
     )* };
 }
 
-on_every_device! { sim Sim if true; }
+on_every_device! { sim Sim if Some(()); }
 #[cfg(target_os = "linux")]
-on_every_device! { host Host if true; }
+on_every_device! { host Host if Some(()); }
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-on_every_device! { cuda Gpu if shared().is_some(); }
+on_every_device! { cuda Gpu if turn(); }

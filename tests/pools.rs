@@ -1,8 +1,6 @@
 //! Private pools where others interfere: captures of other threads, captures nobody told of,
 //! checkpoints that were tampered with, allocators that call back.
 
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
@@ -21,7 +19,7 @@ use stratalloc::error::{DriverErrorKind, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 
-use common::racing::Racing;
+use crate::common::racing::Racing;
 
 const HOME: StreamId = StreamId(0);
 const SIDE: StreamId = StreamId(0x40);

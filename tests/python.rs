@@ -1,5 +1,8 @@
 //! The Python package, tested by its own tests with the library that was built here.
 
+#[path = "common/shared_library.rs"]
+mod shared_library;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -9,17 +12,13 @@ fn the_python_package_passes_its_tests() {
         eprintln!("skipped: no python3");
         return;
     }
-    let program = std::env::current_exe().expect("a test is a file");
-    let folder = program.parent().expect("files lie in folders");
-    let name =
-        format!("{}stratalloc{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
     let mut command = Command::new("python3");
     for variable in stratalloc::config::VARIABLES {
         command.env_remove(variable);
     }
     command.args(["-B", "-m", "unittest", "discover", "-v", "-s"]).arg(python.join("tests"));
-    command.env("PYTHONPATH", &python).env("STRATALLOC_LIBRARY", folder.join(name));
+    command.env("PYTHONPATH", &python).env("STRATALLOC_LIBRARY", shared_library::shared_library());
     // Processes that the tests start write no compiled files either.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.output().expect("python3 was there a moment ago");

@@ -4,18 +4,12 @@
 //! Each device runs them with fixed segments, with expandable ones, and switching between the two.
 //! `shadow/ops.rs` makes and shrinks the operations, `runner.rs` performs and checks them, `misuse.rs`
 //! knows the calls that must be refused, `mirror.rs` keeps the account, `pages.rs` that of pages.
-//! `SHADOW_RUNS=100 cargo test --test shadow` runs a hundred times as many scripts.
+//! `STRATALLOC_RUNS=100 cargo test --test main shadow` runs a hundred times as many scripts.
 
-mod common;
-#[path = "shadow/mirror.rs"]
 mod mirror;
-#[path = "shadow/misuse.rs"]
 mod misuse;
-#[path = "shadow/ops.rs"]
 mod ops;
-#[path = "shadow/pages.rs"]
 mod pages;
-#[path = "shadow/runner.rs"]
 mod runner;
 
 use quickcheck::{Gen, QuickCheck};
@@ -25,19 +19,15 @@ use stratalloc::conformance::part::Part;
 use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::size::MIB;
 
-use common::machine::SimMachine;
+use crate::common::machine::SimMachine;
 #[cfg(target_os = "linux")]
-use common::machine::{HostMachine, RealMachine};
-use common::{Checked, Segments};
+use crate::common::machine::{HostMachine, RealMachine};
+use crate::common::runs::runs;
+use crate::common::{Checked, Segments};
 use ops::Script;
 
-/// How many times as many scripts as usual.
-fn times() -> u64 {
-    std::env::var("SHADOW_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
-}
-
 fn check(tests: u64, longest: usize, property: fn(Script) -> Checked) {
-    let tests = tests * times();
+    let tests = runs(tests);
     QuickCheck::new()
         .tests(tests)
         .max_tests(tests)
@@ -71,7 +61,7 @@ fn on_a_part_of_a_device(script: &Script, segments: Segments) -> Checked {
 /// A part of a GPU, in which bytes must stay intact.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 fn on_a_gpu(script: &Script, segments: Segments) -> Checked {
-    let cuda = common::gpu::shared().ok_or("it was there before")?;
+    let cuda = crate::common::gpu::shared().ok_or("it was there before")?;
     runner::run(&RealMachine::of(Part::new(cuda, 96 * MIB)), script, segments)
 }
 
@@ -113,7 +103,7 @@ macro_rules! shadow_tests {
             #[cfg(all(feature = "cuda", target_os = "linux"))]
             #[test]
             fn scripts_on_a_gpu_keep_every_law_and_every_byte() {
-                if common::gpu::shared().is_some() {
+                if let Some(_turn) = crate::common::gpu::turn() {
                     check(40, 100, |script| on_a_gpu(&script, SEGMENTS));
                 }
             }

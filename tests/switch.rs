@@ -2,23 +2,12 @@
 //!
 //! Read next: `draining` (old blocks), and further files of `tests/switch/`.
 
-#[path = "switch/bed.rs"]
 mod bed;
-#[path = "switch/capabilities.rs"]
 mod capabilities;
-#[path = "common/mod.rs"]
-mod common;
-#[path = "switch/crowd.rs"]
 mod crowd;
-#[path = "switch/draining.rs"]
 mod draining;
-#[path = "switch/failures.rs"]
 mod failures;
-#[path = "switch/handles.rs"]
 mod handles;
-#[path = "switch/limits.rs"]
 mod limits;
-#[path = "switch/refusals.rs"]
 mod refusals;
-#[path = "switch/statistics.rs"]
 mod statistics;

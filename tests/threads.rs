@@ -4,8 +4,6 @@
 //! Peaks under overlapping calls are never below a sum that was seen at rest, and at rest never below
 //! what is held. Callbacks and observers may allocate and free, and may panic.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -21,7 +19,7 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 
-use common::law;
+use crate::common::law;
 
 struct Bed {
     sim: Arc<Sim>,

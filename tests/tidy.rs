@@ -3,13 +3,9 @@
 //! Each rule is a function from a file's path and text to complaints, and each has a test that shows
 //! it a bad file. A wall that has to move is moved here and in `ARCHITECTURE.md` at once.
 
-#[path = "tidy/layers.rs"]
 mod layers;
-#[path = "tidy/papers.rs"]
 mod papers;
-#[path = "tidy/source.rs"]
 mod source;
-#[path = "tidy/text.rs"]
 mod text;
 
 use source::{Source, rust_files};

@@ -237,7 +237,7 @@ del torch, stratalloc
         # The others are about PyTorch's own calls.
         blocks = [block for block in blocks if "stratalloc." in block]
         path = repr(os.environ["STRATALLOC_LIBRARY"])
-        return [block.replace('"target/release/libstratalloc.so"', path) for block in blocks]
+        return [block.replace('"target/dist/libstratalloc.so"', path) for block in blocks]
 
     def run_all(self, code):
         done = run(self.STAND_IN + code)

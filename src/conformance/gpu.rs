@@ -37,9 +37,9 @@ pub fn first() -> DriverResult<Arc<Cuda>> {
     FIRST.get_or_init(|| Cuda::open(DeviceId(0)).map(Arc::new)).clone()
 }
 
-/// The right to be the only one of this suite on the device: work that one test holds back makes another
-/// wait.
-pub(super) fn alone() -> MutexGuard<'static, ()> {
+/// The right to be the only test of this program on the device: work that one test holds back makes another
+/// wait. Waits for the others.
+pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
 }

@@ -10,8 +10,8 @@ use stratalloc::driver::{Cuda, Driver, Sim};
 use stratalloc::handle::{BufferError, DeviceVec, Handle};
 use stratalloc::ids::StreamId;
 
+use super::{CONFS, live_blocks};
 use crate::common::gpu::device;
-use crate::{CONFS, live_blocks};
 
 fn handle(conf: &str) -> Option<Handle> {
     let (cuda, _alone) = device()?;

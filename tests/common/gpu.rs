@@ -4,7 +4,9 @@
 //! `STRATALLOC_REQUIRE_CUDA=1` want of a device does, too.
 
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
 
 use stratalloc::conformance::gpu;
 pub(crate) use stratalloc::conformance::part::Part;
@@ -36,9 +38,12 @@ fn unless_absent<T>(error: &DriverError) -> Option<T> {
 
 /// The right to be the only test of this program on the device: one that waits for the device breaks
 /// another's capture, or waits for what another holds back.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) use stratalloc::conformance::gpu::alone;
+
+/// The same where there is a device, or a line why there is none.
+pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
+    let alone = alone();
+    shared().map(|_| alone)
 }
 
 /// A new opening of the first device, alone, or a line why there is none.

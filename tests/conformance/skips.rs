@@ -16,7 +16,7 @@ fn without_a_device(test: &str, required: &str) -> Output {
         .expect("it starts")
 }
 
-const TEST: &str = "native::cuda::live_blocks_never_overlap";
+const TEST: &str = "conformance::native::cuda::live_blocks_never_overlap";
 
 #[test]
 fn a_test_without_a_device_says_so_although_it_passes() {
@@ -39,7 +39,7 @@ fn a_test_without_a_device_fails_where_one_is_required() {
 
 #[test]
 fn what_is_not_offered_is_told() {
-    let output = without_a_device("native::sim::bytes_stay_intact", "");
+    let output = without_a_device("conformance::native::sim::bytes_stay_intact", "");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("skipped: the device has no bytes"), "{told}");
 }

@@ -215,7 +215,9 @@ fn random_histories_follow_the_model() {
             Err(wrong) => quickcheck::TestResult::error(wrong),
         }
     }
-    QuickCheck::new().tests(400).quickcheck(follows as fn(Vec<Step>) -> quickcheck::TestResult);
+    QuickCheck::new()
+        .tests(crate::common::runs::runs(400))
+        .quickcheck(follows as fn(Vec<Step>) -> quickcheck::TestResult);
 }
 
 /// Each thread writes its own mark all over its buffers and finds it again: no byte is two threads'.

@@ -11,7 +11,7 @@ use stratalloc::error::{AllocError, OutOfMemory};
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
-use crate::hammer::{Dice, Scene};
+use super::hammer::{Dice, Scene};
 
 const DEVICE_BYTES: u64 = 100 * MIB;
 

@@ -11,8 +11,8 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
+use super::holds;
 use crate::common::gpu::device;
-use crate::holds;
 
 /// An allocator over a pool of its own, so that tests that run beside each other do not meet.
 fn allocator(cuda: &Arc<Cuda>) -> MallocAsyncAllocator {

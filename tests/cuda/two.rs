@@ -1,6 +1,6 @@
 //! Two devices: streams of the one with blocks of the other.
 
-use std::sync::MutexGuard;
+use parking_lot::MutexGuard;
 
 use stratalloc::driver::HoldsWork;
 

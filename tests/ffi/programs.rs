@@ -5,16 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The library that was built with these tests.
-pub(crate) fn library() -> PathBuf {
-    let program = std::env::current_exe().expect("a test is a file");
-    let folder = program.parent().expect("files lie in folders");
-    let name =
-        format!("{}stratalloc{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    let path = folder.join(name);
-    assert!(path.is_file(), "no {}", path.display());
-    path
-}
+use super::shared_library::shared_library;
 
 /// Compiles a program; `None`, and a word, where there is no compiler.
 fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
@@ -23,7 +14,7 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
         return None;
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let library = library();
+    let library = shared_library();
     let folder = library.parent().expect("files lie in folders");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "-"));
     let mut command = Command::new(compiler);
@@ -71,7 +62,7 @@ fn a_hostile_c_program_gets_a_status_for_everything() {
 #[test]
 fn a_cpp_program_calls_as_pytorch_does() {
     let Some(program) = compile("c++", "torch.cpp", &["-std=c++17"]) else { return };
-    let library = library();
+    let library = shared_library();
     for device in ["sim", "host"] {
         let errors = run(&program, library.to_str().expect("a plain path"), device);
         assert!(errors.contains("stratalloc: out of memory on device 0"), "{errors}");

@@ -15,7 +15,7 @@ use stratalloc::layers::front::{FrontCounts, front};
 use stratalloc::layers::limit;
 use stratalloc::registry::{self, BuildOptions};
 
-use crate::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
 
 const KEPT_MAX: u64 = 64 << 10;
 const SIDE: StreamId = StreamId(64);

@@ -7,7 +7,7 @@ use stratalloc::error::{AllocError, HandleError};
 use stratalloc::ids::StreamId;
 use stratalloc::layers::align;
 
-use crate::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
 
 #[test]
 fn every_block_starts_at_a_multiple_and_lies_inside_what_was_taken() {

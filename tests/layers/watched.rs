@@ -13,7 +13,7 @@ use stratalloc::error::{AllocError, FreeError, HandleError};
 use stratalloc::ids::StreamId;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
-use crate::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
 
 fn is_oom<T>(result: Result<T, AllocError>) -> bool {
     matches!(result, Err(AllocError::OutOfMemory(_)))

@@ -19,9 +19,9 @@ use stratalloc::ids::{EventId, PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
+use super::{Bed, sim};
 use crate::common::machine::{Machine, SimMachine};
 use crate::common::plain::straight_but_captures;
-use crate::{Bed, sim};
 
 impl Bed<SimMachine> {
     fn stream(&self) -> StreamId {

@@ -1,6 +1,8 @@
 //! On a real device. Without one each test prints `skipped: no CUDA device` and ends.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
 
 use stratalloc::allocator::{
     Caching, Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,

@@ -21,7 +21,7 @@ use stratalloc::error::HandleError;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 
-use crate::Bed;
+use super::Bed;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use crate::common::gpu;
 #[cfg(target_os = "linux")]
@@ -243,8 +243,10 @@ fn history<M: Machine + Sync>(machine: M, ops: &[Vec<Op>; THREADS]) {
 }
 
 fn check(tests: u64, property: fn(Vec<Op>, Vec<Op>, Vec<Op>) -> bool) {
-    let times = std::env::var("SHADOW_RUNS").ok().and_then(|n| n.parse().ok());
-    QuickCheck::new().tests(tests * times.unwrap_or(1)).rng(Gen::new(120)).quickcheck(property);
+    QuickCheck::new()
+        .tests(crate::common::runs::runs(tests))
+        .rng(Gen::new(120))
+        .quickcheck(property);
 }
 
 #[test]
@@ -278,8 +280,7 @@ fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_gpu() {
-    let _alone = gpu::alone();
-    if gpu::shared().is_some() {
+    if let Some(_turn) = gpu::turn() {
         check(20, |a, b, c| {
             let cuda = gpu::shared().expect("it was there before");
             history(RealMachine::of(Part::new(cuda, PART_BYTES)), &[a, b, c]);

@@ -14,8 +14,8 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
+use super::{Bed, sim};
 use crate::common::machine::{Machine, SimMachine};
-use crate::{Bed, sim};
 
 const ON: StreamId = StreamId::DEFAULT;
 

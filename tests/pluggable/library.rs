@@ -181,12 +181,8 @@ fn paths_with_commas_and_colons_are_quoted_and_told_back() {
 #[cfg(all(feature = "ffi", feature = "cli"))]
 #[test]
 fn our_own_library_can_be_loaded_as_pytorch_loads_it() {
-    let program = std::env::current_exe().unwrap();
-    let folder = program.parent().unwrap();
-    let library = folder.join("libstratalloc.so");
-    assert!(library.is_file(), "no {}", library.display());
     let text = conf(
-        &library,
+        crate::common::shared_library::shared_library(),
         "alloc_fn:stratalloc_torch_malloc,free_fn:stratalloc_torch_free,\
         init_fn:stratalloc_torch_init,reset_fn:stratalloc_torch_reset",
     );

@@ -11,7 +11,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 
-use crate::bed::{BOTH, Bed, ROOMY};
+use super::bed::{BOTH, Bed, ROOMY};
 
 const REUSE: &str = "graph_capture_record_stream_reuse:True";
 

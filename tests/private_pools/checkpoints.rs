@@ -6,7 +6,7 @@ use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{GIB, KIB, MIB};
 
-use crate::bed::{BOTH, Bed, ROOMY};
+use super::bed::{BOTH, Bed, ROOMY};
 
 const HOME: StreamId = StreamId(0);
 

@@ -8,7 +8,7 @@ use stratalloc::error::AllocError;
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
-use crate::bed::{BOTH, Bed, ROOMY};
+use super::bed::{BOTH, Bed, ROOMY};
 
 const HOME: StreamId = StreamId(0);
 

@@ -5,7 +5,7 @@ use stratalloc::config::{Config, KeyTable};
 use stratalloc::ids::StreamId;
 use stratalloc::size::{GIB, MIB, PoolKind};
 
-use crate::bed::Bed;
+use super::bed::Bed;
 
 const DEVICE_BYTES: u64 = 100 * GIB;
 const ON: &str = "expandable_segments:True";

@@ -8,7 +8,7 @@ use stratalloc::error::{AllocError, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{KIB, MIB};
 
-use crate::bed::{BOTH, Bed, ROOMY};
+use super::bed::{BOTH, Bed, ROOMY};
 
 const HOME: StreamId = StreamId(0);
 

@@ -13,7 +13,7 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 
 use super::bed::{Bed, HOME, SIDE};
-use super::common::plain::Plain;
+use crate::common::plain::Plain;
 
 /// Sizes in MiB: what is taken first, which of them are freed, and the request that fails.
 struct Scenario {

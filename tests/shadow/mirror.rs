@@ -18,8 +18,8 @@ use stratalloc::ids::StreamId;
 use stratalloc::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES, segment_bytes};
 use stratalloc::stats::{Counter, PerPool, Statistics};
 
+use super::pages::Call;
 use crate::common::{Checked, ensure, ensure_eq};
-use crate::pages::Call;
 
 /// A block as the rules say it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@ use stratalloc::error::{AllocError, HandleError};
 use stratalloc::ids::OwnerId;
 use stratalloc::size::{EIB, MIB};
 
+use super::ops::Bad;
+use super::runner::{Outcome, Runner, Stale};
 use crate::common::machine::Machine;
 use crate::common::{Checked, ensure, ensure_eq};
-use crate::ops::Bad;
-use crate::runner::{Outcome, Runner, Stale};
 
 impl<M: Machine> Runner<'_, M> {
     pub(crate) fn misuse(&self, what: Bad, pick: u16) -> Result<Outcome, String> {

@@ -16,8 +16,8 @@ use stratalloc::history::{Action, BlockStateName, Event};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES};
 
+use super::mirror::{Block, Mirror, Segment, change, signed};
 use crate::common::{Checked, ensure, ensure_eq};
-use crate::mirror::{Block, Mirror, Segment, change, signed};
 
 /// Pages are multiples of this on both devices.
 const GRANULARITY_BYTES: u64 = 2 * MIB;

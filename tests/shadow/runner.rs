@@ -19,10 +19,10 @@ use stratalloc::size::{MIB, PoolKind};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
 
+use super::mirror::Mirror;
+use super::ops::{Op, Script};
 use crate::common::machine::Machine;
 use crate::common::{Checked, Segments, ensure, ensure_eq, law};
-use crate::mirror::Mirror;
-use crate::ops::{Op, Script};
 
 /// A block in the runner's hands.
 #[derive(Debug)]

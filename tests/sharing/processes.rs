@@ -48,7 +48,12 @@ impl Other {
     fn start() -> Self {
         let program = std::env::current_exe().expect("tests are programs");
         let mut child = Command::new(program)
-            .args(["--exact", "processes::the_other_process", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "sharing::processes::the_other_process",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(PART, "exporter")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -19,7 +19,7 @@ use stratalloc::size::{GIB, MIB};
 use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::{SwitchError, Switchable};
 
-use crate::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
+use super::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
 
 fn raw_bed(conf: &str) -> Bed {
     Bed::with_options(conf, 8 * GIB, BuildOptions { raw_addresses: true })

@@ -12,7 +12,7 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
 use stratalloc::switch::Switchable;
 
-use crate::bed::{ASYNC, EXPANDABLE, FRONT, NATIVE};
+use super::bed::{ASYNC, EXPANDABLE, FRONT, NATIVE};
 use crate::common::base::Base;
 use crate::common::claims::Claims;
 use crate::common::law;

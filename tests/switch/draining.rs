@@ -12,7 +12,7 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::switch::Switchable;
 
-use crate::bed::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
+use super::bed::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
 
 /// The driver's pools, one of its own.
 const OWN: &str = "backend:cudaMallocAsync,malloc_async_own_pool:True";

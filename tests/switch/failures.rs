@@ -11,7 +11,7 @@ use stratalloc::registry::{self, BuildError, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::switch::{SwitchError, Switchable};
 
-use crate::bed::{ASYNC, Bed, NATIVE};
+use super::bed::{ASYNC, Bed, NATIVE};
 use crate::common::plain::Plain;
 
 #[test]

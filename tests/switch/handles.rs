@@ -16,7 +16,7 @@ use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 use stratalloc::switch::SwitchError;
 
-use crate::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use super::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 
 fn used_bytes(driver: &dyn Driver) -> u64 {
     let info = driver.memory_info().expect("the device works");

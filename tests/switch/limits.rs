@@ -17,7 +17,7 @@ use stratalloc::size::{GIB, MIB};
 use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::Switchable;
 
-use crate::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use super::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::plain::Plain;
 
 fn fails(bed: &Bed, bytes: u64) -> String {

@@ -17,7 +17,7 @@ use stratalloc::size::MIB;
 use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::SwitchError;
 
-use crate::bed::Bed;
+use super::bed::Bed;
 
 /// What was applied so far: the sizes from which on nothing is split.
 type Applied = Arc<Mutex<Vec<Option<u64>>>>;

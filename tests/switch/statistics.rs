@@ -4,7 +4,7 @@ use stratalloc::allocator::{Allocation, DeviceAllocator};
 use stratalloc::size::{EIB, MIB};
 use stratalloc::stats::Statistics;
 
-use crate::bed::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use super::bed::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::law;
 
 fn statistics(bed: &Bed) -> Statistics {

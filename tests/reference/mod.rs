@@ -7,8 +7,6 @@
 
 mod bed;
 mod collector;
-#[path = "../common/mod.rs"]
-mod common;
 mod config;
 mod counters;
 mod handles;

@@ -3,9 +3,6 @@
 //! `watched` is about the layers that look on, `front` about the cache of each thread, `moved` about
 //! alignment and guards, `stacks` about all of them together under random histories.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod bed;
 mod front;
 mod moved;

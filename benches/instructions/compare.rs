@@ -1,0 +1,122 @@
+//! Compares what valgrind counted with the figures that are kept: `compare KEPT < SUMMARIES`.
+//!
+//! Standard input is gungraun's output in JSON, one object a line. A case that takes more than 2 % more
+//! than its kept figure is a failure; one that takes 5 % less asks to be written down. With
+//! `STRATALLOC_WRITE_FIGURES` set the figures are written anew instead.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::process::ExitCode;
+
+use serde_json::{Map, Value};
+use stratalloc_instructions::{CASES, ROUNDS_BETWEEN};
+
+const WORSE: f64 = 1.02;
+const BETTER: f64 = 0.95;
+
+/// The count of instructions somewhere inside a summary.
+fn instructions(value: &Value) -> Option<u64> {
+    match value {
+        Value::Object(fields) => match fields.get("Ir") {
+            Some(found) => first_number(found),
+            None => fields.values().find_map(instructions),
+        },
+        Value::Array(values) => values.iter().find_map(instructions),
+        _ => None,
+    }
+}
+
+/// The first whole number inside: the new value, which stands before an old one.
+fn first_number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Number(number) => number.as_u64(),
+        Value::Object(fields) => fields
+            .get("values")
+            .map_or_else(|| fields.values().find_map(first_number), first_number),
+        Value::Array(values) => values.iter().find_map(first_number),
+        _ => None,
+    }
+}
+
+/// Instructions by the benchmark's id (`few_0`, `many_0`, ..).
+fn counted(text: &str) -> Result<BTreeMap<String, u64>, String> {
+    let mut all = BTreeMap::new();
+    for summary in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
+        let summary = summary.map_err(|error| format!("this is no summary: {error}"))?;
+        let id = summary["id"].as_str().ok_or("a summary without an id")?.to_owned();
+        let total = &summary["profiles"][0]["data"]["total"];
+        let count = instructions(total).ok_or_else(|| format!("{id} has no count: {total}"))?;
+        all.insert(id, count);
+    }
+    Ok(all)
+}
+
+/// Instructions an operation, by case, to a tenth.
+fn measured(text: &str) -> Result<Vec<(String, f64)>, String> {
+    let all = counted(text)?;
+    let of = |id: String| all.get(&id).copied().ok_or(format!("{id} was not counted"));
+    CASES
+        .iter()
+        .enumerate()
+        .map(|(at, case)| {
+            let between = of(format!("many_{at}"))?.saturating_sub(of(format!("few_{at}"))?);
+            #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+            let each = between as f64 / (case.operations() * u64::from(ROUNDS_BETWEEN)) as f64;
+            Ok((case.name(), (each * 10.0).round() / 10.0))
+        })
+        .collect()
+}
+
+fn compare(path: &str) -> Result<bool, String> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).map_err(|error| error.to_string())?;
+    let measured = measured(&text)?;
+    if std::env::var_os("STRATALLOC_WRITE_FIGURES").is_some() {
+        let figures: Map<_, _> =
+            measured.into_iter().map(|(name, each)| (name, Value::from(each))).collect();
+        let text = serde_json::to_string_pretty(&figures).map_err(|error| error.to_string())?;
+        std::fs::write(path, text + "\n").map_err(|error| format!("{path}: {error}"))?;
+        return Ok(true);
+    }
+    let kept = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let kept: Map<String, Value> =
+        serde_json::from_str(&kept).map_err(|error| format!("{path}: {error}"))?;
+    let mut good = kept.len() == measured.len();
+    println!("{:<22} {:>10} {:>10} {:>8}", "instructions", "kept", "now", "change");
+    for (name, now) in measured {
+        let Some(kept) = kept.get(&name).and_then(Value::as_f64) else {
+            println!("{name:<22} {:>10} {now:>10.1}  no figure is kept", "-");
+            good = false;
+            continue;
+        };
+        let verdict = if now > kept * WORSE {
+            good = false;
+            "  dearer than 2 %"
+        } else if now < kept * BETTER {
+            "  write it down: STRATALLOC_WRITE_FIGURES=1"
+        } else {
+            ""
+        };
+        let change = (now / kept - 1.0) * 100.0;
+        println!("{name:<22} {kept:>10.1} {now:>10.1} {change:>+7.1}%{verdict}");
+    }
+    Ok(good)
+}
+
+fn main() -> ExitCode {
+    let Some(path) = std::env::args().nth(1) else {
+        eprintln!("usage: compare KEPT < SUMMARIES");
+        return ExitCode::from(2);
+    };
+    match compare(&path) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("the figures differ from {path}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Instructions of each case, counted by valgrind. `scripts/instructions.sh` runs it and compares.
+
+use gungraun::prelude::*;
+use stratalloc_instructions::{CASES, Case, Prepared, Rounds};
+
+fn few(case: Case) -> Prepared {
+    case.prepare(Rounds::Few)
+}
+
+fn many(case: Case) -> Prepared {
+    case.prepare(Rounds::Many)
+}
+
+#[library_benchmark]
+#[benches::few(iter = CASES, setup = few)]
+#[benches::many(iter = CASES, setup = many)]
+fn rounds(mut prepared: Prepared) -> Prepared {
+    prepared.run();
+    prepared
+}
+
+library_benchmark_group!(name = cases, benchmarks = rounds);
+main!(library_benchmark_groups = cases);

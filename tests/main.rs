@@ -1,0 +1,46 @@
+//! All promises in one program: a file or a folder for each, named after what it holds to.
+//!
+//! One program links once and shares its helpers. Apart stay those that need a process of their own:
+//! `hot_path` and `reader_memory` count allocations of the whole process, `descriptors` its open files,
+//! `cuda_held` what a device holds; `ffi`, `header` and `python` are about the library for other languages.
+//!
+//! `cargo test --test main switch::` runs one room. `STRATALLOC_RUNS=full` makes the random histories
+//! longer and more (`common/runs.rs`).
+
+mod common;
+
+mod buffers;
+#[cfg(feature = "cli")]
+mod cli;
+mod conformance;
+mod cpu;
+mod crowds;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+mod cuda;
+#[cfg(feature = "replay")]
+mod exactness;
+mod expandable;
+mod faults;
+mod forwarding;
+#[cfg(all(
+    feature = "replay",
+    feature = "pluggable",
+    target_os = "linux",
+    target_pointer_width = "64"
+))]
+mod fuzz_corpus;
+#[cfg(all(feature = "replay", target_os = "linux"))]
+mod host;
+mod layers;
+mod malloc_async;
+mod per_thread;
+mod pluggable;
+mod pool_histories;
+mod pools;
+mod private_pools;
+mod reference;
+mod shadow;
+mod sharing;
+mod switch;
+mod threads;
+mod tidy;
