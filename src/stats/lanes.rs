@@ -4,10 +4,10 @@
 //! both kinds: a heap at or below its limits cannot make a new peak of the whole device, so an
 //! operation only compares. Who passes a limit goes to the `ledger`.
 //!
-//! Inwards only five change on a hit, and of each only what is left up to its limit is kept (`room`): below zero
-//! it asks for the ledger, and what is held is a bound less its room. Active blocks are those in callers' hands
-//! and those that drain, which changes rarely. So both have one room, that of the tighter limit, and what
-//! the other limit leaves more is kept apart (`beyond_live`, `beyond_active`).
+//! Inwards only five change on a hit, and of each only what is left up to its limit is kept (`room`):
+//! below zero it asks for the ledger, and what is held is a bound less its room. Active blocks are those
+//! in callers' hands and those that drain, which changes rarely. So both have one room, that of the tighter
+//! limit, and what the other limit leaves more is kept apart (`beyond_live`, `beyond_active`).
 
 use crate::heap::{Completed, HandOut, SplitChange};
 use crate::size::PoolKind;
@@ -51,13 +51,6 @@ impl Lanes {
             *a = f(*a, b);
         }
         result
-    }
-
-    /// Whether no lane is below zero.
-    #[inline]
-    #[must_use]
-    pub fn none_negative(self) -> bool {
-        self.0.iter().fold(0, |signs, &n| signs | n) >= 0
     }
 
     /// One lane.
