@@ -94,6 +94,27 @@ double pair(const Allocator& a, std::size_t size) {
   return timed(a.steps(300000), step);
 }
 
+// So many streams, which stay: what allocators keep for them needs them to the end.
+const std::vector<cudaStream_t>& streams(std::size_t count) {
+  static std::vector<cudaStream_t> all;
+  while (all.size() < count) {
+    all.emplace_back();
+    cudaStreamCreateWithFlags(&all.back(), cudaStreamNonBlocking);
+  }
+  return all;
+}
+
+double turns(const Allocator& a, int count) {
+  const auto& on = streams(count);
+  int turn = 0;
+  auto step = [&](int) {
+    a.give(a.take(512, on[turn]), 512, on[turn]);
+    if (++turn == count) turn = 0;
+  };
+  for (int s = 0; s < a.steps(std::max(1000, 4 * count)); s++) step(s);
+  return timed(a.steps(300000), step);
+}
+
 struct Mix {
   std::vector<std::size_t> sizes, picks;
 
@@ -132,6 +153,22 @@ double mix(const Allocator& a) {
   return ns;
 }
 
+// Nanoseconds a block.
+double serve(const Allocator& a, int count) {
+  constexpr int blocks = 20;
+  const Mix mix(1, 4 * MiB);
+  const auto& on = streams(count);
+  void* taken[blocks];
+  int turn = 0;
+  auto step = [&](int) {
+    for (int n = 0; n < blocks; n++) taken[n] = a.take(mix.sizes[n], on[turn]);
+    for (int n = 0; n < blocks; n++) a.give(taken[n], mix.sizes[n], on[turn]);
+    if (++turn == count) turn = 0;
+  };
+  for (int s = 0; s < std::max(100, 4 * count); s++) step(s);
+  return timed(a.steps(300000 / blocks), step) / blocks;
+}
+
 double holes(const Allocator& a, int count) {
   std::vector<void*> live(2 * static_cast<std::size_t>(count));
   for (auto& address : live) address = a.take(KiB, nullptr);
@@ -165,6 +202,12 @@ std::optional<double> single(const Allocator& a, const std::string& what) {
       {"pair:64KiB", [&] { return pair(a, 64 * KiB); }},
       {"pair:2MiB", [&] { return pair(a, 2 * MiB); }},
       {"pair:64MiB", [&] { return pair(a, 64 * MiB); }},
+      {"streams:2", [&] { return turns(a, 2); }},
+      {"streams:8", [&] { return turns(a, 8); }},
+      {"streams:128", [&] { return turns(a, 128); }},
+      {"serve:1", [&] { return serve(a, 1); }},
+      {"serve:8", [&] { return serve(a, 8); }},
+      {"serve:128", [&] { return serve(a, 128); }},
       {"mix:4096live", [&] { return mix(a); }},
       {"holes:4096", [&] { return holes(a, 4096); }},
       {"holes:65536", [&] { return holes(a, 65536); }},
@@ -172,8 +215,9 @@ std::optional<double> single(const Allocator& a, const std::string& what) {
   };
   const auto wanted = std::find_if(std::begin(cases), std::end(cases), [&](const auto& one) { return what == one.first; });
   const bool too_many = what.rfind("holes:", 0) == 0 && std::atoi(what.c_str() + 6) > a.most_holes;
-  // So few steps as one that goes to the driver gets would fill the mix, and free next to nothing.
-  const bool too_few = what.rfind("mix:", 0) == 0 && a.effort < 1.0;
+  // So few steps as one that goes to the driver gets would fill the mix, and free next to nothing; and so many
+  // as warm up for requests take it too long.
+  const bool too_few = (what.rfind("mix:", 0) == 0 || what.rfind("serve:", 0) == 0) && a.effort < 1.0;
   const bool announces = what.rfind("record", 0) != 0 || a.share;
   if (wanted == std::end(cases) || too_many || too_few || !announces) return std::nullopt;
   return wanted->second();

@@ -14,7 +14,9 @@ import statistics
 import sys
 
 CASES = [
-    ("pair:512B", 1), ("pair:64KiB", 1), ("pair:2MiB", 1), ("pair:64MiB", 1), ("mix:4096live", 1),
+    ("pair:512B", 1), ("pair:64KiB", 1), ("pair:2MiB", 1), ("pair:64MiB", 1),
+    ("streams:2", 1), ("streams:8", 1), ("streams:128", 1), ("serve:1", 1), ("serve:8", 1), ("serve:128", 1),
+    ("mix:4096live", 1),
     ("holes:4096", 1), ("holes:65536", 1), ("record_stream:64KiB", 1),
     ("threads:own_stream", 1), ("threads:own_stream", 4), ("threads:own_stream", 16),
 ]
@@ -29,6 +31,7 @@ OURS = {
 REFERENCES = [
     ("torch native", True, ("ours: native", "ours: expandable")),
     ("torch expandable", True, ("ours: expandable",)),
+    ("rmm arena", True, ("ours: native",)),
     ("raw cudaMallocAsync", False, ("ours: cudaMallocAsync", "ours: driver alone")),
     ("ours: driver alone", False, ("ours: cudaMallocAsync",)),
 ]

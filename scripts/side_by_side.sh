@@ -16,9 +16,9 @@ wheels=${3:+$(realpath "$3")}
 here=$(dirname "$(realpath "$0")")
 cuda=${CUDA_HOME:-/usr/local/cuda}
 rounds=${ROUNDS:-12}
-# Seconds after which a program is taken to hang: all turns together (20 minutes for twelve rounds), and each
+# Seconds after which a program is taken to hang: all turns together (27 minutes for twelve rounds), and each
 # other run of a program.
-turns_deadline=$((300 + 75 * rounds))
+turns_deadline=$((300 + 110 * rounds))
 deadline=300
 work=$(mktemp -d)
 trap 'for job in $(jobs -p); do kill -KILL -- "$job" "-$job" 2>/dev/null; done; rm -rf "$work"' EXIT

@@ -36,7 +36,10 @@ COLUMNS = [
     ("rmm async", "rmm", "rmm async"),
     ("raw cudaMalloc", "raw", "raw cudaMalloc"),
 ]
-BY_ADDRESS = ["pair:512B", "pair:64KiB", "pair:2MiB", "pair:64MiB", "mix:4096live"]
+BY_ADDRESS = [
+    "pair:512B", "pair:64KiB", "pair:2MiB", "pair:64MiB", "streams:2", "streams:8", "streams:128",
+    "serve:1", "serve:8", "serve:128", "mix:4096live",
+]
 CASES = [*BY_ADDRESS, "holes:4096", "holes:65536", "record_stream:64KiB"]
 FLOOR = "floor:lock_pair"
 

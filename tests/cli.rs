@@ -403,6 +403,8 @@ fn bench_in_turns_answers_each_line_with_a_line() {
         ("mix_raw:4096live backend:cudaMallocAsync", "mix_raw:4096live", "backend:cudaMallocAsync"),
         ("pair:64KiB driver", "pair:64KiB", "driver"),
         ("holes:4096 backend:native", "holes:4096", "backend:native"),
+        ("streams_raw:8 backend:native", "streams_raw:8", "backend:native"),
+        ("serve:8 driver", "serve:8", "driver"),
     ] {
         writeln!(asked, "{line}").unwrap();
         let answer = answers.next().unwrap().unwrap();

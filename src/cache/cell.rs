@@ -4,7 +4,7 @@
 //! default pool: buckets of short chains. By number, for all pools: rows of 256. The cells of a
 //! private pool that has gone are given to the next one: only those ever change their stream.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -47,8 +47,6 @@ impl Home {
 #[repr(align(128))]
 pub(super) struct HeapCell {
     state: Mutex<HeapState>,
-    /// Whether the counters changed since the ledger last visited. Stored under the lock.
-    moved: AtomicBool,
     /// Its home. Changes under the lock, and only while the heap is empty and no pool has it.
     stream: AtomicU64,
     pool: [AtomicU64; 2],
@@ -89,14 +87,6 @@ impl HeapCell {
         self.stream.store(home.stream.0, Ordering::Relaxed);
         self.pool[0].store(home.pool.capture, Ordering::Relaxed);
         self.pool[1].store(home.pool.user, Ordering::Relaxed);
-    }
-
-    /// Says that the counters changed. The caller holds the lock.
-    #[inline]
-    pub(super) fn mark_moved(&self) {
-        if !self.moved.load(Ordering::Relaxed) {
-            self.moved.store(true, Ordering::Relaxed);
-        }
     }
 }
 
@@ -173,7 +163,6 @@ impl HeapTable {
         let cell = row[len % ROW_CELLS].get_or_init(|| {
             Arc::new(HeapCell {
                 state: Mutex::new(state),
-                moved: AtomicBool::new(false),
                 stream: AtomicU64::new(home.stream.0),
                 pool: [home.pool.capture, home.pool.user].map(AtomicU64::new),
                 number,
@@ -221,25 +210,10 @@ impl HeapTable {
 }
 
 impl Heaps for HeapTable {
-    fn moved(&self, heap: usize) -> bool {
-        self.numbered(heap).moved.load(Ordering::Relaxed)
-    }
-
-    fn try_visit(&self, heap: usize, visit: &mut dyn FnMut(&mut HeapCounters)) -> bool {
-        let cell = self.numbered(heap);
-        let Some(mut state) = cell.state.try_lock() else {
-            return false;
-        };
-        visit(&mut state.counters);
-        cell.moved.store(false, Ordering::Relaxed);
-        true
-    }
-}
-
-impl HeapTable {
-    fn numbered(&self, heap: usize) -> &HeapCell {
-        let number = u32::try_from(heap).expect("cells are at most 2^16");
-        self.get(number).expect("the ledger numbers heaps as they are added")
+    #[inline]
+    fn try_look<R>(&self, heap: u32, look: impl FnOnce(&mut HeapCounters) -> R) -> Option<R> {
+        let cell = self.get(heap).expect("the ledger lists heaps that were added");
+        Some(look(&mut cell.state.try_lock()?.counters))
     }
 }
 

@@ -205,9 +205,8 @@ impl Engine {
         let HeapState { heap, counters, policy } = &mut **state;
         let out = heap.hand_out(slot, rounded_bytes, requested_bytes, rules, self.now());
         let oversize = policy.is_oversize(out.size_bytes);
-        cell.mark_moved();
         if counters.handed_out(&out, requested_bytes, oversize) {
-            self.ledger.raise(cell.number as usize, counters, &self.heaps);
+            self.ledger.settle(cell.number, counters, &self.heaps);
         }
         self.record(Action::Alloc, out.address, requested_bytes, cell);
         let token = Token([cell.number, out.id.slot.0, out.id.generation]);
@@ -267,9 +266,8 @@ impl Engine {
     fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
         let HeapState { heap, counters, policy } = state;
         let done = heap.free(slot, self.now());
-        cell.mark_moved();
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
-            self.ledger.raise(cell.number as usize, counters, &self.heaps);
+            self.ledger.settle(cell.number, counters, &self.heaps);
         }
         if self.history.is_on() {
             self.record_free(done.address, done.requested_bytes, cell);
@@ -284,9 +282,8 @@ impl Engine {
             return;
         }
         let done: Completed = heap.complete(slot, self.now());
-        cell.mark_moved();
         if counters.drained(&done) {
-            self.ledger.raise(cell.number as usize, counters, &self.heaps);
+            self.ledger.settle(cell.number, counters, &self.heaps);
         }
         self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
     }

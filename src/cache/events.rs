@@ -182,8 +182,9 @@ impl Engine {
         let block = state.heap.view(slot);
         state.heap.drain(slot, count);
         let oversize = state.policy.is_oversize(block.size_bytes);
-        state.counters.given_back(block.kind, block.size_bytes, oversize);
-        cell.mark_moved();
+        if state.counters.given_back(block.kind, block.size_bytes, oversize) {
+            self.ledger.settle(cell.number, &mut state.counters, &self.heaps);
+        }
         self.record(Action::FreeRequested, block.address, block.requested_bytes, cell);
         Some(slot)
     }

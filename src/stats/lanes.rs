@@ -4,10 +4,10 @@
 //! both kinds: a heap at or below its limits cannot make a new peak of the whole device, so an
 //! operation only compares. Who passes a limit goes to the `ledger`.
 //!
-//! Inwards only five change on a hit. Active blocks are those in callers' hands and those that
-//! drain, and what drains changes rarely: its limits are folded into those of the five (`bound`). Of
-//! the five a hit keeps only what is left of their bounds (`room`): a room below zero asks for the
-//! ledger, and what is held is a bound less its room.
+//! Inwards only five change on a hit, and of each only what is left up to its limit is kept (`room`):
+//! below zero it asks for the ledger, and what is held is a bound less its room. Active blocks are those
+//! in callers' hands and those that drain, which changes rarely. So both have one room, that of the tighter
+//! limit, and what the other limit leaves more is kept apart (`beyond_live`, `beyond_active`).
 
 use crate::heap::{Completed, HandOut, SplitChange};
 use crate::size::PoolKind;
@@ -53,13 +53,6 @@ impl Lanes {
         result
     }
 
-    /// Whether no lane is below zero.
-    #[inline]
-    #[must_use]
-    pub fn none_negative(self) -> bool {
-        self.0.iter().fold(0, |signs, &n| signs | n) >= 0
-    }
-
     /// One lane.
     #[must_use]
     pub const fn of(&self, lane: Lane) -> i64 {
@@ -72,40 +65,40 @@ pub const CLASSES: usize = 3;
 /// The class of both kinds together; the kinds have their own index.
 pub const ALL: usize = 2;
 
-/// The five counters that change on a hit: blocks and bytes in callers' hands, what was asked for of
-/// active blocks, free parts of segments and their bytes.
+/// The five counters that change on a hit (blocks and bytes in callers' hands, what was asked for of
+/// active blocks, free parts of segments and their bytes), and oversize blocks in callers' hands.
 type Hot = [i64; HOT];
-const HOT: usize = 5;
+const HOT: usize = 6;
 const BLOCKS: usize = 0;
 const BYTES: usize = 1;
 const REQUESTED: usize = 2;
 const PARTS: usize = 3;
 const PART_BYTES: usize = 4;
+const OVERSIZE: usize = 5;
 
-/// Counters that do not change on a usual hit.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cold {
-    draining_blocks: i64,
-    draining_bytes: i64,
-    oversize: i64,
-    oversize_freed: i64,
-}
+/// Blocks and their bytes.
+type Amount = [i64; 2];
 
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
 pub struct HeapCounters {
-    /// What is left of `bound`, for each kind and for both.
-    room: [Hot; 2],
-    room_of_both: Hot,
-    /// What each of the five may reach, for each kind and both: from `limit` and what drains.
-    bound: [Hot; CLASSES],
+    /// How much each of the six may grow, for each kind and for both; below zero where it has passed a limit.
+    room: [Hot; CLASSES],
+    /// By how much the limits of what callers hold are above the room.
+    beyond_live: [Amount; CLASSES],
+    /// By how much those of active blocks are. One of both is zero.
+    beyond_active: [Amount; CLASSES],
+    /// What is held of the six and their room, for each kind.
+    bound: [Hot; 2],
     freed: [Hot; 2],
-    cold: [Cold; 2],
-    limit: [Lanes; CLASSES],
+    draining: [Amount; 2],
     /// All counters when accumulated values were reset.
     base: [Lanes; 2],
-    /// What drained when accumulated values were reset: blocks, bytes.
-    base_draining: [(i64, i64); 2],
+    /// What drained when accumulated values were reset.
+    base_draining: [Amount; 2],
+    /// Whether the ledger knows that there may be spare here. While it does not there is none.
+    listed: bool,
+    calls_at_last_look: u64,
     /// Requests that a cached block served.
     pub hits: u64,
     /// Requests that needed more than a search.
@@ -122,12 +115,13 @@ fn less(a: i64, b: i64) -> i64 {
     a - b
 }
 
-fn zip(a: Hot, b: Hot, f: impl Fn(i64, i64) -> i64) -> Hot {
+fn zip<const N: usize>(a: [i64; N], b: [i64; N], f: impl Fn(i64, i64) -> i64) -> [i64; N] {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
 impl HeapCounters {
-    /// A block was handed out. True when a limit is passed: then the ledger must be asked.
+    /// A block was handed out. True when a limit is passed: then the ledger must be asked. A heap that is
+    /// not listed has no spare, so it passes one.
     #[inline]
     #[must_use]
     pub fn handed_out(&mut self, out: &HandOut, requested_bytes: u64, oversize: bool) -> bool {
@@ -148,8 +142,9 @@ impl HeapCounters {
 
     /// Books a change of the five. Below zero when one of them, from `FIRST` on, passed a limit.
     #[inline]
-    fn take_room<const FIRST: usize>(&mut self, kind: PoolKind, change: Hot) -> i64 {
-        let (own, both) = (&mut self.room[kind.index()], &mut self.room_of_both);
+    fn take_room<const FIRST: usize>(&mut self, kind: PoolKind, change: [i64; OVERSIZE]) -> i64 {
+        let (kinds, both) = self.room.split_at_mut(ALL);
+        let (own, both) = (&mut kinds[kind.index()], &mut both[0]);
         let mut signs = 0;
         for (lane, change) in change.into_iter().enumerate() {
             own[lane] -= change;
@@ -163,43 +158,51 @@ impl HeapCounters {
 
     #[cold]
     fn oversize_handed_out(&mut self, kind: PoolKind) -> bool {
-        self.cold[kind.index()].oversize += 1;
-        let over =
-            |class| self.current(class).of(Lane::Oversize) > self.limit[class].of(Lane::Oversize);
-        over(kind.index()) || over(ALL)
+        for class in [kind.index(), ALL] {
+            self.room[class][OVERSIZE] -= 1;
+        }
+        self.room[kind.index()][OVERSIZE] < 0 || self.room[ALL][OVERSIZE] < 0
     }
 
     #[cold]
     fn oversize_given_back(&mut self, kind: PoolKind) {
-        self.cold[kind.index()].oversize -= 1;
-        self.cold[kind.index()].oversize_freed += 1;
+        for class in [kind.index(), ALL] {
+            self.room[class][OVERSIZE] += 1;
+        }
+        self.freed[kind.index()][OVERSIZE] += 1;
     }
 
-    /// The caller gave a block back that still drains.
-    pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) {
+    /// The caller gave a block back that still drains. True when the ledger must be asked.
+    #[must_use]
+    pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) -> bool {
         let (own, size) = (kind.index(), signed(size_bytes));
-        self.take_room::<HOT>(kind, [-1, -size, 0, 0, 0]);
+        self.take_room::<OVERSIZE>(kind, [-1, -size, 0, 0, 0]);
         self.add_freed(own, BYTES, size);
         self.freed[own][BLOCKS] += 1;
-        self.cold[own].draining_blocks += 1;
-        self.cold[own].draining_bytes += size;
         if oversize {
             self.oversize_given_back(kind);
         }
-        self.bind();
+        self.drain(own, [1, size]);
+        !self.listed
     }
 
-    /// A block that was given back before became free. True when a limit is passed.
+    /// A block that was given back before became free. True when the ledger must be asked.
     #[must_use]
     pub fn drained(&mut self, done: &Completed) -> bool {
-        let own = done.kind.index();
-        self.cold[own].draining_blocks -= 1;
-        self.cold[own].draining_bytes -= signed(done.size_bytes);
-        self.bind();
+        self.drain(done.kind.index(), [-1, -signed(done.size_bytes)]);
         self.became_free(done, [0, 0])
     }
 
-    /// A block was given back and is free at once. True when a limit is passed.
+    /// What drains is active, so it takes from the limits of that alone.
+    fn drain(&mut self, kind: usize, more: Amount) {
+        self.draining[kind] = zip(self.draining[kind], more, |n, more| n + more);
+        for class in [kind, ALL] {
+            self.beyond_active[class] = zip(self.beyond_active[class], more, less);
+            self.even_out(class);
+        }
+    }
+
+    /// A block was given back and is free at once. True when the ledger must be asked.
     #[inline]
     #[must_use]
     pub fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
@@ -212,21 +215,18 @@ impl HeapCounters {
         self.became_free(done, [-1, -size])
     }
 
-    /// Only free parts of segments can become more when a block becomes free.
+    /// Only free parts of segments can become more when a block becomes free. Of all else there is spare
+    /// now: the ledger is told, unless it knows.
     #[inline]
-    fn became_free(&mut self, done: &Completed, [blocks, bytes]: [i64; 2]) -> bool {
+    fn became_free(&mut self, done: &Completed, [blocks, bytes]: Amount) -> bool {
         let own = done.kind.index();
         let requested = signed(done.requested_bytes);
         self.add_freed(own, REQUESTED, requested);
         self.freed[own][PARTS] -= done.inactive.count.min(0);
         self.add_freed(own, PART_BYTES, -done.inactive.bytes.min(0));
         let SplitChange { count, bytes: part_bytes } = done.inactive;
-        self.take_room::<PARTS>(done.kind, [blocks, bytes, -requested, count, part_bytes]) < 0
-    }
-
-    /// What is held of the five by each kind.
-    fn held(&self) -> [Hot; 2] {
-        [0, 1].map(|kind: usize| zip(self.bound[kind], self.room[kind], less))
+        let change = [blocks, bytes, -requested, count, part_bytes];
+        self.take_room::<PARTS>(done.kind, change) < 0 || !self.listed
     }
 
     /// What is held now, for a kind or for [`ALL`].
@@ -235,28 +235,21 @@ impl HeapCounters {
         if class == ALL {
             return self.current(0).zip(self.current(1), |a, b| a + b);
         }
-        let [blocks, bytes, requested, parts, part_bytes] = self.held()[class];
-        let cold = self.cold[class];
-        let active = (blocks + cold.draining_blocks, bytes + cold.draining_bytes);
-        Lanes([blocks, bytes, active.0, active.1, requested, parts, part_bytes, cold.oversize])
+        let [blocks, bytes, requested, parts, part_bytes, oversize] =
+            zip(self.bound[class], self.room[class], less);
+        let active = zip([blocks, bytes], self.draining[class], |live, draining| live + draining);
+        Lanes([blocks, bytes, active[0], active[1], requested, parts, part_bytes, oversize])
     }
 
     /// The sums of decreases and of increases of one kind since the last reset.
     #[must_use]
     pub fn accumulated(&self, kind: PoolKind) -> Accumulated {
         let own = kind.index();
-        let [blocks, bytes, requested, parts, part_bytes] = self.freed[own];
-        let (cold, before) = (self.cold[own], self.base_draining[own]);
-        let freed = Lanes([
-            blocks,
-            bytes,
-            blocks - (cold.draining_blocks - before.0),
-            bytes.wrapping_sub(cold.draining_bytes - before.1),
-            requested,
-            parts,
-            part_bytes,
-            cold.oversize_freed,
-        ]);
+        let [blocks, bytes, requested, parts, part_bytes, oversize] = self.freed[own];
+        let still = zip(self.draining[own], self.base_draining[own], less);
+        let active = (blocks - still[0], bytes.wrapping_sub(still[1]));
+        let freed =
+            Lanes([blocks, bytes, active.0, active.1, requested, parts, part_bytes, oversize]);
         let held = self.current(own).zip(freed, i64::wrapping_add);
         Accumulated { allocated: held.zip(self.base[own], i64::wrapping_sub), freed }
     }
@@ -265,48 +258,120 @@ impl HeapCounters {
     pub fn reset_accumulated(&mut self) {
         self.freed = Default::default();
         self.base = [self.current(0), self.current(1)];
-        self.base_draining = self.cold.map(|cold| (cold.draining_blocks, cold.draining_bytes));
-        self.cold.iter_mut().for_each(|cold| cold.oversize_freed = 0);
+        self.base_draining = self.draining;
         self.hits = 0;
         self.misses = 0;
     }
+}
 
-    /// What each counter may reach, for each kind and for both.
-    pub(super) fn limits(&self) -> &[Lanes; CLASSES] {
-        &self.limit
+/// The limits, as the ledger sees them. A limit is what is held and the **spare** above it.
+impl HeapCounters {
+    /// Says that the ledger knows of this heap. True when it did not before.
+    #[inline]
+    pub(super) fn enter_list(&mut self) -> bool {
+        !std::mem::replace(&mut self.listed, true)
     }
 
-    pub(super) fn set_limits(&mut self, limit: [Lanes; CLASSES]) {
-        self.limit = limit;
-        self.bind();
+    /// Whether no limit is passed.
+    #[inline]
+    pub(super) fn is_covered(&self) -> bool {
+        self.room.as_flattened().iter().fold(0, |signs, room| signs | room) >= 0
     }
 
-    /// Folds what drains into the bounds of what is in callers' hands. What is held stays.
-    fn bind(&mut self) {
-        let held = self.held();
-        let [small, large] = self.cold;
-        let both = (
-            small.draining_blocks + large.draining_blocks,
-            small.draining_bytes + large.draining_bytes,
-        );
-        let draining = [
-            (small.draining_blocks, small.draining_bytes),
-            (large.draining_blocks, large.draining_bytes),
-            both,
-        ];
-        for (class, (limit, draining)) in self.limit.iter().zip(draining).enumerate() {
-            let bound = [
-                limit.of(Lane::Allocation).min(limit.of(Lane::Active) - draining.0),
-                limit.of(Lane::AllocatedBytes).min(limit.of(Lane::ActiveBytes) - draining.1),
-                limit.of(Lane::RequestedBytes),
-                limit.of(Lane::InactiveSplit),
-                limit.of(Lane::InactiveSplitBytes),
-            ];
-            self.bound[class] = bound;
+    /// Takes spare from `other`: half of what both have, where something lacks here, if it is enough and
+    /// `other` was used since the last time; everything otherwise. True when `other` has some left.
+    #[inline]
+    pub(super) fn take_spare(&mut self, other: &mut Self) -> bool {
+        let both = self.room.as_flattened().iter().zip(other.room.as_flattened());
+        let is_enough = both.fold(0, |signs, (own, other)| signs | (own + other)) >= 0;
+        let shares = other.used_since_last_look() && is_enough;
+        if !shares {
+            self.take_all_spare(other);
+            return false;
         }
-        let [small, large] = held;
-        self.room = [zip(self.bound[0], small, less), zip(self.bound[1], large, less)];
-        self.room_of_both = zip(zip(self.bound[ALL], small, less), large, less);
+        let mut left = 0;
+        for class in 0..CLASSES {
+            let (own, others) = (self.room[class], other.room[class]);
+            if own.iter().fold(0, |signs, room| signs | room) < 0 {
+                let half = zip(others, own, |others, own| ((others - own) >> 1).max(0));
+                self.add_room(class, half);
+                other.add_room(class, half.map(|half| -half));
+            }
+            let beyond = zip(other.beyond_live[class], other.beyond_active[class], |a, b| a | b);
+            left |= other.room[class].iter().chain(&beyond).fold(0, |any, spare| any | spare);
+        }
+        other.listed = left != 0;
+        other.listed
+    }
+
+    fn take_all_spare(&mut self, other: &mut Self) {
+        for class in 0..CLASSES {
+            self.add_room(class, other.room[class]);
+            let add = |a, b| a + b;
+            self.beyond_live[class] = zip(self.beyond_live[class], other.beyond_live[class], add);
+            self.beyond_active[class] =
+                zip(self.beyond_active[class], other.beyond_active[class], add);
+            self.even_out(class);
+        }
+        other.forget_spare();
+    }
+
+    /// Sets each limit that is passed to what is held. Says by how much they rose.
+    pub(super) fn cover(&mut self) -> [Lanes; CLASSES] {
+        std::array::from_fn(|class| {
+            let [blocks, bytes, requested, parts, part_bytes, oversize] = self.room[class];
+            let add = |a, b| a + b;
+            let live = zip([blocks, bytes], self.beyond_live[class], add);
+            let active = zip([blocks, bytes], self.beyond_active[class], add);
+            let spare =
+                [live[0], live[1], active[0], active[1], requested, parts, part_bytes, oversize];
+            let risen = spare.map(|spare| -spare.min(0));
+            let [blocks, bytes, active_blocks, active_bytes, rest @ ..] = risen;
+            let active = [active_blocks, active_bytes];
+            self.beyond_live[class] = zip(self.beyond_live[class], [blocks, bytes], add);
+            self.beyond_active[class] = zip(self.beyond_active[class], active, add);
+            let [requested, parts, part_bytes, oversize] = rest;
+            self.add_room(class, [0, 0, requested, parts, part_bytes, oversize]);
+            self.even_out(class);
+            Lanes(risen)
+        })
+    }
+
+    /// Sets each limit to what is held, and is not listed any more.
+    pub(super) fn forget_spare(&mut self) {
+        for (bound, room) in self.bound.iter_mut().zip(&self.room) {
+            *bound = zip(*bound, *room, less);
+        }
+        self.room = Default::default();
+        self.beyond_live = Default::default();
+        self.beyond_active = Default::default();
+        self.listed = false;
+    }
+
+    /// Whether a block was handed out or given back since this was last asked.
+    #[inline]
+    fn used_since_last_look(&mut self) -> bool {
+        let freed = self.freed[0][BLOCKS].wrapping_add(self.freed[1][BLOCKS]);
+        let calls = self.hits.wrapping_add(self.misses).wrapping_add_signed(freed);
+        std::mem::replace(&mut self.calls_at_last_look, calls) != calls
+    }
+
+    /// Adds to the room of one class. What is held stays.
+    #[inline]
+    fn add_room(&mut self, class: usize, more: Hot) {
+        self.room[class] = zip(self.room[class], more, |room, more| room + more);
+        if let Some(bound) = self.bound.get_mut(class) {
+            *bound = zip(*bound, more, |bound, more| bound + more);
+        }
+    }
+
+    /// Makes room of what is left of both limits of what callers hold.
+    #[inline]
+    fn even_out(&mut self, class: usize) {
+        let of_both = zip(self.beyond_live[class], self.beyond_active[class], i64::min);
+        self.beyond_live[class] = zip(self.beyond_live[class], of_both, less);
+        self.beyond_active[class] = zip(self.beyond_active[class], of_both, less);
+        self.add_room(class, [of_both[0], of_both[1], 0, 0, 0, 0]);
     }
 }
 

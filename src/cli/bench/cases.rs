@@ -180,6 +180,39 @@ pub fn pair<C: Client>(client: &C, bytes: u64, effort: Effort) -> f64 {
     timed(effort, 300_000, step)
 }
 
+/// Take 512 bytes on each stream in turn and give them back at once.
+pub fn streams<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64 {
+    let mut turn = streams.iter().cycle();
+    let mut step = |_| {
+        let stream = *turn.next().expect("there are streams");
+        let block = client.take(black_box(512), stream);
+        client.give(black_box(block));
+    };
+    (0..1000.max(4 * streams.len())).for_each(&mut step);
+    timed(effort, 300_000, step)
+}
+
+/// How many blocks a request takes.
+const SERVED_BLOCKS: usize = 20;
+/// A request's largest block at most: what 128 streams keep fits a small device.
+const SERVED_MAX_BYTES: u64 = 4 * MIB;
+
+/// Requests on each stream in turn, which take blocks of mixed sizes and give all of them back. All requests
+/// are alike, as those to one model are. Nanoseconds a block.
+pub fn serve<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64 {
+    let Mix { mut sizes, .. } = Mix::new(1, SERVED_MAX_BYTES);
+    sizes.truncate(SERVED_BLOCKS);
+    let mut blocks = Vec::with_capacity(SERVED_BLOCKS);
+    let mut turn = streams.iter().cycle();
+    let mut step = |_| {
+        let stream = *turn.next().expect("there are streams");
+        blocks.extend(sizes.iter().map(|&bytes| client.take(black_box(bytes), stream)));
+        blocks.drain(..).for_each(|block| client.give(block));
+    };
+    (0..100.max(4 * streams.len())).for_each(&mut step);
+    timed(effort, 300_000 / SERVED_BLOCKS, step) / SERVED_BLOCKS as f64
+}
+
 /// Sizes as real programs ask for them: many small, few large.
 pub struct Mix {
     sizes: Vec<u64>,

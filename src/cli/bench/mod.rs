@@ -59,10 +59,15 @@ pub(crate) struct Bench {
 impl Bench {
     /// An allocator with an empty cache of its own, on a thread that works with the device as a program's
     /// threads do.
-    fn build(&self, config: &Config, raw_addresses: bool) -> Result<Built, Box<dyn Error>> {
+    fn build(
+        &self,
+        config: &Config,
+        raw_addresses: bool,
+        streams: usize,
+    ) -> Result<Built, Box<dyn Error>> {
         let opened = self.device.open(None)?;
         opened.driver.make_current()?;
-        let streams = opened.streams(self.threads.max(1))?;
+        let streams = opened.streams(streams)?;
         let options = BuildOptions { raw_addresses };
         let driver = opened.driver;
         let strategy = crate::registry::build(config, Arc::clone(&driver), options)?;
@@ -70,10 +75,10 @@ impl Bench {
     }
 
     /// The device's stream-ordered pool, and streams.
-    fn open_pool(&self) -> Result<(Pool, Vec<StreamId>), Box<dyn Error>> {
+    fn open_pool(&self, streams: usize) -> Result<(Pool, Vec<StreamId>), Box<dyn Error>> {
         let opened = self.device.open(None)?;
         opened.driver.make_current()?;
-        let streams = opened.streams(self.threads.max(1))?;
+        let streams = opened.streams(streams)?;
         Ok((Pool::of(opened.driver)?, streams))
     }
 }
@@ -119,7 +124,7 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>
     for (text, config) in &confs {
         printer.conf = text;
         printer.device = &device;
-        let build = |raw_addresses| args.build(config, raw_addresses);
+        let build = |raw_addresses, streams| args.build(config, raw_addresses, streams);
         printer.typed(&build)?;
         printer.raw(&build)?;
         if config.settings().backend == "cpu" {
@@ -143,7 +148,8 @@ struct Built {
     streams: Vec<StreamId>,
 }
 
-type Build<'b> = dyn Fn(bool) -> Result<Built, Box<dyn Error>> + 'b;
+/// Makes one that finds bare addresses or does not, with so many streams.
+type Build<'b> = dyn Fn(bool, usize) -> Result<Built, Box<dyn Error>> + 'b;
 
 struct Printer<'a> {
     args: &'a Bench,
@@ -263,13 +269,13 @@ impl Printer<'_> {
     fn typed(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
         let loops = self.loops;
         self.cells(&cells::FIRST, build)?;
-        let Built { strategy, .. } = build(false)?;
+        let Built { strategy, .. } = build(false, 0)?;
         self.tails("tail:", || (loops.tail)(&Typed(&strategy)))?;
         for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
             self.crowds(case, |threads| {
-                let Built { strategy, driver, streams } = build(false)?;
-                let streams = if own { &streams[..] } else { &streams[..1] };
-                Ok((loops.threads)(&Typed(&strategy), &*driver, threads, streams))
+                let Built { strategy, driver, streams } =
+                    build(false, if own { threads } else { 1 })?;
+                Ok((loops.threads)(&Typed(&strategy), &*driver, threads, &streams))
             })?;
         }
         self.cells(&cells::LAST, build)
@@ -306,7 +312,7 @@ impl Printer<'_> {
     /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
     fn driver_alone(&mut self) -> Result<(), Box<dyn Error>> {
         let args = self.args;
-        let open = || args.open_pool().map(|(pool, _)| pool);
+        let open = |streams| args.open_pool(streams);
         for (case, cell) in cells::FIRST {
             if self.wants(case)
                 && let Some(ns) = cells::time_pool(cell, open, Effort::WHOLE)?
@@ -315,7 +321,7 @@ impl Printer<'_> {
             }
         }
         self.crowds("threads:own_stream", |threads| {
-            let (pool, streams) = args.open_pool()?;
+            let (pool, streams) = args.open_pool(threads)?;
             Ok(cases::threads(&pool, pool.driver(), threads, &streams))
         })
     }
@@ -324,11 +330,11 @@ impl Printer<'_> {
     fn raw(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
         let loops = self.loops;
         self.cells(&cells::RAW, build)?;
-        if build(true)?.strategy.raw_addresses().is_none() {
+        if build(true, 0)?.strategy.raw_addresses().is_none() {
             return Ok(());
         }
         self.crowds("threads_raw:own_stream", |threads| {
-            let Built { strategy, driver, streams } = build(true)?;
+            let Built { strategy, driver, streams } = build(true, threads)?;
             let raw = strategy.raw_addresses().ok_or("it has no bare addresses any more")?;
             Ok((loops.threads_raw)(&Raw(raw), &*driver, threads, &streams))
         })

@@ -38,10 +38,10 @@ fn time(printer: &Printer<'_>, case: &str, conf: &str) -> Result<Option<f64>, Bo
         BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
     })?;
     if conf == "driver" {
-        let open = || printer.args.open_pool().map(|(pool, _)| pool);
+        let open = |streams| printer.args.open_pool(streams);
         return cells::time_pool(cell, open, Effort::BRIEF);
     }
     let config = settings::parse("configuration", conf)?;
-    let build = |raw_addresses| printer.args.build(&config, raw_addresses);
+    let build = |raw_addresses, streams| printer.args.build(&config, raw_addresses, streams);
     cells::time(cell, &build, printer.loops, Effort::BRIEF)
 }

@@ -1,0 +1,267 @@
+//! The scheme of headroom against one plain counter, and what it costs in looks at other heaps.
+
+use std::cell::{Cell, RefCell};
+
+use super::*;
+use crate::heap::{BlockId, Completed, HandOut, Slot, SplitChange};
+use crate::size::PoolKind;
+use crate::stats::lanes::{ALL, LANES};
+
+/// Heaps of one thread. One that is borrowed is busy.
+struct Model {
+    ledger: Ledger,
+    counters: Vec<RefCell<HeapCounters>>,
+    looks: Cell<u64>,
+}
+
+/// A block of a heap, and what handing it out did to the free parts of its segment.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    heap: u8,
+    kind: PoolKind,
+    size_bytes: u64,
+    inactive: SplitChange,
+    oversize: bool,
+}
+
+impl Block {
+    fn small(heap: u8, size_bytes: u64) -> Self {
+        let bytes = -i64::try_from(size_bytes).unwrap();
+        let inactive = SplitChange { count: 0, bytes };
+        Self { heap, kind: PoolKind::Small, size_bytes, inactive, oversize: false }
+    }
+
+    fn completed(&self) -> Completed {
+        let SplitChange { count, bytes } = self.inactive;
+        Completed {
+            address: 0,
+            size_bytes: self.size_bytes,
+            requested_bytes: self.size_bytes / 2,
+            kind: self.kind,
+            inactive: SplitChange { count: -count, bytes: -bytes },
+        }
+    }
+}
+
+impl Heaps for Model {
+    fn try_look<R>(&self, heap: u32, look: impl FnOnce(&mut HeapCounters) -> R) -> Option<R> {
+        self.looks.set(self.looks.get() + 1);
+        let mut counters = self.counters[heap as usize].try_borrow_mut().ok()?;
+        Some(look(&mut counters))
+    }
+}
+
+impl Model {
+    fn of(heaps: usize) -> Self {
+        let counters = (0..heaps).map(|_| RefCell::default()).collect();
+        Self { ledger: Ledger::default(), counters, looks: Cell::new(0) }
+    }
+
+    fn change(&self, heap: u8, change: impl FnOnce(&mut HeapCounters) -> bool) {
+        let counters = &mut *self.counters[usize::from(heap)].borrow_mut();
+        if change(counters) {
+            self.ledger.settle(heap.into(), counters, self);
+        }
+    }
+
+    fn take(&self, block: Block) -> Block {
+        let Block { heap, kind, size_bytes, inactive, oversize } = block;
+        let id = BlockId { slot: Slot(0), generation: 0 };
+        let out = HandOut { id, address: 0, size_bytes, kind, inactive };
+        self.change(heap, |counters| {
+            counters.hits += 1;
+            counters.handed_out(&out, size_bytes / 2, oversize)
+        });
+        block
+    }
+
+    fn give(&self, block: Block) {
+        self.change(block.heap, |counters| counters.freed(&block.completed(), block.oversize));
+    }
+
+    fn drain(&self, block: Block) {
+        let Block { kind, size_bytes, oversize, .. } = block;
+        self.change(block.heap, |counters| counters.given_back(kind, size_bytes, oversize));
+    }
+
+    fn complete(&self, block: Block) {
+        self.change(block.heap, |counters| counters.drained(&block.completed()));
+    }
+
+    fn peaks(&self) -> [[i64; LANES]; CLASSES] {
+        self.ledger.peaks().map(|peaks| peaks.0)
+    }
+
+    fn held(&self) -> [[i64; LANES]; CLASSES] {
+        let mut held = [[0; LANES]; CLASSES];
+        for counters in &self.counters {
+            for (class, held) in held.iter_mut().enumerate() {
+                let current = counters.borrow().current(class).0;
+                held.iter_mut().zip(current).for_each(|(held, current)| *held += current);
+            }
+        }
+        held
+    }
+
+    /// How many heaps were looked at since this was last asked.
+    fn looks(&self) -> u64 {
+        self.looks.replace(0)
+    }
+}
+
+/// One counter of everything, without heaps.
+#[derive(Default)]
+struct Plain {
+    held: [[i64; LANES]; CLASSES],
+    peak: [[i64; LANES]; CLASSES],
+}
+
+impl Plain {
+    /// Lanes by their order: live, active, requested, free parts, oversize.
+    fn add(&mut self, block: Block, [live, active, parts, oversize]: [i64; 4]) {
+        let size = i64::try_from(block.size_bytes).unwrap();
+        let SplitChange { count, bytes } = block.inactive;
+        let change = [
+            live,
+            live * size,
+            active,
+            active * size,
+            active * (size / 2),
+            parts * count,
+            parts * bytes,
+            oversize * i64::from(block.oversize),
+        ];
+        for class in [block.kind.index(), ALL] {
+            for (lane, change) in change.into_iter().enumerate() {
+                let held = &mut self.held[class][lane];
+                *held += change;
+                self.peak[class][lane] = self.peak[class][lane].max(*held);
+            }
+        }
+    }
+}
+
+quickcheck::quickcheck! {
+    fn peaks_equal_one_plain_counter(steps: Vec<(u8, u8, u16, i8)>) -> bool {
+        const HEAPS: u8 = 5;
+        let (model, mut plain) = (Model::of(HEAPS.into()), Plain::default());
+        let (mut live, mut draining): (Vec<Block>, Vec<Block>) = (Vec::new(), Vec::new());
+        for (n, what, size, split) in steps {
+            match (what % 8, live.pop(), draining.pop()) {
+                (0..=2, Some(block), kept) => {
+                    draining.extend(kept);
+                    model.give(block);
+                    plain.add(block, [-1, -1, -1, -1]);
+                }
+                (3, Some(block), kept) => {
+                    draining.extend(kept);
+                    model.drain(block);
+                    plain.add(block, [-1, 0, 0, -1]);
+                    draining.insert(0, block);
+                }
+                (4, kept, Some(block)) => {
+                    live.extend(kept);
+                    model.complete(block);
+                    plain.add(block, [0, -1, -1, 0]);
+                }
+                (5, kept, other) if n < 8 => {
+                    live.extend(kept);
+                    draining.extend(other);
+                    let mut heaps: Vec<_> = model.counters.iter().map(|c| c.borrow_mut()).collect();
+                    model.ledger.reset_peaks(heaps.iter_mut().map(|heap| &mut **heap));
+                    plain.peak = plain.held;
+                }
+                (_, kept, other) => {
+                    live.extend(kept);
+                    draining.extend(other);
+                    let kind = if n & 16 == 0 { PoolKind::Small } else { PoolKind::Large };
+                    let inactive = SplitChange { count: split.signum().into(), bytes: split.into() };
+                    let oversize = n & 32 != 0;
+                    let block = Block { heap: n % HEAPS, kind, size_bytes: size.into(), inactive, oversize };
+                    live.insert(0, model.take(block));
+                    plain.add(block, [1, 1, 1, 1]);
+                }
+            }
+            assert_eq!((model.held(), model.peaks()), (plain.held, plain.peak));
+        }
+        true
+    }
+}
+
+/// As long as blocks of mixed sizes, a request after the other on the heaps in turn.
+fn serve(model: &Model, heaps: u8, requests: u64) {
+    for request in 0..requests {
+        let heap = u8::try_from(request % u64::from(heaps)).unwrap();
+        let size = |n| 512 * (1 + (request * 20 + n) * 7919 % 199);
+        let blocks: Vec<_> = (0..20).map(|n| model.take(Block::small(heap, size(n)))).collect();
+        blocks.into_iter().for_each(|block| model.give(block));
+    }
+}
+
+#[test]
+fn a_thread_that_goes_round_128_heaps_looks_at_one_a_pair_and_at_two_a_request() {
+    let model = Model::of(128);
+    // A peak of everything, far above what follows, but for the number of blocks.
+    let large: Vec<_> = (0..4).map(|heap| model.take(Block::small(heap, 1 << 20))).collect();
+    large.into_iter().for_each(|block| model.give(block));
+    let pairs = |rounds: u64| {
+        for _ in 0..rounds {
+            (0..128).for_each(|heap| model.give(model.take(Block::small(heap, 512))));
+        }
+    };
+    pairs(3);
+    model.looks();
+    pairs(10);
+    assert!(model.looks() <= 10 * 128 * 2, "pairs");
+
+    serve(&model, 128, 128 * 3);
+    model.looks();
+    serve(&model, 128, 128 * 10);
+    let looks = model.looks();
+    assert!(looks <= 128 * 10 * 4, "{looks} looks of {} requests", 128 * 10);
+}
+
+#[test]
+fn heaps_that_are_used_at_once_are_looked_at_less_than_once_a_call() {
+    const HEAPS: u8 = 16;
+    let model = Model::of(HEAPS.into());
+    let mut held: Vec<Vec<Block>> = vec![Vec::new(); HEAPS.into()];
+    let mut dice = 1u64;
+    let mut steps = |count: u64| {
+        for _ in 0..count {
+            dice = dice
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let heap = u8::try_from(dice >> 60).unwrap();
+            let blocks = &mut held[usize::from(heap)];
+            if blocks.len() == 8 {
+                model.give(blocks.remove(0));
+            } else {
+                let size = 512 * (1 + (dice >> 40) % 512);
+                blocks.push(model.take(Block::small(heap, size)));
+            }
+        }
+    };
+    steps(10_000);
+    model.looks();
+    steps(10_000);
+    let looks = model.looks();
+    assert!(looks <= 5_000, "{looks} looks of 10,000 calls");
+}
+
+#[test]
+fn a_heap_that_is_busy_counts_at_its_limit() {
+    let model = Model::of(2);
+    model.give(model.take(Block::small(0, 4096)));
+    let busy = model.counters[0].borrow_mut();
+    let block = model.take(Block::small(1, 1024));
+    let bytes = |peaks: [[i64; LANES]; CLASSES]| peaks[ALL][1];
+    assert_eq!(bytes(model.peaks()), 4096 + 1024, "too high by what the busy one may hold");
+    drop(busy);
+    let another = model.take(Block::small(1, 4096));
+    assert_eq!(bytes(model.peaks()), 4096 + 1024, "exact again: both together are as much");
+    let third = model.take(Block::small(0, 512));
+    assert_eq!(bytes(model.peaks()), 4096 + 1024 + 512);
+    [block, another, third].into_iter().for_each(|block| model.give(block));
+    assert_eq!(model.held(), [[0; LANES]; CLASSES]);
+}
