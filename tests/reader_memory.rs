@@ -65,7 +65,7 @@ fn recordings_take_less_than_six_times_their_decoded_bytes() {
         assert_eq!(plain, trace);
         assert_within("the same, not compressed", peak, decoded_bytes);
     }
-    assert_eq!(seen, 12);
+    assert_eq!(seen, 14);
 }
 
 fn read_all(bytes: &[u8]) -> (Result<Trace, TraceError>, i64) {
