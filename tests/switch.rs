@@ -4,6 +4,8 @@
 
 #[path = "switch/bed.rs"]
 mod bed;
+#[path = "switch/callbacks.rs"]
+mod callbacks;
 #[path = "switch/capabilities.rs"]
 mod capabilities;
 #[path = "common/mod.rs"]
