@@ -206,9 +206,12 @@ void *stratalloc_torch_malloc(size_t size,
                               int device,
                               void *stream);
 
-// Takes a block of PyTorch's back; null is ignored. `size` and `stream` are not looked at: the
-// allocator knows them.
-void stratalloc_torch_free(void *pointer, size_t size, int device, void *stream);
+// Takes a block of PyTorch's back; null is ignored, and so is, in the child of a fork, a block of the
+// parent's. `size` and `stream` are not looked at: the allocator knows them.
+void stratalloc_torch_free(void *pointer,
+                           size_t size,
+                           int device,
+                           void *stream);
 
 // `set_init_fn`: reads the environment, so that a string that cannot be used is said at once.
 void stratalloc_torch_init(int device_count);

@@ -32,7 +32,7 @@ pub(crate) mod sync;
 pub mod strategies;
 
 /// The README's example is compiled and run with the tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, target_os = "linux"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 

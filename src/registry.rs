@@ -10,7 +10,6 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
 use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
@@ -26,6 +25,7 @@ use crate::strategies::{
     CpuAllocator, ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, PluggableAllocator,
     Strategy,
 };
+use crate::sync::Global;
 
 /// Why a constructor made nothing: any error that can say so.
 pub type ConstructError = Box<dyn Error + Send + Sync>;
@@ -48,7 +48,13 @@ const NAME_MAX_BYTES: usize = 64;
 /// of them.
 const UNKNOWN_MAX: usize = 256;
 
-static NAMES: RwLock<Names> = RwLock::new(Names { registered: Vec::new(), unknown: Vec::new() });
+static NAMES: Global<Names> = Global::new(Names { registered: Vec::new(), unknown: Vec::new() });
+
+/// Keeps the names as they are, for a fork.
+#[cfg(feature = "ffi")]
+pub(crate) fn hold() -> impl Sized + 'static {
+    NAMES.lock()
+}
 
 struct Names {
     registered: Vec<Registered>,
@@ -214,7 +220,7 @@ impl Registration {
         if !legal {
             return Err(RegisterError::BadName(own.name));
         }
-        let mut names = NAMES.write();
+        let mut names = NAMES.lock();
         if let Some(other) = names.registered.iter().find(|other| other.name == own.name) {
             let error = if other.used { RegisterError::InUse } else { RegisterError::Taken };
             return Err(error(own.name));
@@ -352,7 +358,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
 
 /// The constructor of a registered name, which is settled from now on.
 fn settle(name: &str) -> Option<Constructor> {
-    let mut names = NAMES.write();
+    let mut names = NAMES.lock();
     if let Some(own) = names.registered.iter_mut().find(|own| own.name == name) {
         own.used = true;
         return Some(Arc::clone(&own.constructor));

@@ -29,6 +29,8 @@ use crate::allocator::{
 use crate::error::{AllocError, FreeError};
 use crate::layers::front::Fronted;
 
+#[cfg(feature = "ffi")]
+pub(crate) use cpu::hold_map;
 pub use cpu::{
     Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
 };

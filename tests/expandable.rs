@@ -50,6 +50,7 @@ on_every_device! {
     pages_of_a_stream_that_is_gone_go_back
     an_allocator_that_goes_waits_for_work_on_its_pages
     both_kinds_of_segments_share_a_limit
+    the_limit_binds_whole_pages
     the_collector_works_beside_expandable_segments
     oversize_rules_do_not_leak_reserved_memory
     a_device_without_virtual_memory_refuses_and_says_why
@@ -221,6 +222,33 @@ fn both_kinds_of_segments_share_a_limit<D: Base>() {
     }
     bed.give(bed.take(120 * MIB, 0));
     bed.check();
+}
+
+/// Pages are larger than what a request lacks. PyTorch passes the limit by a page.
+fn the_limit_binds_whole_pages<D: Base>() {
+    for large_mib in [20, 64] {
+        let letter = format!("expandable_segments:True,large_segment_size_mb:{large_mib}");
+        let limit_bytes = 55 * MIB;
+        let filled = |conf: &str| {
+            let bed = Bed::<D>::new(1024 * MIB, conf);
+            bed.engine().set_limit_bytes(Some(limit_bytes));
+            let mut live = Vec::new();
+            while let Ok(block) = bed.strategy.allocate(Request::new(11 * MIB, StreamId(0))) {
+                live.push(block);
+            }
+            bed.check();
+            let reserved = bed.engine().statistics().memory_reserved().unsigned_abs();
+            let released = bed.engine().statistics().num_device_free;
+            live.into_iter().for_each(|block| bed.give(block));
+            bed.end().expect("nothing is left");
+            (reserved, released)
+        };
+        let (reserved, released) = filled(&letter);
+        assert_eq!(reserved, limit_bytes / (large_mib * MIB) * large_mib * MIB);
+        assert_eq!(released, 0, "nothing that lives can be released");
+        let (reserved, _) = filled(&format!("{letter},compat:pytorch"));
+        assert!(reserved > limit_bytes, "{reserved}");
+    }
 }
 
 /// What is held when a limit is lowered stays, and serves.

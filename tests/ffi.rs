@@ -5,6 +5,8 @@
 
 #[path = "ffi/alone.rs"]
 mod alone;
+#[path = "common/mod.rs"]
+mod common;
 #[path = "ffi/panics.rs"]
 mod panics;
 #[path = "ffi/programs.rs"]

@@ -3,6 +3,7 @@
 //! Read next: `draining` (old blocks), and further files of `tests/switch/`.
 
 mod bed;
+mod callbacks;
 mod capabilities;
 mod crowd;
 mod draining;

@@ -15,7 +15,7 @@ use super::growth::Growth;
 use super::inspect::add_segments;
 use crate::allocator::{Allocation, PoolCheckpoint, Request, Restored};
 use crate::error::{AllocError, PoolError};
-use crate::heap::{FitRules, Slot};
+use crate::heap::{FitRules, HandOut, Heap, Slot, SplitChange};
 use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
@@ -73,37 +73,12 @@ impl Engine {
         let mut state = cell.lock();
         let mut found = kinds.iter().filter_map(|&k| state.heap.free_at(k, address, size_bytes));
         let slot = found.next()?;
-        let placed = self.place_in(cell, &mut state, slot, address, size_bytes, requested_bytes);
+        let placed =
+            place_in(&mut state.heap, slot, address, size_bytes, requested_bytes, self.now());
+        let made = self.handed_out(cell, &mut state, &placed, requested_bytes);
         let captured = self.driver.is_per_thread_stream(stream) && self.is_capturing(stream);
-        self.note_own_use(cell, &mut state.heap, placed.slot, captured);
-        Some(placed.made)
-    }
-
-    /// Hands out `size_bytes` at `address` from the free block at `slot`, which holds them. What lies
-    /// before is handed out for a moment, to be cut off.
-    fn place_in(
-        &self,
-        cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
-        slot: Slot,
-        address: u64,
-        size_bytes: u64,
-        requested_bytes: u64,
-    ) -> Placed {
-        let before_bytes = address - state.heap.view(slot).address;
-        let (mut slot, mut before) = (slot, None);
-        if before_bytes > 0 {
-            let cut = (before_bytes, before_bytes);
-            let made = self.hand_out_by(cell, state, slot, cut.0, cut.1, &FitRules::CUT);
-            let front = slot_of(&made);
-            before = Some(front);
-            slot = state.heap.free_behind(front).unwrap_or(slot);
-        }
-        let made = self.hand_out_by(cell, state, slot, size_bytes, requested_bytes, &FitRules::CUT);
-        if let Some(front) = before {
-            self.give_back(cell, state, front);
-        }
-        Placed { slot: slot_of(&made), made }
+        self.note_own_use(cell, &mut state.heap, placed.id.slot, captured);
+        Some(made)
     }
 
     /// See [`PrivatePools::live_addresses`](crate::allocator::PrivatePools::live_addresses).
@@ -168,8 +143,9 @@ impl Engine {
         }
     }
 
-    /// Hands out all blocks of a recorded segment, and frees those that were free. The segment's
-    /// range is one free block, or part of one.
+    /// Hands out the blocks of a recorded segment that were live. The segment's range is one free block,
+    /// or part of one. To the letter (`exact`) the others are handed out too and freed at the end, so that
+    /// counters count them.
     fn restore_segment(
         &self,
         cell: &HeapCell,
@@ -179,22 +155,38 @@ impl Engine {
         live: &mut Vec<Allocation>,
     ) {
         let mut next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
-        let mut free = Vec::new();
+        let mut placed = Vec::new();
         for block in &segment.blocks {
+            let wanted = block.state == BlockStateName::ActiveAllocated;
+            if !wanted && !exact {
+                continue;
+            }
             let Some(slot) = next else {
                 debug_assert!(false, "the range was checked");
                 break;
             };
-            let wanted = block.state == BlockStateName::ActiveAllocated;
             let requested = if wanted && !exact { block.requested_bytes } else { block.size_bytes };
-            let placed =
-                self.place_in(cell, state, slot, block.address, block.size_bytes, requested);
-            next = state.heap.free_behind(placed.slot);
+            let (heap, now) = (&mut state.heap, self.now());
+            let out = place_in(heap, slot, block.address, block.size_bytes, requested, now);
+            next = heap.free_behind(out.id.slot);
+            placed.push((out, requested, wanted));
+        }
+        if !exact {
+            // What lies behind one of them until the next is placed was never free for anybody.
+            let parts = placed.iter_mut().map(|(out, ..)| std::mem::take(&mut out.inactive));
+            let sum = parts.fold(SplitChange::default(), SplitChange::plus);
+            if let Some((last, ..)) = placed.last_mut() {
+                last.inactive = sum;
+            }
+        }
+        let mut free = Vec::new();
+        for (out, requested, wanted) in placed {
+            let made = self.handed_out(cell, state, &out, requested);
             if wanted {
-                self.note_own_use(cell, &mut state.heap, placed.slot, true);
-                live.push(placed.made);
+                self.note_own_use(cell, &mut state.heap, out.id.slot, true);
+                live.push(made);
             } else {
-                free.push(placed.slot);
+                free.push(out.id.slot);
             }
         }
         for slot in free {
@@ -203,14 +195,27 @@ impl Engine {
     }
 }
 
-/// A block at the address that was asked for.
-struct Placed {
+/// Hands out `size_bytes` at `address` from the free block at `slot`, which holds them. What lies before
+/// is cut off and stays free; it is told of as what becomes of it in the end.
+fn place_in(
+    heap: &mut Heap,
     slot: Slot,
-    made: Allocation,
-}
-
-fn slot_of(made: &Allocation) -> Slot {
-    Slot(made.token().0[1])
+    address: u64,
+    size_bytes: u64,
+    requested_bytes: u64,
+    clock: u64,
+) -> HandOut {
+    const RULES: &FitRules = &FitRules::CUT;
+    let before_bytes = address - heap.view(slot).address;
+    if before_bytes == 0 {
+        return heap.hand_out(slot, size_bytes, requested_bytes, RULES, clock);
+    }
+    let before = heap.hand_out(slot, before_bytes, before_bytes, RULES, clock);
+    let slot = heap.free_behind(before.id.slot).unwrap_or(slot);
+    let out = heap.hand_out(slot, size_bytes, requested_bytes, RULES, clock);
+    let freed = heap.free(before.id.slot, clock);
+    let inactive = before.inactive.plus(out.inactive).plus(freed.inactive);
+    HandOut { inactive, ..out }
 }
 
 fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), PoolError> {

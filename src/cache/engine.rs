@@ -19,7 +19,7 @@ use crate::allocator::{Allocation, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
-use crate::heap::{BlockId, Completed, FitRules, Heap, Slot, StreamUse};
+use crate::heap::{BlockId, Completed, FitRules, HandOut, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
@@ -202,10 +202,22 @@ impl Engine {
         requested_bytes: u64,
         rules: &FitRules,
     ) -> Allocation {
-        let HeapState { heap, counters, policy } = &mut **state;
-        let out = heap.hand_out(slot, rounded_bytes, requested_bytes, rules, self.now());
+        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, rules, self.now());
+        self.handed_out(cell, state, &out, requested_bytes)
+    }
+
+    /// Counts and records a block that the heap has handed out.
+    #[inline(always)]
+    pub(super) fn handed_out(
+        &self,
+        cell: &HeapCell,
+        state: &mut MutexGuard<'_, HeapState>,
+        out: &HandOut,
+        requested_bytes: u64,
+    ) -> Allocation {
+        let HeapState { counters, policy, .. } = &mut **state;
         let oversize = policy.is_oversize(out.size_bytes);
-        if counters.handed_out(&out, requested_bytes, oversize) {
+        if counters.handed_out(out, requested_bytes, oversize) {
             self.ledger.settle(cell.number, counters, &self.heaps);
         }
         self.record(Action::Alloc, out.address, requested_bytes, cell);

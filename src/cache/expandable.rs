@@ -195,6 +195,11 @@ impl Engine {
         kind: PoolKind,
         run: &PageRun,
     ) -> Result<Option<Refusal>, DriverError> {
+        if growth.miss_policy.counts_whole_pages()
+            && let Some(refusal) = growth.refuses(run.size_bytes)
+        {
+            return Ok(Some(refusal));
+        }
         let reservation = cell.lock().heap.reservation(run.reservation);
         let page_bytes = reservation.map_or(run.size_bytes, |r| r.page_bytes);
         let count = run.size_bytes / page_bytes;

@@ -83,6 +83,12 @@ impl MissPolicy {
     pub(super) fn searches_again(&self) -> bool {
         self.compat == Compat::Default
     }
+
+    /// Whether the limit holds for the pages that a request maps. PyTorch compares the size of a fixed
+    /// segment, and then maps whole pages.
+    pub(super) fn counts_whole_pages(&self) -> bool {
+        self.compat == Compat::Default
+    }
 }
 
 /// Address space of an expandable segment: nine eighths of the device's memory, or what is

@@ -18,7 +18,7 @@ use crate::allocator::{Allocation, Request};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::heap::FitRules;
 use crate::ids::{PoolId, StreamId};
-use crate::size::PoolKind;
+use crate::size::{PoolKind, align_up};
 
 /// What a step of the ladder yields: a block, or the reason to go on.
 type Step = Result<Allocation, Refusal>;
@@ -155,6 +155,9 @@ impl Engine {
     /// Whether even an empty cache could not serve the request: releasing would only do harm.
     fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
-        plan.segment_bytes > most
+        // Pages of small segments are as large as those.
+        let whole_pages = plan.expandable && plan.kind == PoolKind::Large;
+        let page_bytes = if whole_pages { growth.miss_policy.large_segment_bytes } else { 1 };
+        align_up(plan.segment_bytes, page_bytes) > most
     }
 }

@@ -10,7 +10,7 @@ use super::error::{ConfigError, Span};
 use super::keys::Known;
 use super::layers::layers;
 use super::parse::{Entry, Value, pairs, word};
-use super::settings::{Compat, CpuSettings, Reserve, Settings};
+use super::settings::{Compat, CpuSettings, PeersSetting, Reserve, Settings};
 use super::token::Token;
 use crate::size::{EIB, GIB, MIB, RoundupDivisions};
 
@@ -92,7 +92,14 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         }
         "malloc_async_own_pool" => settings.malloc_async_own_pool = read.flag()?,
         "layers" => settings.layers = layers(key.name, value)?,
-        "compat" => settings.compat = read.compat()?,
+        "compat" => {
+            let names = [("pytorch", Compat::PyTorch), ("default", Compat::Default)];
+            settings.compat = read.one_of(names)?;
+        }
+        "peers" => {
+            settings.peers =
+                read.one_of([("auto", PeersSetting::Auto), ("none", PeersSetting::None)])?;
+        }
         _ => match settings.pluggable.place(key.name) {
             Some(place) => *place = Some(read.name_of_code()?),
             None if key.name.starts_with("cpu_") => apply_cpu(&mut settings.cpu, &read)?,
@@ -242,12 +249,14 @@ impl<'v, 't> Reader<'v, 't> {
         if legal { Ok(text.to_owned()) } else { Err(self.wrong(token.span)) }
     }
 
-    fn compat(&self) -> Result<Compat, ConfigError> {
+    /// What stands for one of these names.
+    fn one_of<T: Copy>(&self, named: [(&str, T); 2]) -> Result<T, ConfigError> {
         let token = self.word()?;
-        match token.text {
-            "pytorch" => Ok(Compat::PyTorch),
-            "default" => Ok(Compat::Default),
-            other => Err(self.wrong(token.span).or_nearest(other, &["pytorch", "default"])),
+        match named.iter().find(|(name, _)| *name == token.text) {
+            Some((_, value)) => Ok(*value),
+            None => {
+                Err(self.wrong(token.span).or_nearest(token.text, &named.map(|(name, _)| name)))
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::keys::{Acts, BUILT_IN, Key, is_built_in};
 use super::layers::LayerSetting;
-use super::settings::{Compat, CpuSettings, Reserve, Settings};
+use super::settings::{Compat, CpuSettings, PeersSetting, Reserve, Settings};
 use super::{Config, KeyTable, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
 
@@ -143,6 +143,10 @@ fn value_of(settings: &Settings, key: &str) -> String {
         "compat" => match settings.compat {
             Compat::Default => "default".to_owned(),
             Compat::PyTorch => "pytorch".to_owned(),
+        },
+        "peers" => match settings.peers {
+            PeersSetting::Auto => "auto".to_owned(),
+            PeersSetting::None => "none".to_owned(),
         },
         cpu if cpu.starts_with("cpu_") => cpu_value(&settings.cpu, cpu),
         other => {

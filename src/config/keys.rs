@@ -188,6 +188,12 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Always,
         "what is worn around the strategy, from outside to inside",
     ),
+    key(
+        "peers",
+        "auto or none",
+        Acts::Always,
+        "whether PyTorch's allocators open their memory to each other's devices",
+    ),
     key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory"),
     key(
         "pinned_max_round_threshold_mb",

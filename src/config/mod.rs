@@ -33,7 +33,9 @@ use explain::differ;
 pub(crate) use keys::nearest_of;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
-pub use settings::{Compat, CpuSettings, PinnedSettings, PluggableSettings, Reserve, Settings};
+pub use settings::{
+    Compat, CpuSettings, PeersSetting, PinnedSettings, PluggableSettings, Reserve, Settings,
+};
 pub use user::UserKey;
 
 /// Where a key's value came from.

@@ -52,6 +52,9 @@ pub struct Settings {
     pub malloc_async_own_pool: bool,
     /// `layers`, from outside to inside. Looked at once, when an allocator is built.
     pub layers: Vec<LayerSetting>,
+    /// `peers`: whether PyTorch's allocators open their memory to each other's devices. Looked at when
+    /// a device gets its allocator.
+    pub peers: PeersSetting,
     /// The `pinned_*` keys.
     pub pinned: PinnedSettings,
     /// `compat`: whose decisions are made where PyTorch's are defects.
@@ -113,6 +116,7 @@ impl Default for Settings {
             expandable_reserve_by_class: Vec::new(),
             malloc_async_own_pool: false,
             layers: Vec::new(),
+            peers: PeersSetting::Auto,
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
             pluggable: PluggableSettings::default(),
@@ -139,6 +143,17 @@ pub enum Compat {
     Default,
     /// PyTorch's, to the letter.
     PyTorch,
+}
+
+/// To which other devices an allocator that PyTorch loads opens its memory. PyTorch does not tell such an
+/// allocator when it copies from device to device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeersSetting {
+    /// To all that can reach it, as soon as they have an allocator too.
+    #[default]
+    Auto,
+    /// To none.
+    None,
 }
 
 /// What `backend:pluggable` loads: a library, and the names of functions in it.

@@ -36,7 +36,7 @@ fn every_key_is_understood() {
          pinned_use_background_threads:True,pinned_max_round_threshold_mb:0,\
          pinned_max_cached_size_mb:7,pinned_use_cuda_host_register:True,\
          pinned_num_register_threads:8,pinned_reserve_segment_size_mb:16,\
-         pinned_free_catch_all:True,compat:pytorch",
+         pinned_free_catch_all:True,compat:pytorch,peers:none",
     );
     assert_eq!(s.large_segment_bytes, 32 * MIB);
     assert_eq!(s.max_split_bytes, Some(64 * MIB));
@@ -51,7 +51,7 @@ fn every_key_is_understood() {
     assert_eq!(s.pinned.register_threads, 8);
     assert!(s.expandable_segments_ipc);
     assert!(s.expandable_segments && s.release_lock_on_device_allocate && s.throw_on_device_oom);
-    assert_eq!(s.compat, Compat::PyTorch);
+    assert_eq!((s.compat, s.peers), (Compat::PyTorch, PeersSetting::None));
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn settings_far_from_the_defaults_are_told_back_as_they_are() {
         "max_non_split_rounding_mb:99999999999999999",
         "pinned_reserve_segment_size_mb:99999999999999999",
         "expandable_segments_reserve:0.00000000001G",
-        "roundup_power2_divisions:[64:8,256:4,>:2],compat:pytorch,backend:mine",
+        "roundup_power2_divisions:[64:8,256:4,>:2],compat:pytorch,backend:mine,peers:none",
         "expandable_segments_reserve_by_class:[a:0.25,b:8g]",
         "layers:[limit:8GiB,statistics,track,log:\"/a b,c]\",oom_retry:3,align:4KiB,guard,front]",
         "layers:[fault:[call:5,probability:0.25,seed:7,above:1000],front:4KiB,limit:1]",

@@ -26,7 +26,12 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
         None => DeviceId::default(),
     };
     match kind {
-        "sim" => Ok(Arc::new(Sim::new(SimOptions { device, ..SimOptions::default() }))),
+        "sim" => {
+            // Simulated devices reach each other.
+            let options =
+                SimOptions { device, reachable_devices: u32::MAX, ..SimOptions::default() };
+            Ok(Arc::new(Sim::new(options)))
+        }
         #[cfg(target_os = "linux")]
         "host" => Ok(Arc::new(Host::new(HostOptions { device, ..HostOptions::default() }))),
         "cuda" if ordinal.is_some() => open_cuda(device),

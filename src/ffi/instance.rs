@@ -8,9 +8,9 @@ use super::said::warn;
 use crate::allocator::{
     Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Request, ScopeFilter,
 };
-use crate::config::{Config, from_process};
+use crate::config::{Config, PeersSetting, from_process};
 use crate::driver::Driver;
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
 use crate::switch::Switchable;
@@ -42,13 +42,17 @@ impl Instance {
 
     /// An allocator on a device. Without a text the environment decides.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
+        super::fork::prepare_for();
         let config = match conf {
             Some(text) => parse(text).inspect(warn)?,
             None => environment()?,
         };
-        let driver = open_device(device)?;
+        Self::build(&config, open_device(device)?)
+    }
+
+    pub(super) fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, Failure> {
         let options = BuildOptions { raw_addresses: true };
-        let allocator = Switchable::build(&config, Arc::clone(&driver), options)?;
+        let allocator = Switchable::build(config, Arc::clone(&driver), options)?;
         Ok(Self { allocator, driver })
     }
 
@@ -112,6 +116,18 @@ impl Instance {
     /// Gives a pool's open scope another filter.
     pub(super) fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
         Ok(self.allocator.reopen_scope(pool, filter)?)
+    }
+
+    /// Opens this device's memory to another device that can reach it, unless `peers` says none. May wait
+    /// for the driver.
+    pub(super) fn let_in(&self, device: DeviceId) -> Result<(), Failure> {
+        let all = (self.driver.peers(), self.allocator.peer_access());
+        let (Some(peers), Some(access)) = all else { return Ok(()) };
+        let wanted = self.allocator.config().settings().peers == PeersSetting::Auto;
+        if wanted && peers.can_access(device)? {
+            access.enable_peer_access(device)?;
+        }
+        Ok(())
     }
 
     /// Opens a scope of a pool that is there.

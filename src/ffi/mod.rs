@@ -4,11 +4,12 @@
 //! `calls` and `pools` are the interface by handles, `torch` is PyTorch's. Callers are treated as
 //! hostile: every entry checks its pointers, handles are numbers that are looked up (`table`), and
 //! nothing unwinds into the caller (`guard`). What a device is called is in `device`, what is said to
-//! people in `said`.
+//! people in `said`, what a fork leaves in `fork`.
 //! `include/stratalloc.h` is made from these files by `tests/header.rs`; comments here are its text.
 
 mod calls;
 mod device;
+mod fork;
 mod guard;
 mod instance;
 mod pools;

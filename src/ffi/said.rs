@@ -1,12 +1,12 @@
 //! What is said on the standard error stream, because no caller asks for it or can be told.
 
+use std::fmt::Display;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use parking_lot::Mutex;
-
 use super::guard;
 use crate::config::Config;
+use crate::sync::Global;
 
 /// So many failures are said on the standard error stream; further ones only by
 /// `stratalloc_last_error`.
@@ -29,18 +29,27 @@ pub(super) fn complain() {
     }
 }
 
-/// Says what is legal in a configuration and probably not meant, each text once in the life of the
-/// process: several devices read one environment.
+/// Says what is legal in a configuration and probably not meant.
 #[cold]
 pub(super) fn warn(config: &Config) {
-    static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    for warning in config.warnings() {
-        let text = format!("warning: {warning}");
-        let mut warned = WARNED.lock();
-        if warned.len() < WARNINGS_MAX && !warned.contains(&text) {
-            warned.push(text.clone());
-            drop(warned);
-            say(&text);
-        }
+    config.warnings().iter().for_each(warn_once);
+}
+
+static WARNED: Global<Vec<String>> = Global::new(Vec::new());
+
+/// Keeps what was said as it is, for a fork.
+pub(super) fn hold() -> impl Sized + 'static {
+    WARNED.lock()
+}
+
+/// Says something once in the life of the process: several devices read one environment.
+#[cold]
+pub(super) fn warn_once(warning: impl Display) {
+    let text = format!("warning: {warning}");
+    let mut warned = WARNED.lock();
+    if warned.len() < WARNINGS_MAX && !warned.contains(&text) {
+        warned.push(text.clone());
+        drop(warned);
+        say(&text);
     }
 }

@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
-use parking_lot::RwLock;
-
 use super::guard::{Failure, Status};
 use super::instance::Instance;
+use crate::sync::Global;
 
 /// Who may end an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +31,7 @@ struct Table {
     empty: Vec<u32>,
 }
 
-static TABLE: RwLock<Table> = RwLock::new(Table { slots: Vec::new(), empty: Vec::new() });
+static TABLE: Global<Table> = Global::new(Table { slots: Vec::new(), empty: Vec::new() });
 
 /// The slot's index and the generation that a handle says. Handle 0 names nothing.
 fn parts(handle: u64) -> Option<(usize, u32)> {
@@ -45,6 +44,15 @@ impl Table {
         let (index, generation) = parts(handle)?;
         self.slots.get_mut(index).filter(|slot| slot.generation == generation)
     }
+
+    /// Offers a slot that has become empty. One whose generations are used up stays empty for ever.
+    fn offer(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.empty.extend(u32::try_from(index));
+        }
+    }
 }
 
 #[cold]
@@ -55,7 +63,7 @@ fn unknown(handle: u64) -> Failure {
 
 /// Gives an allocator a handle.
 pub(super) fn add(instance: Arc<Instance>, keeper: Keeper) -> Result<u64, Failure> {
-    let mut table = TABLE.write();
+    let mut table = TABLE.lock();
     let index = match table.empty.pop() {
         Some(index) => index,
         None => {
@@ -87,19 +95,31 @@ pub(super) fn find(handle: u64) -> Result<Arc<Instance>, Failure> {
 
 /// Takes a handle out of use and returns its allocator, to be dropped with no lock held.
 pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
-    let mut table = TABLE.write();
+    let mut table = TABLE.lock();
     let slot = table.slot(handle).ok_or_else(|| unknown(handle))?;
     if slot.held.as_ref().is_some_and(|(_, keeper)| *keeper == Keeper::Process) {
         let text = "PyTorch's allocators stay until the process ends";
         return Err(Failure::new(Status::InvalidArgument, text));
     }
     let (instance, _) = slot.held.take().ok_or_else(|| unknown(handle))?;
-    // A slot whose generations are used up stays empty for ever.
-    if let Some(next) = slot.generation.checked_add(1) {
-        slot.generation = next;
-        if let Some((index, _)) = parts(handle) {
-            table.empty.extend(u32::try_from(index));
-        }
+    if let Some((index, _)) = parts(handle) {
+        table.offer(index);
     }
     Ok(instance)
+}
+
+/// Keeps the table as it is, for a fork.
+pub(super) fn hold() -> impl Sized + 'static {
+    TABLE.lock()
+}
+
+/// Takes all handles out of use and leaves their allocators as they are, without looking at them.
+pub(super) fn forget_all() {
+    let mut table = TABLE.lock();
+    for index in 0..table.slots.len() {
+        if let Some(held) = table.slots[index].held.take() {
+            std::mem::forget(held);
+            table.offer(index);
+        }
+    }
 }

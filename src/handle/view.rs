@@ -100,7 +100,7 @@ impl<'a, T: Pod> DeviceView<'a, T> {
         Ok(self.handle.driver().copy_to_host(bytes, self.address, self.stream)?)
     }
 
-    /// The values, on the host. Waits for the stream.
+    /// The values, on the host; zeros on a simulated device, which has no bytes. Waits for the stream.
     ///
     /// # Errors
     ///

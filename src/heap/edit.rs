@@ -76,6 +76,14 @@ pub struct SplitChange {
     pub bytes: i64,
 }
 
+impl SplitChange {
+    /// This and then another.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self { count: self.count + other.count, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// A block that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandOut {

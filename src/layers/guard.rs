@@ -140,9 +140,15 @@ impl Guard {
     }
 
     /// What is wrong with the guard at `start`.
-    fn look(&self, block: &Block, side: Side, start: u64) -> Result<Option<Damage>, DriverError> {
+    fn look(
+        &self,
+        block: &Block,
+        side: Side,
+        start: u64,
+        on: StreamId,
+    ) -> Result<Option<Damage>, DriverError> {
         let mut bytes = [0; GUARD_LEN];
-        self.driver.copy_to_host(&mut bytes, start, block.stream)?;
+        self.driver.copy_to_host(&mut bytes, start, on)?;
         let places = (0..).zip(bytes).filter(|(_, byte)| *byte != GUARD);
         let places: Vec<(u64, u8)> = places.collect();
         let (Some(first), Some(last)) = (places.first(), places.last()) else {
@@ -163,14 +169,21 @@ impl Guard {
     }
 
     fn check(&self, block: &Block, below: u64, used_by: &[StreamId]) -> Result<(), DriverError> {
-        used_by.iter().try_for_each(|stream| self.driver.synchronize_stream(*stream))?;
+        let wait = |stream: &StreamId| self.driver.synchronize_stream(*stream);
+        // Streams may be destroyed before the block is freed. Their work may not be done then.
+        let own_is_gone = wait(&block.stream).is_err();
+        if own_is_gone || used_by.iter().any(|stream| wait(stream).is_err()) {
+            self.driver.synchronize_device()?;
+        }
+        let on = if own_is_gone { StreamId::DEFAULT } else { block.stream };
         let end = block.address + block.size_bytes;
         for (side, start) in [(Side::Before, below), (Side::Behind, end)] {
-            if let Some(damage) = self.look(block, side, start)? {
+            if let Some(damage) = self.look(block, side, start, on)? {
                 self.tell(&damage);
             }
         }
-        self.driver.fill(block.address, FREED, block.size_bytes, block.stream)
+        self.driver.fill(block.address, FREED, block.size_bytes, on)?;
+        if own_is_gone { wait(&on) } else { Ok(()) }
     }
 }
 

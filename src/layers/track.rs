@@ -2,15 +2,20 @@
 //!
 //! Every request takes a backtrace (some microseconds, unresolved) that lives as long as its block.
 //! When the allocator goes, blocks that are still live are reported: from the string on the standard
-//! error stream, from code to a callback. Names and lines are looked up for the report only.
+//! error stream, from code to a callback. An allocator from the string that is still there when the process
+//! ends reports them then: a typed buffer keeps its allocator, and PyTorch's stay. Names and lines are
+//! looked up for the report only.
 
 use std::backtrace::Backtrace;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::doors::Worn;
-use super::watch::{Block, Watch, Watching};
+use super::watch::{Block, Book, Watch, Watching};
 use crate::allocator::DeviceAllocator;
 use crate::size::human_bytes;
+use crate::sync::{Global, at_exit};
 
 /// See the [module](self).
 pub type Tracked<A> = Worn<Watching<A, Track>>;
@@ -72,9 +77,53 @@ pub fn track_to<A: DeviceAllocator>(inner: A, report: LeakReporter) -> Tracked<A
     Worn::new(Watching::new(inner, Track { report }))
 }
 
-/// `inner` with its leaks written to the standard error stream when it goes.
+type TrackBook = Book<Box<Backtrace>>;
+
+/// Books of allocators that write their leaks themselves, with the process that each was made in.
+static BOOKS: Global<Vec<(u32, Weak<TrackBook>)>> = Global::new(Vec::new());
+
+/// Keeps the list as it is, for a fork.
+#[cfg(feature = "ffi")]
+pub(crate) fn hold() -> impl Sized + 'static {
+    BOOKS.lock()
+}
+
+/// `inner` with its leaks written to the standard error stream when it goes, or when the process ends
+/// before.
 pub fn track<A: DeviceAllocator>(inner: A) -> Tracked<A> {
-    track_to(inner, Box::new(|report| super::say(report)))
+    static IS_HOOKED: AtomicBool = AtomicBool::new(false);
+    let watching = Watching::new(inner, Track { report: Box::new(|report| super::say(report)) });
+    let own = (std::process::id(), Arc::downgrade(watching.book()));
+    let mut books = BOOKS.lock();
+    books.retain(|(_, book)| book.strong_count() > 0);
+    books.push(own);
+    drop(books);
+    if !IS_HOOKED.swap(true, Ordering::Relaxed) {
+        at_exit(report_at_exit);
+    }
+    Worn::new(watching)
+}
+
+extern "C" fn report_at_exit() {
+    // Nothing may unwind out of here, and nobody is left to be told.
+    let _ = std::panic::catch_unwind(|| {
+        let own = std::process::id();
+        let books: Vec<_> = {
+            let books = BOOKS.read();
+            let made_here = books.iter().filter(|(process, _)| *process == own);
+            made_here.filter_map(|(_, book)| book.upgrade()).collect()
+        };
+        for book in books {
+            let report = sorted(book.all(|block, trace| leak(block, trace)));
+            if !report.leaks.is_empty() {
+                super::say(report);
+            }
+        }
+    });
+}
+
+fn leak(block: &Block, trace: &Backtrace) -> Leak {
+    Leak { block: *block, backtrace: trace.to_string() }
 }
 
 fn sorted(mut leaks: Vec<Leak>) -> LeakReport {
@@ -85,7 +134,7 @@ fn sorted(mut leaks: Vec<Leak>) -> LeakReport {
 impl<A: DeviceAllocator> Watching<A, Track> {
     /// What is live now. Looks up names and lines, which takes milliseconds a block.
     pub fn live_blocks(&self) -> LeakReport {
-        sorted(self.live(|block, trace| Leak { block: *block, backtrace: trace.to_string() }))
+        sorted(self.live(|block, trace| leak(block, trace)))
     }
 }
 
@@ -100,8 +149,7 @@ impl Watch for Track {
         if live.is_empty() {
             return;
         }
-        let leaks =
-            live.into_iter().map(|(block, trace)| Leak { block, backtrace: trace.to_string() });
+        let leaks = live.iter().map(|(block, trace)| leak(block, trace));
         (self.report)(&sorted(leaks.collect()));
     }
 }

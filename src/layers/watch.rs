@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -131,7 +132,7 @@ const SHARDS: usize = 16;
 
 /// Live blocks by address.
 #[derive(Debug)]
-struct Book<N> {
+pub(super) struct Book<N> {
     shards: [Mutex<HashMap<u64, Record<N>>>; SHARDS],
     serial: AtomicU64,
 }
@@ -167,7 +168,7 @@ impl<N> Book<N> {
         self.shard(record.block.address).lock().insert(record.block.address, record);
     }
 
-    fn all<T>(&self, mut tell: impl FnMut(&Block, &N) -> T) -> Vec<T> {
+    pub(super) fn all<T>(&self, mut tell: impl FnMut(&Block, &N) -> T) -> Vec<T> {
         let mut told = Vec::new();
         for shard in &self.shards {
             told.extend(shard.lock().values().map(|record| tell(&record.block, &record.note)));
@@ -194,17 +195,22 @@ impl<W: Watch> Drop for Asked<'_, W> {
 pub struct Watching<A: DeviceAllocator, W: Watch> {
     inner: A,
     watch: W,
-    book: Book<W::Note>,
+    book: Arc<Book<W::Note>>,
 }
 
 impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
     pub(super) fn new(inner: A, watch: W) -> Self {
-        Self { inner, watch, book: Book::default() }
+        Self { inner, watch, book: Arc::default() }
     }
 
     /// Who looks.
     pub(super) fn watch(&self) -> &W {
         &self.watch
+    }
+
+    /// The book, for those who look at it when the allocator cannot be asked.
+    pub(super) fn book(&self) -> &Arc<Book<W::Note>> {
+        &self.book
     }
 
     /// Something about each live block, in no order. Locks the book's shards one after the other.
@@ -372,8 +378,8 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
 impl<A: DeviceAllocator, W: Watch> Drop for Watching<A, W> {
     fn drop(&mut self) {
         let mut live = Vec::new();
-        for shard in &mut self.book.shards {
-            live.extend(shard.get_mut().drain().map(|(_, record)| (record.block, record.note)));
+        for shard in &self.book.shards {
+            live.extend(shard.lock().drain().map(|(_, record)| (record.block, record.note)));
         }
         self.watch.ends(live);
     }

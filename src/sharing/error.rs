@@ -107,6 +107,16 @@ pub enum SharingError {
         /// Its number.
         process: u32,
     },
+    /// Nobody answers where the handle says, though its process may run: the allocator that shared the block
+    /// has ended, or is in another network namespace, as in another container.
+    #[error(
+        "process {process} cannot be asked for the block: its allocator has ended, or is in another \
+         network namespace"
+    )]
+    Unreachable {
+        /// Its number.
+        process: u32,
+    },
     /// The other process does not know the handle's secret: the handle is forged, or meant for an
     /// allocator that has ended.
     #[error("process {process} refused: the handle's secret is not its own")]

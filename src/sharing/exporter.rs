@@ -75,8 +75,6 @@ impl Exporter {
 
     /// Lets others fetch a descriptor until [`withdraw`](Self::withdraw).
     pub(crate) fn offer(&self, descriptor: OwnedFd) -> Result<PageEntry, SharingError> {
-        use std::os::fd::AsRawFd;
-        let number = u32::try_from(descriptor.as_raw_fd()).expect("open descriptors are positive");
         let (device, inode) = file_of(&descriptor)?;
         let mut table = self.table.lock();
         loop {
@@ -85,7 +83,7 @@ impl Exporter {
             let identity = u64::from_le_bytes(*half);
             if !table.contains_key(&identity) {
                 table.insert(identity, Arc::new(descriptor));
-                return Ok(PageEntry { identity, device, inode, descriptor: number });
+                return Ok(PageEntry { identity, device, inode });
             }
         }
     }

@@ -1,24 +1,22 @@
 //! The process that opens: asks for the descriptors of a handle's pages, some at a time.
 //!
-//! The first way is the exporter's socket. Where that cannot be reached (another network namespace)
-//! and the exporter still runs, descriptors are taken from its table by number, which the system
-//! allows to those who might debug it. Either way each descriptor is compared with the file that
-//! the handle names. Waits for the other process a few seconds at most for each step.
+//! They come over the exporter's socket, which is in its network namespace, to whoever has the handle's
+//! secret. Each is compared with the file that the handle names. Waits for the other process a few seconds
+//! at most for each step.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::cmsg_space;
-use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketFlags,
     connect, recvmsg, send,
 };
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, geteuid, pidfd_getfd, pidfd_open};
+use rustix::process::geteuid;
 
 use super::exporter::{file_of, socket_name, socket_of_packets};
 use super::packet::{ANSWER_BYTES, Answer, AskedPages, CHUNK_PAGES};
@@ -32,13 +30,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Fetch<'h> {
     share: &'h PagesShare,
     next: usize,
-    /// The exporter's process, where its socket cannot be reached.
-    process: Option<OwnedFd>,
 }
 
 impl<'h> Fetch<'h> {
     pub(crate) fn new(share: &'h PagesShare) -> Self {
-        Self { share, next: 0, process: None }
+        Self { share, next: 0 }
     }
 
     /// The descriptors of the next pages; `None` when there are no more.
@@ -48,19 +44,7 @@ impl<'h> Fetch<'h> {
         if asked.is_empty() {
             return Ok(None);
         }
-        let answered = if self.process.is_none() { self.ask(asked)? } else { None };
-        let descriptors = match answered {
-            Some(descriptors) => descriptors,
-            None => {
-                let process = match self.process.take() {
-                    Some(process) => process,
-                    None => self.reach()?,
-                };
-                let taken = self.take(&process, asked);
-                self.process = Some(process);
-                taken?
-            }
-        };
+        let descriptors = self.ask(asked)?;
         for (page, (descriptor, entry)) in (self.next..).zip(descriptors.iter().zip(asked)) {
             if file_of(descriptor)? != (entry.device, entry.inode) {
                 return Err(SharingError::WrongDescriptor { page });
@@ -74,8 +58,8 @@ impl<'h> Fetch<'h> {
         self.share.owner.process
     }
 
-    /// Asks over the socket; `None` when nobody can be reached there.
-    fn ask(&self, pages: &[PageEntry]) -> Result<Option<Vec<OwnedFd>>, SharingError> {
+    /// Asks over the socket.
+    fn ask(&self, pages: &[PageEntry]) -> Result<Vec<OwnedFd>, SharingError> {
         let socket = socket_of_packets(SocketFlags::empty())?;
         for direction in [Timeout::Send, Timeout::Recv] {
             sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))
@@ -85,7 +69,11 @@ impl<'h> Fetch<'h> {
         match patiently(patience(), || connect(&socket, &name)) {
             Ok(()) => {}
             Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM) => {
-                return Ok(None);
+                let process = self.exporter();
+                return Err(match self.share.owner.may_live() {
+                    true => SharingError::Unreachable { process },
+                    false => SharingError::ExporterGone { process },
+                });
             }
             Err(error) => return Err(self.lost("connect to the exporter", error)),
         }
@@ -101,7 +89,7 @@ impl<'h> Fetch<'h> {
         let asked = asked.to_bytes();
         patiently(patience(), || send(&socket, &asked, SendFlags::NOSIGNAL))
             .map_err(|error| self.lost("ask the exporter", error))?;
-        self.hear(&socket, pages.len()).map(Some)
+        self.hear(&socket, pages.len())
     }
 
     /// Reads the one answer.
@@ -168,42 +156,6 @@ impl<'h> Fetch<'h> {
             error => SharingError::system(step, error),
         }
     }
-
-    /// The exporter's process, if it is still the one that made the handle.
-    fn reach(&self) -> Result<OwnedFd, SharingError> {
-        let process = self.exporter();
-        let gone = SharingError::ExporterGone { process };
-        let number = i32::try_from(process).ok().and_then(Pid::from_raw);
-        let Some(number) = number else { return Err(gone) };
-        let opened = pidfd_open(number, PidfdFlags::empty());
-        // Asked after the process is held: a number that is reused later is not its number.
-        match opened {
-            Ok(held) if self.share.owner.may_live() => Ok(held),
-            Ok(_) | Err(Errno::SRCH) => Err(gone),
-            Err(error) => Err(SharingError::system("find the exporter's process", error)),
-        }
-    }
-
-    /// Takes descriptors out of the exporter's table. Only files that have an identity of their own:
-    /// a number may stand for something else by now, and for others that would not be noticed.
-    fn take(&self, process: &OwnedFd, pages: &[PageEntry]) -> Result<Vec<OwnedFd>, SharingError> {
-        let mut descriptors = Vec::with_capacity(pages.len());
-        for (page, entry) in (self.next..).zip(pages) {
-            let number = i32::try_from(entry.descriptor);
-            let number = number.map_err(|_| SharingError::WrongDescriptor { page })?;
-            let taken = pidfd_getfd(process, number, PidfdGetfdFlags::empty());
-            let descriptor = taken.map_err(|error| match error {
-                Errno::BADF => SharingError::PageGone { page },
-                Errno::SRCH => SharingError::ExporterGone { process: self.exporter() },
-                error => SharingError::system("take a descriptor from the exporter", error),
-            })?;
-            if !has_identity(&descriptor)? {
-                return Err(SharingError::WrongDescriptor { page });
-            }
-            descriptors.push(descriptor);
-        }
-        Ok(descriptors)
-    }
 }
 
 /// When a step that begins now has taken too long.
@@ -222,13 +174,6 @@ fn patiently<T>(until: Instant, mut call: impl FnMut() -> Result<T, Errno>) -> R
             other => return other,
         }
     }
-}
-
-fn has_identity(descriptor: impl AsFd) -> Result<bool, SharingError> {
-    let stat = fstat(descriptor);
-    let stat = stat.map_err(|error| SharingError::system("look at a descriptor", error))?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    Ok(matches!(kind, FileType::RegularFile | FileType::Fifo))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@
 //! 72   8      size of a page
 //! 80   4      number of pages
 //! 84   4      zero
-//! 88   32 n   for each page: identity 8, file's device 8, file's inode 8, descriptor 4, zero 4
+//! 88   32 n   for each page: identity 8, file's device 8, file's inode 8, zero 8
 //!      pages of a fabric:
 //! 40   8      size of a page
 //! 48   4      number of pages
@@ -105,13 +105,12 @@ pub(crate) struct FabricShare {
     pub(crate) pages: Box<[[u8; FABRIC_HANDLE_BYTES]]>,
 }
 
-/// One page: its random identity, and the file and descriptor that it is in the exporter.
+/// One page: its random identity, and the file that it is in the exporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PageEntry {
     pub(crate) identity: u64,
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    pub(crate) descriptor: u32,
 }
 
 impl Extent {
@@ -204,8 +203,7 @@ impl SharedHandle {
                     bytes.extend(page.identity.to_le_bytes());
                     bytes.extend(page.device.to_le_bytes());
                     bytes.extend(page.inode.to_le_bytes());
-                    bytes.extend(page.descriptor.to_le_bytes());
-                    bytes.extend([0; 4]);
+                    bytes.extend([0; 8]);
                 }
             }
             Contents::Fabric(share) => {
@@ -334,9 +332,8 @@ impl Parts<'_> {
 
     fn entry(&mut self) -> Result<PageEntry, FormatError> {
         let (identity, device, inode) = (self.u64()?, self.u64()?, self.u64()?);
-        let entry = PageEntry { identity, device, inode, descriptor: self.u32()? };
-        self.zero::<4>()?;
-        Ok(entry)
+        self.zero::<8>()?;
+        Ok(PageEntry { identity, device, inode })
     }
 
     fn check_len(&self, expected: usize) -> Result<(), FormatError> {

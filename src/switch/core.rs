@@ -44,7 +44,7 @@ pub(super) struct Core {
     pub(super) ledger: Mutex<Ledger>,
     /// Pools that were made through here and may still have users.
     pub(super) pools: Mutex<BTreeSet<PoolId>>,
-    /// How many scopes are open: part of `doors`, for those who only ask whether any is.
+    /// How many scopes are open or opening: part of `doors`, for those who only ask whether any is.
     pub(super) open_scopes: Arc<AtomicUsize>,
     /// Shared by those who need that no scope opens (`still`), alone for who opens one. Before `doors`.
     pub(super) scope_gate: RwLock<()>,
@@ -70,6 +70,8 @@ pub(super) struct Doors {
     pub(super) classes: BTreeMap<StreamId, String>,
     /// Pools with an open scope.
     pub(super) scopes: Vec<PoolId>,
+    /// Pools whose maker is opening a scope, with no lock held: users' functions may run.
+    pub(super) opening: Vec<PoolId>,
 }
 
 impl Core {
@@ -330,7 +332,8 @@ impl Doors {
 
     /// While a scope is open nothing is switched.
     fn refuse_scopes(&self) -> Result<(), SwitchError> {
-        self.scopes.first().map_or(Ok(()), |pool| Err(SwitchError::ScopeOpen { pool: *pool }))
+        let any = self.scopes.first().or(self.opening.first());
+        any.map_or(Ok(()), |pool| Err(SwitchError::ScopeOpen { pool: *pool }))
     }
 
     /// Puts a configuration in force.

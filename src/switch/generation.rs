@@ -4,13 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
 
-use parking_lot::Mutex;
-
 use crate::allocator::{Counters, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
 use crate::layers;
 use crate::stats::{PerPool, Statistics};
 use crate::strategies::Strategy;
+use crate::sync::Global;
 
 /// One allocator. Current first, then retired, then gone.
 #[derive(Debug)]
@@ -145,10 +144,17 @@ impl Generation {
     }
 }
 
+static NAMES: Global<Option<HashSet<&'static str>>> = Global::new(None);
+
+/// Keeps the names as they are, for a fork.
+#[cfg(feature = "ffi")]
+pub(crate) fn hold_names() -> impl Sized + 'static {
+    NAMES.lock()
+}
+
 /// The same text, living as long as the process: names are handed out as references and must outlive
 /// the allocators that have them. There are as many as there are different names.
 fn intern(name: &str) -> &'static str {
-    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     let mut names = NAMES.lock();
     let names = names.get_or_insert_default();
     if let Some(known) = names.get(name) {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLockWriteGuard;
 
 use super::Switchable;
-use super::core::Doors;
+use super::core::{Core, Doors};
 use super::generation::Generation;
 use crate::allocator::{
     Allocation, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
@@ -23,6 +23,54 @@ use crate::ids::PoolId;
 /// The pools of a generation, if this one is known there.
 fn knows(generation: &Generation, pool: PoolId) -> Option<&dyn PrivatePools> {
     generation.strategy.private_pools().filter(|pools| pools.pool_users(pool).is_some())
+}
+
+/// A scope that is about to open. Dropped, it did not.
+struct Opening<'s> {
+    core: &'s Core,
+    pool: PoolId,
+}
+
+impl Opening<'_> {
+    /// It is open.
+    fn is_open(self) {
+        self.core.doors.lock().scopes.push(self.pool);
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        let mut doors = self.core.doors.lock();
+        strike(&mut doors.opening, self.pool);
+        self.core.count_scopes(&doors);
+    }
+}
+
+/// A scope that counts as closed when this is dropped.
+struct Closing<'s> {
+    core: &'s Core,
+    pool: PoolId,
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let mut doors = self.core.doors.lock();
+        strike(&mut doors.scopes, self.pool);
+        self.core.count_scopes(&doors);
+    }
+}
+
+/// Takes one mention of a pool off a list.
+fn strike(pools: &mut Vec<PoolId>, pool: PoolId) {
+    if let Some(at) = pools.iter().position(|listed| *listed == pool) {
+        pools.remove(at);
+    }
+}
+
+impl Core {
+    fn count_scopes(&self, doors: &Doors) {
+        self.open_scopes.store(doors.scopes.len() + doors.opening.len(), Ordering::SeqCst);
+    }
 }
 
 impl Switchable {
@@ -58,27 +106,42 @@ impl Switchable {
     /// [`PoolError`] when the pool has no open scope, or the new one cannot be opened: then the scope is
     /// closed.
     pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        let opening = self.announce(pool, || Ok(()))?;
+        let opened = match self.close_at_maker(pool) {
+            Err(refused) if !refused.ends_scope() => Err(refused),
+            Ok(()) | Err(_) => self.ask_maker(pool, |pools| pools.open_scope(pool, filter)),
+        };
+        // The new scope added a user.
+        let reopened = opened.and_then(|()| {
+            opening.is_open();
+            self.ask_maker(pool, |pools| pools.release_pool(pool))
+        });
+        self.core.left();
+        reopened
+    }
+
+    /// Says that a scope is about to open, if that is allowed now. From then on nothing is switched, and no
+    /// retired allocator waits or releases; so the maker, whose functions may be a user's, is asked with no
+    /// lock held.
+    fn announce(
+        &self,
+        pool: PoolId,
+        allowed: impl Fn() -> Result<(), PoolError>,
+    ) -> Result<Opening<'_>, PoolError> {
         let _gate = self.gate(pool)?;
         self.core.with_doors(|doors| {
-            let closed = self.ask_maker(pool, |pools| pools.close_scope(pool));
-            let opened = match closed {
-                Err(refused) if !refused.ends_scope() => Err(refused),
-                Ok(()) | Err(_) => self.ask_maker(pool, |pools| pools.open_scope(pool, filter)),
-            };
-            self.note_scope(doors, pool, opened.is_ok());
-            opened?;
-            // The new scope added a user.
-            self.ask_maker(pool, |pools| pools.release_pool(pool))
+            allowed()?;
+            doors.opening.push(pool);
+            self.core.count_scopes(doors);
+            Ok(Opening { core: &self.core, pool })
         })
     }
 
-    /// Writes down whether a pool has an open scope.
-    fn note_scope(&self, doors: &mut Doors, pool: PoolId, is_open: bool) {
-        doors.scopes.retain(|open| *open != pool);
-        if is_open {
-            doors.scopes.push(pool);
-        }
-        self.core.open_scopes.store(doors.scopes.len(), Ordering::SeqCst);
+    /// Closes a scope where it was opened. It counts as closed whatever the answer: makers have ended it
+    /// then, or never had it.
+    fn close_at_maker(&self, pool: PoolId) -> Result<(), PoolError> {
+        let _closing = Closing { core: &self.core, pool };
+        self.ask_maker(pool, |pools| pools.close_scope(pool))
     }
 
     /// Held while a scope is opened.
@@ -138,27 +201,26 @@ impl PrivatePools for Switchable {
 
     /// Waits until retired allocators have released what they are releasing now.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        let _gate = self.gate(pool)?;
-        self.core.with_doors(|doors| {
-            if self.is_of_retired(pool) {
+        let opening = self.announce(pool, || match self.is_of_retired(pool) {
+            true => {
                 let what = "new scopes after the pool's allocator was switched away from";
-                return Err(PoolError::NotSupported { pool, what });
+                Err(PoolError::NotSupported { pool, what })
             }
-            self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
-            self.note_scope(doors, pool, true);
+            false => Ok(()),
+        })?;
+        let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
+        if opened.is_ok() {
             self.remember(pool);
-            Ok(())
-        })
+            opening.is_open();
+        }
+        self.core.left();
+        opened
     }
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        let closed = self.core.with_doors(|doors| {
-            let closed = self.ask_maker(pool, |pools| pools.close_scope(pool));
-            // Also when that failed: makers have ended the scope then, or never had it.
-            self.note_scope(doors, pool, false);
-            closed
-        });
+        let closed = self.close_at_maker(pool);
         self.look();
+        self.core.left();
         closed
     }
 

@@ -2,12 +2,20 @@
 //!
 //! [`Swap`] holds a value that is read at every call and replaced rarely. Readers announce themselves in
 //! a slot of their thread (`slots`) with plain stores; the writer pays for both sides (`barrier`). Nothing
-//! here knows what the value is. The only unsafe parts are one dereference and one system call.
+//! here knows what the value is. The only unsafe parts are one dereference and two
+//! calls of the system.
+//! [`Global`] is the lock of what the whole process shares.
 
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
 
 mod barrier;
+mod exit;
+mod global;
 mod slots;
 mod swap;
 
+pub(crate) use exit::at_exit;
+pub(crate) use global::Global;
+#[cfg(feature = "ffi")]
+pub(crate) use slots::hold;
 pub(crate) use swap::{All, Read, Swap};

@@ -8,9 +8,7 @@ use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use parking_lot::Mutex;
-
-use super::barrier;
+use super::{Global, barrier};
 
 /// What one thread reads. On a line of its own, so that threads do not take it from each other.
 #[derive(Debug)]
@@ -28,7 +26,7 @@ struct Slots {
     unused: Vec<&'static Slot>,
 }
 
-static SLOTS: Mutex<Slots> = Mutex::new(Slots { all: Vec::new(), unused: Vec::new() });
+static SLOTS: Global<Slots> = Global::new(Slots { all: Vec::new(), unused: Vec::new() });
 
 thread_local! {
     /// The thread's slot, once it has one. Without a destructor, so that asking takes one load.
@@ -98,5 +96,13 @@ impl Slot {
 /// Whether any thread says that it reads what `at` points to. What those who stopped saying so have read
 /// comes before this.
 pub(super) fn anyone_reads(at: *mut ()) -> bool {
-    SLOTS.lock().all.iter().any(|slot| slot.reading.load(Ordering::Acquire) == at)
+    SLOTS.read().all.iter().any(|slot| slot.reading.load(Ordering::Acquire) == at)
+}
+
+/// Keeps the slots as they are, for a fork.
+#[cfg(feature = "ffi")]
+pub(crate) fn hold() -> impl Sized + 'static {
+    // Decided by now, so that no child waits for a thread that was about to.
+    let _ = barrier::is_asymmetric();
+    SLOTS.lock()
 }

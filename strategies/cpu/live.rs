@@ -7,9 +7,9 @@
 use std::sync::{Arc, LazyLock, Weak};
 
 use hashbrown::HashMap;
-use parking_lot::Mutex;
 
 use super::Core;
+use crate::sync::Global;
 
 const SHARDS: usize = 64;
 
@@ -22,13 +22,13 @@ struct Entry {
 /// A shard, alone on its cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shard(Mutex<HashMap<u64, Entry>>);
+struct Shard(Global<HashMap<u64, Entry>>);
 
 static SHARED: LazyLock<Box<[Shard]>> =
     LazyLock::new(|| (0..SHARDS).map(|_| Shard::default()).collect());
 
 #[inline]
-fn shard(address: u64) -> &'static Mutex<HashMap<u64, Entry>> {
+fn shard(address: u64) -> &'static Global<HashMap<u64, Entry>> {
     // Blocks start at multiples of powers of two: their low bits are equal.
     let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
     &SHARED[usize::try_from(hash).unwrap_or(0) % SHARDS].0
@@ -60,10 +60,16 @@ pub(super) fn leave(address: u64, core: &Core) {
 /// Whose a block at this address is.
 #[inline]
 pub(super) fn find(address: u64, asker: Option<&Core>) -> Owner {
-    let shard = shard(address).lock();
+    let shard = shard(address).read();
     let Some(entry) = shard.get(&address) else { return Owner::Nobody };
     if asker.is_some_and(|asker| std::ptr::eq(asker, entry.core.as_ptr())) {
         return Owner::Asker(entry.slot);
     }
     entry.core.upgrade().map_or(Owner::Nobody, |core| Owner::Other(core, entry.slot))
+}
+
+/// Keeps the map as it is, for a fork.
+#[cfg(feature = "ffi")]
+pub(crate) fn hold() -> impl Sized + 'static {
+    SHARED.iter().map(|shard| shard.0.lock()).collect::<Vec<_>>()
 }

@@ -122,6 +122,66 @@ fn a_device_that_nobody_uses_is_not_opened_to_be_asked() {
     assert_eq!((opened, handle), (Status::InvalidArgument, 77));
 }
 
+/// PyTorch asks for copies and kernels across devices without telling the allocator.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[test]
+fn two_devices_use_each_others_memory() {
+    use stratalloc::driver::{Cuda, Driver, Peers};
+    use stratalloc::ids::{DeviceId, StreamId};
+
+    use crate::common::gpu;
+
+    if !is_part() {
+        let Some((cuda, _alone)) = gpu::device() else { return };
+        if gpu::second().is_none() {
+            return;
+        }
+        if !Peers::can_access(&*cuda, DeviceId(1)).expect("the driver answers") {
+            return gpu::skip("the second device cannot reach the first");
+        }
+        drop(cuda);
+        for conf in [
+            "backend:native",
+            "expandable_segments:True",
+            "backend:cudaMallocAsync",
+            "backend:cudaMallocAsync,malloc_async_own_pool:True",
+        ] {
+            alone("two_devices_use_each_others_memory", &[("ALLOC_CONF", conf)]);
+        }
+        return;
+    }
+    const BYTES: usize = 4 << 20;
+    let cudas = [0, 1].map(|device| Cuda::open(DeviceId(device)).expect("it was there"));
+    let take = |device| {
+        let block = stratalloc_torch_malloc(BYTES, device, null_mut());
+        assert!(!block.is_null(), "{}", last_error());
+        (device, block)
+    };
+    let blocks = [take(0), take(1), take(0), take(1), take(0)];
+    let stream = StreamId::DEFAULT;
+    for (value, (home, block)) in (1..).zip(blocks) {
+        let address = block.addr() as u64;
+        let home_at = usize::try_from(home).expect("0 or 1");
+        let (home_cuda, other_cuda) = (&cudas[home_at], &cudas[1 - home_at]);
+        other_cuda.fill(address, value, BYTES as u64, stream).unwrap();
+        other_cuda.synchronize_device().unwrap();
+        let mut seen = vec![0; BYTES];
+        home_cuda.copy_to_host(&mut seen, address, stream).unwrap();
+        assert!(seen.iter().all(|byte| *byte == value));
+        let (to, from) = (blocks[1 - home_at], (home, block));
+        let [to, from] = [to, from].map(|(device, block)| {
+            (DeviceId(u32::try_from(device).expect("0 or 1")), block.addr() as u64)
+        });
+        home_cuda.copy_peer(to, from, BYTES as u64, stream).unwrap();
+        home_cuda.synchronize_device().unwrap();
+        other_cuda.copy_to_host(&mut seen, to.1, stream).unwrap();
+        assert!(seen.iter().all(|byte| *byte == value));
+    }
+    for (device, block) in blocks {
+        stratalloc_torch_free(block, BYTES, device, null_mut());
+    }
+}
+
 #[test]
 fn an_empty_cache_that_fails_is_told() {
     if !is_part() {

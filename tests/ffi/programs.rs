@@ -27,7 +27,7 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
     Some(program)
 }
 
-fn run(program: &Path, argument: &str, device: &str) -> String {
+fn run(program: &Path, arguments: &[&str], device: &str) -> String {
     let mut command = Command::new(program);
     for variable in stratalloc::config::VARIABLES {
         command.env_remove(variable);
@@ -35,10 +35,10 @@ fn run(program: &Path, argument: &str, device: &str) -> String {
     // The test runner points this at its own output folder, where an older library may lie, and it
     // goes before the path that the program was linked with.
     command.env_remove("LD_LIBRARY_PATH");
-    let output = command.arg(argument).env("STRATALLOC_DEVICE", device).output();
+    let output = command.args(arguments).env("STRATALLOC_DEVICE", device).output();
     let output = output.expect("what was compiled runs");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{argument} {device}: {}: {errors}", output.status);
+    assert!(output.status.success(), "{arguments:?} {device}: {}: {errors}", output.status);
     assert_eq!(output.stdout, b"good\n");
     errors
 }
@@ -47,7 +47,7 @@ fn run(program: &Path, argument: &str, device: &str) -> String {
 fn a_c_program_uses_every_call() {
     let Some(program) = compile("cc", "use.c", &["-std=c11"]) else { return };
     for device in ["sim", "host"] {
-        run(&program, device, device);
+        run(&program, &[device], device);
     }
 }
 
@@ -55,7 +55,7 @@ fn a_c_program_uses_every_call() {
 fn a_hostile_c_program_gets_a_status_for_everything() {
     let Some(program) = compile("cc", "hostile.c", &["-std=c11"]) else { return };
     for device in ["sim", "host"] {
-        run(&program, device, device);
+        run(&program, &[device], device);
     }
 }
 
@@ -64,9 +64,19 @@ fn a_cpp_program_calls_as_pytorch_does() {
     let Some(program) = compile("c++", "torch.cpp", &["-std=c++17"]) else { return };
     let library = shared_library();
     for device in ["sim", "host"] {
-        let errors = run(&program, library.to_str().expect("a plain path"), device);
+        let errors = run(&program, &[library.to_str().expect("a plain path")], device);
         assert!(errors.contains("stratalloc: out of memory on device 0"), "{errors}");
         assert!(errors.lines().filter(|line| line.starts_with("stratalloc: ")).count() <= 32);
+    }
+}
+
+/// `FORKS=500` looks harder.
+#[test]
+fn children_of_a_fork_make_their_own_allocators_whatever_the_parents_threads_do() {
+    let Some(program) = compile("cc", "forks.c", &["-std=gnu11"]) else { return };
+    let forks = std::env::var("FORKS").unwrap_or_else(|_| "60".to_owned());
+    for device in ["sim", "host"] {
+        run(&program, &[device, &forks], device);
     }
 }
 

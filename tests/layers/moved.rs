@@ -197,4 +197,27 @@ mod guards {
         });
         assert!(matches!(bed.told.lock().as_slice(), [Damage::Overwritten { count: 5, .. }]));
     }
+
+    #[test]
+    fn streams_that_are_destroyed_before_a_free_are_no_damage_and_hide_none() {
+        let bed = Bed::new();
+        let [own, side] = [0, 1].map(|_| bed.host.create_stream().unwrap());
+        for (on, gone, writes) in [(own, own, false), (DEFAULT, side, true)] {
+            let block = take(&bed.guarded, 1001, on);
+            let (start, end) = (block.address(), block.address() + 1001);
+            bed.guarded.cross_stream().unwrap().record_stream(&block, side).unwrap();
+            bed.host.fill(start, 3, 1001 + u64::from(writes), side).unwrap();
+            bed.host.destroy_stream(gone).unwrap();
+            bed.guarded.free(block).unwrap();
+            let told = std::mem::take(&mut *bed.told.lock());
+            match told.as_slice() {
+                [] => assert!(!writes),
+                [Damage::Overwritten { address, count: 1, .. }] => {
+                    assert_eq!((*address, writes), (end, true));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(allocated(&bed.guarded), 0);
+    }
 }

@@ -1,6 +1,7 @@
 //! Limit, statistics, track, log, fault and retry.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,8 +9,9 @@ use parking_lot::Mutex;
 use stratalloc::allocator::{
     Allocation, Counters, DeviceAllocator, MemoryPool, PoolOptions, Request,
 };
-use stratalloc::config::FaultSetting;
+use stratalloc::config::{Config, FaultSetting, KeyTable};
 use stratalloc::error::{AllocError, FreeError, HandleError};
+use stratalloc::handle::Handle;
 use stratalloc::ids::StreamId;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
@@ -170,6 +172,31 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     let silent = track::track_to(Two::new(10), Box::new(|_| panic!("nothing is leaked")));
     let block = take(&silent, 1, DEFAULT);
     silent.free(block).unwrap();
+}
+
+/// Set in the process that leaks.
+const LEAKS: &str = "STRATALLOC_TEST_LEAKS";
+
+/// A buffer keeps its allocator, so the allocator does not go.
+#[test]
+fn a_leaked_buffer_is_told_when_the_process_ends() {
+    if std::env::var_os(LEAKS).is_some() {
+        let config = Config::parse("layers:[track]", &KeyTable::default()).unwrap();
+        let handle = Handle::build(&config, sim()).unwrap();
+        std::mem::forget(handle.zeroed::<u8>(12_345, DEFAULT).unwrap());
+        drop(handle.zeroed::<u8>(54_321, DEFAULT).unwrap());
+        return;
+    }
+    let own_name = std::thread::current().name().expect("tests have names").to_owned();
+    let output = Command::new(std::env::current_exe().expect("tests are programs"))
+        .args(["--exact", &own_name, "--nocapture"])
+        .env(LEAKS, "1")
+        .output()
+        .expect("this program can be started again");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("1 blocks were never given back").count(), 1, "{said}");
+    assert!(said.contains("12345 bytes at") && !said.contains("54321 bytes at"), "{said}");
 }
 
 fn file(name: &str) -> std::path::PathBuf {

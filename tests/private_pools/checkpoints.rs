@@ -1,6 +1,6 @@
 //! Checkpoints of a pool and going back to them; blocks at exact addresses.
 
-use stratalloc::allocator::{Allocation, Caching, PoolCheckpoint, Request};
+use stratalloc::allocator::{Allocation, Caching, Counters, PoolCheckpoint, Request};
 use stratalloc::error::{AllocError, PoolError};
 use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
 use stratalloc::ids::{PoolId, StreamId};
@@ -285,5 +285,53 @@ fn a_block_can_be_had_at_an_exact_address() {
         [front, middle, rest].into_iter().for_each(|block| bed.give(block));
         bed.check();
         assert!(bed.reserved_bytes() < GIB);
+    }
+}
+
+/// What was cut off for a moment never counts.
+#[test]
+fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let whole = bed.take(3 * GIB, HOME);
+        let base = whole.address();
+        bed.give(whole);
+        let counters = bed.engine() as &dyn Counters;
+        counters.reset_peaks();
+        counters.reset_accumulated();
+        let caching: &dyn Caching = bed.engine();
+        let placed = caching.allocate_at(Request::new(2 * MIB, HOME), base + GIB).unwrap();
+        let seen = bed.statistics();
+        assert_eq!(seen.allocated_bytes.all.peak, 2 << 20, "{conf}");
+        assert_eq!(seen.active_bytes.all.peak, 2 << 20, "{conf}");
+        assert_eq!((seen.allocation.all.peak, seen.allocation.all.allocated), (1, 1), "{conf}");
+        assert_eq!(seen.allocation.all.freed, 0, "{conf}");
+        assert!(seen.inactive_split.all.peak <= 2, "{conf}");
+        bed.check();
+        bed.give(placed);
+        bed.check();
+    }
+}
+
+/// Under PyTorch's letter what is free is handed out for a moment, too.
+#[test]
+fn going_back_raises_no_peak_above_what_lives() {
+    for conf in BOTH {
+        let tree = Tree::new(conf);
+        let held: Vec<_> = [40, 2, 30, 2, 30].map(|mib| tree.take(mib * MIB)).into();
+        let mut kept = Vec::new();
+        for (at, block) in held.into_iter().enumerate() {
+            if at % 2 == 1 { kept.push(block) } else { tree.give(block) }
+        }
+        let checkpoint = tree.checkpoint();
+        kept.into_iter().for_each(|block| tree.give(block));
+        (tree.bed.engine() as &dyn Counters).reset_peaks();
+        let live = tree.restore(&checkpoint);
+        let seen = tree.bed.statistics();
+        assert_eq!(seen.allocated_bytes.all.peak, 4 << 20, "{conf}");
+        assert_eq!(seen.allocation.all.peak, 2, "{conf}");
+        assert_eq!(seen.inactive_split_bytes.all.peak, seen.inactive_split_bytes.all.current);
+        live.into_iter().for_each(|block| tree.give(block));
+        tree.bed.check();
     }
 }

@@ -8,9 +8,11 @@ use stratalloc::allocator::{
 };
 use stratalloc::cache::EngineOptions;
 use stratalloc::config::{Config, Settings};
+use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{AllocError, FreeError};
+use stratalloc::handle::Handle;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
@@ -218,6 +220,30 @@ fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
         let more = bed.take(3 * GIB);
         assert_eq!(bed.switchable.retired(), 0, "nothing was switched: {conf}");
         [kept, more].into_iter().for_each(|block| bed.give(block));
+    }
+}
+
+#[test]
+fn a_fraction_in_a_further_string_binds_every_strategy() {
+    let next = AtomicUsize::new(1 << 20);
+    let allocate = move |bytes: u64, _, _| {
+        let bytes = usize::try_from(bytes).ok()?.next_multiple_of(512);
+        Some(next.fetch_add(bytes, SeqCst) as u64)
+    };
+    registry::register_callbacks("unlimited", Callbacks::new(allocate, |_, _, _, _| {}))
+        .expect("the name is free");
+    let layers = "backend:native,layers:[statistics,track,oom_retry:2]";
+    for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT, layers, "backend:cpu", "backend:unlimited"] {
+        for said in ["", ",per_process_memory_fraction:0.5"] {
+            let bed = Bed::new(&format!("{conf}{said}"));
+            bed.switchable.update("per_process_memory_fraction:0.000001").expect("a good string");
+            fails(&bed, MIB);
+            let caching = bed.switchable.caching().expect("it caches");
+            assert!(caching.limit_bytes().is_some_and(|limit| limit < MIB), "{conf}");
+            assert_eq!(bed.switchable.retired(), 0, "nothing was switched: {conf}");
+            let by_handle = Handle::of(bed.switchable.clone());
+            by_handle.uninit::<u8>(1 << 20, StreamId::DEFAULT).expect_err("the same limit");
+        }
     }
 }
 

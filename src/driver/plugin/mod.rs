@@ -44,7 +44,9 @@ pub struct Base {
 /// A user's functions. `allocate` and `free` are required, the others are added one by one.
 ///
 /// They are called from any thread, several at once, and with no lock held, so they may call the
-/// allocator that they serve. What they panic with reaches whoever called the allocator.
+/// allocator that they serve. Only the one that is told a memory fraction may be called while a switchable
+/// allocator changes its limit: it must not ask that one to switch, to change or for scopes, and would wait
+/// for ever. What they panic with reaches whoever called the allocator.
 #[derive(Clone)]
 pub struct Callbacks {
     pub(crate) allocate: Arc<Allocate>,

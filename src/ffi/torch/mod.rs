@@ -16,11 +16,13 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
 use super::calls::{pointer_to, stream_of};
+use super::fork::is_child;
 use super::guard::{Failure, Status, guard, status};
 use super::instance::{environment, json};
 use super::pools::Pool;
 use super::said::complain;
 use super::text::{Place, write};
+pub(super) use seats::{forget_all, hold};
 use seats::{opened, seat, seats, statistics};
 
 /// [`guard`], which also says what failed where somebody can see it.
@@ -59,8 +61,8 @@ pub extern "C" fn stratalloc_torch_malloc(
     })
 }
 
-/// Takes a block of PyTorch's back; null is ignored. `size` and `stream` are not looked at: the
-/// allocator knows them.
+/// Takes a block of PyTorch's back; null is ignored, and so is, in the child of a fork, a block of the
+/// parent's. `size` and `stream` are not looked at: the allocator knows them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_free(
     pointer: *mut c_void,
@@ -72,7 +74,12 @@ pub extern "C" fn stratalloc_torch_free(
     if pointer.is_null() {
         return;
     }
-    aloud((), || opened(device)?.instance.free(pointer.addr() as u64));
+    aloud((), || match opened(device) {
+        Ok(seat) => seat.instance.free(pointer.addr() as u64),
+        // A block of the parent's: its allocator is not here.
+        Err(_) if is_child() => Ok(()),
+        Err(none) => Err(none),
+    });
 }
 
 /// `set_init_fn`: reads the environment, so that a string that cannot be used is said at once.

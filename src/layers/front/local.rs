@@ -223,6 +223,16 @@ thread_local! {
     static LOCAL: RefCell<Local> = const { RefCell::new(Local { caches: Vec::new() }) };
 }
 
+/// Forgets what this thread keeps, after a fork: nobody may ask the fronts of the parent for anything.
+#[cfg(feature = "ffi")]
+pub(crate) fn forget_all() {
+    let _ = LOCAL.try_with(|local| {
+        if let Ok(mut local) = local.try_borrow_mut() {
+            std::mem::forget(std::mem::take(&mut local.caches));
+        }
+    });
+}
+
 /// Does something with this thread's cache number `index`; `None` when there is none, or the thread ends.
 #[inline(always)]
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {

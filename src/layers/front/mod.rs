@@ -30,6 +30,9 @@ use super::doors::{Layer, Way, Worn, cross_of, raw_of};
 use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::error::{AllocError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
+use crate::sync::Global;
+#[cfg(feature = "ffi")]
+pub(crate) use local::forget_all;
 use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, bytes_of, class_of};
 
 /// See the [module](self).
@@ -135,7 +138,13 @@ struct Threads {
 }
 
 /// Places of fronts in the lists of threads; true is taken.
-static PLACES: Mutex<Vec<bool>> = Mutex::new(Vec::new());
+static PLACES: Global<Vec<bool>> = Global::new(Vec::new());
+
+/// Keeps the places as they are, for a fork.
+#[cfg(feature = "ffi")]
+pub(crate) fn hold() -> impl Sized + 'static {
+    PLACES.lock()
+}
 
 fn take_place() -> usize {
     let mut places = PLACES.lock();

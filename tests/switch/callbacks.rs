@@ -1,0 +1,78 @@
+//! A user's functions behind a switchable allocator: they may ask it for anything while it calls them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request, ScopeFilter};
+use stratalloc::driver::plugin::Callbacks;
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry;
+use stratalloc::size::GIB;
+use stratalloc::switch::{SwitchError, Switchable};
+
+use crate::bed::{Bed, NATIVE};
+
+/// Everything that changes the allocator; nothing can be switched, because a scope is open.
+fn ask_everything(all: &Switchable) {
+    let caching = all.caching().expect("closures have one");
+    caching.empty_cache().expect("the device works");
+    caching.set_limit_bytes(Some(GIB));
+    assert_eq!(caching.limit_bytes(), Some(GIB));
+    all.update("throw_on_cudamalloc_oom:True").expect("nothing that is read once");
+    assert!(all.config().settings().throw_on_device_oom);
+    let refused = all.switch(NATIVE).expect_err("a scope is open");
+    assert!(matches!(refused, SwitchError::ScopeOpen { .. }), "{refused}");
+    let (pools, another) = (all.private_pools().expect("they have"), PoolId::next_user());
+    pools.create_pool(another, PoolOptions::default()).expect("a new id");
+    pools.release_pool(another).expect("it has a user");
+    assert!(all.counters().expect("it counts").statistics().allocation.all.current >= 0);
+}
+
+#[test]
+fn functions_that_begin_and_end_pools_may_call_the_allocator_and_panic() {
+    let all: Arc<OnceLock<Switchable>> = Arc::default();
+    let (calls, panics) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let inside = {
+        let (all, calls, panics) = (Arc::clone(&all), Arc::clone(&calls), Arc::clone(&panics));
+        move || {
+            ask_everything(all.get().expect("it was built"));
+            calls.fetch_add(1, Ordering::Relaxed);
+            assert!(!panics.load(Ordering::Relaxed), "as planned");
+        }
+    };
+    let next = AtomicU64::new(1 << 20);
+    let allocate = move |bytes: u64, _, _| {
+        Some(next.fetch_add(bytes.next_multiple_of(512), Ordering::Relaxed))
+    };
+    let (begin, end) = (inside.clone(), inside);
+    let callbacks = Callbacks::new(allocate, |_, _, _, _| {}).on_pools(
+        move |_, _, _| begin(),
+        move |_, _| end(),
+        |_, _| {},
+    );
+    registry::register_callbacks("asking", callbacks).expect("the name is free");
+    let bed = Bed::new("backend:asking");
+    all.set(bed.switchable.clone()).expect("once");
+    let pools = bed.switchable.private_pools().expect("they have");
+    let (pool, filter) = (PoolId::next_user(), ScopeFilter::this_thread());
+    pools.create_pool(pool, PoolOptions::default()).expect("a new id");
+    pools.open_scope(pool, filter).expect("it is closed");
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    bed.switchable.reopen_scope(pool, ScopeFilter::Stream(StreamId(7))).expect("it is open");
+    let block = bed.switchable.allocate(Request::new(512, StreamId(7))).expect("there is room");
+    bed.switchable.free(block).expect("it is live");
+    pools.close_scope(pool).expect("it is open");
+    assert_eq!(calls.load(Ordering::Relaxed), 4);
+    panics.store(true, Ordering::Relaxed);
+    let opened = catch_unwind(AssertUnwindSafe(|| pools.open_scope(pool, filter)));
+    assert!(opened.is_err(), "it panics");
+    panics.store(false, Ordering::Relaxed);
+    pools.open_scope(pool, filter).expect("the one that panicked is closed");
+    panics.store(true, Ordering::Relaxed);
+    let closed = catch_unwind(AssertUnwindSafe(|| pools.close_scope(pool)));
+    assert!(closed.is_err(), "it panics");
+    while pools.release_pool(pool).is_ok() {}
+    bed.switch(NATIVE);
+    assert_eq!(bed.switchable.retired(), 0, "no scope is in the way");
+}
