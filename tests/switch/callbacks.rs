@@ -11,7 +11,7 @@ use stratalloc::registry;
 use stratalloc::size::GIB;
 use stratalloc::switch::{SwitchError, Switchable};
 
-use crate::bed::{Bed, NATIVE};
+use super::bed::{Bed, NATIVE};
 
 /// Everything that changes the allocator; nothing can be switched, because a scope is open.
 fn ask_everything(all: &Switchable) {
