@@ -15,11 +15,10 @@ use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
 use crate::switch::Switchable;
 
-/// An allocator, which can be switched, and its device.
+/// An allocator, which can be switched.
 #[derive(Debug)]
 pub(super) struct Instance {
     allocator: Switchable,
-    pub(super) driver: Arc<dyn Driver>,
 }
 
 /// What the environment says. What is probably not meant is told to people.
@@ -48,24 +47,13 @@ impl Instance {
         };
         let driver = open_device(device)?;
         let options = BuildOptions { raw_addresses: true };
-        let allocator = Switchable::build(&config, Arc::clone(&driver), options)?;
-        Ok(Self { allocator, driver })
+        Ok(Self { allocator: Switchable::build(&config, driver, options)? })
     }
 
     /// The address of a block.
     #[inline]
     pub(super) fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Failure> {
         Ok(self.allocator.allocate_raw(Request::new(bytes, stream))?)
-    }
-
-    /// The address of a block in a pool, whatever scopes are open.
-    pub(super) fn allocate_in(
-        &self,
-        pool: PoolId,
-        bytes: u64,
-        stream: StreamId,
-    ) -> Result<u64, Failure> {
-        Ok(self.pools()?.allocate_in(pool, Request::new(bytes, stream))?.address())
     }
 
     #[inline]
@@ -107,11 +95,6 @@ impl Instance {
         self.allocator.switch_to(config.clone())?;
         warn(&config);
         Ok(())
-    }
-
-    /// Gives a pool's open scope another filter.
-    pub(super) fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
-        Ok(self.allocator.reopen_scope(pool, filter)?)
     }
 
     /// Opens a scope of a pool that is there.

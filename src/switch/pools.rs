@@ -49,29 +49,6 @@ impl Switchable {
         answer
     }
 
-    /// Gives a pool's open scope another filter. The pool has the same users afterwards. In between no
-    /// allocator goes and none is switched to, so this is safe while the scope's stream is captured. Waits
-    /// as opening does.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError`] when the pool has no open scope, or the new one cannot be opened: then the scope is
-    /// closed.
-    pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        let _gate = self.gate(pool)?;
-        self.core.with_doors(|doors| {
-            let closed = self.ask_maker(pool, |pools| pools.close_scope(pool));
-            let opened = match closed {
-                Err(refused) if !refused.ends_scope() => Err(refused),
-                Ok(()) | Err(_) => self.ask_maker(pool, |pools| pools.open_scope(pool, filter)),
-            };
-            self.note_scope(doors, pool, opened.is_ok());
-            opened?;
-            // The new scope added a user.
-            self.ask_maker(pool, |pools| pools.release_pool(pool))
-        })
-    }
-
     /// Writes down whether a pool has an open scope.
     fn note_scope(&self, doors: &mut Doors, pool: PoolId, is_open: bool) {
         doors.scopes.retain(|open| *open != pool);
@@ -144,7 +121,7 @@ impl PrivatePools for Switchable {
                 let what = "new scopes after the pool's allocator was switched away from";
                 return Err(PoolError::NotSupported { pool, what });
             }
-            self.ask_maker(pool, |pools| pools.open_scope(pool, filter))?;
+            self.ask_maker(pool, |pools| pools.open_scope(pool, filter.clone()))?;
             self.note_scope(doors, pool, true);
             self.remember(pool);
             Ok(())

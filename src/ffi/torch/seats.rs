@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::scopes::Scopes;
 use crate::ffi::guard::{Failure, Status};
 use crate::ffi::instance::Instance;
 use crate::ffi::table::{self, Keeper};
@@ -22,7 +21,6 @@ const VARIABLE: &str = "STRATALLOC_DEVICE";
 pub(super) struct Seat {
     pub(super) instance: Arc<Instance>,
     pub(super) handle: u64,
-    pub(super) scopes: Scopes,
 }
 
 static SEATS: [OnceLock<Seat>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
@@ -77,5 +75,5 @@ fn open(device: c_int) -> Result<&'static Seat, Failure> {
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
     let instance = Arc::new(Instance::open(None, &format!("{kind}:{device}"))?);
     let handle = table::add(Arc::clone(&instance), Keeper::Process)?;
-    Ok(place.get_or_init(|| Seat { instance, handle, scopes: Scopes::default() }))
+    Ok(place.get_or_init(|| Seat { instance, handle }))
 }
