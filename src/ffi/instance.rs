@@ -1,6 +1,5 @@
 //! One allocator as other languages see it: blocks by bare address, capabilities as calls.
 
-use std::sync::Arc;
 
 use super::device::open_device;
 use super::guard::{Failure, bad_configuration};
@@ -9,7 +8,6 @@ use crate::allocator::{
     Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Request, ScopeFilter,
 };
 use crate::config::{Config, from_process};
-use crate::driver::Driver;
 use crate::ids::{PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
