@@ -233,9 +233,13 @@ void *stratalloc_torch_base_allocation(void *pointer, size_t *size);
 // `set_record_stream_fn`: announces that work on `stream` uses the block; null is ignored.
 void stratalloc_torch_record_stream(void *pointer, void *stream);
 
-// `set_begin_allocate_to_pool`: routes the requests of a graph's capture to a pool. The filter is a
-// C++ object and is not looked at: the calling thread's requests are routed until one comes on a
-// stream that is being captured; from then on those of that capture, from all threads.
+// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, before all scopes that
+// are open already. The filter is copied, and asked for the stream of each request on the requesting
+// thread; an empty one means the calling thread's requests.
+//
+// # Safety
+//
+// `filter` is null, or a `std::function<bool(cudaStream_t)>` of GNU's C++ library.
 void stratalloc_torch_begin_allocate_to_pool(int device, stratalloc_pool pool, void *filter);
 
 // `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.

@@ -17,9 +17,6 @@ mod malloc_async;
 mod native;
 mod pluggable;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-
 use enum_dispatch::enum_dispatch;
 
 use crate::allocator::{
@@ -75,21 +72,6 @@ impl Strategy {
     /// [`NoCache`] when the strategy keeps none.
     pub fn caching_or_refuse(&self) -> Result<&dyn Caching, NoCache> {
         self.caching().ok_or_else(|| NoCache { name: self.name().to_owned() })
-    }
-
-    /// Has an allocator that is replaced ask this number of open scopes before it waits for the device, which
-    /// would break a capture that it does not know. What users made, and what wears layers, is not reached.
-    pub(crate) fn heed_scopes(&self, open_scopes: &Arc<AtomicUsize>) {
-        match self {
-            Self::MallocAsync(strategy) => strategy.elsewhere().heed(open_scopes),
-            Self::Pluggable(strategy) => strategy.elsewhere().heed(open_scopes),
-            Self::Native(_) | Self::Expandable(_) => {
-                if let Some(engine) = self.engine() {
-                    engine.elsewhere().heed(open_scopes);
-                }
-            }
-            Self::Cpu(_) | Self::User(_) | Self::Fronted(_) => {}
-        }
     }
 
     /// The engine behind the strategy, if it has one of ours.

@@ -3,7 +3,8 @@
 //!
 //! After every step each law of `common/law.rs` holds and exactly the blocks that were handed out are
 //! live. A block that was freed while another stream's work on it was unfinished is not handed out again
-//! before somebody waited for that work. At the end nothing is left: no pool, no memory, no mapping, no
+//! before somebody waited for that work. What a graph got in a pool, by whatever scope or by the pool's name,
+//! stays there while the pool has users, and no capture that nobody told of fails anybody. At the end nothing is left: no pool, no memory, no mapping, no
 //! address space, and pools' own allocators have back what they gave. Captures run on `sim` only.
 
 mod ops;
@@ -22,6 +23,7 @@ use stratalloc::config::{Config, Settings};
 use stratalloc::driver::Host;
 use stratalloc::driver::{Driver, FaultPlan, Faulty, Held, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind, PoolError};
+use stratalloc::history::SegmentLayout;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
@@ -71,9 +73,14 @@ struct History<D> {
     pools: Vec<PoolId>,
     held: Vec<Mine>,
     checkpoints: Vec<PoolCheckpoint>,
-    /// The pool of the capture under way, which is on the second stream.
+    /// The pool of the capture under way, which is on the second stream; the default one if it has no
+    /// scope of its own.
     capture: Option<PoolId>,
     forked: bool,
+    /// Open scopes, the newest last.
+    scopes: Vec<(PoolId, ScopeFilter)>,
+    /// What was handed out inside captures, with its pool: graphs use it while the pool has users.
+    graphs: Vec<(PoolId, u64, u64)>,
     /// Ranges that were freed under other streams' work, and how often anybody had waited by then.
     waiting: Vec<(u64, u64, Option<u64>)>,
 }
@@ -109,6 +116,8 @@ impl<D: Base> History<D> {
             checkpoints: Vec::new(),
             capture: None,
             forked: false,
+            scopes: Vec::new(),
+            graphs: Vec::new(),
             waiting: Vec::new(),
         }
     }
@@ -130,9 +139,35 @@ impl<D: Base> History<D> {
         usize::from(pick).checked_rem(self.held.len())
     }
 
-    fn took(&mut self, made: Result<Allocation, AllocError>) -> Checked {
+    fn is_captured(&self, stream: StreamId) -> bool {
+        let [_, first, second, _] = self.streams;
+        self.capture.is_some() && (stream == first || self.forked && stream == second)
+    }
+
+    /// The pool that a request on a stream is meant for.
+    fn routed(&self, stream: StreamId) -> PoolId {
+        let accepts = |(_, filter): &&(PoolId, ScopeFilter)| match filter {
+            ScopeFilter::Stream(own) => *own == stream,
+            ScopeFilter::Capture(_) => self.is_captured(stream),
+            ScopeFilter::Thread(_) | ScopeFilter::Where(_) => true,
+        };
+        let found = self.scopes.iter().rev().find(accepts);
+        found.map_or(PoolId::DEFAULT, |(pool, _)| *pool)
+    }
+
+    /// A request on `stream` that was meant for `pool` has ended.
+    fn took(
+        &mut self,
+        made: Result<Allocation, AllocError>,
+        stream: StreamId,
+        pool: PoolId,
+    ) -> Checked {
         let block = match made {
             Ok(block) => block,
+            Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::CaptureActive => {
+                ensure!(self.is_captured(stream), "somebody's capture failed a request: {error}");
+                return Ok(());
+            }
             Err(AllocError::OutOfMemory(_) | AllocError::Driver(_) | AllocError::Pool(_)) => {
                 return Ok(());
             }
@@ -143,6 +178,13 @@ impl<D: Base> History<D> {
         for (from, to, then) in &self.waiting {
             let early = waits.is_some() && waits == *then && start < *to && *from < end;
             ensure!(!early, "{start:#x} was handed out while work on it was unfinished");
+        }
+        for (of, from, to) in &self.graphs {
+            let is_graphs = *of != pool && start < *to && *from < end;
+            ensure!(!is_graphs, "{start:#x} is a graph's in {of:?} and went to {pool:?}");
+        }
+        if pool != PoolId::DEFAULT && self.is_captured(stream) {
+            self.graphs.push((pool, start, end));
         }
         self.held.push(Mine { block, used_elsewhere: false });
         Ok(())
@@ -162,14 +204,11 @@ impl<D: Base> History<D> {
     fn use_elsewhere(&mut self, at: usize, stream: StreamId) -> Checked {
         let others = self.strategy.cross_stream().expect("it knows streams");
         // Uses inside a capture end with it or by a join; only those outside are followed here.
-        let captured = |stream: StreamId| {
-            let [_, first, second, _] = self.streams;
-            self.capture.is_some() && (stream == first || self.forked && stream == second)
-        };
+        let captured = self.is_captured(stream);
         let mine = &mut self.held[at];
         let record = |by| others.record_stream(&mine.block, by).map_err(|error| error.to_string());
         record(stream)?;
-        if !captured(stream) {
+        if !captured {
             // The block's own stream is not known here: used by two others, it is used elsewhere.
             record(self.streams[0])?;
             record(self.streams[3])?;
@@ -198,16 +237,28 @@ impl<D: Base> History<D> {
         Ok(())
     }
 
-    fn begin(&mut self, pool: u8) -> Checked {
+    fn begin(&mut self, pool: u8, told: bool, here: bool) -> Checked {
         let (None, Some(pool)) = (self.capture, self.pool(pool)) else {
             return Ok(());
         };
         let Some(graphs) = self.base.capture() else {
             return Ok(());
         };
-        let capture = graphs.begin(self.streams[1]).map_err(|error| error.to_string())?;
-        match self.private().open_scope(pool, ScopeFilter::Capture(capture)) {
-            Ok(()) => self.capture = Some(pool),
+        let begin = || graphs.begin(self.streams[1]);
+        let begun = match here {
+            true => begin(),
+            false => std::thread::scope(|s| s.spawn(begin).join().expect("it does not panic")),
+        };
+        let filter = ScopeFilter::Capture(begun.map_err(|error| error.to_string())?);
+        if !told {
+            self.capture = Some(PoolId::DEFAULT);
+            return Ok(());
+        }
+        match self.private().open_scope(pool, filter.clone()) {
+            Ok(()) => {
+                self.capture = Some(pool);
+                self.scopes.push((pool, filter));
+            }
             Err(_) => graphs.end(self.streams[1]).map_err(|error| error.to_string())?,
         }
         Ok(())
@@ -232,6 +283,10 @@ impl<D: Base> History<D> {
         let graphs = self.base.capture().expect("a capture was begun");
         // It may have been broken on purpose; it has ended all the same.
         let _ = graphs.end(self.streams[1]);
+        if pool == PoolId::DEFAULT {
+            return Ok(());
+        }
+        self.scopes.retain(|(of, _)| *of != pool);
         told(self.private().close_scope(pool))?;
         told(self.private().release_pool(pool)).map(drop)
     }
@@ -241,12 +296,12 @@ impl<D: Base> History<D> {
         match op {
             Op::Take { bytes, stream: n } => {
                 let made = self.strategy.allocate(Request::new(bytes, stream(n)));
-                self.took(made)?;
+                self.took(made, stream(n), self.routed(stream(n)))?;
             }
             Op::TakeIn { pool, bytes, stream: n } => {
                 if let Some(pool) = self.pool(pool) {
                     let made = self.private().allocate_in(pool, Request::new(bytes, stream(n)));
-                    self.took(made)?;
+                    self.took(made, stream(n), pool)?;
                 }
             }
             Op::Give { pick } => {
@@ -274,6 +329,7 @@ impl<D: Base> History<D> {
                     self.close(pool)?;
                     told(self.private().release_pool(pool)).map(drop)?;
                     self.checkpoints.retain(|checkpoint| checkpoint.pool != pool);
+                    self.graphs.retain(|(of, _, _)| *of != pool);
                 }
             }
             Op::Empty { pool } => {
@@ -299,7 +355,7 @@ impl<D: Base> History<D> {
                 }
             }
             Op::Restore { pick } => self.restore(pick)?,
-            Op::Begin { pool } => self.begin(pool)?,
+            Op::Begin { pool, told, here } => self.begin(pool, told, here)?,
             Op::Fork if self.capture.is_some() => {
                 self.after(self.streams[1], self.streams[2])?;
                 self.forked = true;
@@ -320,7 +376,12 @@ impl<D: Base> History<D> {
                 self.waiting.clear();
             }
             // A planned failure may strike; what was not released stays.
-            Op::EmptyCache => drop(self.engine().empty_cache()),
+            Op::EmptyCache => {
+                if let Err(error) = self.engine().empty_cache() {
+                    let capture = error.kind == DriverErrorKind::CaptureActive;
+                    ensure!(!capture, "somebody's capture keeps the cache: {error}");
+                }
+            }
             Op::Switch { expandable, max_split, reuse, compat } => {
                 let settings = Settings {
                     expandable_segments: self.segments.expandable(expandable),
@@ -351,18 +412,24 @@ impl<D: Base> History<D> {
     }
 
     /// Closes a pool's scope, unless it is that of the capture under way, and removes its user.
-    fn close(&self, pool: PoolId) -> Checked {
-        if self.capture != Some(pool) && told(self.private().close_scope(pool))?.is_some() {
+    fn close(&mut self, pool: PoolId) -> Checked {
+        if self.capture == Some(pool) {
+            return Ok(());
+        }
+        self.scopes.retain(|(of, _)| *of != pool);
+        if told(self.private().close_scope(pool))?.is_some() {
             told(self.private().release_pool(pool)).map(drop)?;
         }
         Ok(())
     }
 
-    fn open(&self, pool: u8, filter: ScopeFilter) -> Checked {
-        match self.pool(pool) {
-            Some(pool) => told(self.private().open_scope(pool, filter)).map(drop),
-            None => Ok(()),
+    fn open(&mut self, pool: u8, filter: ScopeFilter) -> Checked {
+        if let Some(pool) = self.pool(pool)
+            && told(self.private().open_scope(pool, filter.clone()))?.is_some()
+        {
+            self.scopes.push((pool, filter));
         }
+        Ok(())
     }
 
     fn check(&self) -> Checked {
@@ -374,12 +441,18 @@ impl<D: Base> History<D> {
         ours.sort_unstable();
         let theirs: Vec<_> = law::live_blocks(&segments).iter().map(|(at, _)| *at).collect();
         ensure_eq!(ours, theirs, "live blocks, ours and in segments");
+        for (pool, start, end) in &self.graphs {
+            let layout = self.private().pool_layout(*pool).map_err(|error| error.to_string())?;
+            let holds = |s: &SegmentLayout| s.address <= *start && *end <= s.address + s.size_bytes;
+            ensure!(layout.iter().any(holds), "{start:#x} of {pool:?} is a graph's, and went back");
+        }
         Ok(())
     }
 
     fn end(mut self) -> Checked {
         self.device.disarm();
         self.end_capture()?;
+        self.graphs.clear();
         for pool in std::mem::take(&mut self.pools) {
             told(self.private().close_scope(pool))?;
             while told(self.private().release_pool(pool))?.is_some() {}
@@ -436,7 +509,7 @@ fn each_failing_call<D: Base>() {
         Op::Checkpoint { pool: 0 },
         Op::TakeIn { pool: 1, bytes: 10 * MIB, stream: 0 },
         Op::TakeIn { pool: 0, bytes: 21 * MIB, stream: 1 },
-        Op::Begin { pool: 0 },
+        Op::Begin { pool: 0, told: true, here: true },
         Op::Take { bytes: MIB, stream: 1 },
         Op::Fork,
         Op::Use { pick: 3, stream: 2 },

@@ -4,9 +4,9 @@
 //! [`DeviceAllocator::free`]; everything else is a capability that callers ask for and that may be
 //! absent. Every wrapper must forward every method; `forward_device_allocator!` writes that.
 
-mod elsewhere;
 mod peers;
 mod pools;
+mod scopes;
 mod sharing;
 
 use std::fmt;
@@ -21,12 +21,12 @@ use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
-pub(crate) use elsewhere::Elsewhere;
 pub use peers::PeerAccess;
 pub use pools::{
     MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools, Restored,
     ScopeFilter, SegmentAllocator,
 };
+pub(crate) use scopes::{Routed, Scopes};
 pub use sharing::{Imported, Sharing};
 
 /// What a caller asks for.

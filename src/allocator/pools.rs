@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use super::{Allocation, Request};
+use crate::driver::CaptureStatus;
+use crate::driver::plugin::StreamFilter;
 use crate::error::{AllocError, PoolError};
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
@@ -39,22 +41,48 @@ pub struct PoolOptions {
 }
 
 /// Which requests a scope routes to its pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// While one is open that routes requests of a capture, whatever its filter, no event is queried on behalf
+/// of the captured streams, and nothing is released for them.
+#[derive(Clone)]
 pub enum ScopeFilter {
     /// Those of one thread.
     Thread(ThreadId),
     /// Those on one stream.
     Stream(StreamId),
-    /// Those on streams that belong to a capture, by the driver's id. While such a scope is open no
-    /// event is queried on behalf of the captured streams, and nothing is released for them.
+    /// Those on streams that belong to a capture, by the driver's id.
     Capture(u64),
+    /// Those on streams that a function accepts. It is asked on the requesting thread at each request, and
+    /// must neither call the allocator nor panic.
+    Where(StreamFilter),
 }
 
 impl ScopeFilter {
+    /// Whether it accepts a request of the calling thread on a stream of this state.
+    pub(crate) fn accepts(&self, stream: StreamId, status: CaptureStatus) -> bool {
+        match self {
+            Self::Thread(thread) => *thread == std::thread::current().id(),
+            Self::Stream(own) => *own == stream,
+            Self::Capture(capture) => status == CaptureStatus::Active { capture: *capture },
+            Self::Where(accepts) => accepts(stream),
+        }
+    }
+
     /// The calling thread's requests.
     #[must_use]
     pub fn this_thread() -> Self {
         Self::Thread(std::thread::current().id())
+    }
+}
+
+impl fmt::Debug for ScopeFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Thread(thread) => f.debug_tuple("Thread").field(thread).finish(),
+            Self::Stream(stream) => f.debug_tuple("Stream").field(stream).finish(),
+            Self::Capture(capture) => f.debug_tuple("Capture").field(capture).finish(),
+            Self::Where(_) => f.debug_tuple("Where").finish_non_exhaustive(),
+        }
     }
 }
 

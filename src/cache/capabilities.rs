@@ -77,7 +77,7 @@ impl CrossStream for Engine {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        if self.captures.on_this_thread() {
+        if self.scopes.captures_here() {
             return Ok(());
         }
         self.settle_deferred()?;

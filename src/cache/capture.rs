@@ -9,7 +9,7 @@
 //!
 //! Source: PyTorch's rules for `record_stream` inside captures.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 
 use hashbrown::{HashMap, HashSet};
@@ -18,38 +18,32 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::allocator::Elsewhere;
-use crate::driver::{
-    CaptureStatus, NodeId, may_be_captured, synchronize_outside_captures, thread_of,
-};
+use crate::driver::{CaptureStatus, NodeId, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
 
-/// The captures under way and the blocks that wait for their ends.
+/// The blocks that wait for the ends of captures.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
-    count: AtomicUsize,
-    /// What those know that came after this one was replaced.
-    pub(super) elsewhere: Elsewhere,
     reuse: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    open: Vec<Open>,
     deferred: Vec<Deferred>,
     /// Of the block that was deferred last.
     last_serial: u64,
-    /// Nodes behind the end of a stream, for each capture and stream that asked. They only grow.
-    behind: HashMap<(u64, StreamId), HashSet<NodeId>>,
+    /// Nodes behind the end of a stream in its capture, for each stream that asked. They only grow.
+    behind: HashMap<StreamId, Behind>,
 }
 
+/// A stream belongs to one capture at a time.
 #[derive(Debug)]
-struct Open {
-    pool: PoolId,
-    thread: ThreadId,
+struct Behind {
+    capture: u64,
+    nodes: HashSet<NodeId>,
 }
 
 /// A block that was freed inside a capture.
@@ -69,54 +63,12 @@ struct Deferred {
 }
 
 impl Captures {
-    /// Whether any capture is under way. One relaxed load.
-    #[inline]
-    pub(super) fn any_open(&self) -> bool {
-        self.count.load(Ordering::Relaxed) != 0
-    }
-
     pub(super) fn set_reuse(&self, reuse: bool) {
         self.reuse.store(reuse, Ordering::Relaxed);
-    }
-
-    pub(super) fn begin(&self, pool: PoolId) {
-        let thread = std::thread::current().id();
-        self.state.lock().open.push(Open { pool, thread });
-        self.count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether the calling thread has a capture under way: it may not wait or query then.
-    pub(super) fn on_this_thread(&self) -> bool {
-        let thread = std::thread::current().id();
-        self.any_open() && self.state.lock().open.iter().any(|open| open.thread == thread)
     }
 }
 
 impl Engine {
-    /// Tells the driver that there may be captures, or, once for each time, that they are over.
-    pub(super) fn expect_captures(&self, expected: bool) {
-        if let Some(capture) = self.driver.capture() {
-            // A driver that does not hear it behaves as one that nobody tells.
-            let _ = capture.expect_captures(expected);
-        }
-    }
-
-    /// What it asks about scopes after it was replaced.
-    pub(crate) fn elsewhere(&self) -> &Elsewhere {
-        &self.captures.elsewhere
-    }
-
-    /// Waits for all work of the device, unless a capture is under way: the wait would break that,
-    /// whichever thread captures.
-    ///
-    /// # Errors
-    ///
-    /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
-    pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
-        let known = self.captures.any_open() || self.captures.elsewhere.any_scope();
-        synchronize_outside_captures(&*self.driver, known)
-    }
-
     /// Frees what waits and may be free by now, before a request on `stream` is served.
     pub(super) fn settle_waiting(
         &self,
@@ -131,7 +83,7 @@ impl Engine {
                 Ok(())
             }
             CaptureStatus::Invalidated => Ok(()),
-            CaptureStatus::None if self.captures.on_this_thread() => Ok(()),
+            CaptureStatus::None if self.scopes.captures_here() => Ok(()),
             CaptureStatus::None => {
                 self.settle_deferred()?;
                 if self.attention.any_event() { self.poll_events() } else { Ok(()) }
@@ -139,11 +91,9 @@ impl Engine {
         }
     }
 
-    /// Whether nothing may be waited for or released on behalf of a stream.
+    /// Whether nothing may be waited for or released on behalf of a stream, whoever was told of a capture.
     pub(super) fn is_captured(&self, stream: StreamId) -> bool {
-        self.captures.any_open()
-            && (self.captures.on_this_thread()
-                || !matches!(self.driver.capture_status(stream), Ok(CaptureStatus::None)))
+        self.scopes.captures_here() || may_be_captured(&*self.driver, stream)
     }
 
     /// Whether work on a stream is known to become part of a graph, also one that nobody told the engine of.
@@ -223,7 +173,12 @@ impl Engine {
         if !state.deferred.iter().any(waits) {
             return Ok(());
         }
-        let behind = state.behind.entry((capture, stream)).or_default();
+        let none = || Behind { capture, nodes: HashSet::new() };
+        let known = state.behind.entry(stream).or_insert_with(none);
+        if known.capture != capture {
+            *known = none();
+        }
+        let behind = &mut known.nodes;
         let mut ahead = graph.frontier(stream)?;
         while let Some(node) = ahead.pop() {
             if behind.insert(node) {
@@ -251,16 +206,14 @@ impl Engine {
     /// A capture has ended. With reuse on, the blocks of its pool that were freed in it are settled
     /// at once, otherwise when the next request comes. Blocks that only the calling thread can settle are
     /// in any case: it may never come again.
-    pub(super) fn end_capture(&self, pool: PoolId, capture: u64) -> Result<(), DriverError> {
+    pub(super) fn end_capture(&self, pool: PoolId) -> Result<(), DriverError> {
         let state = &mut *self.captures.state.lock();
-        state.behind.retain(|(of, _), _| *of != capture);
-        if let Some(at) = state.open.iter().position(|open| open.pool == pool) {
-            state.open.swap_remove(at);
-            self.captures.count.fetch_sub(1, Ordering::Relaxed);
+        let all_over = !self.scopes.any_capture();
+        if all_over {
+            state.behind.clear();
         }
         let reuse = self.captures.reuse.load(Ordering::Relaxed);
         let here = Some(std::thread::current().id());
-        let all_over = state.open.is_empty();
         // Uses inside other captures go on.
         let is_over = |d: &Deferred| {
             all_over || d.uses.iter().all(|by| !by.captured || by.stream == d.stream)
@@ -281,13 +234,15 @@ impl Engine {
         let settled = self.settle_deferred();
         let last = {
             let state = self.captures.state.lock();
-            if !state.deferred.iter().any(|block| self.is_of_another_thread(block)) {
+            let any = state.deferred.iter().any(|block| self.is_of_another_thread(block));
+            // What waits for the end of a capture goes on waiting.
+            if !any || expects_captures(&*self.driver) {
                 return settled;
             }
             state.last_serial
         };
         // With the list unlocked: every request looks at it.
-        self.wait_for_device()?;
+        self.driver.synchronize_device()?;
         settled.and(self.settle_all(|block| {
             if block.serial <= last && self.is_of_another_thread(block) {
                 // Other streams may be of another device.
@@ -297,14 +252,10 @@ impl Engine {
     }
 
     fn settle_all(&self, first: impl FnMut(&mut Deferred)) -> Result<(), DriverError> {
-        if self.captures.any_open() || !self.attention.any_other() {
+        if self.scopes.any_capture() || !self.attention.any_other() {
             return Ok(());
         }
         let state = &mut *self.captures.state.lock();
-        // One may have begun meanwhile, and what it put off goes on.
-        if !state.open.is_empty() {
-            return Ok(());
-        }
         state.deferred.iter_mut().for_each(first);
         self.settle(state, |_| true)
     }
@@ -330,8 +281,7 @@ impl Engine {
         state: &mut State,
         picked: impl Fn(&Deferred) -> bool,
     ) -> Result<(), DriverError> {
-        let here = std::thread::current().id();
-        let may_not_ask = state.open.iter().any(|open| open.thread == here);
+        let may_not_ask = self.scopes.captures_here();
         let mut failed = None;
         let mut asked = SmallVec::<[(StreamId, bool); 4]>::new();
         state.deferred.retain_mut(|block| {

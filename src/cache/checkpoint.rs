@@ -28,7 +28,8 @@ impl Engine {
         address: u64,
     ) -> Result<Allocation, AllocError> {
         check_size(request.bytes)?;
-        let (pool, stream) = (self.pool_for(request.stream)?, request.stream);
+        let stream = request.stream;
+        let pool = self.route(stream)?.to.map_or(PoolId::DEFAULT, |heaps| heaps.pool);
         let growth = self.growth.lock();
         let rounded_bytes = growth.policy_of(pool).roundup.round(request.bytes);
         let kinds = [PoolKind::of(rounded_bytes)];

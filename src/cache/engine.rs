@@ -13,9 +13,9 @@ use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable, Home};
 use super::events::{Attention, EventQueue};
 use super::growth::Growth;
 use super::hooks::Hooks;
-use super::pools::Scopes;
+use super::pools::PoolHeaps;
 use super::sharing::Shared;
-use crate::allocator::{Allocation, Request, Token};
+use crate::allocator::{Allocation, Request, Scopes, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
@@ -43,7 +43,7 @@ pub struct Engine {
     pub(super) heaps: HeapTable,
     pub(super) attention: Attention,
     pub(super) events: EventQueue,
-    pub(super) scopes: Scopes,
+    pub(super) scopes: Scopes<Arc<PoolHeaps>>,
     pub(super) captures: Captures,
     pub(super) ledger: Ledger,
     pub(super) growth: Mutex<Growth>,
@@ -66,6 +66,7 @@ impl Engine {
         let growth = Growth::new(&options.settings.clone().in_range(), device.total_bytes);
         let owner = OwnerId::next();
         let shared = Shared::new(&driver);
+        let scopes = Scopes::new(Arc::clone(&driver));
         let engine = Self {
             driver,
             device,
@@ -73,7 +74,7 @@ impl Engine {
             heaps: HeapTable::default(),
             attention: Attention::default(),
             events: EventQueue::default(),
-            scopes: Scopes::default(),
+            scopes,
             captures: Captures::default(),
             ledger: Ledger::default(),
             growth: Mutex::new(growth),
@@ -323,7 +324,7 @@ impl Engine {
         find: impl Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
         // Work on a stream outside of all captures runs now, whoever else captures meanwhile.
-        let captured = self.captures.any_open() && self.is_capturing(stream);
+        let captured = self.scopes.any_capture() && self.is_capturing(stream);
         let mut state = cell.lock();
         let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
         if stream != cell.stream() {

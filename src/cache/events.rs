@@ -15,7 +15,9 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::driver::{Timeline, may_be_captured, record_outside_graphs, timeline_of};
+use crate::driver::{
+    Timeline, may_be_captured, record_outside_graphs, synchronize_outside_captures, timeline_of,
+};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::Action;
@@ -133,7 +135,7 @@ impl Engine {
         // another thread's.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
         let now = || uses.iter().all(is_ours);
-        if self.captures.any_open() && !now() {
+        if self.scopes.any_capture() && !now() {
             return self.defer_free(cell, address, find);
         }
         // An event that is recorded in a capture never passes, also if nobody told of the capture, nor when
@@ -212,7 +214,9 @@ impl Engine {
                     continue;
                 }
                 // The stream is gone, and nothing can be recorded on it: wait for its work.
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    synchronize_outside_captures(&*self.driver)
+                }
                 Err(error) => Err(error),
             };
             if let Err(error) = failed {
@@ -259,7 +263,8 @@ impl Engine {
         self.poll(&mut self.events.queues.lock())
     }
 
-    /// A stream whose event cannot be queried is passed over; the first error is told.
+    /// A stream whose event cannot be queried is passed over; the first error is told, unless a capture is
+    /// the reason.
     fn poll(&self, queues: &mut Queues) -> Result<(), DriverError> {
         let mut failed = None;
         let mut at = 0;
@@ -269,6 +274,8 @@ impl Engine {
                 match self.driver.query_event(first.event) {
                     Ok(true) => {}
                     Ok(false) => break,
+                    // A capture keeps it from being asked.
+                    Err(error) if error.kind == DriverErrorKind::CaptureActive => break,
                     Err(error) => {
                         failed = failed.or(Some(error));
                         break;
@@ -308,7 +315,10 @@ impl Engine {
             }
             if let Err(error) = self.driver.synchronize_event(pending.event) {
                 self.events.queues.lock().push(pending);
-                failed = failed.or(Some(error));
+                // A capture may keep it from being waited for.
+                if error.kind != DriverErrorKind::CaptureActive {
+                    failed = failed.or(Some(error));
+                }
                 continue;
             }
             self.events.queues.lock().spare.push(pending.event);

@@ -14,7 +14,9 @@ use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, ExpandableSegment};
-use crate::driver::{Exportable, FabricHandle, PhysicalId, VirtualMemory};
+use crate::driver::{
+    Exportable, FabricHandle, PhysicalId, VirtualMemory, synchronize_outside_captures,
+};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{Growing, PageRun, Reservation};
 use crate::history::Action;
@@ -351,7 +353,7 @@ impl Engine {
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = leftovers.offer(memory);
         // Pages that work may still touch, or a graph, are better kept than unmapped under it.
-        if !pages.is_empty() && self.wait_for_device().is_err() {
+        if !pages.is_empty() && synchronize_outside_captures(&*self.driver).is_err() {
             return;
         }
         let mut reservations = Vec::new();

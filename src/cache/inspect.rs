@@ -149,6 +149,10 @@ impl Drop for Engine {
     /// Gives every segment back to the driver, also those with live blocks: their allocations can
     /// no longer be freed. Waits for pending events first.
     fn drop(&mut self) {
+        // They stand in the way of waiting for the device; those of captures do so with reason.
+        if !self.scopes.any_capture() {
+            self.scopes.close_all();
+        }
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.drain_events();
         for segment in self.layout().iter().filter(|segment| !segment.expandable) {
@@ -160,6 +164,5 @@ impl Drop for Engine {
         }
         self.drop_pages();
         self.destroy_events();
-        self.forget_scopes();
     }
 }

@@ -15,6 +15,7 @@
 use super::cell::{HeapCell, Home};
 use super::engine::Engine;
 use crate::allocator::{Allocation, Request};
+use crate::driver::synchronize_outside_captures;
 use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
@@ -75,7 +76,7 @@ impl Engine {
     /// Whether nothing may be waited for or released on behalf of a heap's stream, whichever thread's it
     /// is.
     pub(super) fn is_left_alone(&self, cell: &HeapCell) -> bool {
-        let foreign = self.captures.any_open() && self.is_left_in_use(cell);
+        let foreign = self.scopes.any_capture() && self.is_left_in_use(cell);
         foreign || self.is_captured(cell.stream())
     }
 
@@ -94,10 +95,12 @@ impl Engine {
         if !self.driver.is_per_thread_stream(cell.stream()) {
             return match self.driver.synchronize_stream(cell.stream()) {
                 // The stream is gone, and what it was given may still run.
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    synchronize_outside_captures(&*self.driver)
+                }
                 waited => waited,
             };
         }
-        if self.is_left_in_use(cell) { self.wait_for_device() } else { Ok(()) }
+        if self.is_left_in_use(cell) { synchronize_outside_captures(&*self.driver) } else { Ok(()) }
     }
 }

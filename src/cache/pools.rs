@@ -1,15 +1,15 @@
 //! Private pools: who uses them, their heaps, and how requests are routed to them.
 //!
 //! A pool is a set of heaps, one for each stream that asked, under the same rules as the default
-//! pool's. The table of pools is part of what the growth lock guards; open scopes have a list of
-//! their own, so that a hit in a scope takes no growth lock. A pool whose last user has gone is
+//! pool's. The table of pools is part of what the growth lock guards; open scopes keep their pools' heaps,
+//! so that a hit in a scope takes no growth lock. A pool whose last user has gone is
 //! **freeable**: releasing memory empties it, and when nothing is left its heaps serve other pools.
 //!
 //! Source: PyTorch's private pools.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{MutexGuard, RwLock};
 
@@ -17,8 +17,8 @@ use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::policy::HitPolicy;
-use crate::allocator::{Allocation, PoolOptions, Request, ScopeFilter, SegmentAllocator};
-use crate::driver::CaptureStatus;
+use crate::allocator::{Allocation, PoolOptions, Request, Routed, ScopeFilter, SegmentAllocator};
+use crate::driver::{CaptureStatus, capture_status_of};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::heap::Heap;
 use crate::history::SegmentLayout;
@@ -28,7 +28,7 @@ use crate::stats::HeapCounters;
 /// The heaps of one pool, by stream, as their numbers.
 #[derive(Debug)]
 pub(super) struct PoolHeaps {
-    pool: PoolId,
+    pub(super) pool: PoolId,
     numbers: RwLock<Vec<(StreamId, u32)>>,
     /// Whether a graph was captured in it, or a checkpoint taken: then freed memory is still in use,
     /// and stays while there are users.
@@ -150,74 +150,21 @@ fn refuse(pool: PoolId) -> PoolError {
     if pool == PoolId::DEFAULT { PoolError::IsDefault } else { PoolError::Unknown { pool } }
 }
 
-/// An open scope.
-#[derive(Clone, Debug)]
-struct Scope {
-    heaps: Arc<PoolHeaps>,
-    filter: ScopeFilter,
-}
-
-/// All open scopes, the newest last.
-#[derive(Debug, Default)]
-pub(super) struct Scopes {
-    count: AtomicUsize,
-    open: RwLock<Vec<Scope>>,
-}
-
-impl Scopes {
-    /// The pool that the newest scope which accepts the request routes it to.
-    fn route(&self, stream: StreamId, capture: Option<u64>) -> Option<Arc<PoolHeaps>> {
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        let thread = std::thread::current().id();
-        let accepts = |scope: &&Scope| match scope.filter {
-            ScopeFilter::Thread(id) => id == thread,
-            ScopeFilter::Stream(id) => id == stream,
-            ScopeFilter::Capture(id) => capture == Some(id),
-        };
-        let open = self.open.read();
-        open.iter().rev().find(accepts).map(|scope| Arc::clone(&scope.heaps))
-    }
-}
-
 impl Engine {
     /// Allocates while blocks wait for events, scopes are open or captures run.
     pub(super) fn allocate_with_care(&self, request: Request) -> Result<Allocation, AllocError> {
-        match self.route(request.stream)? {
-            Some(heaps) => self.allocate_in_heaps(&heaps, request),
+        let Routed { to, status } = self.route(request.stream)?;
+        match to {
+            Some(heaps) => self.allocate_in_heaps(&heaps, request, status),
             None => self.allocate_by_default(request),
         }
     }
 
     /// Settles what waits, and says which private pool a request on a stream goes to.
-    fn route(&self, stream: StreamId) -> Result<Option<Arc<PoolHeaps>>, DriverError> {
-        let capture = self.settle_before(stream)?;
-        let found = self.scopes.route(stream, capture);
-        // The graph will use what is freed in it whenever it is launched.
-        if let (Some(heaps), Some(_)) = (&found, capture) {
-            heaps.pin();
-        }
-        Ok(found)
-    }
-
-    /// Settles what waits before a request on a stream; the capture that the stream belongs to.
-    fn settle_before(&self, stream: StreamId) -> Result<Option<u64>, DriverError> {
-        let status = if self.captures.any_open() {
-            self.driver.capture_status(stream)?
-        } else {
-            CaptureStatus::None
-        };
-        self.settle_waiting(stream, status)?;
-        match status {
-            CaptureStatus::Active { capture } => Ok(Some(capture)),
-            CaptureStatus::None | CaptureStatus::Invalidated => Ok(None),
-        }
-    }
-
-    /// The pool that a request on a stream goes to.
-    pub(super) fn pool_for(&self, stream: StreamId) -> Result<PoolId, DriverError> {
-        Ok(self.route(stream)?.map_or(PoolId::DEFAULT, |heaps| heaps.pool))
+    pub(super) fn route(&self, stream: StreamId) -> Result<Routed<Arc<PoolHeaps>>, DriverError> {
+        let routed = self.scopes.route(stream)?;
+        self.settle_waiting(stream, routed.status)?;
+        Ok(routed)
     }
 
     /// See [`PrivatePools::allocate_in`](crate::allocator::PrivatePools::allocate_in).
@@ -227,22 +174,26 @@ impl Engine {
         request: Request,
     ) -> Result<Allocation, AllocError> {
         super::engine::check_size(request.bytes)?;
-        let capture = self.settle_before(request.stream)?;
+        let status = capture_status_of(&*self.driver, request.stream)?;
+        self.settle_waiting(request.stream, status)?;
         if pool == PoolId::DEFAULT {
             return self.allocate_by_default(request);
         }
         let heaps = Arc::clone(&self.growth.lock().pools.in_use(pool)?.heaps);
-        if capture.is_some() {
-            heaps.pin();
-        }
-        self.allocate_in_heaps(&heaps, request)
+        self.allocate_in_heaps(&heaps, request, status)
     }
 
+    /// Allocates in a private pool, for a stream of this state.
     fn allocate_in_heaps(
         &self,
         heaps: &Arc<PoolHeaps>,
         request: Request,
+        status: CaptureStatus,
     ) -> Result<Allocation, AllocError> {
+        // The graph will use what is freed in it whenever it is launched.
+        if status != CaptureStatus::None {
+            heaps.pin();
+        }
         let home = Home { pool: heaps.pool, stream: request.stream };
         let cell = match heaps.find(request.stream).and_then(|number| self.heaps.get(number)) {
             Some(cell) => cell,
@@ -397,53 +348,29 @@ impl Engine {
         }
         found.users += 1;
         found.open = true;
-        let scope = Scope { heaps: Arc::clone(&found.heaps), filter };
-        if let ScopeFilter::Capture(_) = filter {
-            found.heaps.pin();
-            self.captures.begin(pool);
-        }
-        self.scopes.open.write().push(scope);
-        self.scopes.count.fetch_add(1, Ordering::Relaxed);
+        self.scopes.open(pool, filter, Arc::clone(&found.heaps));
         self.attention.add_other();
-        // Any scope may be of a capture that begins later.
-        self.expect_captures(true);
         Ok(())
     }
 
     pub(super) fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        let closed = {
+        let was_captures = {
             let mut growth = self.growth.lock();
             let found = growth.pools.get_mut(pool)?;
-            if !found.open {
-                return Err(PoolError::ScopeClosed { pool });
-            }
             found.open = false;
-            let mut open = self.scopes.open.write();
-            let at = open.iter().position(|scope| scope.heaps.pool == pool);
-            self.scopes.count.fetch_sub(usize::from(at.is_some()), Ordering::Relaxed);
-            at.map(|at| open.remove(at))
-        };
-        let Some(scope) = closed else {
-            return Err(PoolError::ScopeClosed { pool });
+            self.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?
         };
         self.attention.remove_other();
-        self.expect_captures(false);
-        if let ScopeFilter::Capture(capture) = scope.filter {
-            self.end_capture(pool, capture)?;
+        if was_captures {
+            self.end_capture(pool)?;
         }
         Ok(())
-    }
-
-    /// Takes back what open scopes told the driver, when the engine goes.
-    pub(super) fn forget_scopes(&self) {
-        let open = std::mem::take(&mut *self.scopes.open.write());
-        open.iter().for_each(|_| self.expect_captures(false));
     }
 
     /// Waits for the events that the pool's blocks wait for and releases what is idle in it.
     pub(super) fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         let mut growth = self.growth.lock();
-        if growth.pools.get(pool)?.users > 0 || self.captures.any_open() {
+        if growth.pools.get(pool)?.users > 0 || self.scopes.any_capture() {
             return Ok(());
         }
         growth.counters.num_sync_all_streams += 1;

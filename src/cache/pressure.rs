@@ -15,7 +15,7 @@ use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, Request};
-use crate::error::{AllocError, DriverError, PoolError};
+use crate::error::{AllocError, DriverError, DriverErrorKind, PoolError};
 use crate::heap::FitRules;
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, align_up};
@@ -115,7 +115,11 @@ impl Engine {
         if is_hopeless {
             return drained.map(|()| Err(refusal));
         }
-        self.release_idle(growth, cell.pool())?;
+        match self.release_idle(growth, cell.pool()) {
+            // A capture keeps some of it. What went may do.
+            Err(error) if error.kind == DriverErrorKind::CaptureActive => {}
+            released => released?,
+        }
         growth.counters.num_alloc_retries += 1;
         match (self.grow(growth, cell, plan)?, drained) {
             // Blocks that could not be waited for might have served the request.

@@ -11,7 +11,7 @@ use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Return};
 use super::policy::Plan;
-use crate::error::DriverError;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{BlockView, PageRun, Slot};
 use crate::history::Action;
 use crate::ids::PoolId;
@@ -57,7 +57,7 @@ impl Engine {
     ///
     /// [`DriverError`]; what was not released stays cached.
     pub fn empty_cache(&self) -> Result<(), DriverError> {
-        if self.captures.any_open() {
+        if self.scopes.any_capture() {
             return Ok(());
         }
         let mut growth = self.growth.lock();
@@ -69,25 +69,33 @@ impl Engine {
     }
 
     /// Releases what is idle in the default pool, large segments first, then in pools that nobody
-    /// uses, then in `also`, the private pool of a request, if its memory is nobody else's.
+    /// uses, then in `also`, the private pool of a request, if its memory is nobody else's. What captured
+    /// streams may use stays.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]; of the kind `CaptureActive` when this thread may not wait for some of it, or a
+    /// capture has begun meanwhile: all the rest was released then.
     pub(super) fn release_idle(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
         also: PoolId,
     ) -> Result<(), DriverError> {
         self.offer_leftovers(growth)?;
-        self.release_from(growth, PoolId::DEFAULT, PoolKind::RELEASE_ORDER)?;
+        let mut kept = Ok(());
+        let released = self.release_from(growth, PoolId::DEFAULT, PoolKind::RELEASE_ORDER);
+        go_on(released, &mut kept)?;
         for pool in growth.pools.freeable() {
             // The lock was let go of for pools' own allocators: the id may be another pool's now.
             if growth.pools.is_freeable(pool) {
-                self.release_pool_memory(growth, pool)?;
+                go_on(self.release_pool_memory(growth, pool), &mut kept)?;
             }
         }
         if growth.miss_policy.searches_again() && growth.pools.may_shrink(also) {
-            self.release_pool_memory(growth, also)?;
+            go_on(self.release_pool_memory(growth, also), &mut kept)?;
         }
         self.forget_empty_pools(growth);
-        Ok(())
+        kept
     }
 
     /// Releases what is idle in a private pool.
@@ -116,13 +124,15 @@ impl Engine {
             idle.extend(Self::idle_segments(&cells, kind).into_iter().map(Idle::Segment));
             add_idle_pages(&cells, kind, &mut idle);
         }
+        let mut kept = Ok(());
         for one in idle {
-            match one {
-                Idle::Segment(candidate) => self.release(growth, &candidate)?,
-                Idle::Pages { cell, kind, run } => self.release_pages(growth, cell, kind, &run)?,
+            let released = match one {
+                Idle::Segment(candidate) => self.release(growth, &candidate),
+                Idle::Pages { cell, kind, run } => self.release_pages(growth, cell, kind, &run),
             };
+            go_on(released.map(drop), &mut kept)?;
         }
-        Ok(())
+        kept
     }
 
     /// Releases one segment, unless a request took it meanwhile. Returns the bytes released.
@@ -210,6 +220,18 @@ impl Engine {
         }
         Ok(released >= wanted)
     }
+}
+
+/// Notes that a capture keeps something, and goes on: the rest is released all the same.
+fn go_on(
+    released: Result<(), DriverError>,
+    kept: &mut Result<(), DriverError>,
+) -> Result<(), DriverError> {
+    match released {
+        Err(error) if error.kind == DriverErrorKind::CaptureActive => *kept = Err(error),
+        released => released?,
+    }
+    Ok(())
 }
 
 /// Whole pages inside free blocks of a kind, in (size, address) order of the blocks of each heap.

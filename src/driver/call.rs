@@ -79,6 +79,7 @@ calls! {
     EnableAccess enable_access,
     CopyPeer copy_peer,
     ExpectCaptures expect_captures,
+    Expected expected,
     Begin begin,
     End end,
     Frontier frontier,

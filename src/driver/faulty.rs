@@ -283,6 +283,7 @@ mod tests {
             pools.reset_graph_high_marks(),
             pools.trim_graphs(),
             driver.capture().unwrap().expect_captures(true),
+            driver.capture().unwrap().expected().map(drop),
             driver.capture().unwrap().begin(stream).map(drop),
             driver.capture().unwrap().end(stream),
             driver.capture().unwrap().frontier(stream).map(drop),

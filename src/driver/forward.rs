@@ -108,6 +108,7 @@ macro_rules! forward {
     (@capture $via:ident) => {
         $crate::driver::forward::forward! { $via:
             expect_captures(expected: bool) -> ();
+            expected() -> u64;
             begin(stream: StreamId) -> u64;
             end(stream: StreamId) -> ();
             frontier(stream: StreamId) -> Vec<NodeId>;

@@ -209,14 +209,27 @@ pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
     (stream, thread_of(driver, stream))
 }
 
-/// Whether an event that is recorded on a stream now may become part of a graph: such a one never passes. A
-/// stream that is gone is in no capture, and of a device that is lost the next call tells; a driver that
-/// fails to say for another reason may hide one.
+/// Whether a stream is being captured. One that is gone is in no capture.
+///
+/// # Errors
+///
+/// [`DriverError`] when the driver fails to say for another reason: it may hide a capture.
+pub(crate) fn capture_status_of(
+    driver: &dyn Driver,
+    stream: StreamId,
+) -> DriverResult<CaptureStatus> {
+    driver.capture_status(stream).or_else(|error| match error.kind {
+        DriverErrorKind::InvalidValue | DriverErrorKind::NotSupported => Ok(CaptureStatus::None),
+        _ => Err(error),
+    })
+}
+
+/// Whether what is submitted to a stream now may become part of a graph, as an event that never passes then.
+/// Of a device that is lost the next call tells.
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
-    use DriverErrorKind::{DeviceLost, InvalidValue, NotSupported};
-    match driver.capture_status(stream) {
+    match capture_status_of(driver, stream) {
         Ok(status) => status != CaptureStatus::None,
-        Err(error) => !matches!(error.kind, InvalidValue | NotSupported | DeviceLost),
+        Err(error) => error.kind != DriverErrorKind::DeviceLost,
     }
 }
 
@@ -235,17 +248,20 @@ pub(crate) fn record_outside_graphs(
     if may_be_captured(driver, stream) { Err(captured(stream)) } else { Ok(()) }
 }
 
-/// Waits for all work of the device, unless a capture is known: the wait would break it, whichever thread
-/// captures.
+/// Whether anybody expects captures: every open scope does, of whatever allocator over this driver.
+pub(crate) fn expects_captures(driver: &dyn Driver) -> bool {
+    // A driver that fails to say may hide one.
+    driver.capture().is_some_and(|capture| capture.expected() != Ok(0))
+}
+
+/// Waits for all work of the device, unless anybody expects captures: the wait would break one, whichever
+/// thread captures.
 ///
 /// # Errors
 ///
 /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
-pub(crate) fn synchronize_outside_captures(
-    driver: &dyn Driver,
-    knows_a_capture: bool,
-) -> DriverResult<()> {
-    if !knows_a_capture {
+pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<()> {
+    if !expects_captures(driver) {
         return driver.synchronize_device();
     }
     let message = "a capture is under way, and would break";
@@ -419,6 +435,8 @@ pub trait Capture: Send + Sync {
     /// Says that somebody may be capturing from now on, or, once for each time, that it is over. Between
     /// the two, calls of other threads do without what would break a capture.
     fn expect_captures(&self, expected: bool) -> DriverResult<()>;
+    /// How often somebody said so and did not say that it is over. Never waits.
+    fn expected(&self) -> DriverResult<u64>;
     /// Ends the capture that started on `stream`. A capture that broke, or that has streams which
     /// were not joined again, ends too, but with an error.
     fn end(&self, stream: StreamId) -> DriverResult<()>;

@@ -62,16 +62,6 @@ impl Instance {
         Ok(self.allocator.allocate_raw(Request::new(bytes, stream))?)
     }
 
-    /// The address of a block in a pool, whatever scopes are open.
-    pub(super) fn allocate_in(
-        &self,
-        pool: PoolId,
-        bytes: u64,
-        stream: StreamId,
-    ) -> Result<u64, Failure> {
-        Ok(self.pools()?.allocate_in(pool, Request::new(bytes, stream))?.address())
-    }
-
     #[inline]
     pub(super) fn free(&self, address: u64) -> Result<(), Failure> {
         Ok(self.allocator.free_raw(address)?)
@@ -111,11 +101,6 @@ impl Instance {
         self.allocator.switch_to(config.clone())?;
         warn(&config);
         Ok(())
-    }
-
-    /// Gives a pool's open scope another filter.
-    pub(super) fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
-        Ok(self.allocator.reopen_scope(pool, filter)?)
     }
 
     /// Opens this device's memory to another device that can reach it, unless `peers` says none. May wait

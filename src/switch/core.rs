@@ -44,8 +44,8 @@ pub(super) struct Core {
     pub(super) ledger: Mutex<Ledger>,
     /// Pools that were made through here and may still have users.
     pub(super) pools: Mutex<BTreeSet<PoolId>>,
-    /// How many scopes are open or opening: part of `doors`, for those who only ask whether any is.
-    pub(super) open_scopes: Arc<AtomicUsize>,
+    /// How many scopes are open: part of `doors`, for those who only ask whether any is.
+    pub(super) open_scopes: AtomicUsize,
     /// Shared by those who need that no scope opens (`still`), alone for who opens one. Before `doors`.
     pub(super) scope_gate: RwLock<()>,
     /// What allocators still hold that are on their way out: part of the limit until they are dropped.
@@ -96,7 +96,7 @@ impl Core {
                 doors: Mutex::new(Doors { config, is_known, limit_bytes, ..Doors::default() }),
                 ledger: Mutex::default(),
                 pools: Mutex::default(),
-                open_scopes: Arc::default(),
+                open_scopes: AtomicUsize::new(0),
                 scope_gate: RwLock::new(()),
                 going_bytes: AtomicU64::new(0),
                 stuck: AtomicBool::new(false),
@@ -222,7 +222,7 @@ impl Core {
         let mut ledger = self.ledger.lock();
         self.cut(&mut ledger);
         let old = self.generations.replace(next);
-        old.retire(&self.open_scopes);
+        old.retire();
         drop(ledger);
         if doors.limit_bytes.is_some() {
             self.spread(&doors);

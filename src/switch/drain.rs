@@ -233,7 +233,8 @@ impl Core {
         }
         drop(ledger);
         // What the driver refuses now would be lost with it: it goes at a later look.
-        if !self.leaves_pool_to_others(&old) && !old.give_idle_back() {
+        let kept = |old: &Generation| !old.give_idle_back() || old.is_captures(&*self.driver);
+        if !self.leaves_pool_to_others(&old) && kept(&old) {
             old.wants_look.store(true, Ordering::SeqCst);
             return None;
         }

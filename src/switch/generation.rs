@@ -1,11 +1,11 @@
 //! One of the allocators that follow each other, with what its retirement needs.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 
-use crate::allocator::{Counters, DeviceAllocator};
+use crate::allocator::{Caching, Counters, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
+use crate::driver::{Driver, may_be_captured};
 use crate::layers;
 use crate::stats::{PerPool, Statistics};
 use crate::strategies::Strategy;
@@ -55,9 +55,8 @@ impl Generation {
         self.retired.load(Ordering::Relaxed)
     }
 
-    /// It is replaced. `open_scopes`: what it must not break from now on.
-    pub(super) fn retire(&self, open_scopes: &Arc<AtomicUsize>) {
-        self.strategy.heed_scopes(open_scopes);
+    /// It is replaced.
+    pub(super) fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
     }
 
@@ -141,6 +140,12 @@ impl Generation {
             self.is_due.store(true, Ordering::Relaxed);
         }
         !refused
+    }
+
+    /// Whether a stream that is being captured may use what it holds: that is given back later.
+    pub(super) fn is_captures(&self, driver: &dyn Driver) -> bool {
+        let layout = self.strategy.caching().map(Caching::layout).unwrap_or_default();
+        layout.iter().any(|segment| may_be_captured(driver, segment.stream))
     }
 }
 

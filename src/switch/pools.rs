@@ -97,29 +97,6 @@ impl Switchable {
         answer
     }
 
-    /// Gives a pool's open scope another filter. The pool has the same users afterwards. In between no
-    /// allocator goes and none is switched to, so this is safe while the scope's stream is captured. Waits
-    /// as opening does.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError`] when the pool has no open scope, or the new one cannot be opened: then the scope is
-    /// closed.
-    pub fn reopen_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        let opening = self.announce(pool, || Ok(()))?;
-        let opened = match self.close_at_maker(pool) {
-            Err(refused) if !refused.ends_scope() => Err(refused),
-            Ok(()) | Err(_) => self.ask_maker(pool, |pools| pools.open_scope(pool, filter)),
-        };
-        // The new scope added a user.
-        let reopened = opened.and_then(|()| {
-            opening.is_open();
-            self.ask_maker(pool, |pools| pools.release_pool(pool))
-        });
-        self.core.left();
-        reopened
-    }
-
     /// Says that a scope is about to open, if that is allowed now. From then on nothing is switched, and no
     /// retired allocator waits or releases; so the maker, whose functions may be a user's, is asked with no
     /// lock held.
@@ -208,7 +185,7 @@ impl PrivatePools for Switchable {
             }
             false => Ok(()),
         })?;
-        let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
+        let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter.clone()));
         if opened.is_ok() {
             self.remember(pool);
             opening.is_open();

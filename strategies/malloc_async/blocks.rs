@@ -8,8 +8,8 @@
 
 use std::collections::VecDeque;
 
-use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use hashbrown::{HashSet, HashTable};
 
 use super::Route;
 use super::sums::Sums;
@@ -87,6 +87,9 @@ pub(super) struct Blocks {
     /// Bytes of requests under a limit that no block has yet, and of frees that may yet turn out to wait.
     reserved_bytes: u64,
     last_serial: u64,
+    /// Streams on which blocks were freed, and the last of them.
+    freed_on: HashSet<StreamId>,
+    last_freed_on: Option<StreamId>,
     pub(super) sums: Sums,
 }
 
@@ -182,7 +185,24 @@ impl Blocks {
         let Ok(found) = found else { return Err(refusal(address, serial)) };
         let block = found.remove().0.block;
         self.sums.leave(block.bytes);
+        if self.last_freed_on != Some(block.stream) {
+            self.last_freed_on = Some(block.stream);
+            self.freed_on.insert(block.stream);
+        }
         Ok(block)
+    }
+
+    /// All streams on which blocks were freed, ascending.
+    pub(super) fn freed_on(&self) -> Vec<StreamId> {
+        let mut streams: Vec<_> = self.freed_on.iter().copied().collect();
+        streams.sort_unstable();
+        streams
+    }
+
+    /// A stream is gone, and its work was waited for.
+    pub(super) fn forget_stream(&mut self, stream: StreamId) {
+        self.freed_on.remove(&stream);
+        self.last_freed_on = None;
     }
 
     /// Undoes [`leave`](Self::leave): the driver refused the free.

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use super::blocks::Use;
-use super::pressure::{idle, unless_captured};
+use super::pressure::idle;
 use super::{MallocAsyncAllocator, UNLIMITED, serial_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
@@ -14,7 +14,7 @@ use crate::allocator::{
     Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter,
 };
 use crate::config::{Acts, Config};
-use crate::driver::DriverPoolUsage;
+use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
 use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, PoolError,
 };
@@ -146,7 +146,7 @@ impl MallocAsyncAllocator {
         let waited = self.driver.synchronize_stream(stream);
         if let Some(address) = refused {
             // It is freed on another stream, which must come after.
-            let _ = waited.clone().or_else(|_| self.wait_for_device());
+            let _ = waited.clone().or_else(|_| synchronize_outside_captures(&*self.driver));
             self.leftovers.lock().push(address);
         }
         let destroyed = self.driver.destroy_stream(stream);
@@ -214,7 +214,7 @@ impl RawAddresses for MallocAsyncAllocator {
 impl Caching for MallocAsyncAllocator {
     fn empty_cache(&self) -> Result<(), DriverError> {
         self.settle_deferred()?;
-        unless_captured(self.wait_for_device())?;
+        self.wait_for_freed()?;
         let pools = self.memory_pools();
         self.on_all_pools(|pool| pools.trim(pool, 0))?;
         self.destroy_empty_pools();

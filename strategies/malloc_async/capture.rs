@@ -18,17 +18,14 @@ use parking_lot::Mutex;
 use super::MallocAsyncAllocator;
 use super::blocks::Block;
 use super::give_back::Given;
-use crate::allocator::Elsewhere;
-use crate::driver::{CaptureStatus, NodeId, synchronize_outside_captures};
-use crate::error::{DriverError, DriverErrorKind};
+use crate::driver::{CaptureStatus, NodeId, capture_status_of};
+use crate::error::DriverError;
 use crate::ids::StreamId;
 
 /// What asks a request or a free for care: open scopes and deferred frees, in one number.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     care: AtomicU64,
-    /// What those know that came after this one was replaced.
-    pub(super) elsewhere: Elsewhere,
     /// One entry for a stream at most: it belongs to one capture at a time.
     leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
@@ -102,44 +99,19 @@ impl Captures {
     }
 }
 
+/// The capture of a stream of this state.
+pub(super) fn capture_in(status: CaptureStatus) -> Option<u64> {
+    match status {
+        CaptureStatus::None => None,
+        CaptureStatus::Active { capture } => Some(capture),
+        CaptureStatus::Invalidated => Some(BROKEN),
+    }
+}
+
 impl MallocAsyncAllocator {
-    pub(super) fn scope_opened(&self) {
-        self.captures.scope_opened();
-        self.expect_captures(true);
-    }
-
-    pub(super) fn scope_closed(&self) {
-        self.captures.scope_closed();
-        self.expect_captures(false);
-    }
-
-    fn expect_captures(&self, expected: bool) {
-        if let Some(capture) = self.driver.capture() {
-            // A driver that does not hear it behaves as one that nobody tells.
-            let _ = capture.expect_captures(expected);
-        }
-    }
-
     /// The capture that a stream belongs to. A stream that is gone belongs to none.
     pub(super) fn capture_of(&self, stream: StreamId) -> Result<Option<u64>, DriverError> {
-        match self.driver.capture_status(stream) {
-            Ok(CaptureStatus::None) => Ok(None),
-            Ok(CaptureStatus::Active { capture }) => Ok(Some(capture)),
-            Ok(CaptureStatus::Invalidated) => Ok(Some(BROKEN)),
-            Err(error) if error.kind == DriverErrorKind::InvalidValue => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Waits for all work of the device, unless an open scope knows of a capture: the wait would break
-    /// that, whichever thread captures.
-    ///
-    /// # Errors
-    ///
-    /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
-    pub(super) fn wait_for_device(&self) -> Result<(), DriverError> {
-        let known = self.pools.lock().any_capture() || self.captures.elsewhere.any_scope();
-        synchronize_outside_captures(&*self.driver, known)
+        capture_status_of(&*self.driver, stream).map(capture_in)
     }
 
     /// Frees a block inside the capture that allocated it.

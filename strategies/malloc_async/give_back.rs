@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::blocks::{Block, Use};
 use super::{Joins, MallocAsyncAllocator};
-use crate::driver::captured;
+use crate::driver::{captured, synchronize_outside_captures};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
 use crate::ids::{EventId, StreamId};
@@ -217,7 +217,9 @@ impl MallocAsyncAllocator {
                 _ => error,
             }),
             // The stream is gone, and nothing can be recorded on it: wait for its work.
-            Err(error) if error.kind == DriverErrorKind::InvalidValue => self.wait_for_device(),
+            Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                synchronize_outside_captures(&*self.driver)
+            }
             Err(error) => Err(error),
         }
     }

@@ -24,10 +24,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::allocator::{Allocation, Elsewhere, Request, Token};
+use crate::allocator::{Allocation, Request, Scopes, Token};
 use crate::cache::Hooks;
 use crate::config::Settings;
-use crate::driver::{DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPools};
+use crate::driver::{
+    DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPools, synchronize_outside_captures,
+};
 use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
@@ -54,6 +56,8 @@ pub struct MallocAsyncAllocator {
     blocks: Mutex<Blocks>,
     limit_bytes: AtomicU64,
     pools: Mutex<Pools>,
+    /// Each keeps its pool's name. Opened and closed under `pools`.
+    scopes: Scopes<PoolId>,
     /// Shared while the driver is asked about a private pool, alone while one is destroyed: its number may
     /// be another pool's right after. Before `pools`.
     ending: RwLock<()>,
@@ -172,6 +176,7 @@ impl MallocAsyncAllocator {
             blocks: Mutex::default(),
             limit_bytes: AtomicU64::new(UNLIMITED),
             pools: Mutex::default(),
+            scopes: Scopes::new(Arc::clone(&driver)),
             ending: RwLock::default(),
             captures: Captures::default(),
             joins: Mutex::default(),
@@ -192,11 +197,6 @@ impl MallocAsyncAllocator {
     #[must_use]
     pub fn history(&self) -> &Recorder {
         &self.history
-    }
-
-    /// What it asks about scopes after it was replaced.
-    pub(crate) fn elsewhere(&self) -> &Elsewhere {
-        &self.captures.elsewhere
     }
 
     /// How often something happened that is worth a look.
@@ -339,6 +339,10 @@ impl Drop for MallocAsyncAllocator {
     /// when the last allocator over it goes.
     /// Blocks that a capture keeps from being freed stay with the driver.
     fn drop(&mut self) {
+        // They stand in the way of waiting for the device; those of captures do so with reason.
+        if !self.scopes.any_capture() {
+            self.scopes.close_all();
+        }
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.settle_deferred();
         let (all, is_unused) = {
@@ -353,7 +357,7 @@ impl Drop for MallocAsyncAllocator {
         }
         if !captured {
             // A capture under way would break.
-            let _ = self.wait_for_device();
+            let _ = synchronize_outside_captures(&*self.driver);
         }
         let joins = std::mem::take(&mut *self.joins.lock());
         joins.spare.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
@@ -361,8 +365,7 @@ impl Drop for MallocAsyncAllocator {
             let _ = self.driver.destroy_stream(stream);
         }
         let pools = self.memory_pools();
-        let open = self.pools.lock().destroy_all(pools);
-        (0..open).for_each(|_| self.scope_closed());
+        self.pools.lock().destroy_all(pools);
         let _ = pools.trim_graphs();
         if self.main.own {
             destroy_if_empty(pools, self.main.id);

@@ -8,17 +8,17 @@
 use parking_lot::RwLockReadGuard;
 
 use super::capabilities::sum;
+use super::capture::capture_in;
 use super::{MallocAsyncAllocator, Route, keep_everything};
-use crate::allocator::{PoolOptions, ScopeFilter};
+use crate::allocator::{PoolOptions, Routed, ScopeFilter};
 use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::ids::{DeviceId, PoolId, StreamId};
 
-/// All private pools, and the open scopes, oldest first.
+/// All private pools.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     entries: Vec<Entry>,
-    scopes: Vec<Scope>,
     /// Devices that were let in: new pools are opened to them.
     peers: Vec<DeviceId>,
     /// Driver pools without users and blocks. They go when nothing is left in them.
@@ -26,14 +26,6 @@ pub(super) struct Pools {
     /// What all high marks added up to, just before one of them was forgotten; the most of that since the
     /// last reset of peaks.
     gone_high_bytes: u64,
-}
-
-#[derive(Debug)]
-struct Scope {
-    pool: PoolId,
-    filter: ScopeFilter,
-    /// Whether a capture is under way as far as is known: the scope is of one, or met one.
-    captures: bool,
 }
 
 #[derive(Debug)]
@@ -66,23 +58,6 @@ impl Pools {
         if entry.users == 0 { Err(PoolError::Released { pool: id }) } else { Ok(entry) }
     }
 
-    /// The pool of the newest scope that routes this request.
-    fn routed(&mut self, stream: StreamId, capture: Option<u64>) -> Option<PoolId> {
-        let matches = |filter: &ScopeFilter| match *filter {
-            ScopeFilter::Thread(thread) => thread == std::thread::current().id(),
-            ScopeFilter::Stream(own) => own == stream,
-            ScopeFilter::Capture(id) => capture == Some(id),
-        };
-        let scope = self.scopes.iter_mut().rev().find(|scope| matches(&scope.filter))?;
-        scope.captures |= capture.is_some();
-        Some(scope.pool)
-    }
-
-    /// Whether an open scope knows of a capture.
-    pub(super) fn any_capture(&self) -> bool {
-        self.scopes.iter().any(|scope| scope.captures)
-    }
-
     /// Driver pools whose idle memory other requests may have.
     pub(super) fn opted_in(&self) -> Vec<DriverPoolId> {
         let opted = |entry: &&Entry| entry.users > 0 && entry.use_on_oom;
@@ -101,15 +76,13 @@ impl Pools {
         known.chain(self.leaving.iter().copied()).collect()
     }
 
-    /// Destroys all pools and forgets all scopes, and returns how many were open. Pools that a capture still
-    /// has blocks of stay with the driver.
-    pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) -> usize {
+    /// Destroys all pools. Those that a capture still has blocks of stay with the driver.
+    pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) {
         for pool in self.driver_pools() {
             destroy_if_empty(driver, pool);
         }
         self.entries.clear();
         self.leaving.clear();
-        std::mem::take(&mut self.scopes).len()
     }
 }
 
@@ -130,12 +103,14 @@ impl MallocAsyncAllocator {
         if self.captures.deferred() > 0 {
             self.settle_if_one_may();
         }
-        let capture = if self.captures.any_scope() { self.capture_of(stream)? } else { None };
-        let mut pools = self.pools.lock();
-        let pool = match pool {
-            Some(pool) => pool,
-            None => pools.routed(stream, capture).unwrap_or(PoolId::DEFAULT),
+        let (pool, capture) = match pool {
+            Some(pool) => (pool, self.capture_of(stream)?),
+            None => {
+                let Routed { to, status } = self.scopes.route(stream)?;
+                (to.unwrap_or(PoolId::DEFAULT), capture_in(status))
+            }
         };
+        let mut pools = self.pools.lock();
         let driver_pool = match pool {
             PoolId::DEFAULT => self.main.id,
             private => match pools.in_use(private)?.driver_pool {
@@ -228,9 +203,9 @@ impl MallocAsyncAllocator {
             if let Some(pool) = driver_pool {
                 self.retire(&mut pools, pool);
             }
-            let open = pools.scopes.len();
-            pools.scopes.retain(|scope| scope.pool != id);
-            (pools.scopes.len()..open).for_each(|_| self.scope_closed());
+            if self.scopes.close(id).is_some() {
+                self.captures.scope_closed();
+            }
         }
         drop(pools);
         self.destroy_empty_pools();
@@ -265,7 +240,7 @@ impl MallocAsyncAllocator {
         }
         self.forget_empty_pools();
         let mut pools = self.pools.lock();
-        if pools.scopes.iter().any(|scope| scope.pool == id) {
+        if self.scopes.of(id).is_some() {
             return Err(PoolError::ScopeOpen { pool: id });
         }
         match pools.in_use(id) {
@@ -273,9 +248,8 @@ impl MallocAsyncAllocator {
             Err(PoolError::Unknown { .. }) => pools.entries.push(Entry::new(id, None, false)),
             Err(error) => return Err(error),
         }
-        let captures = matches!(filter, ScopeFilter::Capture(_));
-        pools.scopes.push(Scope { pool: id, filter, captures });
-        self.scope_opened();
+        self.scopes.open(id, filter, id);
+        self.captures.scope_opened();
         Ok(())
     }
 
@@ -283,9 +257,8 @@ impl MallocAsyncAllocator {
         {
             let mut pools = self.pools.lock();
             pools.entry(id)?;
-            let open = pools.scopes.iter().position(|scope| scope.pool == id);
-            pools.scopes.remove(open.ok_or(PoolError::ScopeClosed { pool: id })?);
-            self.scope_closed();
+            self.scopes.close(id).ok_or(PoolError::ScopeClosed { pool: id })?;
+            self.captures.scope_closed();
         }
         Ok(self.settle_deferred()?)
     }

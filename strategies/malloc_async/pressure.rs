@@ -8,7 +8,7 @@ use super::{MallocAsyncAllocator, Route, UNLIMITED};
 use crate::allocator::Request;
 use crate::cache::name_holders;
 use crate::config::Compat;
-use crate::driver::DriverPoolUsage;
+use crate::driver::{DriverPoolUsage, may_be_captured, synchronize_outside_captures};
 use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory, PoolError};
 use crate::history::Action;
 use crate::ids::PoolId;
@@ -142,26 +142,44 @@ impl MallocAsyncAllocator {
 
     /// Waits for running work and gives back what is idle: of the request's own pool, of the main
     /// pool, of pools that were opted in, and of graphs. PyTorch waits for the request's stream only;
-    /// what other streams freed comes back only when they were waited for, too. While a capture is
-    /// known to be under way only the request's stream is waited for.
+    /// what other streams freed comes back only when they were waited for, too.
     fn wait_and_trim(&self, route: &Route, request: Request) -> Result<(), DriverError> {
-        let waited = if self.settings.read().compat == Compat::PyTorch {
-            self.driver.synchronize_stream(request.stream)
-        } else {
-            self.wait_for_device()
-        };
-        match waited {
-            // Others capture: the stream's own work may be waited for, if this thread may wait at all.
-            Err(error) if error.kind == DriverErrorKind::CaptureActive => {
-                unless_captured(self.driver.synchronize_stream(request.stream))?;
-            }
-            waited => waited?,
+        unless_captured(self.driver.synchronize_stream(request.stream))?;
+        if self.settings.read().compat != Compat::PyTorch {
+            self.wait_for_freed()?;
         }
         let pools = self.memory_pools();
         pools.trim(self.main.id, 0)?;
         self.on_helping_pools(route, |pool| pools.trim(pool, 0))?;
         self.destroy_empty_pools();
         pools.trim_graphs()
+    }
+
+    /// Waits for the streams on which blocks were freed: what they were given before keeps the memory from
+    /// going back. A wait for the whole device would break a capture that nobody told of, so there is one
+    /// only where no stream can be named: for those that are gone and those of other threads. Streams that
+    /// are captured are passed over.
+    pub(super) fn wait_for_freed(&self) -> Result<(), DriverError> {
+        let mut streams = self.blocks.lock().freed_on();
+        streams.extend(self.joins.lock().stream);
+        let mut rest = false;
+        for stream in streams {
+            if self.driver.is_per_thread_stream(stream) {
+                rest = true;
+                continue;
+            }
+            if may_be_captured(&*self.driver, stream) {
+                continue;
+            }
+            match self.driver.synchronize_stream(stream) {
+                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                    rest = true;
+                    self.blocks.lock().forget_stream(stream);
+                }
+                waited => unless_captured(waited)?,
+            }
+        }
+        if rest { unless_captured(synchronize_outside_captures(&*self.driver)) } else { Ok(()) }
     }
 
     fn report(&self, route: &Route, request: Request, refusal: &Refusal) -> OutOfMemory {

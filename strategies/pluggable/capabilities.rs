@@ -19,7 +19,7 @@ use crate::stats::Statistics;
 
 impl DeviceAllocator for PluggableAllocator {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.serve(self.route(request), request)
+        self.serve(self.route(request)?, request)
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
@@ -98,7 +98,7 @@ impl CrossStream for PluggableAllocator {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        if self.knows_a_capture() { Ok(()) } else { self.poll() }
+        if self.pools.know_a_capture() { Ok(()) } else { self.poll() }
     }
 }
 

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::allocator::{Allocation, Elsewhere, Request, SegmentAllocator};
+use crate::allocator::{Allocation, Request, SegmentAllocator};
 use crate::cache::Hooks;
 use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
@@ -64,7 +64,6 @@ pub struct PluggableAllocator {
     waiting: Waiting,
     pools: Pools,
     /// What those know that came after this one was replaced.
-    elsewhere: Elsewhere,
     hooks: Hooks,
     history: Recorder,
     peers: Mutex<Vec<DeviceId>>,
@@ -109,6 +108,7 @@ impl PluggableAllocator {
         if let Some(init) = &callbacks.init {
             init(device_count.max(device.device.0 + 1));
         }
+        let pools = Pools::new(Arc::clone(&driver));
         let own = Self {
             name: name.to_owned(),
             driver,
@@ -120,8 +120,7 @@ impl PluggableAllocator {
             held_bytes: AtomicU64::new(0),
             limit_bytes: AtomicU64::new(NO_LIMIT),
             waiting: Waiting::default(),
-            pools: Pools::default(),
-            elsewhere: Elsewhere::default(),
+            pools,
             hooks: Hooks::new(owner),
             history: Recorder::default(),
             peers: Mutex::default(),
@@ -133,11 +132,6 @@ impl PluggableAllocator {
             own.limit_to_fraction(settings.per_process_memory_fraction);
         }
         own
-    }
-
-    /// What it asks about scopes after it was replaced.
-    pub(crate) fn elsewhere(&self) -> &Elsewhere {
-        &self.elsewhere
     }
 
     /// What happens, for those who want to know.
@@ -165,6 +159,9 @@ impl PluggableAllocator {
         }
         if request.bytes > REQUEST_MAX_BYTES {
             return Err(AllocError::TooLarge { requested_bytes: request.bytes });
+        }
+        if pool != PoolId::DEFAULT {
+            self.pools.fix_if_captured(&*self.driver, pool, request.stream)?;
         }
         if self.waiting.any() {
             self.poll_for(request.stream);
@@ -299,9 +296,7 @@ impl PluggableAllocator {
             shard.remove(address)
         };
         drop(shard);
-        if let Some(known) = known {
-            self.pools.unlock(known);
-        }
+        drop(known);
         if was == State::Live {
             self.record(Action::FreeRequested, address, requested, (stream, pool));
         }

@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -18,12 +17,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::PluggableAllocator;
 use super::table::{Block, State};
 use crate::allocator::{
-    Allocation, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored, ScopeFilter,
+    Allocation, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored, ScopeFilter, Scopes,
     SegmentAllocator,
 };
-use crate::driver::CaptureStatus;
 use crate::driver::plugin::StreamFilter;
-use crate::error::{AllocError, PoolError};
+use crate::driver::{CaptureStatus, Driver, may_be_captured};
+use crate::error::{AllocError, DriverError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
@@ -47,11 +46,11 @@ struct Pool {
     idle: BTreeSet<Idle>,
 }
 
-#[derive(Debug)]
-struct Scope {
+/// What is kept for an open scope.
+#[derive(Clone, Copy, Debug)]
+struct Opened {
     pool: PoolId,
-    filter: ScopeFilter,
-    /// Opened for one request only, by this thread.
+    /// For one request only, by this thread.
     brief: Option<ThreadId>,
 }
 
@@ -59,17 +58,15 @@ struct Scope {
 #[derive(Debug, Default)]
 pub(super) struct Known {
     pools: BTreeMap<PoolId, Pool>,
-    /// Open scopes, the newest last.
-    scopes: Vec<Scope>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pools {
     known: Mutex<Known>,
     /// A scope of one request was closed.
     closed: Condvar,
-    scopes: AtomicUsize,
-    captures: AtomicUsize,
+    /// Opened and closed under `known`.
+    scopes: Scopes<Opened>,
 }
 
 impl Known {
@@ -111,27 +108,35 @@ impl Known {
         idle.remove(&found);
         Some(found.2)
     }
-
-    fn scope_of(&self, pool: PoolId) -> Option<&Scope> {
-        self.scopes.iter().find(|scope| scope.pool == pool)
-    }
 }
 
 impl Pools {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
+        let scopes = Scopes::new(driver);
+        Self { known: Mutex::default(), closed: Condvar::new(), scopes }
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock()
     }
 
-    /// Counts the scopes anew and lets go.
-    pub(super) fn unlock(&self, known: MutexGuard<'_, Known>) {
-        let capture = |scope: &&Scope| matches!(scope.filter, ScopeFilter::Capture(_));
-        self.captures.store(known.scopes.iter().filter(capture).count(), Ordering::Relaxed);
-        self.scopes.store(known.scopes.len(), Ordering::Relaxed);
+    /// Whether a capture is known, here or to another allocator over the same driver.
+    pub(super) fn know_a_capture(&self) -> bool {
+        self.scopes.any_capture() || self.scopes.any_elsewhere()
     }
 
-    /// Whether a scope of a capture is open.
-    pub(super) fn any_capture(&self) -> bool {
-        self.captures.load(Ordering::Relaxed) != 0
+    /// Keeps what is freed in a pool for a graph, if this stream is captured: it uses that memory whenever
+    /// it is launched.
+    pub(super) fn fix_if_captured(
+        &self,
+        driver: &dyn Driver,
+        pool: PoolId,
+        stream: StreamId,
+    ) -> Result<(), PoolError> {
+        if may_be_captured(driver, stream) {
+            self.lock().in_use(pool)?.fixed = true;
+        }
+        Ok(())
     }
 
     /// Who serves the pool's requests, if it is not the user's `allocate`.
@@ -153,21 +158,9 @@ impl Pools {
 
 impl PluggableAllocator {
     /// The pool that serves a request.
-    pub(super) fn route(&self, request: Request) -> PoolId {
-        if self.pools.scopes.load(Ordering::Relaxed) == 0 {
-            return PoolId::DEFAULT;
-        }
-        let capture = match self.pools.any_capture() {
-            true => self.driver.capture_status(request.stream).ok(),
-            false => None,
-        };
-        let accepts = |scope: &&Scope| match scope.filter {
-            ScopeFilter::Thread(id) => id == thread::current().id(),
-            ScopeFilter::Stream(stream) => stream == request.stream,
-            ScopeFilter::Capture(id) => capture == Some(CaptureStatus::Active { capture: id }),
-        };
-        let known = self.pools.lock();
-        known.scopes.iter().rev().find(accepts).map_or(PoolId::DEFAULT, |scope| scope.pool)
+    pub(super) fn route(&self, request: Request) -> Result<PoolId, DriverError> {
+        let routed = self.pools.scopes.route(request.stream)?;
+        Ok(routed.to.map_or(PoolId::DEFAULT, |opened| opened.pool))
     }
 
     /// An idle block of a pool.
@@ -220,14 +213,18 @@ impl PluggableAllocator {
 
     /// What a filter says of streams, for the user's functions. Threads are meant as they ask.
     fn stream_filter(&self, filter: ScopeFilter) -> StreamFilter {
-        let driver = Arc::clone(&self.driver);
-        Arc::new(move |stream| match filter {
-            ScopeFilter::Thread(id) => id == thread::current().id(),
-            ScopeFilter::Stream(own) => own == stream,
-            ScopeFilter::Capture(capture) => {
-                driver.capture_status(stream) == Ok(CaptureStatus::Active { capture })
+        match filter {
+            ScopeFilter::Where(accepts) => accepts,
+            ScopeFilter::Thread(_) | ScopeFilter::Stream(_) => {
+                Arc::new(move |stream| filter.accepts(stream, CaptureStatus::None))
             }
-        })
+            ScopeFilter::Capture(_) => {
+                let driver = Arc::clone(&self.driver);
+                Arc::new(move |stream| {
+                    driver.capture_status(stream).is_ok_and(|now| filter.accepts(stream, now))
+                })
+            }
+        }
     }
 
     fn open(
@@ -240,9 +237,9 @@ impl PluggableAllocator {
             return Err(PoolError::IsDefault);
         }
         let mut known = self.pools.lock();
-        while let Some(scope) = known.scope_of(pool) {
+        while let Some(opened) = self.pools.scopes.of(pool) {
             // Another thread's single request ends soon; its own would wait for itself.
-            match scope.brief {
+            match opened.brief {
                 Some(thread) if thread != thread::current().id() => {
                     self.pools.closed.wait(&mut known);
                 }
@@ -255,11 +252,10 @@ impl PluggableAllocator {
             return Err(PoolError::Released { pool });
         }
         let found = known.pools.entry(pool).or_default();
-        found.fixed |= matches!(filter, ScopeFilter::Capture(_));
         found.users += u32::from(brief.is_none());
         found.begun += u32::from(self.callbacks.begin_pool.is_some());
-        known.scopes.push(Scope { pool, filter, brief });
-        self.pools.unlock(known);
+        self.pools.scopes.open(pool, filter.clone(), Opened { pool, brief });
+        drop(known);
         let Some(begin) = &self.callbacks.begin_pool else { return Ok(()) };
         let begun = || begin(self.device.device, pool, self.stream_filter(filter));
         // A function that panics has opened nothing.
@@ -273,7 +269,7 @@ impl PluggableAllocator {
     /// Undoes what was noted of a scope that did not begin.
     fn forget_scope(&self, pool: PoolId, has_user: bool) {
         let mut known = self.pools.lock();
-        known.scopes.retain(|scope| scope.pool != pool);
+        let _ = self.pools.scopes.close(pool);
         if let Ok(found) = known.in_use(pool) {
             found.begun -= 1;
             found.users -= u32::from(has_user);
@@ -281,15 +277,14 @@ impl PluggableAllocator {
                 known.pools.remove(&pool);
             }
         }
-        self.pools.unlock(known);
+        drop(known);
         self.pools.closed.notify_all();
     }
 
     fn close(&self, pool: PoolId) -> Result<(), PoolError> {
-        let mut known = self.pools.lock();
-        let at = known.scopes.iter().position(|scope| scope.pool == pool);
-        known.scopes.remove(at.ok_or(PoolError::ScopeClosed { pool })?);
-        self.pools.unlock(known);
+        let known = self.pools.lock();
+        self.pools.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?;
+        drop(known);
         if let Some(end) = &self.callbacks.end_pool {
             end(self.device.device, pool);
         }
@@ -436,7 +431,7 @@ impl PrivatePools for PluggableAllocator {
             return self.serve(pool, request);
         }
         // Functions that keep pools route by scopes alone.
-        if self.callbacks.begin_pool.is_some() && self.route(request) != pool {
+        if self.callbacks.begin_pool.is_some() && self.route(request)? != pool {
             return self.allocate_briefly(pool, request);
         }
         self.serve(pool, request)

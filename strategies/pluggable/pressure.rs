@@ -60,7 +60,7 @@ impl PluggableAllocator {
     /// Waits for other streams, gives back what is idle in pools without users, and lets the user's
     /// functions empty their cache. Nothing of that while a scope knows of a capture: it would break.
     pub(super) fn empty(&self) -> Result<(), DriverError> {
-        if self.knows_a_capture() {
+        if self.pools.know_a_capture() {
             return Ok(());
         }
         let drained = self.drain();

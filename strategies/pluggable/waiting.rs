@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 use super::PluggableAllocator;
 use super::table::{Mark, State};
 use crate::driver::{
-    Timeline, captured, may_be_captured, record_outside_graphs, synchronize_outside_captures,
-    thread_of, timeline_of,
+    Timeline, captured, expects_captures, may_be_captured, record_outside_graphs,
+    synchronize_outside_captures, thread_of, timeline_of,
 };
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::Action;
@@ -163,7 +163,7 @@ impl PluggableAllocator {
                     continue;
                 }
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    synchronize_outside_captures(&*self.driver, self.knows_a_capture())
+                    synchronize_outside_captures(&*self.driver)
                 }
                 Err(error) => Err(error),
             };
@@ -185,14 +185,9 @@ impl PluggableAllocator {
         Ok(event)
     }
 
-    /// Whether a scope is a capture's, or, after this allocator was replaced, may be one.
-    pub(super) fn knows_a_capture(&self) -> bool {
-        self.pools.any_capture() || self.elsewhere.any_scope()
-    }
-
     /// Whether events may be asked and waited for on behalf of a request: no capture is known.
     pub(super) fn may_wait_for(&self, stream: StreamId) -> bool {
-        !self.knows_a_capture() && !self.may_be_captured(stream)
+        !self.pools.know_a_capture() && !self.may_be_captured(stream)
     }
 
     /// Gives back what has been waited for, before a request on a stream. Skipped where events must
@@ -262,7 +257,7 @@ impl PluggableAllocator {
             let foreign = entries.iter().filter(|entry| entry.until.is_asked_elsewhere());
             foreign.map(|entry| (entry.address, entry.mark)).collect()
         };
-        if theirs.is_empty() || self.knows_a_capture() {
+        if theirs.is_empty() || expects_captures(&*self.driver) {
             return Ok(());
         }
         self.driver.synchronize_device()?;

@@ -168,6 +168,7 @@ impl VirtualMemory for Threaded {
 impl Capture for Threaded {
     meant! {
         expect_captures(expected: bool) -> ();
+        expected() -> u64;
         dependencies(node: NodeId) -> Vec<NodeId>;
     }
 

@@ -1,10 +1,12 @@
 // A C++ program that calls as PyTorch does: functions by name out of the library, pool names as pairs,
 // filters as function objects. STRATALLOC_DEVICE says which device stands in for the GPU.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -81,13 +83,36 @@ int main(int argc, char **argv) {
     CHECK(counts(1, "\"reserved_bytes.all.current\":0,"));
     CHECK(*said() != 0); // base() of a foreign address.
 
-    // A graph's pool. The filter is never called, and may not be.
+    // A pool of one stream: the filter decides, whichever thread asks, and goes with its scope.
     const PoolId pool{9, 0};
-    begin(0, pool, [](Stream) -> bool { std::abort(); });
-    a = alloc(1024, 0, nullptr);
+    auto asked = std::make_shared<std::atomic<int>>(0);
+    const Stream routed = reinterpret_cast<Stream>(16);
+    begin(0, pool, [asked, routed](Stream stream) { ++*asked; return stream == routed; });
+    CHECK(asked.use_count() == 2);
+    void *elsewhere = alloc(1024, 0, nullptr);
+    std::thread([&] { a = alloc(1024, 0, routed); }).join();
+    void *here = alloc(1024, 0, routed);
+    CHECK(*asked == 3 && base(a, nullptr) == base(here, nullptr));
+    CHECK(base(elsewhere, nullptr) != base(a, nullptr));
+    free(elsewhere, 1024, 0, nullptr);
+    free(here, 1024, 0, routed);
+
+    // Another thread's scope takes nothing of it, though it is newer.
+    const PoolId another{10, 0};
+    std::thread([&] {
+        const auto own = std::this_thread::get_id();
+        begin(0, another, [own](Stream) { return std::this_thread::get_id() == own; });
+    }).join();
+    here = alloc(1024, 0, routed);
+    CHECK(base(here, nullptr) == base(a, nullptr));
+    free(here, 1024, 0, routed);
+    end(0, another);
+    release(0, another);
+
     begin(0, pool, [](Stream) { return true; }); // Open already: refused, and the first stays.
     end(0, pool);
-    b = alloc(1024, 0, nullptr);
+    CHECK(asked.use_count() == 1);
+    b = alloc(1024, 0, routed);
     CHECK(a && b && base(a, nullptr) != base(b, nullptr));
     free(a, 1024, 0, nullptr);
     free(b, 1024, 0, nullptr);

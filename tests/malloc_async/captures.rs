@@ -512,3 +512,26 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
     }
     assert!(failed > 80, "only {failed} calls were made to fail");
 }
+
+/// A capture that nobody told of yet, on a thread that begins its scope later.
+#[test]
+fn memory_that_is_given_back_breaks_no_capture_before_its_scope() {
+    let bed = sim(64);
+    let [captured, side] = [bed.stream(), bed.stream()];
+    let block = bed.take(40 * MIB, side);
+    bed.give(block);
+    let driver = &bed.machine.0;
+    let begun =
+        std::thread::scope(|s| s.spawn(|| Capture::begin(&**driver, captured)).join().unwrap());
+    bed.allocator.empty_cache().expect("there is no reason to fail");
+    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 0);
+    let [first, second] = [30, 30].map(|mib| bed.take(mib * MIB, side));
+    bed.give(first);
+    bed.give(second);
+    // No piece is as large: what is idle goes back first.
+    let large = bed.take(60 * MIB, StreamId::DEFAULT);
+    let status = driver.capture_status(captured).unwrap();
+    assert_eq!(status, CaptureStatus::Active { capture: begun.unwrap() });
+    bed.give(large);
+    std::thread::scope(|s| s.spawn(|| bed.end(captured)).join().unwrap());
+}

@@ -1,13 +1,14 @@
 //! Random histories of three threads: no byte is in two hands, bytes stay, and sums are a recount.
 //!
 //! Blocks change hands: whoever frees need not be who allocated. On `sim` each thread captures
-//! graphs on a stream of its own, whose blocks others may free at any moment; a graph is gone when
+//! graphs on a stream of its own, in scopes of all kinds and with nobody told at first; their blocks others may free at any moment; a graph is gone when
 //! its capture ends, so its addresses may then come back while the old blocks are held. A GPU gets short
 //! histories without captures, on a part of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use quickcheck::{Arbitrary, Gen, QuickCheck};
 use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PrivatePools,
@@ -36,10 +37,18 @@ const PART_BYTES: u64 = 512 * MIB;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Take { bytes: u64, stream: usize, private: bool },
+    Take {
+        bytes: u64,
+        stream: usize,
+        private: bool,
+    },
     Give(usize),
     Record(usize, usize),
-    Capture,
+    /// Begins or ends one; which filter its scope has, and whether that opens first.
+    Capture {
+        filter: usize,
+        scope_first: bool,
+    },
     Empty,
     Events,
     Look,
@@ -56,7 +65,7 @@ impl Arbitrary for Op {
             },
             6..11 => Self::Give(small(g)),
             11 => Self::Record(small(g), small(g)),
-            12 | 13 => Self::Capture,
+            12 | 13 => Self::Capture { filter: small(g), scope_first: bool::arbitrary(g) },
             14 if bool::arbitrary(g) => Self::Empty,
             14 => Self::Events,
             _ => Self::Look,
@@ -79,8 +88,6 @@ struct Run<M: Machine> {
     bag: Mutex<Vec<Held>>,
     /// End of each block in somebody's hands, by start; without memory of graphs.
     shadow: Mutex<BTreeMap<u64, u64>>,
-    /// Captures that no scope knows of yet are kept from waits for the device.
-    untold: RwLock<()>,
 }
 
 /// What one thread knows.
@@ -96,7 +103,7 @@ impl<M: Machine + Sync> Run<M> {
         let streams = bed.machine.streams(3);
         bed.allocator.create_pool(pool, PoolOptions::default()).expect("it works");
         let (bag, shadow) = (Mutex::default(), Mutex::default());
-        Self { bed, streams, pool, bag, shadow, untold: RwLock::new(()) }
+        Self { bed, streams, pool, bag, shadow }
     }
 
     fn step(&self, hand: &mut Hand, op: &Op) {
@@ -116,11 +123,8 @@ impl<M: Machine + Sync> Run<M> {
                     self.bag.lock().push(held);
                 }
             }
-            Op::Capture => self.begin_or_end(hand),
-            Op::Empty => {
-                let _no_untold = self.untold.read();
-                allocator.empty_cache().expect("it works");
-            }
+            Op::Capture { filter, scope_first } => self.begin_or_end(hand, filter, scope_first),
+            Op::Empty => allocator.empty_cache().expect("it works"),
             Op::Events => allocator.process_events().expect("it works"),
             Op::Look => {
                 let s = allocator.statistics();
@@ -174,15 +178,30 @@ impl<M: Machine + Sync> Run<M> {
         }
     }
 
-    fn begin_or_end(&self, hand: &mut Hand) {
+    fn begin_or_end(&self, hand: &mut Hand, filter: usize, scope_first: bool) {
         let driver = self.bed.machine.driver();
         let Some(graphs) = driver.capture() else { return };
-        let _untold = self.untold.write();
         match hand.scope.take() {
             None => {
-                let (id, pool) =
-                    (graphs.begin(hand.stream).expect("it works"), PoolId::next_capture());
-                self.bed.allocator.open_scope(pool, ScopeFilter::Capture(id)).expect("it works");
+                let (stream, pool) = (hand.stream, PoolId::next_capture());
+                let open = |filter| self.bed.allocator.open_scope(pool, filter).expect("it works");
+                let begin = || graphs.begin(stream).expect("it works");
+                let filter = match filter % 4 {
+                    0 => Some(ScopeFilter::Stream(stream)),
+                    1 => Some(ScopeFilter::this_thread()),
+                    2 => Some(ScopeFilter::Where(Arc::new(move |other| other == stream))),
+                    _ => None,
+                };
+                match filter {
+                    Some(filter) if scope_first => {
+                        open(filter);
+                        begin();
+                    }
+                    filter => {
+                        let capture = begin();
+                        open(filter.unwrap_or(ScopeFilter::Capture(capture)));
+                    }
+                }
                 hand.scope = Some(pool);
             }
             Some(pool) => {
@@ -198,7 +217,7 @@ impl<M: Machine + Sync> Run<M> {
         let mut hand = Hand { stream, scope: None, taken: 0 };
         ops.iter().for_each(|op| self.step(&mut hand, op));
         if hand.scope.is_some() {
-            self.begin_or_end(&mut hand);
+            self.begin_or_end(&mut hand, 0, false);
         }
         (hand.taken, hand.stream)
     }

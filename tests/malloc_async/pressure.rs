@@ -120,7 +120,7 @@ impl Bed {
 /// Calls between the first refusal and the last, from which one on they fail.
 const ON_THE_WAY: [(&str, u64); 5] = [
     ("capture_status", 0),
-    ("synchronize_device", 0),
+    ("synchronize_stream", 0),
     ("trim", 0),
     ("trim_graphs", 0),
     ("allocate_async", 1),

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use stratalloc::allocator::{CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter};
+use stratalloc::allocator::{
+    CrossStream, DeviceAllocator, PoolOptions, PoolScope, Request, ScopeFilter,
+};
 use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind};
 use stratalloc::ids::{PoolId, StreamId};
@@ -102,4 +104,50 @@ fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     own.free(own.allocate(Request::new(4096, MAIN)).expect("it may wait again")).unwrap();
     own.caching().unwrap().empty_cache().unwrap();
     assert_eq!(resets.load(Ordering::Relaxed), 2);
+}
+
+/// By a scope of its stream or its thread, by a function, or by the pool's name.
+#[test]
+fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
+    for way in 0..4 {
+        let device = sim();
+        let user = User::with_bytes(8192);
+        let own = over(Arc::<Sim>::clone(&device), user.callbacks());
+        let (pools, pool) = (own.private_pools().unwrap(), PoolId::next_user());
+        let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+        pools.create_pool(pool, options).unwrap();
+        let side = device.create_stream().unwrap();
+        let filter = match way {
+            0 => Some(ScopeFilter::Stream(side)),
+            1 => Some(ScopeFilter::this_thread()),
+            2 => Some(ScopeFilter::Where(Arc::new(move |stream| stream == side))),
+            _ => None,
+        };
+        let scope = || filter.clone().map(|filter| PoolScope::open(pools, pool, filter).unwrap());
+        let take = |bytes| match way {
+            3 => pools.allocate_in(pool, Request::new(bytes, side)),
+            _ => own.allocate(Request::new(bytes, side)),
+        };
+        let open = scope();
+        Capture::begin(&*device, side).unwrap();
+        let block = take(8192).unwrap();
+        let address = block.address();
+        own.free(block).unwrap();
+        Capture::end(&*device, side).unwrap();
+        drop(open);
+        user.heard();
+        let outside = own.allocate(Request::new(8192, side));
+        assert!(matches!(outside, Err(AllocError::OutOfMemory(_))), "{way}: {outside:?}");
+        let open = scope();
+        let larger = take(9000);
+        assert!(matches!(larger, Err(AllocError::OutOfMemory(_))), "{way}: {larger:?}");
+        assert_eq!(user.heard(), [""; 0], "{way}: the graph writes to it");
+        let again = take(8192).unwrap();
+        assert_eq!(again.address(), address, "{way}");
+        own.free(again).unwrap();
+        drop(open);
+        pools.release_pool(pool).unwrap();
+        own.caching().unwrap().empty_cache().unwrap();
+        assert_eq!(user.heard(), [format!("free 8192 {side}")], "{way}");
+    }
 }

@@ -1,14 +1,17 @@
 //! Random histories over a strict user: he frees nothing twice, gets everything back, and his account
-//! agrees with ours after every step.
+//! agrees with ours after every step. What a graph got in a pool, by whatever scope or by the pool's name,
+//! stays there while the pool has users.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, PrivatePools, Request};
+use stratalloc::allocator::{
+    Allocation, DeviceAllocator, PoolOptions, PrivatePools, Request, ScopeFilter,
+};
 use stratalloc::driver::plugin::Callbacks;
-use stratalloc::driver::{Driver, Sim};
+use stratalloc::driver::{Capture, Driver, Sim};
 use stratalloc::error::AllocError;
 use stratalloc::history::BlockStateName;
 use stratalloc::ids::{PoolId, StreamId};
@@ -26,21 +29,64 @@ const SIZES: [u16; 5] = [500, 512, 2000, 2100, 6000];
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    Take { bytes: u16, stream: u8, pool: u8 },
-    Free { which: u8 },
-    Use { which: u8, stream: u8 },
-    Finish { stream: u8 },
+    Take {
+        bytes: u16,
+        stream: u8,
+        pool: u8,
+    },
+    /// By whatever scopes are open.
+    TakeRouted {
+        bytes: u16,
+        stream: u8,
+    },
+    Open {
+        pool: u8,
+        stream: Option<u8>,
+    },
+    Close {
+        pool: u8,
+    },
+    /// Another thread's capture, which no scope is told of.
+    Begin {
+        stream: u8,
+    },
+    End {
+        stream: u8,
+    },
+    Free {
+        which: u8,
+    },
+    Use {
+        which: u8,
+        stream: u8,
+    },
+    Finish {
+        stream: u8,
+    },
     EmptyCache,
-    Create { pool: u8, helps: bool },
-    Release { pool: u8 },
-    GoBack { pool: u8 },
+    Create {
+        pool: u8,
+        helps: bool,
+    },
+    Release {
+        pool: u8,
+    },
+    GoBack {
+        pool: u8,
+    },
 }
 
 impl Arbitrary for Op {
     fn arbitrary(g: &mut Gen) -> Self {
         let (which, stream, pool) = (u8::arbitrary(g), u8::arbitrary(g), u8::arbitrary(g));
-        match u8::arbitrary(g) % 16 {
-            0..=5 => Self::Take { bytes: *g.choose(&SIZES).expect("some"), stream, pool },
+        let bytes = *g.choose(&SIZES).expect("some");
+        match u8::arbitrary(g) % 24 {
+            0..=5 => Self::Take { bytes, stream, pool },
+            16 | 17 => Self::TakeRouted { bytes, stream },
+            18 => Self::Open { pool, stream: Some(stream).filter(|_| bool::arbitrary(g)) },
+            19 => Self::Close { pool },
+            20 | 21 => Self::Begin { stream },
+            22 | 23 => Self::End { stream },
             6..=9 => Self::Free { which },
             10 => Self::Use { which, stream },
             11 => Self::Finish { stream },
@@ -79,6 +125,11 @@ struct Bed {
     account: Account,
     streams: Vec<StreamId>,
     live: Vec<Allocation>,
+    /// Open scopes, the newest last; a stream's, or this thread's.
+    scopes: Vec<(PoolId, Option<StreamId>)>,
+    captured: BTreeSet<StreamId>,
+    /// What was handed out inside captures: graphs use it while the pool has users.
+    graphs: Vec<(PoolId, u64)>,
 }
 
 impl Bed {
@@ -87,7 +138,35 @@ impl Bed {
         let streams = (0..STREAMS).map(|_| device.create_stream().expect("there are many"));
         let streams = streams.collect();
         let own = over(Arc::<Sim>::clone(&device), strict(&account));
-        Self { own, device, account, streams, live: Vec::new() }
+        let (live, scopes, graphs) = (Vec::new(), Vec::new(), Vec::new());
+        Self { own, device, account, streams, live, scopes, captured: BTreeSet::new(), graphs }
+    }
+
+    fn took(&mut self, made: Result<Allocation, AllocError>, stream: StreamId, pool: PoolId) {
+        match made {
+            Ok(block) => {
+                let address = block.address();
+                let graphs = |(of, at): &(PoolId, u64)| *at == address && *of != pool;
+                assert!(!self.graphs.iter().any(graphs), "{address:#x} is another pool's graph's");
+                if pool != PoolId::DEFAULT && self.captured.contains(&stream) {
+                    self.graphs.push((pool, address));
+                }
+                self.live.push(block);
+            }
+            Err(AllocError::OutOfMemory(_) | AllocError::Pool(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Begins or ends a capture, on a thread of its own.
+    fn on_another_thread(&self, work: impl FnOnce(&Sim) + Send) {
+        std::thread::scope(|s| s.spawn(|| work(&self.device)).join().expect("it does not panic"));
+    }
+
+    fn end(&mut self, stream: StreamId) {
+        if self.captured.remove(&stream) {
+            self.on_another_thread(|sim| Capture::end(sim, stream).expect("nobody broke it"));
+        }
     }
 
     fn pools(&self) -> &dyn PrivatePools {
@@ -108,12 +187,42 @@ impl Bed {
         match op {
             Op::Take { bytes, stream, pool } => {
                 let request = Request::new(u64::from(bytes), self.stream(stream));
-                match self.pools().allocate_in(Self::pool(pool), request) {
-                    Ok(block) => self.live.push(block),
-                    Err(AllocError::OutOfMemory(_) | AllocError::Pool(_)) => {}
-                    Err(error) => panic!("{error}"),
+                let made = self.pools().allocate_in(Self::pool(pool), request);
+                self.took(made, request.stream, Self::pool(pool));
+            }
+            Op::TakeRouted { bytes, stream } => {
+                let request = Request::new(u64::from(bytes), self.stream(stream));
+                let accepts = |(_, of): &&(PoolId, Option<StreamId>)| {
+                    of.is_none_or(|own| own == request.stream)
+                };
+                let routed = self.scopes.iter().rev().find(accepts);
+                let pool = routed.map_or(PoolId::DEFAULT, |(pool, _)| *pool);
+                let made = self.own.allocate(request);
+                self.took(made, request.stream, pool);
+            }
+            Op::Open { pool, stream } => {
+                let (pool, stream) = (Self::pool(pool), stream.map(|which| self.stream(which)));
+                let filter = stream.map_or_else(ScopeFilter::this_thread, ScopeFilter::Stream);
+                if self.pools().open_scope(pool, filter).is_ok() {
+                    self.scopes.push((pool, stream));
                 }
             }
+            Op::Close { pool } => {
+                let pool = Self::pool(pool);
+                if self.pools().close_scope(pool).is_ok() {
+                    self.scopes.retain(|(of, _)| *of != pool);
+                    let _ = self.pools().release_pool(pool);
+                }
+            }
+            Op::Begin { stream } => {
+                let stream = self.stream(stream);
+                if self.captured.insert(stream) {
+                    self.on_another_thread(|sim| {
+                        Capture::begin(sim, stream).expect("it is not captured");
+                    });
+                }
+            }
+            Op::End { stream } => self.end(self.stream(stream)),
             Op::Free { which } if !self.live.is_empty() => {
                 let block = self.live.swap_remove(place(which, &self.live));
                 self.own.free(block).expect("it is live");
@@ -152,9 +261,14 @@ impl Bed {
         assert!(self.pools().holds_exactly(pool, &addresses).expect("it is known"));
     }
 
-    fn check(&self) {
+    fn check(&mut self) {
+        let users = |pool| self.own.private_pools().expect("it has them").pool_users(pool);
+        self.graphs.retain(|(pool, _)| users(*pool).is_some_and(|users| users > 0));
         let layout = self.own.caching().expect("it has one").layout();
         let account = self.account.lock();
+        for (_, address) in &self.graphs {
+            assert!(account.contains_key(address), "{address:#x} is a graph's, and was given back");
+        }
         assert_eq!(layout.len(), account.len());
         for segment in &layout {
             let expected = Some(&(segment.size_bytes, segment.stream));
@@ -189,6 +303,9 @@ quickcheck::quickcheck! {
         for op in ops {
             bed.step(op);
             bed.check();
+        }
+        for stream in bed.streams.clone() {
+            bed.end(stream);
         }
         let Bed { own, device, account, live, .. } = bed;
         drop((own, live));

@@ -6,28 +6,75 @@ use stratalloc::size::{KIB, MIB};
 /// One step. Numbers pick among what there is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
-    Take { bytes: u64, stream: u8 },
-    TakeIn { pool: u8, bytes: u64, stream: u8 },
-    Give { pick: u8 },
-    Use { pick: u8, stream: u8 },
-    Create { no_split: bool, helps: bool, own: bool },
-    Release { pool: u8 },
-    Empty { pool: u8 },
-    OpenThread { pool: u8 },
-    OpenStream { pool: u8, stream: u8 },
-    Close { pool: u8 },
-    Checkpoint { pool: u8 },
-    Restore { pick: u8 },
-    Begin { pool: u8 },
+    Take {
+        bytes: u64,
+        stream: u8,
+    },
+    TakeIn {
+        pool: u8,
+        bytes: u64,
+        stream: u8,
+    },
+    Give {
+        pick: u8,
+    },
+    Use {
+        pick: u8,
+        stream: u8,
+    },
+    Create {
+        no_split: bool,
+        helps: bool,
+        own: bool,
+    },
+    Release {
+        pool: u8,
+    },
+    Empty {
+        pool: u8,
+    },
+    OpenThread {
+        pool: u8,
+    },
+    OpenStream {
+        pool: u8,
+        stream: u8,
+    },
+    Close {
+        pool: u8,
+    },
+    Checkpoint {
+        pool: u8,
+    },
+    Restore {
+        pick: u8,
+    },
+    /// A capture of the second stream, on this thread or on one that goes; a scope of its own is open in
+    /// the pool before anything else happens, or never is.
+    Begin {
+        pool: u8,
+        told: bool,
+        here: bool,
+    },
     Fork,
     Join,
     Break,
     End,
     Finish,
     EmptyCache,
-    Switch { expandable: bool, max_split: bool, reuse: bool, compat: bool },
-    Limit { mib: Option<u8> },
-    Fault { after: u8, lost: bool },
+    Switch {
+        expandable: bool,
+        max_split: bool,
+        reuse: bool,
+        compat: bool,
+    },
+    Limit {
+        mib: Option<u8>,
+    },
+    Fault {
+        after: u8,
+        lost: bool,
+    },
 }
 
 impl Arbitrary for Op {
@@ -52,7 +99,7 @@ impl Arbitrary for Op {
             32 | 33 => Self::Close { pool },
             34 | 35 => Self::Checkpoint { pool },
             36 => Self::Restore { pick },
-            37 | 38 => Self::Begin { pool },
+            37 | 38 => Self::Begin { pool, told: bool::arbitrary(g), here: bool::arbitrary(g) },
             39 => Self::Fork,
             40 => Self::Join,
             41 => *g.choose(&[Self::Break, Self::End]).expect("there are two"),

@@ -1,9 +1,11 @@
 //! Scopes and users: who is served from which pool, and what stays when they go.
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
 use stratalloc::allocator::{MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter};
+use stratalloc::driver::{Capture, CaptureStatus, Driver};
 use stratalloc::error::{AllocError, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{KIB, MIB};
@@ -98,10 +100,10 @@ fn a_pool_has_one_scope_at_a_time_and_says_so() {
     let pools = bed.pools();
     let pool = PoolId::next_user();
     let this = ScopeFilter::this_thread();
-    assert_eq!(pools.open_scope(PoolId::DEFAULT, this), Err(PoolError::IsDefault));
+    assert_eq!(pools.open_scope(PoolId::DEFAULT, this.clone()), Err(PoolError::IsDefault));
     assert_eq!(pools.close_scope(pool), Err(PoolError::Unknown { pool }));
-    let scope = PoolScope::open(pools, pool, this).unwrap();
-    assert_eq!(pools.open_scope(pool, this), Err(PoolError::ScopeOpen { pool }));
+    let scope = PoolScope::open(pools, pool, this.clone()).unwrap();
+    assert_eq!(pools.open_scope(pool, this.clone()), Err(PoolError::ScopeOpen { pool }));
     drop(scope);
     assert_eq!(pools.open_scope(pool, this), Err(PoolError::Released { pool }));
     assert_eq!(pools.close_scope(pool), Err(PoolError::ScopeClosed { pool }));
@@ -351,4 +353,31 @@ fn the_history_names_the_pool() {
     assert_eq!(events.len(), 4);
     assert!(events.iter().all(|event| event.pool == pool.id()), "{events:?}");
     assert_eq!(bed.layout_of(pool.id())[0].pool, pool.id());
+}
+
+/// As PyTorch's graphs ask for their memory: by a function that knows the capture. Autograd's threads take
+/// part in it, and others have scopes of their own.
+#[test]
+fn a_captures_first_request_from_a_third_thread_goes_to_the_captures_pool() {
+    for conf in BOTH {
+        let bed = Bed::new(ROOMY, conf);
+        let (stream, own, graphs) = (bed.stream(), PoolId::next_user(), PoolId::next_capture());
+        let capture = Capture::begin(&*bed.sim, stream).unwrap();
+        let sim = Arc::clone(&bed.sim);
+        let filter = ScopeFilter::Where(Arc::new(move |stream| {
+            sim.capture_status(stream) == Ok(CaptureStatus::Active { capture })
+        }));
+        let scope = PoolScope::open(bed.pools(), graphs, filter).unwrap();
+        let of_thread = PoolScope::open(bed.pools(), own, ScopeFilter::this_thread()).unwrap();
+        let third = thread::scope(|s| s.spawn(|| bed.take(MIB, stream)).join().unwrap());
+        assert_eq!(pool_of(&bed, third.address()), graphs, "{conf}");
+        let here = bed.take(MIB, HOME);
+        assert_eq!(pool_of(&bed, here.address()), own, "{conf}");
+        Capture::end(&*bed.sim, stream).unwrap();
+        let after = thread::scope(|s| s.spawn(|| bed.take(MIB, stream)).join().unwrap());
+        assert_eq!(pool_of(&bed, after.address()), PoolId::DEFAULT, "{conf}");
+        [third, here, after].into_iter().for_each(|block| bed.give(block));
+        drop((scope, of_thread));
+        bed.check();
+    }
 }

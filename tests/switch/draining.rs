@@ -131,9 +131,9 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
         (EXPANDABLE, "synchronize_stream"),
         (EXPANDABLE, "unmap"),
         (EXPANDABLE, "release"),
-        (ASYNC, "synchronize_device"),
+        (ASYNC, "synchronize_stream"),
         (ASYNC, "trim"),
-        (OWN, "synchronize_device"),
+        (OWN, "synchronize_stream"),
         (OWN, "trim"),
     ] {
         let sim = Arc::clone(&Bed::new(NATIVE).sim);
@@ -173,9 +173,19 @@ fn a_retired_allocator_waits_for_the_end_of_a_capture_that_it_does_not_know() {
 /// A retired allocator knows no scope of the current one, and waits for the device where a stream is gone.
 #[test]
 fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() {
-    for (from, own_is_gone) in
-        [(NATIVE, false), (EXPANDABLE, false), (ASYNC, false), (ASYNC, true), (OWN, true)]
-    {
+    let layered = |conf: &str| format!("{conf},layers:[statistics]");
+    for (from, own_is_gone) in [
+        (NATIVE.to_owned(), false),
+        (EXPANDABLE.to_owned(), false),
+        (ASYNC.to_owned(), false),
+        (ASYNC.to_owned(), true),
+        (OWN.to_owned(), true),
+        (layered(NATIVE), false),
+        (layered(EXPANDABLE), false),
+        (layered(ASYNC), false),
+        (layered(OWN), true),
+    ] {
+        let from = from.as_str();
         let bed = Bed::new(from);
         let [home, side, captured] = std::array::from_fn(|_| bed.sim.create_stream().unwrap());
         let block = bed.switchable.allocate(Request::new(MIB, home)).unwrap();

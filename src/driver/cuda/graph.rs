@@ -142,6 +142,10 @@ impl Capture for Cuda {
         })
     }
 
+    fn expected(&self) -> DriverResult<u64> {
+        Ok(self.captures_expected.load(Ordering::Relaxed) as u64)
+    }
+
     fn begin(&self, stream: StreamId) -> DriverResult<u64> {
         let _entered = self.enter()?;
         self.api.capture_begin(stream.0, RELAXED).ok()?;

@@ -4,7 +4,7 @@
 //! which the callee may copy, call and move from, and which the caller destroys. The object is laid out
 //! as GNU's C++ library does: two words of payload, a function that copies and destroys it, and one that
 //! calls it. Ours keep a reference count in the payload. A library that was built with another C++
-//! library than GNU's must not look at the filter.
+//! library than GNU's must not look at the filter, and a program that was must not hand us one.
 //!
 //! Source: the Itanium C++ ABI, "Non-Trivial Parameters", and GNU's `bits/std_function.h`.
 
@@ -15,13 +15,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::StreamFilter;
 use crate::ids::StreamId;
 
 /// The two words that a function object may use; the first is an `Arc<StreamFilter>` as a pointer.
 type Payload = [*mut c_void; 2];
-type Manager = unsafe extern "C" fn(*mut Payload, *const Payload, c_int) -> bool;
-type Invoker = unsafe extern "C" fn(*const Payload, *mut *mut c_void) -> bool;
+type Manager = unsafe extern "C-unwind" fn(*mut Payload, *const Payload, c_int) -> bool;
+type Invoker = unsafe extern "C-unwind" fn(*const Payload, *mut *mut c_void) -> bool;
 
 const GET_TYPE: c_int = 0;
 const GET_FUNCTOR: c_int = 1;
@@ -44,6 +46,38 @@ impl StdFunction {
     }
 }
 
+// SAFETY: what C++ may call from any thread, one at a time, as PyTorch calls its filters.
+unsafe impl Send for StdFunction {}
+
+/// A filter of C++, copied; `None` when the object is empty. It is asked by one thread at a time, and ends
+/// with the last holder. A C++ exception in it ends the process.
+///
+/// # Safety
+///
+/// `object` is null, or a `std::function<bool(cudaStream_t)>` that lives during the call, of GNU's C++
+/// library.
+#[cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "PyTorch's symbols are handed one"))]
+pub(crate) unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
+    // SAFETY: our caller's promise.
+    let object = unsafe { object.cast::<StdFunction>().as_ref() }?;
+    let (manager, invoker) = (object.manager?, object.invoker?);
+    let mut payload = [null_mut(); 2];
+    // SAFETY: `manager` copies the payload of its own object into an empty one.
+    unsafe { manager(&raw mut payload, &raw const object.payload, CLONE) };
+    let copy = StdFunction { payload, manager: Some(manager), invoker: Some(invoker) };
+    let copy = Mutex::new(copy);
+    Some(Arc::new(move |stream| copy.lock().accepts(stream)))
+}
+
+impl StdFunction {
+    fn accepts(&self, stream: StreamId) -> bool {
+        let mut argument = std::ptr::without_provenance_mut(stream.0 as usize);
+        // SAFETY: the object is alive, and its payload belongs to `invoker`.
+        self.invoker
+            .is_some_and(|invoker| unsafe { invoker(&raw const self.payload, &raw mut argument) })
+    }
+}
+
 impl Drop for StdFunction {
     fn drop(&mut self) {
         if let Some(manager) = self.manager.take() {
@@ -56,7 +90,7 @@ impl Drop for StdFunction {
 }
 
 /// Copies and destroys a payload, when C++ does so with its object.
-unsafe extern "C" fn manage(to: *mut Payload, from: *const Payload, what: c_int) -> bool {
+unsafe extern "C-unwind" fn manage(to: *mut Payload, from: *const Payload, what: c_int) -> bool {
     match what {
         // What type it is has no name in C++.
         GET_TYPE => put(to, null_mut()),
@@ -78,7 +112,7 @@ unsafe extern "C" fn manage(to: *mut Payload, from: *const Payload, what: c_int)
 }
 
 /// Asks the filter. C++ passes its argument by reference.
-unsafe extern "C" fn invoke(payload: *const Payload, stream: *mut *mut c_void) -> bool {
+unsafe extern "C-unwind" fn invoke(payload: *const Payload, stream: *mut *mut c_void) -> bool {
     let held = held(payload);
     // SAFETY: C++ calls an object that is alive, so its count keeps the filter.
     let filter = unsafe { &*held };

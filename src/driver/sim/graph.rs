@@ -324,6 +324,10 @@ impl Capture for Sim {
         Ok(())
     }
 
+    fn expected(&self) -> DriverResult<u64> {
+        Ok(self.enter_other(Call::Expected).graphs.expected)
+    }
+
     fn begin(&self, stream: StreamId) -> DriverResult<u64> {
         let state = &mut *self.enter_other(Call::Begin);
         state.work.stream(Call::Begin, stream)?;

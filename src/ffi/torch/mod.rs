@@ -3,13 +3,12 @@
 //! One allocator per device, made at its first use from the environment and kept until the process
 //! ends (`seats`). A hit takes no lock here and makes no text. PyTorch hands a null pointer on as it
 //! is, without an error, and the callbacks return nothing; what fails is therefore said on the
-//! standard error stream too. `scopes` has the pools of graphs.
+//! standard error stream too.
 //!
 //! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
-mod scopes;
 mod seats;
 
 use std::ffi::{c_char, c_int, c_void};
@@ -22,6 +21,8 @@ use super::instance::{environment, json};
 use super::pools::Pool;
 use super::said::complain;
 use super::text::{Place, write};
+use crate::allocator::ScopeFilter;
+use crate::driver::plugin::copied;
 pub(super) use seats::{forget_all, hold};
 use seats::{opened, seat, seats, statistics};
 
@@ -51,13 +52,7 @@ pub extern "C" fn stratalloc_torch_malloc(
     }
     aloud(null_mut(), || {
         let seat = seat(device)?;
-        let stream = stream_of(stream);
-        if seat.scopes.any_unsettled()
-            && let Some(pool) = seat.scopes.settle(&seat.instance, stream)?
-        {
-            return pointer_to(seat.instance.allocate_in(pool, size as u64, stream)?);
-        }
-        pointer_to(seat.instance.allocate(size as u64, stream)?)
+        pointer_to(seat.instance.allocate(size as u64, stream_of(stream))?)
     })
 }
 
@@ -151,29 +146,41 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     });
 }
 
-/// `set_begin_allocate_to_pool`: routes the requests of a graph's capture to a pool. The filter is a
-/// C++ object and is not looked at: the calling thread's requests are routed until one comes on a
-/// stream that is being captured; from then on those of that capture, from all threads.
+/// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, before all scopes that
+/// are open already. The filter is copied, and asked for the stream of each request on the requesting
+/// thread; an empty one means the calling thread's requests.
+///
+/// # Safety
+///
+/// `filter` is null, or a `std::function<bool(cudaStream_t)>` of GNU's C++ library.
 #[unsafe(no_mangle)]
-pub extern "C" fn stratalloc_torch_begin_allocate_to_pool(
+pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
     device: c_int,
     pool: Pool,
     filter: *mut c_void,
 ) {
-    let _ = filter;
     aloud((), || {
-        let seat = seat(device)?;
-        seat.scopes.begin(&seat.instance, pool.into())
+        // SAFETY: our caller's promise.
+        let filter = unsafe { filter_of(filter) };
+        Ok(seat(device)?.instance.pools()?.open_scope(pool.into(), filter)?)
     });
+}
+
+/// Which requests a C++ filter accepts.
+///
+/// # Safety
+///
+/// As [`stratalloc_torch_begin_allocate_to_pool`] says.
+unsafe fn filter_of(filter: *mut c_void) -> ScopeFilter {
+    // SAFETY: our caller's promise.
+    let copied = unsafe { copied(filter) };
+    copied.map_or_else(ScopeFilter::this_thread, ScopeFilter::Where)
 }
 
 /// `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
-    aloud((), || {
-        let seat = opened(device)?;
-        seat.scopes.end(&seat.instance, pool.into())
-    });
+    aloud((), || Ok(opened(device)?.instance.pools()?.close_scope(pool.into())?));
 }
 
 /// `set_release_pool`: removes a user from a pool. Without users its memory goes back whenever memory

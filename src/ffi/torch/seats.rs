@@ -11,7 +11,6 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::scopes::Scopes;
 use crate::ffi::guard::{Failure, Status};
 use crate::ffi::instance::Instance;
 use crate::ffi::said::warn_once;
@@ -30,7 +29,6 @@ const VARIABLE: &str = "STRATALLOC_DEVICE";
 pub(super) struct Seat {
     pub(super) instance: Arc<Instance>,
     pub(super) handle: u64,
-    pub(super) scopes: Scopes,
 }
 
 /// Where a device's allocator is, once it is made. It stays until the process ends.
@@ -119,7 +117,7 @@ impl Seats {
             introduce(&instance, &other.instance);
         }
         let handle = table::add(Arc::clone(&instance), Keeper::Process)?;
-        Ok(place.put(Seat { instance, handle, scopes: Scopes::default() }))
+        Ok(place.put(Seat { instance, handle }))
     }
 }
 
