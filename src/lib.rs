@@ -22,6 +22,7 @@ pub mod layers;
 pub mod registry;
 #[cfg(feature = "replay")]
 pub mod replay;
+pub(crate) mod scopes;
 pub mod sharing;
 pub mod size;
 pub mod stats;

@@ -6,7 +6,6 @@
 
 mod peers;
 mod pools;
-mod scopes;
 mod sharing;
 
 use std::fmt;
@@ -26,7 +25,6 @@ pub use pools::{
     MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools, Restored,
     ScopeFilter, SegmentAllocator,
 };
-pub(crate) use scopes::{Routed, Scopes};
 pub use sharing::{Imported, Sharing};
 
 /// What a caller asks for.

@@ -12,8 +12,6 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use super::{Allocation, Request};
-use crate::driver::CaptureStatus;
-use crate::driver::plugin::StreamFilter;
 use crate::error::{AllocError, PoolError};
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
@@ -54,20 +52,10 @@ pub enum ScopeFilter {
     Capture(u64),
     /// Those on streams that a function accepts. It is asked on the requesting thread at each request, and
     /// must neither call the allocator nor panic.
-    Where(StreamFilter),
+    Where(Arc<dyn Fn(StreamId) -> bool + Send + Sync>),
 }
 
 impl ScopeFilter {
-    /// Whether it accepts a request of the calling thread on a stream of this state.
-    pub(crate) fn accepts(&self, stream: StreamId, status: CaptureStatus) -> bool {
-        match self {
-            Self::Thread(thread) => *thread == std::thread::current().id(),
-            Self::Stream(own) => *own == stream,
-            Self::Capture(capture) => status == CaptureStatus::Active { capture: *capture },
-            Self::Where(accepts) => accepts(stream),
-        }
-    }
-
     /// The calling thread's requests.
     #[must_use]
     pub fn this_thread() -> Self {

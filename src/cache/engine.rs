@@ -15,13 +15,14 @@ use super::growth::Growth;
 use super::hooks::Hooks;
 use super::pools::PoolHeaps;
 use super::sharing::Shared;
-use crate::allocator::{Allocation, Request, Scopes, Token};
+use crate::allocator::{Allocation, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::heap::{BlockId, Completed, FitRules, HandOut, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{OwnerId, PoolId, StreamId};
+use crate::scopes::Scopes;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
 use crate::stats::{HeapCounters, Ledger};
 

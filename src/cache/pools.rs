@@ -17,12 +17,13 @@ use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::policy::HitPolicy;
-use crate::allocator::{Allocation, PoolOptions, Request, Routed, ScopeFilter, SegmentAllocator};
+use crate::allocator::{Allocation, PoolOptions, Request, ScopeFilter, SegmentAllocator};
 use crate::driver::{CaptureStatus, capture_status_of};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::heap::Heap;
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
+use crate::scopes::Routed;
 use crate::stats::HeapCounters;
 
 /// The heaps of one pool, by stream, as their numbers.

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::allocator::{Allocation, Request, Scopes, Token};
+use crate::allocator::{Allocation, Request, Token};
 use crate::cache::Hooks;
 use crate::config::Settings;
 use crate::driver::{
@@ -33,6 +33,7 @@ use crate::driver::{
 use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::history::{Action, Event, Recorder};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
+use crate::scopes::Scopes;
 use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
 use crate::stats::OwnCounter;
 

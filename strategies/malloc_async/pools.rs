@@ -10,10 +10,11 @@ use parking_lot::RwLockReadGuard;
 use super::capabilities::sum;
 use super::capture::capture_in;
 use super::{MallocAsyncAllocator, Route, keep_everything};
-use crate::allocator::{PoolOptions, Routed, ScopeFilter};
+use crate::allocator::{PoolOptions, ScopeFilter};
 use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::scopes::Routed;
 
 /// All private pools.
 #[derive(Debug, Default)]

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::PluggableAllocator;
 use super::table::{Block, State};
 use crate::allocator::{
-    Allocation, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored, ScopeFilter, Scopes,
+    Allocation, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored, ScopeFilter,
     SegmentAllocator,
 };
 use crate::driver::plugin::StreamFilter;
@@ -25,6 +25,7 @@ use crate::driver::{CaptureStatus, Driver, may_be_captured};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
+use crate::scopes::{Scopes, accepts};
 use crate::size::PoolKind;
 
 /// An idle block serves requests of at least seven eighths of its size.
@@ -216,12 +217,12 @@ impl PluggableAllocator {
         match filter {
             ScopeFilter::Where(accepts) => accepts,
             ScopeFilter::Thread(_) | ScopeFilter::Stream(_) => {
-                Arc::new(move |stream| filter.accepts(stream, CaptureStatus::None))
+                Arc::new(move |stream| accepts(&filter, stream, CaptureStatus::None))
             }
             ScopeFilter::Capture(_) => {
                 let driver = Arc::clone(&self.driver);
                 Arc::new(move |stream| {
-                    driver.capture_status(stream).is_ok_and(|now| filter.accepts(stream, now))
+                    driver.capture_status(stream).is_ok_and(|now| accepts(&filter, stream, now))
                 })
             }
         }

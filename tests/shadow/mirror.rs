@@ -399,15 +399,22 @@ impl Mirror {
     fn out_of_memory(&mut self, device_free: u64, rounded: u64, stream: StreamId) -> Checked {
         self.book.num_ooms += 1;
         let segment = self.segment_for(rounded);
+        let by_pages = self.settings.expandable_segments && self.searches_again();
+        let page = if by_pages { self.page(PoolKind::of(rounded)) } else { 1 };
         let most = self.limit.unwrap_or(u64::MAX).min(self.total_bytes);
         // Pages of a growth that got stuck half-way are left; they were idle for a moment only.
-        if (segment <= most || !self.searches_again()) && self.call.growing.is_none() {
+        if (segment.next_multiple_of(page) <= most || !self.searches_again())
+            && self.call.growing.is_none()
+        {
             self.any_draining_or_idle()?;
         }
         if self.searches_again() {
             ensure_eq!(self.best_fit(stream, rounded), None, "a cached block fits");
         }
-        let limited = self.limit.is_some_and(|limit| self.reserved() + segment > limit);
+        // The limit holds for the whole pages that are mapped.
+        let mapping = self.next_mapping(rounded, stream).filter(|_| by_pages).unwrap_or(0);
+        let more = segment.max(mapping);
+        let limited = self.limit.is_some_and(|limit| self.reserved() + more > limit);
         let short = if self.settings.expandable_segments {
             self.cannot_map(device_free, rounded, stream)
         } else {

@@ -83,7 +83,7 @@ impl Segment {
 }
 
 impl Mirror {
-    fn page(&self, kind: PoolKind) -> u64 {
+    pub(crate) fn page(&self, kind: PoolKind) -> u64 {
         match kind {
             PoolKind::Small => SMALL_SEGMENT_BYTES,
             PoolKind::Large => self.settings.large_segment_bytes,
@@ -249,15 +249,17 @@ impl Mirror {
 
     /// Whether mapping cannot go on: the next pages are more than the device has.
     pub(crate) fn cannot_map(&self, device_free: u64, rounded: u64, stream: StreamId) -> bool {
-        let kind = PoolKind::of(rounded);
-        if rounded > self.reserve(kind) {
-            return true;
-        }
+        let mapping = self.next_mapping(rounded, stream);
+        rounded > self.reserve(PoolKind::of(rounded)) || mapping.is_some_and(|b| b > device_free)
+    }
+
+    /// How many bytes are mapped next for a request, if anything is.
+    pub(crate) fn next_mapping(&self, rounded: u64, stream: StreamId) -> Option<u64> {
         let step = |start| self.next_step(start, rounded);
         match self.call.growing.or_else(|| self.room(stream, rounded)).map(step) {
-            Some(Ok(Step::Map { size, .. })) => size > device_free,
-            Some(_) => false,
-            None => rounded.next_multiple_of(self.page(kind)) > device_free,
+            Some(Ok(Step::Map { size, .. })) => Some(size),
+            Some(_) => None,
+            None => Some(rounded.next_multiple_of(self.page(PoolKind::of(rounded)))),
         }
     }
 

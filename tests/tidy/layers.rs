@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 21] = [
+const LAYERS: [Layer; 22] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -29,6 +29,8 @@ const LAYERS: [Layer; 21] = [
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("history") },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
+    // Where requests go, and which streams are captured: one component for all strategies.
+    Layer { never: &["config", "sharing", "heap", "stats"], ..layer("scopes") },
     layer("cache"),
     layer("layers"),
     layer("strategies"),

@@ -13,7 +13,7 @@ use std::thread::ThreadId;
 
 use parking_lot::RwLock;
 
-use super::ScopeFilter;
+use crate::allocator::ScopeFilter;
 use crate::driver::{CaptureStatus, Driver, DriverResult, capture_status_of};
 use crate::ids::{PoolId, StreamId};
 
@@ -150,7 +150,7 @@ impl<P: Clone> Scopes<P> {
         }
         let status = capture_status_of(&*self.driver, stream)?;
         let open = Arc::clone(&self.open.read());
-        let scope = open.iter().rev().find(|scope| scope.filter.accepts(stream, status));
+        let scope = open.iter().rev().find(|scope| accepts(&scope.filter, stream, status));
         if let Some(scope) = scope
             && status != CaptureStatus::None
             && !scope.is_captures.load(Ordering::Relaxed)
@@ -165,5 +165,15 @@ impl<P: Clone> Scopes<P> {
 impl<P> Drop for Scopes<P> {
     fn drop(&mut self) {
         self.close_all();
+    }
+}
+
+/// Whether a filter accepts a request of the calling thread on a stream of this state.
+pub(crate) fn accepts(filter: &ScopeFilter, stream: StreamId, status: CaptureStatus) -> bool {
+    match filter {
+        ScopeFilter::Thread(thread) => *thread == std::thread::current().id(),
+        ScopeFilter::Stream(own) => *own == stream,
+        ScopeFilter::Capture(capture) => status == CaptureStatus::Active { capture: *capture },
+        ScopeFilter::Where(accepts) => accepts(stream),
     }
 }
