@@ -33,7 +33,7 @@ struct Opening<'s> {
 
 impl Opening<'_> {
     /// It is open.
-    fn is_open(self) {
+    fn opened(self) {
         self.core.doors.lock().scopes.push(self.pool);
     }
 }
@@ -113,7 +113,7 @@ impl Switchable {
         };
         // The new scope added a user.
         let reopened = opened.and_then(|()| {
-            opening.is_open();
+            opening.opened();
             self.ask_maker(pool, |pools| pools.release_pool(pool))
         });
         self.core.left();
@@ -211,7 +211,7 @@ impl PrivatePools for Switchable {
         let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter));
         if opened.is_ok() {
             self.remember(pool);
-            opening.is_open();
+            opening.opened();
         }
         self.core.left();
         opened
