@@ -11,8 +11,6 @@ mod common;
 mod panics;
 #[path = "ffi/programs.rs"]
 mod programs;
-#[path = "common/shared_library.rs"]
-mod shared_library;
 #[path = "ffi/wild.rs"]
 mod wild;
 

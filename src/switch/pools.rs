@@ -33,7 +33,7 @@ struct Opening<'s> {
 
 impl Opening<'_> {
     /// It is open.
-    fn is_open(self) {
+    fn opened(self) {
         self.core.doors.lock().scopes.push(self.pool);
     }
 }
@@ -188,7 +188,7 @@ impl PrivatePools for Switchable {
         let opened = self.ask_maker(pool, |pools| pools.open_scope(pool, filter.clone()));
         if opened.is_ok() {
             self.remember(pool);
-            opening.is_open();
+            opening.opened();
         }
         self.core.left();
         opened

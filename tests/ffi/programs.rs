@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::shared_library::shared_library;
+use crate::common::shared_library::shared_library;
 
 /// Compiles a program; `None`, and a word, where there is no compiler.
 fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
