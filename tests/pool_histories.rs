@@ -4,8 +4,9 @@
 //! After every step each law of `common/law.rs` holds and exactly the blocks that were handed out are
 //! live. A block that was freed while another stream's work on it was unfinished is not handed out again
 //! before somebody waited for that work. What a graph got in a pool, by whatever scope or by the pool's name,
-//! stays there while the pool has users, and no capture that nobody told of fails anybody. At the end nothing is left: no pool, no memory, no mapping, no
-//! address space, and pools' own allocators have back what they gave. Captures run on `sim` only.
+//! stays there while the pool has users, and no capture that nobody told of fails anybody. At the end nothing is
+//! left: no pool, no memory, no mapping, no address space, and pools' own allocators have back what they gave.
+//! Captures run on `sim` only.
 
 mod common;
 #[path = "pool_histories/ops.rs"]

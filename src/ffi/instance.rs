@@ -1,6 +1,5 @@
 //! One allocator as other languages see it: blocks by bare address, capabilities as calls.
 
-
 use super::device::open_device;
 use super::guard::{Failure, bad_configuration};
 use super::said::warn;
