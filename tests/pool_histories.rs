@@ -290,6 +290,10 @@ impl<D: Base> History<D> {
             return Ok(());
         }
         self.scopes.retain(|(of, _)| *of != pool);
+        // Released by its maker meanwhile, it loses its last user now.
+        if !self.pools.contains(&pool) {
+            self.graphs.retain(|(of, _, _)| *of != pool);
+        }
         told(self.private().close_scope(pool))?;
         told(self.private().release_pool(pool)).map(drop)
     }
