@@ -4,8 +4,9 @@
 //! After every step each law of `common/law.rs` holds and exactly the blocks that were handed out are
 //! live. A block that was freed while another stream's work on it was unfinished is not handed out again
 //! before somebody waited for that work. What a graph got in a pool, by whatever scope or by the pool's name,
-//! stays there while the pool has users, and no capture that nobody told of fails anybody. At the end nothing is left: no pool, no memory, no mapping, no
-//! address space, and pools' own allocators have back what they gave. Captures run on `sim` only.
+//! stays there while the pool has users, and no capture that nobody told of fails anybody. At the end nothing is
+//! left: no pool, no memory, no mapping, no address space, and pools' own allocators have back what they gave.
+//! Captures run on `sim` only.
 
 mod ops;
 
@@ -287,6 +288,10 @@ impl<D: Base> History<D> {
             return Ok(());
         }
         self.scopes.retain(|(of, _)| *of != pool);
+        // Released by its maker meanwhile, it loses its last user now.
+        if !self.pools.contains(&pool) {
+            self.graphs.retain(|(of, _, _)| *of != pool);
+        }
         told(self.private().close_scope(pool))?;
         told(self.private().release_pool(pool)).map(drop)
     }

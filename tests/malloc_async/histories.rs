@@ -1,9 +1,9 @@
 //! Random histories of three threads: no byte is in two hands, bytes stay, and sums are a recount.
 //!
 //! Blocks change hands: whoever frees need not be who allocated. On `sim` each thread captures
-//! graphs on a stream of its own, in scopes of all kinds and with nobody told at first; their blocks others may free at any moment; a graph is gone when
-//! its capture ends, so its addresses may then come back while the old blocks are held. A GPU gets short
-//! histories without captures, on a part of it.
+//! graphs on a stream of its own, in scopes of all kinds and with nobody told at first. Others may free its
+//! blocks at any moment; a graph is gone when its capture ends, so its addresses may then come back while the
+//! old blocks are held. A GPU gets short histories without captures, on a part of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
