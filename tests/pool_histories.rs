@@ -78,6 +78,8 @@ struct History<D> {
     /// scope of its own.
     capture: Option<PoolId>,
     forked: bool,
+    /// Whether the last capture began on this thread, which may not wait inside it.
+    began_here: bool,
     /// Open scopes, the newest last.
     scopes: Vec<(PoolId, ScopeFilter)>,
     /// What was handed out inside captures, with its pool: graphs use it while the pool has users.
@@ -117,6 +119,7 @@ impl<D: Base> History<D> {
             checkpoints: Vec::new(),
             capture: None,
             forked: false,
+            began_here: false,
             scopes: Vec::new(),
             graphs: Vec::new(),
             waiting: Vec::new(),
@@ -242,6 +245,7 @@ impl<D: Base> History<D> {
         let (None, Some(pool)) = (self.capture, self.pool(pool)) else {
             return Ok(());
         };
+        self.began_here = here;
         let Some(graphs) = self.base.capture() else {
             return Ok(());
         };
@@ -384,7 +388,8 @@ impl<D: Base> History<D> {
             Op::EmptyCache => {
                 if let Err(error) = self.engine().empty_cache() {
                     let capture = error.kind == DriverErrorKind::CaptureActive;
-                    ensure!(!capture, "somebody's capture keeps the cache: {error}");
+                    let is_ours = self.capture.is_some() && self.began_here;
+                    ensure!(!capture || is_ours, "somebody's capture keeps the cache: {error}");
                 }
             }
             Op::Switch { expandable, max_split, reuse, compat } => {
