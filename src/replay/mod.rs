@@ -7,6 +7,7 @@
 mod pools;
 pub mod reader;
 mod run;
+mod stacks;
 mod told;
 mod trace;
 mod verify;
@@ -16,6 +17,7 @@ pub use reader::{Limits, TraceError};
 #[cfg(feature = "cli")]
 pub(crate) use run::run_and_look;
 pub use run::{ReplayError, Run, run};
+pub use stacks::{Frame, StackId, Stacks};
 pub use trace::{Trace, TraceEvent};
 pub use verify::{Verification, verify};
 pub use workload::{Op, Workload};
