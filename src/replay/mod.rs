@@ -13,9 +13,9 @@ mod verify;
 mod workload;
 
 pub use reader::{Limits, TraceError};
-#[cfg(feature = "cli")]
-pub(crate) use run::run_and_look;
-pub use run::{ReplayError, Run, run};
+#[cfg(feature = "analysis")]
+pub(crate) use run::{Manner, run_as};
+pub use run::{ReplayError, Run, is_served, run};
 pub use trace::{Trace, TraceEvent};
 pub use verify::{Verification, verify};
 pub use workload::{Op, Workload};
