@@ -246,15 +246,69 @@ fn compare_marks_the_best_and_prints_json() {
     assert_eq!(row["peak_reserved_bytes"], 2086u64 << 20);
 }
 
+/// The rows of a table by their first cell; the next cell is the need in MiB.
+fn needs(table: &str) -> Vec<(&str, f64)> {
+    let cells = |line: &str| line.split_whitespace().nth(1).map(|cell| cell.replace('*', ""));
+    let row = |line: &'_ str| cells(line).and_then(|cell| cell.parse().ok());
+    table.lines().filter_map(|line| Some((line.split(' ').next()?, row(line)?))).collect()
+}
+
 #[test]
-fn compare_sums_a_configuration_once_also_when_it_is_given_twice() {
+fn compare_ranks_by_need_and_shows_a_configuration_once() {
     let path = trace("multistream.default");
     let path = path.to_str().unwrap();
-    let native = ["--conf", "backend:native", "--conf", "backend:native"];
-    let output = run(&[&["compare", path, path][..], &native].concat());
-    let table = text(&output.stdout);
-    let sums = table.split("all recordings (2)").nth(1).unwrap();
-    assert_eq!(sums.matches("4172.0").count(), 4, "two rows and both as recorded: {sums}");
+    let confs = ["backend:native", "max_split_size_mb:64", "", "expandable_segments:True"];
+    let confs = confs.iter().flat_map(|conf| ["--conf", conf]);
+    let args: Vec<&str> = ["compare", path].into_iter().chain(confs).collect();
+    let table = text(&run(&args).stdout);
+    let rows = needs(&table);
+    assert_eq!(rows.len(), 3, "the empty configuration is native: {table}");
+    assert!(rows.is_sorted_by(|a, b| a.1 <= b.1), "{table}");
+    let least = table.lines().nth(2).unwrap();
+    assert!(least.contains('*'), "{table}");
+    assert!(table.contains("\nrecorded: (default) ") && !table.contains("waste"), "{table}");
+}
+
+/// Recordings whose names differ in numbers are ranks of one job; others are not summed.
+#[test]
+fn the_largest_need_of_a_job_is_told_with_its_rank() {
+    let folder = Folder::new("ranks");
+    let (small, large) = (folder.path("job.rank0.pickle.xz"), folder.path("job.rank1.pickle.xz"));
+    std::fs::copy(trace("multistream.default"), &small).unwrap();
+    std::fs::copy(trace("resnet50.default"), &large).unwrap();
+    let native = ["--conf", "backend:native"];
+    let table = text(&run(&[&["compare", &small, &large][..], &native].concat()).stdout);
+    let most = table.split("job.rankN (2 recordings of one job)").nth(1).unwrap();
+    assert!(most.contains("backend:native") && most.contains("job.rank1"), "{table}");
+    let other = trace("serve.default");
+    let other = other.to_str().unwrap();
+    let table = text(&run(&[&["compare", &small, other][..], &native].concat()).stdout);
+    assert!(!table.contains("of one job") && !table.contains("sum"), "{table}");
+}
+
+/// Known needs, and that fewer bytes do not do: the program is asked about each device by itself.
+#[test]
+fn a_need_is_where_the_program_begins_to_run() {
+    let path = trace("serve.default");
+    let path = path.to_str().unwrap();
+    for (conf, known_mib) in [("backend:native", 2100), ("max_split_size_mb:64", 1493)] {
+        let output = run(&["compare", path, "--conf", conf, "--json"]);
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let need = row["needs_bytes"].as_u64().unwrap();
+        let off = (need as f64 / f64::from(known_mib << 20) - 1.0).abs();
+        assert!(off < 0.015, "{conf}: {need}");
+        let ooms = |bytes: u64| {
+            let args = ["replay", path, "--conf", conf, "--json", "--total-memory"];
+            let output = run(&[&args[..], &[&bytes.to_string()]].concat());
+            let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            row["ooms"].as_u64().unwrap()
+        };
+        for above in [1.0, 1.01, 1.03, 1.07, 1.1, 1.3, 2.0] {
+            assert_eq!(ooms((need as f64 * above) as u64), 0, "{conf}: {above} of {need}");
+        }
+        let below = (1..=8).map(|step| need - step * need / 400);
+        assert!(below.into_iter().any(|bytes| ooms(bytes) > 0), "{conf}: less than {need} does");
+    }
 }
 
 #[test]
@@ -307,14 +361,15 @@ fn a_replay_that_runs_out_of_memory_shows_the_first_report() {
 }
 
 #[test]
-fn compare_gives_no_mark_to_who_ran_out_of_memory_and_so_did_less() {
+fn compare_says_where_no_device_suffices() {
     let path = trace("multistream.default");
-    let confs = ["--conf", "backend:native", "--conf", "per_process_memory_fraction:0.005"];
+    let confs = ["--conf", "per_process_memory_fraction:0", "--conf", "backend:native"];
     let output = run(&[&["compare", path.to_str().unwrap()][..], &confs].concat());
     let table = text(&output.stdout);
     let rows: Vec<&str> = table.lines().skip(2).take(2).collect();
     assert!(rows[0].starts_with("backend:native") && rows[0].contains('*'), "{table}");
-    assert!(rows[1].starts_with("per_process") && !rows[1].contains('*'), "{table}");
+    let last = rows[1].starts_with("per_process") && !rows[1].contains('*');
+    assert!(last && rows[1].contains("none fits"), "{table}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod advise;
 mod bench;
 mod compare;
 mod device;
@@ -42,6 +43,8 @@ enum Command {
     Info(info::Info),
     /// Repeat recordings through an allocator.
     Replay(replay::Replay),
+    /// What to set so that a recorded program needs less memory, and why it needs so much.
+    Advise(advise::Advise),
     /// Strategies side by side on the same recordings.
     Compare(compare::Compare),
     /// Time the hot path beside the floors of this machine.
@@ -74,6 +77,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Info(args) => info::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Advise(args) => advise::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Bench(args) => bench::run(args, loops),
     };

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
+use crate::analysis::{add_taken, counted};
 use crate::config::{Compat, Config, shown};
 use crate::driver::sim::EventMode;
 use crate::history::{Action, BlockStateName, SegmentLayout};
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
-use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
+use crate::replay::{self, Limits, Manner, Run, Trace, Verification, Workload, reader};
 use crate::stats::Statistics;
 
-use super::device::{Device, Opened, add_taken, counted, open_sim};
+use super::device::{Device, Opened, open_sim};
 use super::files;
 use super::outcome::{BadWords, Outcome, fraction, out, tell};
 use super::settings;
@@ -279,7 +280,8 @@ fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Bo
     };
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
-    let run = replay::run_and_look(workload, &strategy, opened.brake, args.repeat, &done, &look)?;
+    let manner = Manner { passes: args.repeat, look: &look, progress: &done, ..Manner::default() };
+    let run = replay::run_as(workload, &strategy, opened.brake, manner)?;
     bar.finish_and_clear();
     Ok(run)
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+pub(crate) use crate::analysis::grouped;
 use crate::config::shown;
 
 /// Bytes as mebibytes with one decimal.
@@ -12,17 +13,14 @@ pub(crate) fn mib(bytes: f64) -> String {
     format!("{:.1}", bytes / f64::from(1 << 20))
 }
 
-/// A whole number with separators.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
+/// A line that stands out on a terminal.
+pub(crate) fn emphasised(text: &str) -> String {
+    let said = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
+    let text = shown(text);
+    match io::stdout().is_terminal() && !said("NO_COLOR") {
+        true => format!("\x1b[1m{text}\x1b[0m"),
+        false => text,
     }
-    text
 }
 
 /// A file's name for people: names come from anybody.

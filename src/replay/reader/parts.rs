@@ -41,6 +41,7 @@ impl Parts {
             conf: self.conf,
             device,
             other_devices: self.other_devices,
+            duration_us: None,
             requests_only: false,
             stacks: self.stacks,
         }
