@@ -45,6 +45,8 @@ pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
 pub use recording::{Limit, LimitSource, Memory, Recording};
 pub use streams::{StreamUse, Streams};
+#[cfg(feature = "cli")]
+pub(crate) use trial::without_files;
 pub use trial::{Room, Trial, fits, measure};
 #[cfg(feature = "cli")]
 pub(crate) use words::{counted_as, grouped};

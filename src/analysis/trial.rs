@@ -144,7 +144,7 @@ pub(super) fn open(
 }
 
 /// A configuration without layers that write files, for replays whose files nobody asked for.
-pub(super) fn without_files(config: &Config) -> Config {
+pub(crate) fn without_files(config: &Config) -> Config {
     let writes = |config: &Config| {
         config.settings().layers.iter().any(|layer| layer.written_file().is_some())
     };

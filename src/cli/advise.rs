@@ -12,7 +12,7 @@ use crate::analysis::{
     Advice, AdviceOptions, Causes, HeapCauses, Holder, Memory, Moment, Picture, Recording, Room,
     Streams, Tried, counted_as, grouped,
 };
-use crate::config::{Compat, Config, shown};
+use crate::config::{Compat, Config, Size, shown};
 use crate::ids::PoolId;
 use crate::replay::{Frame, Limits, Stacks};
 
@@ -31,8 +31,8 @@ pub(crate) struct Advise {
     /// Try only the settings that help most often: seconds instead of up to a minute.
     #[arg(long)]
     quick: bool,
-    /// Memory of the device, in bytes.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
+    #[arg(long, value_parser = Size::in_bytes)]
     total_memory: Option<u64>,
     /// Part of the device's memory that may be reserved; 1 turns a limit that the recording shows off.
     #[arg(long, value_parser = fraction)]
@@ -41,11 +41,11 @@ pub(crate) struct Advise {
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, default_value_t = Limits::default().decoded_bytes)]
+    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
     max_input: u64,
     /// One JSON object a recording.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 pub(crate) fn run(args: &Advise) -> Result<Outcome, Box<dyn Error>> {

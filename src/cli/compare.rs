@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::analysis::{Memory, Need, Recording, Room, SearchOptions, Trial, measure};
-use crate::config::{Compat, Config, shown};
+use crate::config::{Compat, Config, Size, shown};
 use crate::replay::Limits;
 
 use super::outcome::{Outcome, fraction, out, tell};
@@ -26,8 +26,8 @@ pub(crate) struct Compare {
     /// A configuration; can be given several times. Default: a useful set.
     #[arg(long)]
     conf: Vec<String>,
-    /// Memory of the device, in bytes.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
+    #[arg(long, value_parser = Size::in_bytes)]
     total_memory: Option<u64>,
     /// Part of the device's memory that may be reserved.
     #[arg(long, value_parser = fraction)]
@@ -36,11 +36,11 @@ pub(crate) struct Compare {
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, default_value_t = Limits::default().decoded_bytes)]
+    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
     max_input: u64,
     /// One JSON object a line.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// What is compared when nobody says otherwise: each saves memory somewhere.

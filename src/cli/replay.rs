@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::analysis::{add_taken, counted};
-use crate::config::{Compat, Config, shown};
+use crate::config::{Compat, Config, Size, shown};
 use crate::driver::sim::EventMode;
 use crate::history::{Action, BlockStateName, SegmentLayout};
 use crate::ids::StreamId;
@@ -38,8 +38,8 @@ pub(crate) struct Replay {
     /// sim, host or cuda:N.
     #[arg(long, default_value = "sim")]
     device: Device,
-    /// Memory of the device, in bytes.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
+    #[arg(long, value_parser = Size::in_bytes)]
     total_memory: Option<u64>,
     /// Part of the device's memory that may be reserved.
     #[arg(long, value_parser = fraction)]
@@ -54,11 +54,11 @@ pub(crate) struct Replay {
     #[arg(long)]
     stats: Option<PathBuf>,
     /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, default_value_t = Limits::default().decoded_bytes)]
+    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
     max_input: u64,
     /// One JSON object a line.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 #[derive(Serialize)]
