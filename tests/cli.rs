@@ -1,5 +1,7 @@
 //! The command line as a script sees it: fields, exit codes, carets, pipes.
 
+#[path = "cli/advise.rs"]
+mod advise;
 #[path = "cli/files.rs"]
 mod files;
 #[path = "cli/words.rs"]
@@ -181,7 +183,7 @@ fn a_missing_or_broken_file_is_named_and_ends_with_one() {
 #[test]
 fn explain_lists_every_key_and_where_it_came_from() {
     let output = stratalloc()
-        .arg("explain")
+        .args(["explain", "--all"])
         .env("ALLOC_CONF", "max_split_size_mb:40,max_split_size_mb:50")
         .env("PYTORCH_ALLOC_CONF", "max_split_size_mb:60")
         .output()
@@ -194,6 +196,64 @@ fn explain_lists_every_key_and_where_it_came_from() {
     }
     assert!(stdout.contains("max_split_size_mb stands at byte 0 and at byte 21"), "{stdout}");
     assert!(stdout.contains("ALLOC_CONF and PYTORCH_ALLOC_CONF are both set and differ"));
+}
+
+#[test]
+fn explain_tells_first_what_was_set_and_the_rest_on_request() {
+    let conf = "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8,large_segment_size_mb:64MiB";
+    let output = run(&["explain", conf]);
+    assert_eq!(output.status.code(), Some(0));
+    let stdout = text(&output.stdout);
+    let keys: Vec<&str> =
+        stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let told = ["source:", "key", "roundup_power2_divisions", "large_segment_size_mb"];
+    assert_eq!(keys[..4], told, "{stdout}");
+    assert!(stdout.starts_with("source: PYTORCH_CUDA_ALLOC_CONF\n"), "{stdout}");
+    assert!(!stdout.contains("cpu_alignment") && stdout.contains("--all shows them too"));
+    assert!(text(&run(&["explain", conf, "--all"]).stdout).contains("cpu_alignment"));
+}
+
+#[test]
+fn explain_says_what_cannot_be_built_and_loads_nothing_to_find_out() {
+    let output = run(&["explain", "backend:pluggable"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("this cannot be built: "), "{}", text(&output.stderr));
+    let folder = Folder::new("explain");
+    let log = folder.path("log.csv");
+    let output = run(&["explain", &format!("layers:[log:\"{log}\"]")]);
+    assert_eq!((output.status.code(), Path::new(&log).exists()), (Some(0), false));
+}
+
+#[test]
+fn tables_are_sorted_and_printed_as_asked() {
+    let sorted =
+        run(&["explain", "--sort", "value", "--format", "markdown", "compat:pytorch,backend:cpu"]);
+    let stdout = text(&sorted.stdout);
+    let rows: Vec<&str> = stdout.lines().filter(|line| line.starts_with("| ")).collect();
+    assert!(
+        rows[0].starts_with("| key | value |") && rows[2].starts_with("| backend | cpu |"),
+        "{stdout}"
+    );
+    assert!(rows[3].starts_with("| compat | pytorch |"), "{stdout}");
+    assert_eq!(run(&["explain", "--sort", "price", "backend:cpu"]).status.code(), Some(2));
+    assert_eq!(run(&["explain", "--format", "json"]).status.code(), Some(2));
+}
+
+#[test]
+fn sizes_are_said_in_one_way_everywhere() {
+    let path = trace("multistream.default");
+    let path = path.to_str().unwrap();
+    let reserved = |total: &str| {
+        let output = run(&["replay", path, "--total-memory", total, "--json"]);
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        row["retries"].as_u64().unwrap()
+    };
+    assert_eq!(reserved("1G"), reserved("1073741824"));
+    assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
+    assert_eq!(run(&["replay", path, "--total-memory", "8GB"]).status.code(), Some(2));
+    assert_eq!(run(&["replay", path, "--max-input", "1KiB"]).status.code(), Some(1));
+    let told = text(&run(&["explain", "layers:[limit:8]"]).stderr);
+    assert!(told.contains("a number alone does not say what it counts"), "{told}");
 }
 
 #[test]
@@ -229,7 +289,9 @@ fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for (name, _) in stratalloc::registry::BUILT_IN {
         let said = format!("backend:{name},per_process_memory_fraction:0.5");
         let output = run(&["explain", &said]);
-        assert_eq!(output.status.code(), Some(0), "{name}");
+        // Nobody said which functions.
+        let expected = if *name == "pluggable" { 2 } else { 0 };
+        assert_eq!(output.status.code(), Some(expected), "{name}");
         let stdout = text(&output.stdout);
         assert!(!stdout.contains("not in effect"), "{name}: {stdout}");
     }

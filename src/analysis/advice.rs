@@ -150,7 +150,7 @@ impl Advice {
         }
         let modelled = match options.quick || search.is_cut_short {
             true => None,
-            false => search.modelled()?,
+            false => search.modelled(),
         };
         let Search { tried, passed_over, is_cut_short, .. } = search;
         let mut advice = Self {
@@ -337,8 +337,9 @@ impl Search<'_> {
             .collect()
     }
 
-    fn modelled(&self) -> Result<Option<Tried>, ReplayError> {
+    /// What a model cannot repeat is no part of the advice.
+    fn modelled(&self) -> Option<Tried> {
         let candidate = Candidate { conf: MODELLED.to_owned(), config: parsed(MODELLED) };
-        self.search(candidate).map(Some)
+        self.search(candidate).ok()
     }
 }

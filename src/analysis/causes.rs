@@ -252,3 +252,92 @@ fn live_blocks(workload: &Workload, at: usize, blocks: &[Option<Allocation>]) ->
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Memory;
+    use crate::replay::Trace;
+    use crate::size::MIB;
+
+    fn recording(ops: Vec<Op>, blocks: u32) -> Recording {
+        let mut recording = Recording::new(Trace::default(), None, Memory::default());
+        recording.workload = Workload { ops, blocks, ..Workload::default() };
+        recording
+    }
+
+    fn take(id: u32, stream: u64, bytes: u64) -> Op {
+        Op::Allocate { id, bytes, stream: StreamId(stream), pool: PoolId::DEFAULT }
+    }
+
+    #[test]
+    fn every_reserved_byte_at_the_peak_has_one_cause() {
+        let ops = vec![
+            take(0, 0, 3 * MIB),
+            Op::Free { id: 0 },
+            take(1, 1, 3 * MIB),
+            Op::FreeInUse { id: 1, lane: StreamId(9) },
+            take(2, 0, 30 * MIB - 100),
+            Op::Finished { id: 1 },
+            Op::Free { id: 2 },
+        ];
+        let recording = recording(ops, 3);
+        let (config, moment) = (Config::default(), Moment::PeakReserved);
+        let picture = Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+        let expected = Causes {
+            requested_bytes: 30 * MIB - 100,
+            rounding_bytes: 100,
+            waiting_bytes: 3 * MIB,
+            split_rest_bytes: 17 * MIB,
+            idle_segment_bytes: 20 * MIB,
+            driver_bytes: 0,
+        };
+        assert_eq!((picture.causes, picture.operations), (expected, 5));
+        assert_eq!(picture.causes.total_bytes(), 70 * MIB);
+        let streams: Vec<_> =
+            picture.heaps.iter().map(|heap| (heap.stream.0, heap.causes.total_bytes())).collect();
+        assert_eq!(streams, [(0, 50 * MIB), (1, 20 * MIB)]);
+        assert_eq!(picture.heaps[1].largest_free_bytes, 17 * MIB);
+        assert_eq!((picture.holders.blocks, picture.failed), (1, None));
+        assert_eq!(picture.holders.requested_bytes, 30 * MIB - 100);
+    }
+
+    #[test]
+    fn the_first_failure_shows_what_is_left_and_who_holds_it() {
+        let stream = StreamId(0);
+        let ops = vec![
+            take(0, 0, 3 * MIB),
+            take(1, 0, 600),
+            Op::AllocateInVain { id: 2, bytes: 30 * MIB, stream },
+        ];
+        let recording = recording(ops, 3);
+        let take = |total_bytes| {
+            let room = Room::Device { total_bytes };
+            Picture::take(&recording, &Config::default(), room, Moment::FirstFailure).unwrap()
+        };
+        assert!(take(60 * MIB).is_none());
+        let picture = take(40 * MIB).unwrap();
+        assert_eq!(picture.failed, Some(Failed { requested_bytes: 30 * MIB, stream }));
+        assert_eq!(picture.causes.split_rest_bytes, 17 * MIB + 2 * MIB - 1024);
+        assert_eq!(picture.causes.rounding_bytes, 1024 - 600);
+        let ages: Vec<_> =
+            picture.holders.by_age.iter().map(|c| (c.up_to_requests, c.blocks)).collect();
+        assert_eq!(ages, [(Some(10), 2)]);
+        let sizes: Vec<_> = picture.holders.by_size.iter().map(|c| c.each_bytes).collect();
+        assert_eq!(sizes, [3 * MIB, 600]);
+        let holder = &picture.holders.by_stack[0];
+        assert_eq!((holder.oldest_requests, holder.newest_requests, holder.stack), (2, 1, None));
+    }
+
+    #[test]
+    fn what_the_drivers_pool_keeps_is_told_as_such() {
+        let ops = vec![take(0, 0, 3 * MIB), take(1, 0, 5 * MIB), Op::Free { id: 0 }];
+        let config = Config::parse("backend:cudaMallocAsync", &Default::default()).unwrap();
+        let recording = recording(ops, 2);
+        let moment = Moment::PeakReserved;
+        let picture = Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+        assert_eq!(picture.causes.requested_bytes, 8 * MIB);
+        assert!(picture.causes.driver_bytes > 0);
+        assert_eq!(picture.causes.split_rest_bytes, 0);
+    }
+}

@@ -11,7 +11,7 @@ use crate::analysis::{Memory, Need, Recording, Room, SearchOptions, Trial, measu
 use crate::config::{Compat, Config, Size, shown};
 use crate::replay::Limits;
 
-use super::outcome::{Outcome, fraction, out, tell};
+use super::outcome::{Outcome, each, fraction, out, tell};
 use super::replay::{asked_for, name_of, read};
 use super::settings;
 use super::show::{Side, mib, progress, shown_conf, table};
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .collect::<Result<_, _>>()?;
     let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
     let mut all = Vec::new();
-    for path in &args.trace {
+    let outcome = each(&args.trace, |path| {
         let trace = read(path, args.max_input, args.recorded_device)?;
         let name = name_of(path);
         let own = settings::recorded(&trace.conf);
@@ -141,11 +141,12 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
             writeln!(out())?;
         }
         all.push((name, rows));
-    }
+        Ok(Outcome::Good)
+    })?;
     if !args.json {
         write_ranks(&all)?;
     }
-    Ok(Outcome::Good)
+    Ok(outcome)
 }
 
 /// What is compared on a recording: each configuration once, and, where nobody said what to compare, the

@@ -1,7 +1,7 @@
 //! `stratalloc replay`: repeat recordings through an allocator, and verify its decisions.
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -18,7 +18,7 @@ use crate::stats::Statistics;
 
 use super::device::{Device, Opened, open_sim};
 use super::files;
-use super::outcome::{BadWords, Outcome, fraction, out, tell};
+use super::outcome::{BadWords, Outcome, each, fraction, out, tell};
 use super::settings;
 use super::show::{grouped, mib, progress, shown_conf, shown_path};
 
@@ -109,25 +109,26 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
         }
         None => None,
     };
-    let mut outcome = Outcome::Good;
-    for path in &args.trace {
+    each(&args.trace, |path| {
         let trace = read(path, args.max_input, args.recorded_device)?;
-        if replay_one(args, asked.as_ref(), path, &trace)? == Outcome::Failed {
-            outcome = Outcome::Failed;
-        }
-    }
-    Ok(outcome)
+        replay_one(args, asked.as_ref(), path, &trace)
+    })
 }
 
-/// Reads a recording with a progress bar.
+/// Reads a recording with a progress bar; `-` is standard input.
 pub(crate) fn read(
     path: &Path,
     max_input: u64,
     device: Option<u32>,
 ) -> Result<Trace, Box<dyn Error>> {
     let name = shown_path(path);
-    let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
-    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    let (file, length): (Box<dyn Read>, u64) = if path == Path::new("-") {
+        (Box::new(std::io::stdin().lock()), 0)
+    } else {
+        let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        (Box::new(file), length)
+    };
     let bar = progress(length, &format!("reading {name}"));
     let limits = Limits { decoded_bytes: max_input, device, ..Limits::default() };
     let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
