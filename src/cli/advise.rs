@@ -157,7 +157,8 @@ fn write_tried(
             mib(tried.need.reserved_unlimited_bytes as f64),
         ]
     };
-    let best = advice.tried.iter().take(SHOWN);
+    let others = advice.tried.iter().filter(|tried| tried.conf != advice.recorded.conf);
+    let best = others.take(SHOWN);
     let mut rows: Vec<_> = best.map(|tried| row(shown_conf(&tried.conf), tried)).collect();
     let recorded = &advice.recorded;
     rows.push(row(format!("as recorded: {}", shown_conf(&recorded.conf)), recorded));

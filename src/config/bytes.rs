@@ -95,6 +95,7 @@ pub(crate) fn told(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, KeyTable};
 
     #[test]
     fn every_way_to_say_a_size_is_read() {
@@ -118,6 +119,18 @@ mod tests {
         assert_eq!(Size::parse("1073741825GiB"), None);
         assert_eq!(Size::parse("99999999999999999999"), None);
         assert!(Size::in_bytes("0").is_err());
+    }
+
+    #[test]
+    fn keys_in_mib_take_units_and_layers_want_one() {
+        let parse = |text: &str| Config::parse(text, &KeyTable::default());
+        let split = |text: &str| parse(text).unwrap().settings().max_split_bytes;
+        assert_eq!(split("max_split_size_mb:1GiB"), Some(GIB));
+        assert_eq!(split("max_split_size_mb:32m"), Some(32 * MIB));
+        assert_eq!(split("max_split_size_mb:32"), Some(32 * MIB));
+        let error = parse("layers:[limit:8]").unwrap_err();
+        assert_eq!(error.span.at, 14);
+        assert!(error.expected.ends_with("a number alone does not say what it counts"), "{error}");
     }
 
     #[test]
