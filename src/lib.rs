@@ -4,6 +4,8 @@
 //! `ARCHITECTURE.md` shows the house; a request's way is told in [`cache`].
 
 pub mod allocator;
+#[cfg(feature = "analysis")]
+pub mod analysis;
 pub mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;

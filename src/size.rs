@@ -110,6 +110,17 @@ pub(crate) fn limit_of_fraction(fraction: f64, total_bytes: u64) -> Option<u64> 
     (fraction < 1.0).then(|| fraction_of(fraction, total_bytes))
 }
 
+/// The fraction of a device with `total_bytes` that sets this limit; 1 where it has no more.
+#[cfg(feature = "analysis")]
+#[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
+pub(crate) fn fraction_of_limit(limit_bytes: u64, total_bytes: u64) -> f64 {
+    if limit_bytes >= total_bytes {
+        return 1.0;
+    }
+    // The product is cut to a whole byte: half a byte more keeps it from falling short.
+    (limit_bytes as f64 + 0.5) / total_bytes as f64
+}
+
 /// Into how many equal steps each power-of-two interval is divided when requests are rounded:
 /// `roundup_power2_divisions`.
 ///
@@ -241,6 +252,19 @@ mod tests {
         assert_eq!(limit_of_fraction(0.0, GIB), Some(0));
         assert_eq!(limit_of_fraction(0.5, GIB + 1), Some(GIB / 2));
         assert_eq!(limit_of_fraction(1.0, GIB), None);
+    }
+
+    #[cfg(feature = "analysis")]
+    #[test]
+    fn a_limit_in_bytes_comes_back_from_its_fraction() {
+        for total_bytes in [GIB, 150_109_880_320, 1 << 45] {
+            for limit_bytes in [0, 1, 20 * MIB, 6442 * MIB + 1, total_bytes - 1] {
+                let limit_bytes = limit_bytes.min(total_bytes - 1);
+                let fraction = fraction_of_limit(limit_bytes, total_bytes);
+                assert_eq!(limit_of_fraction(fraction, total_bytes), Some(limit_bytes));
+            }
+            assert_eq!(fraction_of_limit(total_bytes, total_bytes), 1.0);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The command line as a script sees it: fields, exit codes, carets, pipes.
 
+mod advise;
 mod files;
 mod words;
 
@@ -179,7 +180,7 @@ fn a_missing_or_broken_file_is_named_and_ends_with_one() {
 #[test]
 fn explain_lists_every_key_and_where_it_came_from() {
     let output = stratalloc()
-        .arg("explain")
+        .args(["explain", "--all"])
         .env("ALLOC_CONF", "max_split_size_mb:40,max_split_size_mb:50")
         .env("PYTORCH_ALLOC_CONF", "max_split_size_mb:60")
         .output()
@@ -192,6 +193,64 @@ fn explain_lists_every_key_and_where_it_came_from() {
     }
     assert!(stdout.contains("max_split_size_mb stands at byte 0 and at byte 21"), "{stdout}");
     assert!(stdout.contains("ALLOC_CONF and PYTORCH_ALLOC_CONF are both set and differ"));
+}
+
+#[test]
+fn explain_tells_first_what_was_set_and_the_rest_on_request() {
+    let conf = "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8,large_segment_size_mb:64MiB";
+    let output = run(&["explain", conf]);
+    assert_eq!(output.status.code(), Some(0));
+    let stdout = text(&output.stdout);
+    let keys: Vec<&str> =
+        stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let told = ["source:", "key", "roundup_power2_divisions", "large_segment_size_mb"];
+    assert_eq!(keys[..4], told, "{stdout}");
+    assert!(stdout.starts_with("source: PYTORCH_CUDA_ALLOC_CONF\n"), "{stdout}");
+    assert!(!stdout.contains("cpu_alignment") && stdout.contains("--all shows them too"));
+    assert!(text(&run(&["explain", conf, "--all"]).stdout).contains("cpu_alignment"));
+}
+
+#[test]
+fn explain_says_what_cannot_be_built_and_loads_nothing_to_find_out() {
+    let output = run(&["explain", "backend:pluggable"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("this cannot be built: "), "{}", text(&output.stderr));
+    let folder = Folder::new("explain");
+    let log = folder.path("log.csv");
+    let output = run(&["explain", &format!("layers:[log:\"{log}\"]")]);
+    assert_eq!((output.status.code(), Path::new(&log).exists()), (Some(0), false));
+}
+
+#[test]
+fn tables_are_sorted_and_printed_as_asked() {
+    let sorted =
+        run(&["explain", "--sort", "value", "--format", "markdown", "compat:pytorch,backend:cpu"]);
+    let stdout = text(&sorted.stdout);
+    let rows: Vec<&str> = stdout.lines().filter(|line| line.starts_with("| ")).collect();
+    assert!(
+        rows[0].starts_with("| key | value |") && rows[2].starts_with("| backend | cpu |"),
+        "{stdout}"
+    );
+    assert!(rows[3].starts_with("| compat | pytorch |"), "{stdout}");
+    assert_eq!(run(&["explain", "--sort", "price", "backend:cpu"]).status.code(), Some(2));
+    assert_eq!(run(&["explain", "--format", "json"]).status.code(), Some(2));
+}
+
+#[test]
+fn sizes_are_said_in_one_way_everywhere() {
+    let path = trace("multistream.default");
+    let path = path.to_str().unwrap();
+    let reserved = |total: &str| {
+        let output = run(&["replay", path, "--total-memory", total, "--json"]);
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        row["retries"].as_u64().unwrap()
+    };
+    assert_eq!(reserved("1G"), reserved("1073741824"));
+    assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
+    assert_eq!(run(&["replay", path, "--total-memory", "8GB"]).status.code(), Some(2));
+    assert_eq!(run(&["replay", path, "--max-input", "1KiB"]).status.code(), Some(1));
+    let told = text(&run(&["explain", "layers:[limit:8]"]).stderr);
+    assert!(told.contains("a number alone does not say what it counts"), "{told}");
 }
 
 #[test]
@@ -227,7 +286,9 @@ fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for (name, _) in stratalloc::registry::BUILT_IN {
         let said = format!("backend:{name},per_process_memory_fraction:0.5");
         let output = run(&["explain", &said]);
-        assert_eq!(output.status.code(), Some(0), "{name}");
+        // Nobody said which functions.
+        let expected = if *name == "pluggable" { 2 } else { 0 };
+        assert_eq!(output.status.code(), Some(expected), "{name}");
         let stdout = text(&output.stdout);
         assert!(!stdout.contains("not in effect"), "{name}: {stdout}");
     }
@@ -244,15 +305,69 @@ fn compare_marks_the_best_and_prints_json() {
     assert_eq!(row["peak_reserved_bytes"], 2086u64 << 20);
 }
 
+/// The rows of a table by their first cell; the next cell is the need in MiB.
+fn needs(table: &str) -> Vec<(&str, f64)> {
+    let cells = |line: &str| line.split_whitespace().nth(1).map(|cell| cell.replace('*', ""));
+    let row = |line: &'_ str| cells(line).and_then(|cell| cell.parse().ok());
+    table.lines().filter_map(|line| Some((line.split(' ').next()?, row(line)?))).collect()
+}
+
 #[test]
-fn compare_sums_a_configuration_once_also_when_it_is_given_twice() {
+fn compare_ranks_by_need_and_shows_a_configuration_once() {
     let path = trace("multistream.default");
     let path = path.to_str().unwrap();
-    let native = ["--conf", "backend:native", "--conf", "backend:native"];
-    let output = run(&[&["compare", path, path][..], &native].concat());
-    let table = text(&output.stdout);
-    let sums = table.split("all recordings (2)").nth(1).unwrap();
-    assert_eq!(sums.matches("4172.0").count(), 4, "two rows and both as recorded: {sums}");
+    let confs = ["backend:native", "max_split_size_mb:64", "", "expandable_segments:True"];
+    let confs = confs.iter().flat_map(|conf| ["--conf", conf]);
+    let args: Vec<&str> = ["compare", path].into_iter().chain(confs).collect();
+    let table = text(&run(&args).stdout);
+    let rows = needs(&table);
+    assert_eq!(rows.len(), 3, "the empty configuration is native: {table}");
+    assert!(rows.is_sorted_by(|a, b| a.1 <= b.1), "{table}");
+    let least = table.lines().nth(2).unwrap();
+    assert!(least.contains('*'), "{table}");
+    assert!(table.contains("\nrecorded: (default) ") && !table.contains("waste"), "{table}");
+}
+
+/// Recordings whose names differ in numbers are ranks of one job; others are not summed.
+#[test]
+fn the_largest_need_of_a_job_is_told_with_its_rank() {
+    let folder = Folder::new("ranks");
+    let (small, large) = (folder.path("job.rank0.pickle.xz"), folder.path("job.rank1.pickle.xz"));
+    std::fs::copy(trace("multistream.default"), &small).unwrap();
+    std::fs::copy(trace("resnet50.default"), &large).unwrap();
+    let native = ["--conf", "backend:native"];
+    let table = text(&run(&[&["compare", &small, &large][..], &native].concat()).stdout);
+    let most = table.split("job.rankN (2 recordings of one job)").nth(1).unwrap();
+    assert!(most.contains("backend:native") && most.contains("job.rank1"), "{table}");
+    let other = trace("serve.default");
+    let other = other.to_str().unwrap();
+    let table = text(&run(&[&["compare", &small, other][..], &native].concat()).stdout);
+    assert!(!table.contains("of one job") && !table.contains("sum"), "{table}");
+}
+
+/// Known needs, and that fewer bytes do not do: the program is asked about each device by itself.
+#[test]
+fn a_need_is_where_the_program_begins_to_run() {
+    let path = trace("serve.default");
+    let path = path.to_str().unwrap();
+    for (conf, known_mib) in [("backend:native", 2100), ("max_split_size_mb:64", 1493)] {
+        let output = run(&["compare", path, "--conf", conf, "--json"]);
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let need = row["needs_bytes"].as_u64().unwrap();
+        let off = (need as f64 / f64::from(known_mib << 20) - 1.0).abs();
+        assert!(off < 0.015, "{conf}: {need}");
+        let ooms = |bytes: u64| {
+            let args = ["replay", path, "--conf", conf, "--json", "--total-memory"];
+            let output = run(&[&args[..], &[&bytes.to_string()]].concat());
+            let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            row["ooms"].as_u64().unwrap()
+        };
+        for above in [1.0, 1.01, 1.03, 1.07, 1.1, 1.3, 2.0] {
+            assert_eq!(ooms((need as f64 * above) as u64), 0, "{conf}: {above} of {need}");
+        }
+        let below = (1..=8).map(|step| need - step * need / 400);
+        assert!(below.into_iter().any(|bytes| ooms(bytes) > 0), "{conf}: less than {need} does");
+    }
 }
 
 #[test]
@@ -305,14 +420,15 @@ fn a_replay_that_runs_out_of_memory_shows_the_first_report() {
 }
 
 #[test]
-fn compare_gives_no_mark_to_who_ran_out_of_memory_and_so_did_less() {
+fn compare_says_where_no_device_suffices() {
     let path = trace("multistream.default");
-    let confs = ["--conf", "backend:native", "--conf", "per_process_memory_fraction:0.005"];
+    let confs = ["--conf", "per_process_memory_fraction:0", "--conf", "backend:native"];
     let output = run(&[&["compare", path.to_str().unwrap()][..], &confs].concat());
     let table = text(&output.stdout);
     let rows: Vec<&str> = table.lines().skip(2).take(2).collect();
     assert!(rows[0].starts_with("backend:native") && rows[0].contains('*'), "{table}");
-    assert!(rows[1].starts_with("per_process") && !rows[1].contains('*'), "{table}");
+    let last = rows[1].starts_with("per_process") && !rows[1].contains('*');
+    assert!(last && rows[1].contains("none fits"), "{table}");
 }
 
 #[test]

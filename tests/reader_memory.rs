@@ -211,6 +211,66 @@ fn the_smallest_json_entries_stay_within_six_times() {
     assert_within("segments", peak, bytes.len() as u64);
 }
 
+/// An event with frames, each different from the others, as JSON.
+fn json_event(frames: &str) -> String {
+    format!(r#"{{"action":"alloc","addr":0,"size":1,"stream":0,"frames":[{frames}]}}"#)
+}
+
+#[test]
+fn stacks_stay_within_six_times_and_cost_no_event() {
+    // The shortest frames that all differ, in stacks that all differ.
+    let mut line = 0;
+    let mut frame = || {
+        line += 1;
+        format!(r#"{{"line":{line}}}"#)
+    };
+    let mut events = Vec::new();
+    for _ in 0..20_000 {
+        events.push(json_event(&[frame(), frame(), frame()].join(",")));
+    }
+    let json = format!(r#"{{"segments":[],"device_traces":[[{}]]}}"#, events.join(","));
+    let (result, peak) = read_all(json.as_bytes());
+    let trace = result.unwrap();
+    assert_eq!(trace.events.len(), 20_000);
+    assert!(!trace.stacks.is_empty() && trace.stacks.left_out() > 0);
+    assert_within("frames that differ, as JSON", peak, json.len() as u64);
+
+    // One event and its keys, then frames of a line each in lists of one.
+    let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
+    bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
+    bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94\x8c\x04line\x941(");
+    let events = 300_000_u32;
+    for line in 1..=events {
+        bytes.extend(b"}(h\x00h\x01h\x02K\x00h\x03K\x01h\x04K\x00h\x05]}h\x06J");
+        bytes.extend(line.to_le_bytes());
+        bytes.extend(b"sau");
+    }
+    bytes.extend(b"eeu.");
+    let (result, peak) = read_all(&bytes);
+    let trace = result.unwrap();
+    assert_eq!(trace.events.len(), events as usize);
+    assert!(!trace.stacks.is_empty());
+    assert_within("frames that differ, pickled", peak, bytes.len() as u64);
+}
+
+#[test]
+fn a_stack_that_all_events_share_is_read_once() {
+    // A list with 100,000 references to one frame, and 100,000 events that name the list.
+    let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
+    bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
+    bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94}\x94](");
+    bytes.extend(b"h\x06".repeat(100_000));
+    bytes.extend(b"e\x941(");
+    let event = b"}(h\x00h\x01h\x02K\x00h\x03K\x01h\x04K\x00h\x05h\x07u";
+    bytes.extend(event.repeat(100_000));
+    bytes.extend(b"eeu.");
+    let (result, peak) = read_all(&bytes);
+    let trace = result.unwrap();
+    assert_eq!((trace.events.len(), trace.stacks.len()), (100_000, 1));
+    assert_eq!(trace.stacks.frames(trace.events[0].stack.unwrap()).count(), 128);
+    assert_within("a shared stack", peak, bytes.len() as u64);
+}
+
 #[test]
 fn a_text_where_a_list_should_be_is_not_repeated() {
     for head in [

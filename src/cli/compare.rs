@@ -7,15 +7,12 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use crate::config::{Compat, Config, shown};
-use crate::driver::sim::EventMode;
-use crate::registry::{self, BuildOptions};
-use crate::replay::{self, Limits, Trace, Workload};
-use crate::stats::Statistics;
+use crate::analysis::{Memory, Need, Recording, Room, SearchOptions, Trial, measure};
+use crate::config::{Compat, Config, Size, shown};
+use crate::replay::Limits;
 
-use super::device::{add_taken, counted, open_sim};
-use super::outcome::{Outcome, fraction, out, tell};
-use super::replay::{asked_for, may_have_had_more, name_of, read, recorded_ooms, workload_of};
+use super::outcome::{Outcome, each, fraction, out, tell};
+use super::replay::{asked_for, name_of, read};
 use super::settings;
 use super::show::{Side, mib, progress, shown_conf, table};
 
@@ -29,8 +26,8 @@ pub(crate) struct Compare {
     /// A configuration; can be given several times. Default: a useful set.
     #[arg(long)]
     conf: Vec<String>,
-    /// Memory of the device, in bytes.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
+    #[arg(long, value_parser = Size::in_bytes)]
     total_memory: Option<u64>,
     /// Part of the device's memory that may be reserved.
     #[arg(long, value_parser = fraction)]
@@ -39,11 +36,11 @@ pub(crate) struct Compare {
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, default_value_t = Limits::default().decoded_bytes)]
+    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
     max_input: u64,
     /// One JSON object a line.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// What is compared when nobody says otherwise: each saves memory somewhere.
@@ -60,10 +57,22 @@ const DEFAULT_CONFS: [&str; 7] = [
 /// Passes over each recording: times come from all but the first.
 const PASSES: u32 = 5;
 
+/// What one configuration does with one recording, under the limit unless a name says otherwise.
 #[derive(Clone, Serialize)]
 struct Row {
     trace: String,
     conf: String,
+    /// The smallest device on which no request fails; null if none suffices.
+    needs_bytes: Option<u64>,
+    /// Smaller devices on which it ran by luck.
+    lucky_bytes: Vec<u64>,
+    /// What a run on the smallest device costs.
+    needs_retries: Option<u64>,
+    needs_device_calls: Option<u64>,
+    needs_device_ms: Option<f64>,
+    reserved_unlimited_bytes: u64,
+    limit_bytes: Option<u64>,
+    limit_inferred: bool,
     peak_reserved_bytes: i64,
     peak_allocated_bytes: i64,
     waste: f64,
@@ -74,6 +83,24 @@ struct Row {
     ns_per_op: f64,
 }
 
+/// The file's own figures. What no file tells is null.
+#[derive(Serialize)]
+struct Recorded<'a> {
+    trace: &'a str,
+    conf: &'a str,
+    recorded_conf: &'a str,
+    limit_bytes: Option<u64>,
+    limit_inferred: bool,
+    peak_reserved_bytes: u64,
+    peak_allocated_bytes: Option<u64>,
+    device_calls: u64,
+    retries: Option<u64>,
+    ooms: u64,
+}
+
+/// A configuration as its string says it, and parsed.
+type Said = (String, Config);
+
 pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
     let texts: Vec<String> = if args.conf.is_empty() {
         DEFAULT_CONFS.map(str::to_owned).to_vec()
@@ -81,217 +108,298 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         args.conf.clone()
     };
     let has_limit = args.memory_fraction.is_some();
-    let confs: Vec<(String, Config)> = texts
+    let confs: Vec<Said> = texts
         .into_iter()
         .map(|text| asked_for(&text, &args.trace, has_limit).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
-    let (mut all, mut modes) = (Vec::new(), Vec::new());
-    for path in &args.trace {
+    let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
+    let mut all = Vec::new();
+    let outcome = each(&args.trace, |path| {
         let trace = read(path, args.max_input, args.recorded_device)?;
-        let workload = workload_of(&trace, args.total_memory, args.memory_fraction);
         let name = name_of(path);
+        let own = settings::recorded(&trace.conf);
+        if let Err(error) = &own {
+            tell(format_args!("note: {}: no row as recorded: {error}", shown(&name)));
+        }
+        let recording = Recording::new(trace, own.ok(), memory);
+        let confs = with_own(&confs, args.conf.is_empty(), &recording);
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(&name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
-            rows.push(measure(args, &name, text, config, &workload)?);
+            let need = Need::search(&recording, config, &SearchOptions::default())?;
+            let trial = measure(&recording, config, Room::Limited, PASSES)?;
+            rows.push(row(&name, text, &recording, need, &trial));
             bar.inc(1);
         }
-        let own = as_recorded(args, &name, &trace, &workload)?;
         bar.finish_and_clear();
-        // Where nobody asked for it, the recording's own configuration is shown if it is no row yet.
-        let shown = |row: &&Row| rows.iter().all(|known| known.conf != row.conf);
-        if args.conf.is_empty() && !trace.conf.is_empty() {
-            let more: Vec<Row> = own.iter().filter(shown).cloned().collect();
-            rows.extend(more);
-        }
-        modes.push(own);
         if args.json {
-            rows.iter().try_for_each(|row| -> Result<(), Box<dyn Error>> {
-                Ok(writeln!(out(), "{}", serde_json::to_string(row)?)?)
-            })?;
+            write_json(&name, &recording, &rows, args.conf.is_empty())?;
         } else {
-            write_rows(&name, &rows)?;
-            let ooms = rows.iter().map(|row| row.ooms).max().unwrap_or(0);
-            let is_said = args.memory_fraction.is_some() || args.total_memory.is_some();
-            if let Some(note) = may_have_had_more(recorded_ooms(&trace), ooms, is_said) {
-                writeln!(out(), "{note}\n")?;
-            }
+            rows.sort_by_key(|row| row.needs_bytes.unwrap_or(u64::MAX));
+            write_table(&name, &recording, &rows)?;
+            write_difference(&recording, &rows, own_row(&confs, &recording))?;
+            writeln!(out())?;
         }
-        all.push(rows);
-    }
+        all.push((name, rows));
+        Ok(Outcome::Good)
+    })?;
     if !args.json {
-        let texts = if args.trace.len() > 1 { confs } else { Vec::new() };
-        write_summary(&texts, &all, &modes)?;
+        write_ranks(&all)?;
     }
-    Ok(Outcome::Good)
+    Ok(outcome)
 }
 
-/// A recording in its own configuration: with our rules and with PyTorch's letter. Nothing where that
-/// configuration is not one of ours.
-fn as_recorded(
-    args: &Compare,
-    name: &str,
-    trace: &Trace,
-    workload: &Workload,
-) -> Result<Vec<Row>, Box<dyn Error>> {
-    let config = match settings::recorded(&trace.conf) {
-        Ok(config) => config,
-        Err(error) => {
-            tell(format_args!("note: {}: no row as recorded: {error}", shown(name)));
-            return Ok(Vec::new());
+/// What is compared on a recording: each configuration once, and, where nobody said what to compare, the
+/// recording's own, with our rules and with PyTorch's.
+fn with_own(confs: &[Said], add_own: bool, recording: &Recording) -> Vec<Said> {
+    let mut all: Vec<Said> = Vec::new();
+    let mut add = |text: &str, config: &Config| {
+        if all.iter().all(|(_, known)| known.settings() != config.settings()) {
+            all.push((text.to_owned(), config.clone()));
         }
     };
-    let comma = if trace.conf.is_empty() { "" } else { "," };
-    let letter = format!("{}{comma}compat:pytorch", trace.conf);
-    [(trace.conf.clone(), Compat::Default), (letter, Compat::PyTorch)]
-        .into_iter()
-        .map(|(text, compat)| {
-            measure(args, name, &text, &config.clone().with_compat(compat), workload)
-        })
-        .collect()
+    confs.iter().for_each(|(text, config)| add(text, config));
+    if let Some(own) = recording.config.as_ref().filter(|_| add_own) {
+        let text = &recording.trace.conf;
+        let comma = if text.is_empty() { "" } else { "," };
+        add(text, own);
+        add(&format!("{text}{comma}compat:pytorch"), &own.clone().with_compat(Compat::PyTorch));
+    }
+    all
 }
 
-fn measure(
-    args: &Compare,
-    trace: &str,
-    text: &str,
-    config: &Config,
-    workload: &Workload,
-) -> Result<Row, Box<dyn Error>> {
-    let build = || -> Result<_, Box<dyn Error>> {
-        let opened = open_sim(args.total_memory, EventMode::Manual);
-        let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
-        if let Some(fraction) = args.memory_fraction {
-            strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;
-        }
-        Ok((strategy, opened.sim, opened.brake))
-    };
-    // One pass for what the device had to do, on a clock of its own; then passes for time.
-    let (strategy, sim, brake) = build()?;
-    let look = |s: &mut Statistics| {
-        if let Some(sim) = &sim {
-            add_taken(s, sim);
-        }
-    };
-    let strategy = counted(strategy);
-    let first = replay::run_and_look(workload, &strategy, brake, 1, &|_| {}, &look)?;
-    let device_ns = sim.map_or(0, |sim| sim.elapsed_ns());
-    let (strategy, _, brake) = build()?;
-    let timed = replay::run(workload, &strategy, brake, PASSES, &|_| {})?;
-    let s = &first.statistics;
+/// The row that repeats the recorded configuration to PyTorch's letter, by its text.
+fn own_row<'a>(confs: &'a [Said], recording: &Recording) -> Option<&'a str> {
+    let own = recording.config.clone()?.with_compat(Compat::PyTorch);
+    let row = confs.iter().find(|(_, config)| config.settings() == own.settings());
+    row.map(|(text, _)| text.as_str())
+}
+
+fn row(trace: &str, text: &str, recording: &Recording, need: Need, trial: &Trial) -> Row {
+    let s = &trial.run.statistics;
     let (reserved, allocated) = (s.reserved_bytes.all.peak, s.allocated_bytes.all.peak);
-    Ok(Row {
+    let cost = need.cost;
+    Row {
         trace: trace.to_owned(),
         conf: text.to_owned(),
+        needs_bytes: need.needs_bytes,
+        lucky_bytes: need.lucky_bytes,
+        needs_retries: cost.map(|cost| cost.retries),
+        needs_device_calls: cost.map(|cost| cost.device_calls),
+        needs_device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),
+        reserved_unlimited_bytes: need.reserved_unlimited_bytes,
+        limit_bytes: recording.limit.map(|limit| limit.bytes),
+        limit_inferred: recording.limit_is_inferred(),
         peak_reserved_bytes: reserved,
         peak_allocated_bytes: allocated,
         waste: if reserved > 0 { 1.0 - allocated as f64 / reserved as f64 } else { 0.0 },
         device_calls: s.num_device_alloc + s.num_device_free,
         retries: s.num_alloc_retries,
-        ooms: first.ooms,
-        device_ms: device_ns as f64 / 1e6,
-        ns_per_op: timed.ns_per_op,
-    })
-}
-
-const HEADING: [(&str, Side); 9] = [
-    ("configuration", Side::Left),
-    ("reserved MiB", Side::Right),
-    ("allocated MiB", Side::Right),
-    ("waste", Side::Right),
-    ("device calls", Side::Right),
-    ("retries", Side::Right),
-    ("oom", Side::Right),
-    ("device ms", Side::Right),
-    ("ns/op", Side::Right),
-];
-
-/// Marks the least cells of a column, unless all are equal. A row that ran out of memory more often
-/// than another did less of the work, so its cells are no best ones.
-fn marked(values: &[f64], ooms: &[f64], show: impl Fn(f64) -> String) -> Vec<String> {
-    let shown: Vec<String> = values.iter().map(|value| show(*value)).collect();
-    let fewest = ooms.iter().copied().fold(f64::MAX, f64::min);
-    let did_all: Vec<bool> = ooms.iter().map(|count| *count == fewest).collect();
-    let rivals = values.iter().zip(&did_all).filter(|(_, all)| **all);
-    let best = show(rivals.map(|(value, _)| *value).fold(f64::MAX, f64::min));
-    if shown.iter().all(|cell| *cell == best) {
-        return shown;
+        ooms: trial.run.ooms,
+        device_ms: trial.device_ns as f64 / 1e6,
+        ns_per_op: trial.run.ns_per_op,
     }
-    let mark = |(cell, all)| if all && cell == best { format!("*{cell}") } else { cell };
-    shown.into_iter().zip(did_all).map(mark).collect()
 }
 
-fn write_rows(trace: &str, rows: &[Row]) -> std::io::Result<()> {
-    let column = |value: fn(&Row) -> f64| rows.iter().map(value).collect::<Vec<f64>>();
-    let ooms = column(|r| r.ooms as f64);
-    let columns = [
-        marked(&column(|r| r.peak_reserved_bytes as f64), &ooms, mib),
-        column(|r| r.peak_allocated_bytes as f64).into_iter().map(mib).collect(),
-        marked(&column(|r| r.waste), &ooms, |x| format!("{:.1}%", x * 100.0)),
-        marked(&column(|r| r.device_calls as f64), &ooms, |n| format!("{n:.0}")),
-        marked(&column(|r| r.retries as f64), &ooms, |n| format!("{n:.0}")),
-        marked(&ooms, &ooms, |n| format!("{n:.0}")),
-        marked(&column(|r| r.device_ms), &ooms, |ms| format!("{ms:.1}")),
-        marked(&column(|r| r.ns_per_op), &ooms, |ns| format!("{ns:.0}")),
-    ];
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .enumerate()
-        .map(|(i, row)| {
-            let rest = columns.iter().map(|column| column[i].clone());
-            std::iter::once(shown_conf(&row.conf)).chain(rest).collect()
-        })
-        .collect();
+/// One object a line; the file's own figures come last, where nobody said what to compare.
+fn write_json(
+    name: &str,
+    recording: &Recording,
+    rows: &[Row],
+    with_recorded: bool,
+) -> Result<(), Box<dyn Error>> {
     let mut out = out();
-    writeln!(out, "{}", shown(trace))?;
-    table(&mut out, &HEADING, &cells)?;
+    for row in rows {
+        writeln!(out, "{}", serde_json::to_string(row)?)?;
+    }
+    if with_recorded {
+        let figures = &recording.figures;
+        let recorded = Recorded {
+            trace: name,
+            conf: RECORDED,
+            recorded_conf: &recording.trace.conf,
+            limit_bytes: recording.limit.map(|limit| limit.bytes),
+            limit_inferred: recording.limit_is_inferred(),
+            peak_reserved_bytes: figures.peak_reserved_bytes,
+            peak_allocated_bytes: figures.peak_allocated_bytes,
+            device_calls: figures.device_allocs + figures.device_frees,
+            retries: figures.retries,
+            ooms: figures.ooms,
+        };
+        writeln!(out, "{}", serde_json::to_string(&recorded)?)?;
+    }
+    Ok(())
+}
+
+/// The row of the file's own figures.
+const RECORDED: &str = "recorded";
+/// What a file or a device does not tell.
+const UNKNOWN: &str = "-";
+
+fn told<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
+}
+
+/// A number of device calls' milliseconds, and which part of the recorded time that is.
+fn device_time(ms: Option<f64>, recording: &Recording) -> String {
+    let Some(ms) = ms else {
+        return UNKNOWN.to_owned();
+    };
+    match recording.trace.duration_us {
+        Some(us) if us > 0 => format!("{ms:.1} ({:.2}%)", ms * 1e5 / us as f64),
+        _ => format!("{ms:.1}"),
+    }
+}
+
+fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Result<()> {
+    let limit = recording.limit;
+    let mut heading = vec![
+        ("configuration", Side::Left),
+        ("needs MiB", Side::Right),
+        ("retries", Side::Right),
+        ("device calls", Side::Right),
+        ("device ms", Side::Right),
+        ("reserved without a limit", Side::Right),
+    ];
+    if limit.is_some() {
+        heading.extend([("reserved MiB", Side::Right), ("oom", Side::Right)]);
+    }
+    heading.push(("ns/op", Side::Right));
+    let least = rows.iter().filter_map(|row| row.needs_bytes).min();
+    let differ = rows.iter().any(|row| row.needs_bytes != least);
+    let needs = |row: &Row| match row.needs_bytes {
+        None => "none fits".to_owned(),
+        Some(bytes) if differ && Some(bytes) == least => format!("*{}", mib(bytes as f64)),
+        Some(bytes) => mib(bytes as f64),
+    };
+    let cells = rows.iter().map(|row| {
+        let mut cells = vec![
+            shown_conf(&row.conf),
+            needs(row),
+            told(row.needs_retries),
+            told(row.needs_device_calls),
+            device_time(row.needs_device_ms, recording),
+            mib(row.reserved_unlimited_bytes as f64),
+        ];
+        if limit.is_some() {
+            cells.extend([mib(row.peak_reserved_bytes as f64), row.ooms.to_string()]);
+        }
+        cells.push(format!("{:.0}", row.ns_per_op));
+        cells
+    });
+    let figures = &recording.figures;
+    let reserved = mib(figures.peak_reserved_bytes as f64);
+    let calls = (figures.device_allocs + figures.device_frees).to_string();
+    let mut recorded = vec![
+        format!("{RECORDED}: {}", shown_conf(&recording.trace.conf)),
+        UNKNOWN.to_owned(),
+        told(figures.retries),
+        calls,
+        UNKNOWN.to_owned(),
+    ];
+    match limit {
+        None => recorded.push(reserved),
+        Some(_) => recorded.extend([UNKNOWN.to_owned(), reserved, figures.ooms.to_string()]),
+    }
+    recorded.push(UNKNOWN.to_owned());
+    let cells: Vec<_> =
+        cells.chain([recorded].into_iter().filter(|_| has_figures(recording))).collect();
+    let mut out = out();
+    writeln!(out, "{}", shown(name))?;
+    table(&mut out, &heading, &cells)?;
     writeln!(
         out,
-        "* least, of those with the fewest oom. waste: reserved at the peak and not allocated. device \
-         ms: simulated, from call costs measured on an H200.\n"
-    )
+        "* least. needs: the smallest device on which no request fails; retries, device calls and device \
+         ms (simulated, from call costs measured on an H200) are there."
+    )?;
+    if let Some(limit) = limit {
+        let bytes = mib(limit.bytes as f64);
+        writeln!(out, "reserved MiB and oom: under the limit of {bytes} MiB ({}).", limit.source)?;
+    }
+    for row in rows.iter().filter(|row| row.needs_bytes.is_some()) {
+        if let Some(lucky) = row.lucky_bytes.first() {
+            let (conf, bytes) = (shown_conf(&row.conf), mib(*lucky as f64));
+            writeln!(out, "{conf} ran by luck on {bytes} MiB too, and failed on more.")?;
+        }
+    }
+    Ok(())
 }
 
-/// The two modes of a recording's own configuration, in the order of [`as_recorded`].
-const MODES: [&str; 2] = ["as recorded", "as recorded,compat:pytorch"];
+/// Whether the file says anything of what its allocator did: logs of requests do not.
+fn has_figures(recording: &Recording) -> bool {
+    !recording.trace.requests_only
+}
 
-/// Sums over all recordings, for each configuration and for both modes of each recording's own.
-fn write_summary(
-    confs: &[(String, Config)],
-    all: &[Vec<Row>],
-    modes: &[Vec<Row>],
-) -> std::io::Result<()> {
-    let column = |value: fn(&Row) -> f64| -> Vec<f64> {
-        // Rows stand in the order of the configurations; one that is given twice has two.
-        let of_conf = |conf: usize| all.iter().filter_map(|rows| rows.get(conf)).map(value).sum();
-        let of_mode = |mode: usize| modes.iter().filter_map(|m| m.get(mode)).map(value).sum();
-        let confs = (0..confs.len()).map(of_conf);
-        confs.chain((0..MODES.len()).map(of_mode)).collect()
+/// Says why the replay of the recorded configuration differs from what was recorded.
+fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> std::io::Result<()> {
+    let Some(row) = rows.iter().find(|row| Some(row.conf.as_str()) == own) else {
+        return Ok(());
     };
-    // A sum over some recordings is no rival of one over all.
-    let modes_are_whole = modes.iter().all(|rows| rows.len() == MODES.len());
-    let mut ooms = column(|r| r.ooms as f64);
-    if !modes_are_whole {
-        ooms[confs.len()..].fill(f64::INFINITY);
+    let figures = &recording.figures;
+    let reserved = u64::try_from(row.peak_reserved_bytes).unwrap_or(0);
+    if !has_figures(recording)
+        || (reserved, row.ooms) == (figures.peak_reserved_bytes, figures.ooms)
+    {
+        return Ok(());
     }
-    let columns = [
-        marked(&column(|r| r.peak_reserved_bytes as f64), &ooms, mib),
-        marked(&ooms, &ooms, |n| format!("{n:.0}")),
-        marked(&column(|r| r.device_ms), &ooms, |ms| format!("{ms:.1}")),
-    ];
-    let texts = confs.iter().map(|(text, _)| text.as_str()).chain(MODES);
-    let rows: Vec<Vec<String>> = texts
-        .enumerate()
-        .map(|(i, text)| {
-            let is_whole = i < confs.len() || modes_are_whole;
-            let cell = |column: &Vec<String>| if is_whole { column[i].clone() } else { "-".into() };
-            std::iter::once(shown_conf(text)).chain(columns.iter().map(cell)).collect()
-        })
-        .collect();
-    let heading = [HEADING[0], ("sum of reserved MiB", Side::Right), HEADING[6], HEADING[7]];
-    let mut out = out();
-    writeln!(out, "all recordings ({})", modes.len())?;
-    table(&mut out, &heading, &rows)
+    let why = if recording.is_exact {
+        "with the recorded addresses it is exact; which of two equal blocks is taken depends on the \
+         addresses that the driver gave"
+    } else {
+        "not every recorded decision can be repeated; `replay --verify` shows the first"
+    };
+    writeln!(out(), "{RECORDED} and {} differ: {why}.", shown_conf(&row.conf))
+}
+
+/// Recordings of one job: their names differ in numbers only. Tells the largest need of each configuration
+/// and whose it is.
+fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
+    let mut jobs: Vec<(String, Vec<&(String, Vec<Row>)>)> = Vec::new();
+    for recording in all {
+        let job = without_numbers(&recording.0);
+        match jobs.iter_mut().find(|(known, _)| *known == job) {
+            Some((_, ranks)) => ranks.push(recording),
+            None => jobs.push((job, vec![recording])),
+        }
+    }
+    for (job, ranks) in jobs.into_iter().filter(|(_, ranks)| ranks.len() > 1) {
+        let mut cells = Vec::new();
+        let confs = ranks[0].1.iter().map(|row| &row.conf);
+        for conf in confs {
+            let rows = ranks.iter().map(|(name, rows)| {
+                let row = rows.iter().find(|row| row.conf == *conf);
+                (name, row.map(|row| row.needs_bytes.unwrap_or(u64::MAX)))
+            });
+            let Some(rows) =
+                rows.map(|(name, bytes)| Some((name, bytes?))).collect::<Option<Vec<_>>>()
+            else {
+                continue;
+            };
+            if let Some((name, bytes)) = rows.into_iter().rev().max_by_key(|(_, bytes)| *bytes) {
+                let most = if bytes == u64::MAX { "none fits".into() } else { mib(bytes as f64) };
+                cells.push(vec![shown_conf(conf), most, name.clone()]);
+            }
+        }
+        let heading =
+            [("configuration", Side::Left), ("largest need MiB", Side::Right), ("of", Side::Left)];
+        let mut out = out();
+        writeln!(out, "{} ({} recordings of one job)", shown(&job), ranks.len())?;
+        table(&mut out, &heading, &cells)?;
+    }
+    Ok(())
+}
+
+/// A name with every run of digits drawn as one sign.
+fn without_numbers(name: &str) -> String {
+    let mut text = String::new();
+    for sign in name.chars() {
+        match sign.is_ascii_digit() {
+            false => text.push(sign),
+            true if text.ends_with('N') => {}
+            true => text.push('N'),
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -303,7 +411,8 @@ mod tests {
     use crate::driver::Driver;
     use crate::error::{AllocError, FreeError};
     use crate::ids::{OwnerId, PoolId, StreamId};
-    use crate::replay::Op;
+    use crate::registry;
+    use crate::replay::{Op, Trace, Workload};
     use crate::size::MIB;
 
     /// What a user begins with: the two required methods, here straight to the driver.
@@ -331,11 +440,13 @@ mod tests {
         let take = |id| Op::Allocate { id, bytes: 10 * MIB, stream, pool };
         let ops = vec![take(0), take(1), Op::Free { id: 0 }, take(2)];
         let workload = Workload { ops, blocks: 3, ..Workload::default() };
+        let recording =
+            Recording { workload, ..Recording::new(Trace::default(), None, Memory::default()) };
         let config = settings::parse("--conf", "backend:straight").unwrap();
         let counting = settings::parse("--conf", "backend:straight,layers:[statistics]").unwrap();
         for config in [config, counting] {
-            let row = measure(&Compare::default(), "none", "backend:straight", &config, &workload);
-            let row = row.unwrap();
+            let trial = measure(&recording, &config, Room::Limited, 1).unwrap();
+            let row = row("none", "backend:straight", &recording, Need::default(), &trial);
             assert_eq!(row.peak_allocated_bytes, 20 << 20);
             assert_eq!(row.peak_reserved_bytes, 40 << 20);
             // Three blocks came and one went; the others go after the recording.

@@ -4,18 +4,15 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::allocator::DeviceAllocator;
+use crate::analysis;
 #[cfg(target_os = "linux")]
 use crate::driver::host::{Host, HostOptions};
-use crate::driver::sim::{EventMode, SimOptions};
+use crate::driver::sim::EventMode;
 use crate::driver::{Brake, Driver, Sim};
 #[cfg(unix)]
 use crate::driver::{Gated, HoldsWork};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
-use crate::layers;
-use crate::stats::Statistics;
-use crate::strategies::Strategy;
 
 /// What `--device` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,38 +105,9 @@ fn gated(driver: impl HoldsWork + 'static) -> Opened {
 
 /// A simulated device whose other streams finish as `event_mode` says.
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Opened {
-    let defaults = SimOptions::default();
-    let sim = Arc::new(Sim::new(SimOptions {
-        total_bytes: total_bytes.unwrap_or(defaults.total_bytes),
-        event_mode,
-        ..defaults
-    }));
+    let sim = analysis::open_sim(total_bytes, event_mode);
     let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
     Opened { driver: Arc::clone(&sim) as Arc<dyn Driver>, sim: Some(sim), brake }
-}
-
-/// A strategy that counts what callers hold: one that does not wears the layer `statistics`.
-pub(crate) fn counted(strategy: Strategy) -> Strategy {
-    match strategy.counters().is_some() {
-        true => strategy,
-        false => Strategy::User(Box::new(layers::statistics::statistics(strategy))),
-    }
-}
-
-/// Adds what a strategy does not know about itself, as a simulated device saw it: what it reserved, and how
-/// often it called the device, those calls that failed too.
-pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
-    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let calls = |names: [&str; 3]| signed(names.into_iter().map(|name| sim.calls(name)).sum());
-    if statistics.reserved_bytes.all.peak == 0 {
-        statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
-    }
-    // One that counts its calls has made some, if it had memory to give.
-    if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
-        return;
-    }
-    statistics.num_device_alloc = calls(["allocate", "create", "allocate_async"]);
-    statistics.num_device_free = calls(["free", "release", "free_async"]);
 }
 
 impl FromStr for Device {

@@ -1,26 +1,39 @@
-//! `stratalloc explain`: every key, its value, where it came from.
+//! `stratalloc explain`: what a string sets, what differs from the default for it, and the rest.
 
 use std::error::Error;
 use std::io::Write;
+use std::sync::Arc;
 
 use clap::Args;
 
-use crate::config::Origin;
+use crate::analysis::without_files;
+use crate::config::{Config, ExplainRow, Origin, VARIABLES};
+use crate::driver::sim::{EventMode, SimOptions};
+use crate::driver::{Driver, Sim};
+use crate::registry::{self, BuildOptions};
 
-use super::outcome::{Outcome, out};
+use super::outcome::{Outcome, out, tell};
 use super::settings;
 use super::show::{Side, table};
 
 /// Arguments of `explain`.
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
-    /// A configuration string. Default: the environment's.
+    /// A configuration string, as it is or as it is set: `PYTORCH_CUDA_ALLOC_CONF=...`. Default: the
+    /// environment's.
     conf: Option<String>,
+    /// Every key, not only those that say something else than the default.
+    #[arg(long)]
+    all: bool,
 }
 
 pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
     let (source, config) = match &args.conf {
-        Some(text) => ("the argument".to_owned(), settings::parse("configuration", text)?),
+        Some(text) => {
+            let said = pasted(text);
+            let source = said.variable.map_or("the argument".to_owned(), ToOwned::to_owned);
+            (source, settings::parse("configuration", said.conf)?)
+        }
         None => {
             let environment = settings::environment()?;
             let source = environment.source.map_or("no variable is set", |(variable, _)| variable);
@@ -29,26 +42,104 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
     };
     let mut out = out();
     writeln!(out, "source: {source}")?;
-    let mut keys = config.explain_with(&settings::keys());
-    // What somebody said comes first.
-    keys.sort_by_key(|row| row.origin == Origin::Default);
-    let rows: Vec<Vec<String>> = keys
-        .into_iter()
-        .map(|row| {
-            let origin = match row.origin {
-                Origin::Default => "default".to_owned(),
-                Origin::Text { at } => format!("byte {at}"),
-                Origin::Code => "code".to_owned(),
-                Origin::Earlier => "earlier".to_owned(),
-            };
-            vec![row.key, row.value, origin, row.note]
-        })
-        .collect();
-    let heading =
-        [("key", Side::Left), ("value", Side::Left), ("from", Side::Left), ("note", Side::Left)];
-    table(&mut out, &heading, &rows)?;
+    let mut rows = config.explain_with(&settings::keys());
+    let defaults = Config::default().explain_with(&settings::keys());
+    let differs = |row: &ExplainRow| {
+        let default = defaults.iter().find(|default| default.key == row.key);
+        default.is_none_or(|default| default.value != row.value)
+    };
+    // What somebody said comes first, in the order in which it was said; then what follows from it.
+    rows.sort_by_key(|row| match row.origin {
+        Origin::Text { at } => (0, at),
+        Origin::Code | Origin::Earlier => (1, 0),
+        Origin::Default => (if differs(row) { 2 } else { 3 }, 0),
+    });
+    let is_told = |row: &&ExplainRow| args.all || row.origin != Origin::Default || differs(row);
+    let told: Vec<Vec<String>> = rows.iter().filter(is_told).map(cells).collect();
+    let left = rows.len() - told.len();
+    if told.is_empty() {
+        writeln!(out, "Nothing is set: every key has its default.")?;
+    } else {
+        let names = ["key", "value", "from", "note"];
+        table(&mut out, &names.map(|name| (name, Side::Left)), &told)?;
+    }
+    if left > 0 {
+        writeln!(out, "{left} keys have their defaults: --all shows them too.")?;
+    }
     for warning in config.warnings() {
         writeln!(out, "warning: {warning}")?;
     }
-    Ok(Outcome::Good)
+    match why_not_built(&config) {
+        None => Ok(Outcome::Good),
+        Some(why) => {
+            tell(format_args!("stratalloc: this cannot be built: {why}"));
+            Ok(Outcome::Usage)
+        }
+    }
+}
+
+fn cells(row: &ExplainRow) -> Vec<String> {
+    let origin = match row.origin {
+        Origin::Default => "default".to_owned(),
+        Origin::Text { at } => format!("byte {at}"),
+        Origin::Code => "code".to_owned(),
+        Origin::Earlier => "earlier".to_owned(),
+    };
+    vec![row.key.clone(), row.value.clone(), origin, row.note.clone()]
+}
+
+/// What somebody pasted.
+struct Pasted<'a> {
+    /// The variable that is set there.
+    variable: Option<&'a str>,
+    conf: &'a str,
+}
+
+/// Takes a string out of a line of a shell that sets it.
+fn pasted(text: &str) -> Pasted<'_> {
+    let line = text.trim();
+    let line = line.strip_prefix("export ").unwrap_or(line).trim_start();
+    let Some((name, value)) = line.split_once('=') else {
+        return Pasted { variable: None, conf: text };
+    };
+    if !VARIABLES.contains(&name) {
+        return Pasted { variable: None, conf: text };
+    }
+    let quoted = |quote: char| value.strip_prefix(quote)?.strip_suffix(quote);
+    let conf = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
+    Pasted { variable: Some(name), conf }
+}
+
+/// Why a configuration builds no allocator, on a simulated device. No code is loaded and no file written to
+/// find out; of backends that programs register nobody knows which device they want.
+fn why_not_built(config: &Config) -> Option<String> {
+    let settings = config.settings();
+    let is_built_in = registry::BUILT_IN.iter().any(|(name, _)| *name == settings.backend);
+    if !is_built_in || settings.pluggable.library.is_some() {
+        return None;
+    }
+    let options = SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() };
+    let driver: Arc<dyn Driver> = Arc::new(Sim::new(options));
+    let built = registry::build(&without_files(config), driver, BuildOptions::default());
+    built.err().map(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_shell_is_understood() {
+        for line in [
+            "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
+            "export PYTORCH_CUDA_ALLOC_CONF=\"max_split_size_mb:64\"",
+            " PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64' ",
+        ] {
+            let said = pasted(line);
+            assert_eq!(said.variable, Some("PYTORCH_CUDA_ALLOC_CONF"), "{line}");
+            assert_eq!(said.conf, "max_split_size_mb:64", "{line}");
+        }
+        let said = pasted("HOME=x");
+        assert_eq!((said.variable, said.conf), (None, "HOME=x"));
+    }
 }

@@ -6,6 +6,7 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod advise;
 mod bench;
 mod compare;
 mod device;
@@ -16,6 +17,7 @@ mod outcome;
 mod replay;
 mod settings;
 mod show;
+mod table;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,8 @@ use settings::BadConf;
 #[derive(Parser)]
 #[command(name = "stratalloc", version, max_term_width = 100)]
 struct Arguments {
+    #[command(flatten)]
+    looks: table::Looks,
     #[command(subcommand)]
     command: Command,
 }
@@ -42,10 +46,27 @@ enum Command {
     Info(info::Info),
     /// Repeat recordings through an allocator.
     Replay(replay::Replay),
+    /// What to set so that a recorded program needs less memory, and why it needs so much.
+    Advise(advise::Advise),
     /// Strategies side by side on the same recordings.
     Compare(compare::Compare),
     /// Time the hot path beside the floors of this machine.
     Bench(bench::Bench),
+}
+
+impl Command {
+    /// Has the command print JSON; its name where it prints none.
+    fn print_json(&mut self) -> Result<(), &'static str> {
+        match self {
+            Self::Replay(args) => args.json = true,
+            Self::Advise(args) => args.json = true,
+            Self::Compare(args) => args.json = true,
+            Self::Bench(args) => args.json = true,
+            Self::Explain(_) => return Err("explain"),
+            Self::Info(_) => return Err("info"),
+        }
+        Ok(())
+    }
 }
 
 /// Runs the command that the program's arguments name, on the strategies that are registered by now.
@@ -69,16 +90,30 @@ pub fn main() -> ExitCode {
 #[doc(hidden)]
 #[must_use]
 pub fn run(loops: &Loops) -> ExitCode {
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
+    table::set_looks(&arguments.looks);
+    if arguments.looks.format == Some(table::Format::Json)
+        && let Err(command) = arguments.command.print_json()
+    {
+        tell(format_args!("stratalloc: {command} prints no JSON"));
+        return Outcome::Usage.into();
+    }
     let outcome = match &arguments.command {
         Command::Explain(args) => explain::run(args),
         Command::Info(args) => info::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Advise(args) => advise::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Bench(args) => bench::run(args, loops),
     };
     match outcome {
-        Ok(outcome) => outcome.into(),
+        Ok(outcome) => match table::missing_column() {
+            Some(name) if outcome == Outcome::Good => {
+                tell(format_args!("stratalloc: --sort: no column is called {name}"));
+                Outcome::Usage.into()
+            }
+            _ => outcome.into(),
+        },
         Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             // A string that cannot be used is shown with a caret; it is the caller's to mend.

@@ -1,5 +1,6 @@
 //! How the program ends, and where its output goes.
 
+use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -48,6 +49,30 @@ pub(crate) fn out() -> impl Write {
 pub(crate) fn tell(lines: impl Display) {
     let clean: Vec<String> = lines.to_string().split('\n').map(shown).collect();
     let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
+}
+
+/// Does something for each item. An error of one of several is told and does not stop the others: the exit
+/// code is 1 then.
+pub(crate) fn each<T>(
+    items: &[T],
+    mut act: impl FnMut(&T) -> Result<Outcome, Box<dyn Error>>,
+) -> Result<Outcome, Box<dyn Error>> {
+    if let [item] = items {
+        return act(item);
+    }
+    let mut outcome = Outcome::Good;
+    for item in items {
+        match act(item) {
+            Ok(Outcome::Good) => {}
+            Ok(Outcome::Failed | Outcome::Usage) => outcome = Outcome::Failed,
+            Err(error) if is_closed_pipe(&*error) => return Err(error),
+            Err(error) => {
+                tell(format_args!("stratalloc: {error}"));
+                outcome = Outcome::Failed;
+            }
+        }
+    }
+    Ok(outcome)
 }
 
 /// Whether the error only says that the reader of our output has closed the pipe.

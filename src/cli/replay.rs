@@ -1,23 +1,24 @@
 //! `stratalloc replay`: repeat recordings through an allocator, and verify its decisions.
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::config::{Compat, Config, shown};
+use crate::analysis::{add_taken, counted};
+use crate::config::{Compat, Config, Size, shown};
 use crate::driver::sim::EventMode;
 use crate::history::{Action, BlockStateName, SegmentLayout};
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
-use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
+use crate::replay::{self, Limits, Manner, Run, Trace, Verification, Workload, reader};
 use crate::stats::Statistics;
 
-use super::device::{Device, Opened, add_taken, counted, open_sim};
+use super::device::{Device, Opened, open_sim};
 use super::files;
-use super::outcome::{BadWords, Outcome, fraction, out, tell};
+use super::outcome::{BadWords, Outcome, each, fraction, out, tell};
 use super::settings;
 use super::show::{grouped, mib, progress, shown_conf, shown_path};
 
@@ -37,8 +38,8 @@ pub(crate) struct Replay {
     /// sim, host or cuda:N.
     #[arg(long, default_value = "sim")]
     device: Device,
-    /// Memory of the device, in bytes.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
+    #[arg(long, value_parser = Size::in_bytes)]
     total_memory: Option<u64>,
     /// Part of the device's memory that may be reserved.
     #[arg(long, value_parser = fraction)]
@@ -53,11 +54,11 @@ pub(crate) struct Replay {
     #[arg(long)]
     stats: Option<PathBuf>,
     /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, default_value_t = Limits::default().decoded_bytes)]
+    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
     max_input: u64,
     /// One JSON object a line.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 #[derive(Serialize)]
@@ -108,25 +109,26 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
         }
         None => None,
     };
-    let mut outcome = Outcome::Good;
-    for path in &args.trace {
+    each(&args.trace, |path| {
         let trace = read(path, args.max_input, args.recorded_device)?;
-        if replay_one(args, asked.as_ref(), path, &trace)? == Outcome::Failed {
-            outcome = Outcome::Failed;
-        }
-    }
-    Ok(outcome)
+        replay_one(args, asked.as_ref(), path, &trace)
+    })
 }
 
-/// Reads a recording with a progress bar.
+/// Reads a recording with a progress bar; `-` is standard input.
 pub(crate) fn read(
     path: &Path,
     max_input: u64,
     device: Option<u32>,
 ) -> Result<Trace, Box<dyn Error>> {
     let name = shown_path(path);
-    let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
-    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    let (file, length): (Box<dyn Read>, u64) = if path == Path::new("-") {
+        (Box::new(std::io::stdin().lock()), 0)
+    } else {
+        let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        (Box::new(file), length)
+    };
     let bar = progress(length, &format!("reading {name}"));
     let limits = Limits { decoded_bytes: max_input, device, ..Limits::default() };
     let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
@@ -279,7 +281,8 @@ fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Bo
     };
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
-    let run = replay::run_and_look(workload, &strategy, opened.brake, args.repeat, &done, &look)?;
+    let manner = Manner { passes: args.repeat, look: &look, progress: &done, ..Manner::default() };
+    let run = replay::run_as(workload, &strategy, opened.brake, manner)?;
     bar.finish_and_clear();
     Ok(run)
 }

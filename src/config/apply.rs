@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use hashbrown::HashSet;
 
+use super::bytes::{Size, whole};
 use super::error::{ConfigError, Span};
 use super::keys::Known;
 use super::layers::layers;
 use super::parse::{Entry, Value, pairs, word};
 use super::settings::{Compat, CpuSettings, PeersSetting, Reserve, Settings};
 use super::token::Token;
-use crate::size::{EIB, GIB, MIB, RoundupDivisions};
+use crate::size::{EIB, MIB, RoundupDivisions};
 
 /// What a new text resets although it does not mention it; everything else sticks.
 pub(super) fn reset(settings: &mut Settings) {
@@ -62,7 +63,7 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
     match key.name {
         "backend" => settings.backend = read.backend()?,
         "large_segment_size_mb" => {
-            let mib = read.whole(|n| n > 10)?;
+            let mib = read.mib(|n| n > 10, read.range)?;
             settings.large_segment_bytes = mib.min(EIB / MIB) * MIB;
         }
         "max_split_size_mb" => settings.max_split_bytes = read.mib_at_least(large_mib)?,
@@ -115,7 +116,9 @@ fn apply_cpu(cpu: &mut CpuSettings, read: &Reader<'_, '_>) -> Result<(), ConfigE
             let legal = |n: u64| n.is_power_of_two() && CpuSettings::ALIGNMENTS.contains(&n);
             cpu.alignment_bytes = read.whole(legal)?;
         }
-        "cpu_cached_max_mb" => cpu.cached_max_bytes = read.whole(|_| true)?.checked_mul(MIB),
+        "cpu_cached_max_mb" => {
+            cpu.cached_max_bytes = read.mib(|_| true, read.range)?.checked_mul(MIB)
+        }
         "cpu_trim_age_s" => {
             let seconds = read.number(|x| (0.0..=1e9).contains(&x))?;
             cpu.trim_age = Some(Duration::from_secs_f64(seconds));
@@ -134,17 +137,18 @@ fn apply_pinned(settings: &mut Settings, read: &Reader<'_, '_>) -> Result<(), Co
     match read.key {
         "pinned_use_background_threads" => pinned.use_background_threads = read.flag()?,
         "pinned_max_round_threshold_mb" => {
-            pinned.max_round_threshold_bytes = read.whole(|_| true)?.checked_mul(MIB);
+            pinned.max_round_threshold_bytes = read.mib(|_| true, read.range)?.checked_mul(MIB);
         }
         "pinned_max_cached_size_mb" => {
-            pinned.max_cached_bytes = read.whole(|_| true)?.checked_mul(MIB);
+            pinned.max_cached_bytes = read.mib(|_| true, read.range)?.checked_mul(MIB);
         }
         "pinned_use_cuda_host_register" => pinned.use_host_register = read.flag()?,
         "pinned_num_register_threads" => {
             pinned.register_threads = read.whole(|n| n.is_power_of_two() && n <= 128)?;
         }
         "pinned_reserve_segment_size_mb" => {
-            pinned.reserve_segment_bytes = Some(read.whole(|n| n > 0)?.min(u64::MAX / MIB) * MIB);
+            pinned.reserve_segment_bytes =
+                Some(read.mib(|n| n > 0, read.range)?.min(u64::MAX / MIB) * MIB);
         }
         "pinned_free_catch_all" => pinned.free_catch_all = read.flag()?,
         other => unreachable!("every key of the table is applied: {other}"),
@@ -171,29 +175,30 @@ impl<'v, 't> Reader<'v, 't> {
     fn whole(&self, legal: impl Fn(u64) -> bool) -> Result<u64, ConfigError> {
         let token = self.word()?;
         let number = whole(token.text).filter(|n| legal(*n));
-        number.ok_or_else(|| self.wrong_number(token, self.range))
+        number.ok_or_else(|| self.wrong(token.span))
     }
 
-    /// A refused number. In keys that count MiB it has no unit.
-    fn wrong_number(&self, token: &Token<'_>, range: &str) -> ConfigError {
-        const UNITS: [&str; 9] = ["kib", "mib", "gib", "kb", "mb", "gb", "k", "m", "g"];
-        let unit = token.text.trim_start_matches(|c: char| c.is_ascii_digit());
-        let has_unit =
-            unit.len() < token.text.len() && UNITS.iter().any(|u| unit.eq_ignore_ascii_case(u));
-        let hint = if has_unit && self.key.ends_with("_mb") {
-            ", without a unit: MiB are meant"
-        } else {
-            ""
+    /// A number of MiB, or a size with its unit that is one.
+    fn mib(&self, legal: impl Fn(u64) -> bool, range: &str) -> Result<u64, ConfigError> {
+        let token = self.word()?;
+        let sized = || {
+            let size = Size::parse(token.text).filter(|size| size.has_unit)?;
+            size.bytes.is_multiple_of(MIB).then_some(size.bytes / MIB)
         };
-        ConfigError::new(self.key, token.span, format!("{range}{hint}"))
+        let mib = whole(token.text).or_else(sized).filter(|n| legal(*n));
+        mib.ok_or_else(|| {
+            const UNITS: [&str; 9] = ["kib", "mib", "gib", "kb", "mb", "gb", "k", "m", "g"];
+            let unit = token.text.trim_start_matches(|c: char| c.is_ascii_digit());
+            let has_unit =
+                unit.len() < token.text.len() && UNITS.iter().any(|u| unit.eq_ignore_ascii_case(u));
+            let hint = if has_unit { ", or whole MiB with their unit as 64MiB" } else { "" };
+            ConfigError::new(self.key, token.span, format!("{range}{hint}"))
+        })
     }
 
     /// Mebibytes as bytes; `None` when there are more than 64 bits can count: unlimited.
     fn mib_at_least(&self, least: u64) -> Result<Option<u64>, ConfigError> {
-        let token = self.word()?;
-        let mib = whole(token.text)
-            .filter(|n| *n >= least)
-            .ok_or_else(|| self.wrong_number(token, &format!("a whole number >= {least}")))?;
+        let mib = self.mib(|n| n >= least, &format!("a whole number >= {least}"))?;
         Ok(mib.checked_mul(MIB))
     }
 
@@ -318,26 +323,14 @@ impl<'v, 't> Reader<'v, 't> {
     }
 }
 
+/// A fraction, or a size with its unit.
 fn reserve(read: &Reader<'_, '_>, token: &Token<'_>) -> Result<Reserve, ConfigError> {
-    let positive = |text: &str| text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0);
-    let found = match token.text.strip_suffix(['G', 'g']) {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "a positive number; the cast saturates"
-        )]
-        Some(gib) => positive(gib).map(|gib| Reserve::Bytes((gib * GIB as f64).ceil() as u64)),
-        None => positive(token.text).map(Reserve::Fraction),
-    };
+    let sized = Size::parse(token.text).filter(|size| size.has_unit && size.bytes > 0);
+    let positive = |x: &f64| x.is_finite() && *x > 0.0;
+    let fraction = || token.text.parse().ok().filter(positive).map(Reserve::Fraction);
+    let found = sized.map(|size| Reserve::Bytes(size.bytes)).or_else(fraction);
     found.ok_or_else(|| {
-        let range = "a positive fraction, or gibibytes as in 40G";
+        let range = "a positive fraction, or a size as 40G";
         ConfigError::new(read.key, token.span, range)
     })
-}
-
-/// A whole number of digits only, within 64 bits.
-fn whole(text: &str) -> Option<u64> {
-    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    digits.then(|| text.parse().ok()).flatten()
 }

@@ -166,7 +166,7 @@ pub const BUILT_IN: &[Key] = &[
     ),
     key(
         "expandable_segments_reserve",
-        "a positive fraction, or gibibytes as in 40G",
+        "a positive fraction, or a size as 40G",
         Acts::Expandable,
         "address space of an expandable segment",
     ),

@@ -3,10 +3,11 @@
 //! The first of the list is the outermost: it is asked first. A layer may stand twice. What a layer
 //! does is told where it lives (`src/layers`); nothing here knows.
 
+use super::bytes;
 use super::error::ConfigError;
 use super::parse::{Value, pairs};
 use super::token::{Kind, Token};
-use crate::size::{EIB, GIB, KIB, MIB};
+use crate::size::{GIB, KIB, MIB};
 
 /// The most layers of one allocator.
 const LAYERS_MAX: usize = 16;
@@ -60,7 +61,7 @@ pub enum LayerSetting {
 
 impl LayerSetting {
     /// The file that the layer writes, if it writes one.
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "analysis")]
     pub(crate) fn written_file(&self) -> Option<&std::path::Path> {
         match self {
             Self::Log { path } => Some(path.as_ref()),
@@ -102,7 +103,6 @@ const LAYERS: [(&str, &str); 9] = [
     ("front", "front or front:SIZE"),
 ];
 const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
-const SIZE: &str = "a size in GiB, MiB, KiB or plain bytes, as 8GiB: from 1 byte to 1073741824GiB";
 
 /// How each layer is said.
 fn all_layers() -> String {
@@ -231,7 +231,7 @@ fn layer(key: &str, name: &Token<'_>, said: &Said<'_, '_>) -> Result<LayerSettin
                 Said::Nothing => FRONT_DEFAULT_BYTES,
                 Said::Word(word) => Some(size(key, word)?)
                     .filter(|bytes| (512..=FRONT_MAX_BYTES).contains(bytes))
-                    .ok_or_else(|| ConfigError::new(key, word.span, "a size from 512 to 1MiB"))?,
+                    .ok_or_else(|| ConfigError::new(key, word.span, "a size from 512B to 1MiB"))?,
                 Said::List(_) => return Err(wrong("front or front:SIZE")),
             };
             Ok(LayerSetting::Front { block_max_bytes })
@@ -271,38 +271,21 @@ fn fault(key: &str, name: &Token<'_>, tokens: &[Token<'_>]) -> Result<LayerSetti
     Ok(LayerSetting::Fault(setting))
 }
 
-/// The units, the largest first.
-const UNITS: [(&str, u64); 3] = [("GiB", GIB), ("MiB", MIB), ("KiB", KIB)];
-
-/// A number of bytes up to 1 EiB, with a unit or without.
 fn size(key: &str, word: &Token<'_>) -> Result<u64, ConfigError> {
-    let unit = UNITS.iter().find_map(|(name, bytes)| Some((word.text.strip_suffix(name)?, *bytes)));
-    let (digits, unit_bytes) = unit.unwrap_or((word.text, 1));
-    let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    let count: Option<u64> = plain.then(|| digits.parse().ok()).flatten();
-    let bytes = count.and_then(|count| count.checked_mul(unit_bytes));
-    bytes
-        .filter(|bytes| (1..=EIB).contains(bytes))
-        .ok_or_else(|| ConfigError::new(key, word.span, SIZE))
-}
-
-/// Bytes as [`size`] reads them.
-fn told(bytes: u64) -> String {
-    let unit = UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
-    unit.map_or_else(|| bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
+    bytes::size(key, word.text, word.span)
 }
 
 impl LayerSetting {
     /// The layer in the syntax of the string.
     pub(super) fn text(&self) -> String {
         match self {
-            Self::Limit { bytes } => format!("limit:{}", told(*bytes)),
+            Self::Limit { bytes } => format!("limit:{}", bytes::told(*bytes)),
             Self::Statistics => "statistics".to_owned(),
             Self::Track => "track".to_owned(),
             Self::Log { path } => format!("log:\"{path}\""),
             Self::Fault(fault) => {
                 let call = fault.call.map(|call| format!("call:{call}"));
-                let above = fault.above_bytes.map(|bytes| format!("above:{}", told(bytes)));
+                let above = fault.above_bytes.map(|bytes| format!("above:{}", bytes::told(bytes)));
                 // A zero that was said chooses nothing, but says that there is a layer.
                 let chosen = call.is_some() || above.is_some();
                 let chance = (fault.probability > 0.0 || !chosen)
@@ -313,10 +296,10 @@ impl LayerSetting {
                 format!("fault:[{}]", parts.join(","))
             }
             Self::OomRetry { times } => format!("oom_retry:{times}"),
-            Self::Align { bytes } => format!("align:{}", told(*bytes)),
+            Self::Align { bytes } => format!("align:{}", bytes::told(*bytes)),
             Self::Guard => "guard".to_owned(),
             Self::Front { block_max_bytes: FRONT_DEFAULT_BYTES } => "front".to_owned(),
-            Self::Front { block_max_bytes } => format!("front:{}", told(*block_max_bytes)),
+            Self::Front { block_max_bytes } => format!("front:{}", bytes::told(*block_max_bytes)),
         }
     }
 }

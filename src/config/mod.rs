@@ -8,6 +8,7 @@
 //! text, `explain` tells it back.
 
 mod apply;
+mod bytes;
 mod environment;
 mod error;
 mod explain;
@@ -21,6 +22,8 @@ mod user;
 #[cfg(test)]
 mod tests;
 
+pub use bytes::Size;
+pub(crate) use bytes::told as told_size;
 pub use environment::{
     EnvironmentError, FromEnvironment, VARIABLES, from_environment, from_process,
 };

@@ -137,10 +137,10 @@ fn sloppy_strings_are_refused_where_they_are_wrong() {
         ("pinned_num_register_threads:1024", "28: a power of two from 1 to 128"),
         ("pinned_num_register_threads:0", "28: a power of two from 1 to 128"),
         ("pinned_reserve_segment_size_mb:0", "31: a whole number of MiB > 0"),
-        ("expandable_segments_reserve:abc", "28: a positive fraction, or gibibytes as in 40G"),
-        ("expandable_segments_reserve:G", "28: a positive fraction, or gibibytes as in 40G"),
-        ("expandable_segments_reserve:-1", "28: a positive fraction, or gibibytes as in 40G"),
-        ("expandable_segments_reserve:0", "28: a positive fraction, or gibibytes as in 40G"),
+        ("expandable_segments_reserve:abc", "28: a positive fraction, or a size as 40G"),
+        ("expandable_segments_reserve:G", "28: a positive fraction, or a size as 40G"),
+        ("expandable_segments_reserve:-1", "28: a positive fraction, or a size as 40G"),
+        ("expandable_segments_reserve:0", "28: a positive fraction, or a size as 40G"),
         ("backend:\"a b\"", "8: a strategy's name"),
         ("backend:\"native", "8: a closing double quote"),
         ("default", "0: a known key"),
@@ -201,9 +201,18 @@ fn what_other_tools_would_take_is_answered_with_what_is_right_here() {
             "25: a list in brackets, as [MiB:divisions,...,>:divisions]",
         ),
         ("compat:default:1", "14: a comma before the next key"),
-        ("max_split_size_mb:64MiB", "18: a whole number >= 20, without a unit: MiB are meant"),
-        ("large_segment_size_mb:1g", "22: a whole number > 10, without a unit: MiB are meant"),
-        ("cpu_cached_max_mb:4GB", "18: a whole number of MiB, without a unit: MiB are meant"),
+        (
+            "max_split_size_mb:64KiB",
+            "18: a whole number >= 20, or whole MiB with their unit as 64MiB",
+        ),
+        (
+            "large_segment_size_mb:9M",
+            "22: a whole number > 10, or whole MiB with their unit as 64MiB",
+        ),
+        (
+            "cpu_cached_max_mb:4GB",
+            "18: a whole number of MiB, or whole MiB with their unit as 64MiB",
+        ),
         ("max_split_size_mb:MiB", "18: a whole number >= 20"),
         ("cpu_alignment:4KiB", "14: a power of two of bytes from 16 to 2097152"),
     ] {
@@ -406,6 +415,7 @@ fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
         ("layers:[limit]", 8),
         ("layers:[limit:8GB]", 14),
         ("layers:[limit:0]", 14),
+        ("layers:[limit:0B]", 14),
         ("layers:[limit:99999999999GiB]", 14),
         ("layers:[limit:-1]", 14),
         ("layers:[limit::]", 13),
@@ -431,7 +441,7 @@ fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
     // What the refusal says is legal.
     let largest = settings("layers:[limit:1073741824GiB]").layers;
     assert_eq!(largest, [LayerSetting::Limit { bytes: 1 << 60 }]);
-    assert!(wrong("layers:[limit:1EiB]").ends_with("from 1 byte to 1073741824GiB"));
+    assert!(wrong("layers:[limit:1EiB]").ends_with("from 1B to 1073741824GiB"));
     let many = format!("layers:[{}]", ["track"; 17].join(","));
     assert!(wrong(&many).contains("at most 16"));
 }
@@ -447,7 +457,7 @@ fn settings_far_from_the_defaults_are_told_back_as_they_are() {
         "roundup_power2_divisions:[64:8,256:4,>:2],compat:pytorch,backend:mine,peers:none",
         "expandable_segments_reserve_by_class:[a:0.25,b:8g]",
         "layers:[limit:8GiB,statistics,track,log:\"/a b,c]\",oom_retry:3,align:4KiB,guard,front]",
-        "layers:[fault:[call:5,probability:0.25,seed:7,above:1000],front:4KiB,limit:1]",
+        "layers:[fault:[call:5,probability:0.25,seed:7,above:1000B],front:4KiB,limit:1B]",
         "layers:[]",
     ] {
         let config = parse(text).unwrap();

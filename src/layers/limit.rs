@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::doors::Worn;
 use super::watch::{Block, Watch, Watching};
 use crate::allocator::{DeviceAllocator, Request};
+use crate::config::told_size;
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
@@ -41,7 +42,7 @@ impl Limit {
             allocated_bytes: held_bytes,
             hints: vec![format!(
                 "layers:[limit:{}] refused this; the allocator below was not asked",
-                self.limit_bytes
+                told_size(self.limit_bytes)
             )],
             ..OutOfMemory::of(request.bytes, request.stream)
         }))

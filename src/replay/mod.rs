@@ -2,20 +2,23 @@
 //!
 //! `reader` turns a snapshot in any encoding into a [`Trace`]; it treats every byte as hostile.
 //! `workload` is what a trace asked for (`pools` finds out of which pool), `verify` compares decision by
-//! decision, `run` repeats the requests on any allocator and times them.
+//! decision, `run` repeats the requests on any allocator and times them; `stacks` says
+//! who asked.
 
 mod pools;
 pub mod reader;
 mod run;
+mod stacks;
 mod told;
 mod trace;
 mod verify;
 mod workload;
 
 pub use reader::{Limits, TraceError};
-#[cfg(feature = "cli")]
-pub(crate) use run::run_and_look;
-pub use run::{ReplayError, Run, run};
+#[cfg(feature = "analysis")]
+pub(crate) use run::{Manner, run_as, walk};
+pub use run::{ReplayError, Run, is_served, run};
+pub use stacks::{Frame, StackId, Stacks};
 pub use trace::{Trace, TraceEvent};
 pub use verify::{Verification, verify};
 pub use workload::{Op, Workload};

@@ -1,6 +1,7 @@
 //! Repeating a recording's requests on any allocator, and timing it.
 
 use std::hash::Hash;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use crate::error::{AllocError, DriverError, FractionError, HandleError, OutOfMem
 use crate::ids::{PoolId, StreamId};
 use crate::registry::BuildError;
 use crate::stats::Statistics;
+use crate::strategies::NoCache;
 
 /// Why a recording could not be repeated.
 #[non_exhaustive]
@@ -34,6 +36,9 @@ pub enum ReplayError {
     /// The driver failed.
     #[error(transparent)]
     Driver(DriverError),
+    /// The strategy keeps no cache whose memory could be limited.
+    #[error(transparent)]
+    NoCache(#[from] NoCache),
     /// Only strategies built on the caching engine make comparable decisions.
     #[error("this strategy makes no decisions that a recording could be compared with")]
     NotVerifiable,
@@ -124,10 +129,32 @@ pub struct Run {
     pub wall_s: f64,
 }
 
+/// How a workload is repeated, and who looks on.
+pub(crate) struct Manner<'a> {
+    /// How often; at least once.
+    pub(crate) passes: u32,
+    /// Blocks that live already, by their numbers: the operations that would make them are left out.
+    pub(crate) held: Vec<(u32, Allocation)>,
+    /// Called once, when all that lived before the recording began is there.
+    pub(crate) begun: &'a dyn Fn(),
+    /// May add to the counters at the moment at which they are taken.
+    pub(crate) look: &'a dyn Fn(&mut Statistics),
+    /// Called after each pass with the number of passes done.
+    pub(crate) progress: &'a dyn Fn(u32),
+}
+
+impl Default for Manner<'_> {
+    /// Once, and nobody looks on.
+    fn default() -> Self {
+        Self { passes: 1, held: Vec::new(), begun: &|| (), look: &|_| (), progress: &|_| () }
+    }
+}
+
 /// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
 ///
 /// With a brake the recording says when other streams' work finishes, without one the device does.
-/// `progress` is called after each pass with the number of passes done.
+/// `progress` is called after each pass with the number of passes done. Peaks and sums count from the
+/// first recorded event: blocks that lived before are there by then.
 ///
 /// # Errors
 ///
@@ -140,46 +167,57 @@ pub fn run<A: DeviceAllocator>(
     passes: u32,
     progress: &dyn Fn(u32),
 ) -> Result<Run, ReplayError> {
-    run_and_look(workload, allocator, brake, passes, progress, &|_| {})
+    run_as(workload, allocator, brake, Manner { passes, progress, ..Manner::default() })
 }
 
-/// The same; `look` may add to the counters at the moment at which they are taken.
-pub(crate) fn run_and_look<A: DeviceAllocator>(
+/// The same as somebody wants it.
+pub(crate) fn run_as<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
     brake: Option<Arc<dyn Brake>>,
-    passes: u32,
-    progress: &dyn Fn(u32),
-    look: &dyn Fn(&mut Statistics),
+    manner: Manner<'_>,
 ) -> Result<Run, ReplayError> {
-    check_heaps(pairs(workload))?;
-    let mut runner = Runner {
-        allocator,
-        lanes: brake.map(Lanes::new),
-        blocks: (0..workload.blocks).map(|_| None).collect(),
-        first_out_of_memory: None,
-    };
-    create_pools(workload, allocator)?;
+    let mut runner = Runner::new(workload, allocator, brake)?;
+    let mut before = workload.seeded as usize;
+    if !manner.held.is_empty() {
+        before = 0;
+        for (id, allocation) in manner.held {
+            runner.blocks[id as usize] = Some(allocation);
+        }
+    }
     let begin = Instant::now();
     let mut result = Run::default();
     let mut times = Vec::new();
-    for pass in 0..passes.max(1) {
+    for pass in 0..manner.passes.max(1) {
         let start = Instant::now();
-        let counts = runner.pass(workload)?;
+        let mut counts = PassCounts::default();
+        let (seeds, ops) = workload.ops.split_at(workload.seeded as usize);
+        if pass > 0 {
+            before = seeds.len();
+        }
+        runner.steps(&seeds[..before], &mut counts)?;
+        if pass == 0 {
+            if let Some(counters) = allocator.counters().filter(|_| workload.seeded > 0) {
+                counters.reset_accumulated();
+                counters.reset_peaks();
+            }
+            (manner.begun)();
+        }
+        runner.steps(ops, &mut counts)?;
         let operations = (counts.allocations + counts.frees + counts.ooms).max(1);
         #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
         times.push(start.elapsed().as_secs_f64() * 1e9 / operations as f64);
         if pass == 0 {
             let counters = allocator.counters();
             result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
-            look(&mut result.statistics);
+            (manner.look)(&mut result.statistics);
             result.allocations = counts.allocations;
             result.frees = counts.frees;
             result.ooms = counts.ooms;
             result.first_out_of_memory = runner.first_out_of_memory.take();
         }
         runner.free_survivors()?;
-        progress(pass + 1);
+        (manner.progress)(pass + 1);
     }
     if times.len() > 1 {
         times.remove(0);
@@ -188,6 +226,56 @@ pub(crate) fn run_and_look<A: DeviceAllocator>(
     result.ns_per_op = times[times.len() / 2];
     result.wall_s = begin.elapsed().as_secs_f64();
     Ok(result)
+}
+
+/// Whether every request of a workload is served. It ends at the first that is not; blocks that live
+/// then go with the allocator.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn is_served<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    brake: Option<Arc<dyn Brake>>,
+) -> Result<bool, ReplayError> {
+    let mut served = true;
+    walk(workload, allocator, brake, |step| {
+        served = !step.is_failure;
+        if served { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    Ok(served)
+}
+
+/// One operation that is done.
+pub(crate) struct Step<'a> {
+    /// Which it is.
+    pub(crate) at: usize,
+    /// Whether it was a request that failed.
+    pub(crate) is_failure: bool,
+    /// The blocks that live, by their numbers.
+    pub(crate) blocks: &'a [Option<Allocation>],
+}
+
+/// Repeats a workload once and shows every operation, when it is done, to `look`, which may end it there.
+/// Blocks that live then go with the allocator.
+pub(crate) fn walk<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    brake: Option<Arc<dyn Brake>>,
+    mut look: impl FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<(), ReplayError> {
+    let mut runner = Runner::new(workload, allocator, brake)?;
+    let mut counts = PassCounts::default();
+    for (at, &op) in workload.ops.iter().enumerate() {
+        let failures = counts.ooms;
+        runner.step(op, &mut counts)?;
+        let is_failure = counts.ooms > failures;
+        if look(Step { at, is_failure, blocks: &runner.blocks }).is_break() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// The most pairs of a stream and a pool in one workload.
@@ -241,63 +329,80 @@ struct Runner<'a, A> {
     first_out_of_memory: Option<Box<OutOfMemory>>,
 }
 
-impl<A: DeviceAllocator> Runner<'_, A> {
-    fn pass(&mut self, workload: &Workload) -> Result<PassCounts, ReplayError> {
-        let mut counts = PassCounts::default();
-        for &op in &workload.ops {
-            match op {
-                Op::Allocate { id, bytes, stream, pool } => {
-                    match self.allocate(pool, Request::new(bytes, stream)) {
-                        Ok(allocation) => {
-                            self.blocks[id as usize] = Some(allocation);
-                            counts.allocations += 1;
-                        }
-                        Err(error) => {
-                            self.failed(error)?;
-                            counts.ooms += 1;
-                        }
+impl<'a, A: DeviceAllocator> Runner<'a, A> {
+    fn new(
+        workload: &Workload,
+        allocator: &'a A,
+        brake: Option<Arc<dyn Brake>>,
+    ) -> Result<Self, ReplayError> {
+        check_heaps(pairs(workload))?;
+        create_pools(workload, allocator)?;
+        Ok(Self {
+            allocator,
+            lanes: brake.map(Lanes::new),
+            blocks: (0..workload.blocks).map(|_| None).collect(),
+            first_out_of_memory: None,
+        })
+    }
+
+    fn steps(&mut self, ops: &[Op], counts: &mut PassCounts) -> Result<(), ReplayError> {
+        ops.iter().try_for_each(|&op| self.step(op, counts))
+    }
+
+    #[inline]
+    fn step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        match op {
+            Op::Allocate { id, bytes, stream, pool } => {
+                match self.allocate(pool, Request::new(bytes, stream)) {
+                    Ok(allocation) => {
+                        self.blocks[id as usize] = Some(allocation);
+                        counts.allocations += 1;
                     }
-                }
-                Op::Free { id } => {
-                    if let Some(allocation) = self.blocks[id as usize].take() {
-                        self.free(allocation)?;
-                        counts.frees += 1;
-                    }
-                }
-                Op::AllocateInVain { bytes, stream, .. } => {
-                    match self.allocator.allocate(Request::new(bytes, stream)) {
-                        Ok(allocation) => {
-                            self.free(allocation)?;
-                            counts.allocations += 1;
-                            counts.frees += 1;
-                        }
-                        // It asked for anything, and got nothing when it was recorded either.
-                        Err(AllocError::ZeroBytes) => counts.ooms += 1,
-                        Err(error) => {
-                            self.failed(error)?;
-                            counts.ooms += 1;
-                        }
-                    }
-                }
-                Op::FreeInUse { id, lane } => {
-                    if let Some(allocation) = self.blocks[id as usize].take() {
-                        self.free_in_use(id, lane, allocation)?;
-                        counts.frees += 1;
-                    }
-                }
-                Op::Finished { id } => {
-                    if let Some(lanes) = &mut self.lanes {
-                        lanes.finish(u64::from(id))?;
-                    }
-                }
-                Op::EmptyCache => {
-                    if let Some(caching) = self.allocator.caching() {
-                        caching.empty_cache()?;
+                    Err(error) => {
+                        self.failed(error)?;
+                        counts.ooms += 1;
                     }
                 }
             }
+            Op::Free { id } => {
+                if let Some(allocation) = self.blocks[id as usize].take() {
+                    self.free(allocation)?;
+                    counts.frees += 1;
+                }
+            }
+            Op::AllocateInVain { bytes, stream, .. } => {
+                match self.allocator.allocate(Request::new(bytes, stream)) {
+                    Ok(allocation) => {
+                        self.free(allocation)?;
+                        counts.allocations += 1;
+                        counts.frees += 1;
+                    }
+                    // It asked for anything, and got nothing when it was recorded either.
+                    Err(AllocError::ZeroBytes) => counts.ooms += 1,
+                    Err(error) => {
+                        self.failed(error)?;
+                        counts.ooms += 1;
+                    }
+                }
+            }
+            Op::FreeInUse { id, lane } => {
+                if let Some(allocation) = self.blocks[id as usize].take() {
+                    self.free_in_use(id, lane, allocation)?;
+                    counts.frees += 1;
+                }
+            }
+            Op::Finished { id } => {
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.finish(u64::from(id))?;
+                }
+            }
+            Op::EmptyCache => {
+                if let Some(caching) = self.allocator.caching() {
+                    caching.empty_cache()?;
+                }
+            }
         }
-        Ok(counts)
+        Ok(())
     }
 
     /// A request that failed for its size, because there is not so much memory, is no failure of the replay.

@@ -3,6 +3,7 @@
 //! Filled by the readers from any encoding; hostile until it exists. Addresses and sizes are
 //! bytes.
 
+use super::stacks::{StackId, Stacks};
 use crate::history::{Action, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 
@@ -19,8 +20,12 @@ pub struct Trace {
     pub device: u32,
     /// How many other devices have entries in the recording: those are not here.
     pub other_devices: u32,
+    /// Microseconds from the first event to the last, where the recording has times.
+    pub duration_us: Option<u64>,
     /// Whether it says what was asked for only, as logs of requests do, and no decisions.
     pub requests_only: bool,
+    /// The stacks that events name.
+    pub stacks: Stacks,
 }
 
 /// One entry of a recording.
@@ -38,4 +43,6 @@ pub struct TraceEvent {
     pub pool: Option<PoolId>,
     /// Whether the entry carries the label `empty_cache`: an explicit call made it.
     pub empty_cache: bool,
+    /// Who asked, in recordings with stacks.
+    pub stack: Option<StackId>,
 }

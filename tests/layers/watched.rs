@@ -347,13 +347,13 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
 #[test]
 fn the_first_layer_of_the_list_is_asked_first() {
     // The limit refuses before the fault counts the call.
-    let outer_limit = built("layers:[limit:100,fault:[call:1]]", sim(), false);
+    let outer_limit = built("layers:[limit:100B,fault:[call:1]]", sim(), false);
     let Err(AllocError::OutOfMemory(report)) = outer_limit.allocate(Request::new(101, DEFAULT))
     else {
         panic!("it is too much");
     };
     assert_eq!(report.limit_bytes, Some(100));
-    let outer_fault = built("layers:[fault:[call:1],limit:100]", sim(), false);
+    let outer_fault = built("layers:[fault:[call:1],limit:100B]", sim(), false);
     let Err(AllocError::OutOfMemory(report)) = outer_fault.allocate(Request::new(101, DEFAULT))
     else {
         panic!("it fails on purpose");

@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 22] = [
+const LAYERS: [Layer; 23] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -40,7 +40,8 @@ const LAYERS: [Layer; 22] = [
     // It uses allocators as a user does: through their trait and the registry.
     Layer { never: &["heap", "cache", "layers", "strategies"], ..layer("conformance") },
     layer("replay"),
-    layer("ffi"),
+    layer("analysis"),
+    Layer { never: &["analysis"], ..layer("ffi") },
     Layer { never: &["ffi"], ..layer("cli") },
 ];
 

@@ -47,7 +47,7 @@ pub(crate) struct Bench {
     threads: usize,
     /// One JSON object a line.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Time one case of one thread, briefly, for each line on the input, as `pair:512B backend:native`: for
     /// programs that time other allocators in between. `driver` stands for the device's stream-ordered pool
     /// with nothing on top; `floor:lock_pair` needs none, and other floors are not timed. With --json;

@@ -20,6 +20,12 @@ impl Sim {
         self.state.lock().budget.peak_used_bytes
     }
 
+    /// The bytes that are taken now: segments, pages and pools.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.state.lock().budget.used_bytes
+    }
+
     /// Moves the clock on.
     pub fn advance_ns(&self, ns: u64) {
         self.state.lock().pass(ns);

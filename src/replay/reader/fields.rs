@@ -8,7 +8,7 @@ use super::error::Mismatch;
 use super::words::Word;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::replay::TraceEvent;
+use crate::replay::{StackId, TraceEvent};
 use crate::size::{PoolKind, SMALL_SEGMENT_BYTES};
 
 /// A value without structure, or a pair of numbers: all that fields hold.
@@ -71,7 +71,7 @@ impl Scalar {
         }
     }
 
-    fn text(&self) -> Option<&str> {
+    pub(super) fn text(&self) -> Option<&str> {
         match self {
             Self::Word(word) => Some(word.text()),
             Self::Text(text) => Some(text),
@@ -98,6 +98,8 @@ pub(super) trait Fields: Default {
     const WHAT: &'static str;
     /// Whether a list of blocks belongs to it.
     const HAS_BLOCKS: bool = false;
+    /// Whether a stack belongs to it.
+    const HAS_STACK: bool = false;
 
     /// Whether the field is read at all.
     fn wants(key: Word) -> bool;
@@ -107,6 +109,9 @@ pub(super) trait Fields: Default {
 
     /// Takes the blocks, where they belong.
     fn set_blocks(&mut self, _blocks: Vec<BlockLayout>) {}
+
+    /// Takes the stack, where it belongs.
+    fn set_stack(&mut self, _stack: Option<StackId>) {}
 
     /// The entry, or `None` for one that says nothing about memory.
     fn finish(self) -> Result<Option<Self::Entry>, Mismatch>;
@@ -126,6 +131,7 @@ pub(super) struct EventFields {
     stream: Option<StreamId>,
     pool: Option<PoolId>,
     empty_cache: bool,
+    stack: Option<StackId>,
 }
 
 enum Kind {
@@ -137,6 +143,7 @@ enum Kind {
 impl Fields for EventFields {
     type Entry = TraceEvent;
     const WHAT: &'static str = "a trace entry (a dictionary)";
+    const HAS_STACK: bool = true;
 
     fn wants(key: Word) -> bool {
         use Word::{Action, Addr, DeviceFree, PoolId, SegmentPoolId, Size, Stream, UserMetadata};
@@ -174,6 +181,10 @@ impl Fields for EventFields {
         Ok(())
     }
 
+    fn set_stack(&mut self, stack: Option<StackId>) {
+        self.stack = stack;
+    }
+
     fn finish(self) -> Result<Option<TraceEvent>, Mismatch> {
         let Kind::Memory(action) = needed(self.action, "the key action")? else {
             return Ok(None);
@@ -198,6 +209,7 @@ impl Fields for EventFields {
             stream: needed(self.stream, "the key stream")?,
             pool: self.pool,
             empty_cache: self.empty_cache,
+            stack: self.stack,
         }))
     }
 }

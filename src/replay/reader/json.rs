@@ -17,17 +17,20 @@ use super::fields::{BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, Segme
 use super::input::Input;
 use super::parts::{Parts, push_sparingly};
 use super::path::Path;
+use super::stack_reader::{StackRoom, StackSeed};
 use super::words::Word;
 use crate::replay::{Trace, TraceEvent};
 
 /// Reads a snapshot.
 pub(super) fn parse(input: &mut Input<'_>, limits: &Limits) -> Result<Trace, Failure> {
-    let place = Place { limits, path: RefCell::default(), mismatch: RefCell::default() };
+    let (path, mismatch, stacks) = Default::default();
+    let place = Place { limits, path, mismatch, stacks };
     let mut parser = serde_json::Deserializer::from_reader(&mut *input);
     let result =
         Snapshot(&place).deserialize(&mut parser).and_then(|parts| parser.end().map(|()| parts));
     drop(parser);
-    result.map(|parts| parts.into_trace(limits)).map_err(|e| {
+    let stacks = place.stacks.take().finish();
+    result.map(|parts| Parts { stacks, ..parts }.into_trace(limits)).map_err(|e| {
         let path = place.path.borrow().to_string();
         if let Some(failure) = input.take_failure() {
             failure
@@ -44,6 +47,7 @@ struct Place<'l> {
     limits: &'l Limits,
     path: RefCell<Path>,
     mismatch: RefCell<Option<Mismatch>>,
+    stacks: RefCell<StackRoom>,
 }
 
 impl Place<'_> {
@@ -70,7 +74,7 @@ macro_rules! refuse_text {
 }
 
 /// A key that is read, or `None`.
-struct Key;
+pub(super) struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
     type Value = Option<Word>;
@@ -93,8 +97,8 @@ impl Visitor<'_> for Key {
 }
 
 /// A value of a field. Texts that are no word are cut to `text_chars`.
-struct Value {
-    text_chars: usize,
+pub(super) struct Value {
+    pub(super) text_chars: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for Value {
@@ -212,6 +216,10 @@ impl<'de, F: Fields> Visitor<'de> for Entry<'_, '_, F> {
                     })?;
                     blocks.shrink_to_fit();
                     self.fields.set_blocks(blocks);
+                }
+                Some(Word::Frames) if F::HAS_STACK => {
+                    let seed = StackSeed(&place.stacks);
+                    self.fields.set_stack(map.next_value_seed(seed)?);
                 }
                 Some(key) if F::wants(key) => place.at_key(key, || {
                     let seed = Value { text_chars: SHOWN_CHARS };

@@ -15,6 +15,7 @@ mod parts;
 mod path;
 mod pickle;
 mod rmm;
+mod stack_reader;
 mod words;
 
 use std::fs::File;
@@ -22,6 +23,8 @@ use std::io::Read;
 use std::path::Path;
 
 pub use error::{Mismatch, PickleProblem, TraceError};
+
+pub(super) use self::parts::push_sparingly;
 
 use self::encoding::Format;
 use self::input::Input;

@@ -5,7 +5,7 @@
 use super::Limits;
 use super::fields::ListedSegment;
 use crate::history::SegmentLayout;
-use crate::replay::{Trace, TraceEvent};
+use crate::replay::{Stacks, Trace, TraceEvent};
 
 /// The parts.
 #[derive(Default)]
@@ -18,6 +18,7 @@ pub(super) struct Parts {
     /// Other devices that have entries.
     pub(super) other_devices: u32,
     pub(super) conf: String,
+    pub(super) stacks: Stacks,
 }
 
 impl Parts {
@@ -40,14 +41,16 @@ impl Parts {
             conf: self.conf,
             device,
             other_devices: self.other_devices,
+            duration_us: None,
             requests_only: false,
+            stacks: self.stacks,
         }
     }
 }
 
 /// Makes room for one more, by half of what is there: doubling would hold three times the content
 /// while it moves, and the readers promise six times the file for everything.
-pub(super) fn push_sparingly<T>(into: &mut Vec<T>, item: T) {
+pub(in crate::replay) fn push_sparingly<T>(into: &mut Vec<T>, item: T) {
     if into.len() == into.capacity() {
         into.reserve_exact((into.len() / 2).max(1));
     }

@@ -65,8 +65,10 @@ impl Row {
         let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
         let Self { address, stream, .. } = *self;
         let mut push = |action, address| {
-            let (pool, empty_cache) = (None, false);
-            events.push(TraceEvent { action, address, size_bytes, stream, pool, empty_cache });
+            let (pool, empty_cache, stack) = (None, false, None);
+            let event =
+                TraceEvent { action, address, size_bytes, stream, pool, empty_cache, stack };
+            events.push(event);
         };
         match self.action() {
             Said::Allocate => push(Action::Alloc, address),

@@ -232,7 +232,13 @@ impl Heap {
         std::mem::replace(&mut self.budget, Budget::new())
     }
 
-    fn record(&self, dict: usize) -> Record {
+    /// How many lists and dictionaries there are: the number of each is below.
+    pub(super) fn container_count(&self) -> usize {
+        self.containers.len()
+    }
+
+    /// What a dictionary holds.
+    pub(super) fn record(&self, dict: usize) -> Record {
         let mut record = [None; KEYS];
         let head = self.containers[dict].head;
         if head == NOWHERE {

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 
 use super::budget::{Budget, OverBudget};
 use super::heap::{Constant, Heap, Items, Value, View};
+use super::stack_reader::StackReader;
 use crate::replay::Trace;
 use crate::replay::reader::Limits;
 use crate::replay::reader::error::{Failure, Mismatch, PickleProblem};
@@ -25,9 +26,11 @@ pub(in crate::replay::reader) fn interpret(
 ) -> Result<Trace, Failure> {
     let mut budget = heap.take_budget();
     budget.decoded_and_dropped(heap.decoded_bytes);
-    let mut interpreter = Interpreter { heap: &heap, limits, path: Path::default(), budget };
+    let (path, stacks) = (Path::default(), StackReader::default());
+    let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks };
     match interpreter.snapshot() {
-        Ok(parts) => {
+        Ok(mut parts) => {
+            parts.stacks = interpreter.stacks.finish();
             drop(heap);
             Ok(parts.into_trace(limits))
         }
@@ -45,6 +48,7 @@ struct Interpreter<'h> {
     limits: &'h Limits,
     path: Path,
     budget: Budget,
+    stacks: StackReader,
 }
 
 /// A device's list of trace entries, with remarks among them.
@@ -190,6 +194,8 @@ impl<'h> Interpreter<'h> {
             if F::HAS_BLOCKS && key == Word::Blocks {
                 let blocks = self.at_key(key, |me| me.entries::<BlockFields>(value))?;
                 fields.set_blocks(blocks);
+            } else if F::HAS_STACK && key == Word::Frames {
+                fields.set_stack(self.stacks.read(self.heap, value, &mut self.budget));
             } else if F::wants(key) {
                 let scalar = self.scalar(value, SHOWN_CHARS);
                 self.at_key(key, |_| Ok(fields.set(key, &scalar)?))?;

@@ -13,6 +13,7 @@ mod heap;
 mod interpret;
 mod machine;
 mod opcode;
+mod stack_reader;
 
 pub(super) use interpret::interpret;
 pub(super) use machine::parse;

@@ -65,6 +65,53 @@ fn a_snapshot_is_read_from_both_syntaxes() {
 }
 
 #[test]
+fn events_name_their_stacks_and_equal_stacks_are_one() {
+    let trace = read_both(&snapshot()).unwrap();
+    assert_eq!(trace.stacks.len(), 1);
+    let stack = trace.events[1].stack.unwrap();
+    assert!(trace.events.iter().all(|event| event.stack == Some(stack)));
+    let frames: Vec<_> = trace.stacks.frames(stack).collect();
+    assert_eq!(frames.len(), 2);
+    assert_eq!((frames[0].function, frames[0].line), ("forward", 70_000));
+    assert_eq!(frames[1].file, "a/model/with/a/long/path/in/front/of/it.py");
+}
+
+#[test]
+fn what_is_no_stack_is_passed_over() {
+    let frame = |function| dict([("name", function), ("colno", Node::Float(0.5))]);
+    let odd = [
+        Node::None,
+        Node::Bool(true),
+        Node::Int(-3),
+        Node::Float(1.5),
+        text("forward"),
+        dict([("name", text("forward"))]),
+        list([]),
+        list([Node::None, list([Node::Int(1)]), text("size"), Node::Float(0.5)]),
+    ];
+    let event = |frames| {
+        let places = [("addr", Node::Int(512)), ("size", Node::Int(512))];
+        let mut pairs = vec![("action", text("alloc")), ("stream", Node::Int(0))];
+        pairs.extend(places);
+        pairs.push(("frames", frames));
+        dict(pairs)
+    };
+    let trace = read_both(&events(odd.map(event).into())).unwrap();
+    assert_eq!(trace.events.len(), 8);
+    assert!(trace.events.iter().all(|event| event.stack.is_none()));
+    assert!(trace.stacks.is_empty());
+
+    // A function may be called like a word of the format, or have no name; what is around it stays.
+    let named = [list([Node::Int(1), frame(text("size"))]), list([frame(Node::Int(7))])];
+    let trace = read_both(&events(named.map(event).into())).unwrap();
+    let functions = trace.events.iter().map(|event| {
+        let mut frames = trace.stacks.frames(event.stack.unwrap());
+        (frames.next().unwrap().function, frames.count())
+    });
+    assert!(functions.eq([("size", 0), ("", 0)]));
+}
+
+#[test]
 fn every_compression_is_recognised_by_its_content() {
     let plain = snapshot().pickle();
     let expected = read_from(&plain).unwrap();

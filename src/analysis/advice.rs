@@ -1,0 +1,345 @@
+//! Which setting makes a recording need less memory.
+//!
+//! A search over the settings that a replay can try: each alone first, numeric ones in coarse steps, then
+//! the best ones together. A setting whose replay fails where three others suffice needs more than those, so
+//! one replay passes it over; only the others are searched. Everything that is said was replayed.
+
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::needs::{Need, SearchOptions};
+use super::recording::Recording;
+use super::trial::{Room, fits, measure};
+use crate::config::{Compat, Config, KeyTable};
+use crate::replay::ReplayError;
+
+/// How long and how thoroughly [`Advice::search`] looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdviceOptions {
+    /// No setting is looked at any more after this time; what has begun is finished.
+    pub time: Duration,
+    /// Whether only the settings that help most often are tried.
+    pub quick: bool,
+}
+
+impl Default for AdviceOptions {
+    fn default() -> Self {
+        Self { time: Duration::from_secs(45), quick: false }
+    }
+}
+
+/// A setting and what a recording needs under it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tried {
+    /// The configuration string; empty for the default one.
+    pub conf: String,
+    /// What it needs.
+    pub need: Need,
+}
+
+impl Tried {
+    /// What to give PyTorch's own allocator, where the replay was to its letter.
+    #[must_use]
+    pub fn for_pytorch(&self) -> Option<&str> {
+        let conf = self.conf.strip_suffix(PYTORCH)?;
+        Some(conf.strip_suffix(',').unwrap_or(conf))
+    }
+
+    /// Smaller needs first, then what takes fewer words, then what costs less time.
+    fn rank(&self) -> (u64, usize, u64) {
+        let needs_bytes = self.need.needs_bytes.unwrap_or(u64::MAX);
+        let cost_ns = self.need.cost.map_or(u64::MAX, |cost| cost.device_ns);
+        (needs_bytes, self.conf.split(',').count(), cost_ns)
+    }
+}
+
+/// What a recording needs under the settings that need least.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// The recorded configuration in PyTorch's own allocator, or its default one where the recorded one
+    /// cannot be repeated.
+    pub recorded: Tried,
+    /// What was searched, the best first. Settings that only a model of a driver can try are not here.
+    pub tried: Vec<Tried>,
+    /// What a model of the driver's own pools needs, for comparison.
+    pub modelled: Option<Tried>,
+    /// How many settings were passed over, because three others need less.
+    pub passed_over: usize,
+    /// Whether time ran out before all settings were tried.
+    pub is_cut_short: bool,
+    /// Whether the best setting runs under the recording's limit; none where there is no limit.
+    pub best_runs_under_limit: Option<bool>,
+}
+
+/// Stands at the end of a string that is replayed to PyTorch's letter.
+const PYTORCH: &str = "compat:pytorch";
+
+/// Settings that help most often.
+const QUICK: [&str; 5] = [
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:32",
+    "max_split_size_mb:64",
+    "max_split_size_mb:256",
+];
+
+/// Settings that are tried alone besides.
+const ALONE: [&str; 13] = [
+    "max_split_size_mb:20",
+    "max_split_size_mb:48",
+    "max_split_size_mb:96",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:2",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:16",
+    "large_segment_size_mb:12",
+    "large_segment_size_mb:32",
+    "large_segment_size_mb:64",
+    "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
+];
+
+/// Settings that are added to the best ones of the others.
+const TOGETHER: [&str; 7] = [
+    "large_segment_size_mb:12",
+    "large_segment_size_mb:16",
+    "large_segment_size_mb:32",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:16",
+    "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
+    "expandable_segments:True",
+];
+
+/// Tried on a model of the driver only.
+const MODELLED: &str = "backend:cudaMallocAsync";
+
+/// How many settings of each allocator are searched to the end at least.
+const KEPT: usize = 3;
+
+impl Advice {
+    /// Looks for settings under which `recording` needs least. Takes some hundred to some thousand replays on
+    /// all processors; `progress` is called with the settings done and those known so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when a replay fails in a way that is not about memory.
+    pub fn search(
+        recording: &Recording,
+        options: &AdviceOptions,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self, ReplayError> {
+        let mut search = Search {
+            recording,
+            ends: Instant::now() + options.time,
+            tried: Vec::new(),
+            seen: Vec::new(),
+            passed_over: 0,
+            is_cut_short: false,
+            progress,
+        };
+        let recorded = search.recorded()?;
+        search.try_all(&QUICK)?;
+        if !options.quick {
+            search.try_all(&ALONE)?;
+            for _ in 0..2 {
+                let together = search.combined();
+                search.try_all(&together.iter().map(String::as_str).collect::<Vec<_>>())?;
+            }
+        }
+        let modelled = match options.quick || search.is_cut_short {
+            true => None,
+            false => search.modelled(),
+        };
+        let Search { tried, passed_over, is_cut_short, .. } = search;
+        let mut advice = Self {
+            recorded,
+            tried,
+            modelled,
+            passed_over,
+            is_cut_short,
+            best_runs_under_limit: None,
+        };
+        advice.look_under_limit(recording)?;
+        Ok(advice)
+    }
+
+    /// The setting that needs least, whichever allocator it is for; none where nothing suffices.
+    #[must_use]
+    pub fn best(&self) -> Option<&Tried> {
+        self.tried.first().filter(|tried| tried.need.needs_bytes.is_some())
+    }
+
+    /// The setting that needs least with PyTorch's own allocator.
+    #[must_use]
+    pub fn best_for_pytorch(&self) -> Option<&Tried> {
+        let mut tried = self.tried.iter().filter(|tried| tried.need.needs_bytes.is_some());
+        tried.find(|tried| tried.for_pytorch().is_some())
+    }
+
+    /// The setting that needs least with this project's allocator.
+    #[must_use]
+    pub fn best_for_stratalloc(&self) -> Option<&Tried> {
+        let mut tried = self.tried.iter().filter(|tried| tried.need.needs_bytes.is_some());
+        tried.find(|tried| tried.for_pytorch().is_none())
+    }
+
+    /// Repeats the best setting under the limit.
+    fn look_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
+        if let (Some(best), Some(_)) = (self.best(), recording.limit) {
+            let config = parsed(&best.conf);
+            let trial = measure(recording, &config, Room::Limited, 1)?;
+            self.best_runs_under_limit = Some(trial.run.ooms == 0);
+        }
+        Ok(())
+    }
+}
+
+/// A configuration of this file, or the default one for a string that says nothing.
+fn parsed(conf: &str) -> Config {
+    Config::parse(conf, &KeyTable::default()).unwrap_or_default()
+}
+
+fn joined(first: &str, second: &str) -> String {
+    let comma = if first.is_empty() || second.is_empty() { "" } else { "," };
+    format!("{first}{comma}{second}")
+}
+
+struct Search<'a> {
+    recording: &'a Recording,
+    ends: Instant,
+    /// Best first.
+    tried: Vec<Tried>,
+    /// Configurations that need no second look.
+    seen: Vec<Config>,
+    passed_over: usize,
+    is_cut_short: bool,
+    progress: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+/// A setting that is not searched yet.
+struct Candidate {
+    conf: String,
+    config: Config,
+}
+
+impl Search<'_> {
+    fn recorded(&mut self) -> Result<Tried, ReplayError> {
+        let own = self.recording.config.clone();
+        let text = own.as_ref().map_or("", |_| self.recording.trace.conf.as_str());
+        let conf = joined(text, PYTORCH);
+        let config = own.unwrap_or_default().with_compat(Compat::PyTorch);
+        self.seen.push(config.clone());
+        let tried = self.search(Candidate { conf, config })?;
+        self.keep(tried.clone());
+        Ok(tried)
+    }
+
+    /// Each of these settings, for our allocator and for PyTorch's.
+    fn candidates(&mut self, settings: &[&str]) -> Vec<Candidate> {
+        let confs = settings.iter().flat_map(|text| [(*text).to_owned(), joined(text, PYTORCH)]);
+        let mut found = Vec::new();
+        for conf in confs {
+            // What cannot be said together, as a split below the segment's size, is no candidate.
+            let Ok(config) = Config::parse(&conf, &KeyTable::default()) else { continue };
+            if self.seen.iter().all(|known| known.settings() != config.settings()) {
+                self.seen.push(config.clone());
+                found.push(Candidate { conf, config });
+            }
+        }
+        found
+    }
+
+    fn try_all(&mut self, settings: &[&str]) -> Result<(), ReplayError> {
+        let candidates = self.candidates(settings);
+        let total = self.seen.len();
+        let mut left = candidates.len();
+        // A few at a time: what was searched passes over what comes later.
+        let mut rest = candidates.into_iter();
+        loop {
+            let some: Vec<Candidate> = rest.by_ref().take(rayon::current_num_threads()).collect();
+            if some.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > self.ends {
+                self.is_cut_short = true;
+                return Ok(());
+            }
+            left -= some.len();
+            for candidate in self.worth_a_search(some)? {
+                let tried = self.search(candidate)?;
+                self.keep(tried);
+            }
+            (self.progress)(total - left, total);
+        }
+    }
+
+    /// Those that suffice where enough others do.
+    fn worth_a_search(
+        &mut self,
+        candidates: Vec<Candidate>,
+    ) -> Result<Vec<Candidate>, ReplayError> {
+        let (recording, this) = (self.recording, &*self);
+        let looked: Result<Vec<(Candidate, bool)>, ReplayError> = candidates
+            .into_par_iter()
+            .map(|candidate| {
+                let is_worth = match this.enough_bytes(&candidate) {
+                    Some(bytes) => fits(recording, &candidate.config, bytes)?,
+                    None => true,
+                };
+                Ok((candidate, is_worth))
+            })
+            .collect();
+        let (worth, passed): (Vec<_>, Vec<_>) = looked?.into_iter().partition(|(_, worth)| *worth);
+        self.passed_over += passed.len();
+        Ok(worth.into_iter().map(|(candidate, _)| candidate).collect())
+    }
+
+    /// What the last of the best settings of the same allocator needs.
+    fn enough_bytes(&self, candidate: &Candidate) -> Option<u64> {
+        let is_pytorch = candidate.conf.ends_with(PYTORCH);
+        let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == is_pytorch);
+        alike.filter_map(|tried| tried.need.needs_bytes).nth(KEPT - 1)
+    }
+
+    fn search(&self, candidate: Candidate) -> Result<Tried, ReplayError> {
+        let Candidate { conf, config } = candidate;
+        let need = Need::search(self.recording, &config, &SearchOptions::QUICK)?;
+        Ok(Tried { conf, need })
+    }
+
+    fn keep(&mut self, tried: Tried) {
+        let at = self.tried.partition_point(|known| known.rank() <= tried.rank());
+        self.tried.insert(at, tried);
+    }
+
+    /// The best settings of each allocator, each with one more.
+    fn combined(&self) -> Vec<String> {
+        let mut bases: Vec<&str> = Vec::new();
+        for pytorch in [true, false] {
+            let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == pytorch);
+            for tried in alike.take(KEPT) {
+                let base = tried.for_pytorch().unwrap_or(&tried.conf);
+                if !bases.contains(&base) {
+                    bases.push(base);
+                }
+            }
+        }
+        let says = |base: &str, more: &str| {
+            let key = more.split(':').next().unwrap_or(more);
+            base.contains(key)
+        };
+        let pairs = bases.iter().flat_map(|base| TOGETHER.map(|more| (*base, more)));
+        pairs
+            .filter(|(base, more)| !says(base, more))
+            .map(|(base, more)| joined(base, more))
+            .collect()
+    }
+
+    /// What a model cannot repeat is no part of the advice.
+    fn modelled(&self) -> Option<Tried> {
+        let candidate = Candidate { conf: MODELLED.to_owned(), config: parsed(MODELLED) };
+        self.search(candidate).ok()
+    }
+}

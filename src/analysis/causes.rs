@@ -1,0 +1,343 @@
+//! Where the reserved bytes are at a moment of a replay, and why they are there.
+//!
+//! [`Picture::take`] repeats a recording twice: the first pass finds the moment, the second ends there and
+//! walks over the allocator's layout, joined with what the recording says of each live block. Each reserved
+//! byte is told once: [`Causes`] of all heaps add up to what was taken from the device.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::holders::{Holders, LiveBlock};
+use super::recording::Recording;
+use super::trial::{Room, open, without_files};
+use crate::allocator::{Allocation, DeviceAllocator};
+use crate::config::Config;
+use crate::driver::Brake;
+use crate::history::{BlockStateName, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
+use crate::replay::{Op, ReplayError, Workload, walk};
+
+/// Which moment of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// When most memory was reserved, for the first time.
+    PeakReserved,
+    /// When the first request failed.
+    FirstFailure,
+}
+
+/// Why memory is reserved. Bytes; no byte is in two of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Causes {
+    /// Asked for, and in callers' hands.
+    pub requested_bytes: u64,
+    /// Rounding inside live blocks.
+    pub rounding_bytes: u64,
+    /// Freed, and waiting for other streams.
+    pub waiting_bytes: u64,
+    /// Free, in segments in which something lives or waits: nobody can give them back.
+    pub split_rest_bytes: u64,
+    /// Free, in segments in which nothing lives.
+    pub idle_segment_bytes: u64,
+    /// Taken from the device, and in no layout: what the driver's own pools keep.
+    pub driver_bytes: u64,
+}
+
+impl Causes {
+    /// All of them: what is reserved.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        let Self { requested_bytes, rounding_bytes, waiting_bytes, .. } = self;
+        let in_use = requested_bytes + rounding_bytes + waiting_bytes;
+        in_use + self.split_rest_bytes + self.idle_segment_bytes + self.driver_bytes
+    }
+
+    fn of(segment: &SegmentLayout) -> Self {
+        let mut causes = Self::default();
+        let mut free_bytes = 0;
+        for block in &segment.blocks {
+            match block.state {
+                BlockStateName::ActiveAllocated => {
+                    let requested = block.requested_bytes.min(block.size_bytes);
+                    causes.requested_bytes += requested;
+                    causes.rounding_bytes += block.size_bytes - requested;
+                }
+                BlockStateName::ActivePendingFree => causes.waiting_bytes += block.size_bytes,
+                BlockStateName::Inactive => free_bytes += block.size_bytes,
+            }
+        }
+        let is_idle = segment.blocks.iter().all(|b| b.state == BlockStateName::Inactive);
+        match is_idle {
+            true => causes.idle_segment_bytes = free_bytes,
+            false => causes.split_rest_bytes = free_bytes,
+        }
+        causes
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.requested_bytes += other.requested_bytes;
+        self.rounding_bytes += other.rounding_bytes;
+        self.waiting_bytes += other.waiting_bytes;
+        self.split_rest_bytes += other.split_rest_bytes;
+        self.idle_segment_bytes += other.idle_segment_bytes;
+        self.driver_bytes += other.driver_bytes;
+    }
+}
+
+/// What one stream of one pool has reserved, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapCauses {
+    /// The stream.
+    pub stream: StreamId,
+    /// The pool.
+    pub pool: PoolId,
+    /// Why.
+    pub causes: Causes,
+    /// The largest free block.
+    pub largest_free_bytes: u64,
+}
+
+/// A request that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// How much it asked for.
+    pub requested_bytes: u64,
+    /// On which stream.
+    pub stream: StreamId,
+}
+
+/// The reserved memory at one moment of a replay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    /// Which moment.
+    pub moment: Moment,
+    /// How many operations of the workload were done by then.
+    pub operations: usize,
+    /// The request that failed then, if the moment is a failure.
+    pub failed: Option<Failed>,
+    /// All reserved bytes by cause.
+    pub causes: Causes,
+    /// The same for each stream of each pool, largest first.
+    pub heaps: Vec<HeapCauses>,
+    /// Who holds the live bytes.
+    pub holders: Holders,
+}
+
+impl Picture {
+    /// The moment of a replay of `recording` under `config`; none where it does not come. Files that a layer
+    /// of the configuration names are not written.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails in a way that is
+    /// not about memory.
+    pub fn take(
+        recording: &Recording,
+        config: &Config,
+        room: Room,
+        moment: Moment,
+    ) -> Result<Option<Self>, ReplayError> {
+        let config = &without_files(config);
+        match find(recording, config, room, moment)? {
+            Some(at) => paint(recording, config, room, moment, at).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The operation behind which the moment is.
+fn find(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    moment: Moment,
+) -> Result<Option<usize>, ReplayError> {
+    let (strategy, sim) = open(recording, config, room)?;
+    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+    let (mut found, mut most_bytes) = (None, 0);
+    walk(&recording.workload, &strategy, brake, |step| {
+        match moment {
+            Moment::FirstFailure if step.is_failure => {
+                found = Some(step.at);
+                return ControlFlow::Break(());
+            }
+            Moment::PeakReserved if sim.used_bytes() > most_bytes => {
+                most_bytes = sim.used_bytes();
+                found = Some(step.at);
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(found)
+}
+
+fn paint(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    moment: Moment,
+    at: usize,
+) -> Result<Picture, ReplayError> {
+    let (strategy, sim) = open(recording, config, room)?;
+    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+    let mut live = Vec::new();
+    walk(&recording.workload, &strategy, brake, |step| {
+        if step.at < at {
+            return ControlFlow::Continue(());
+        }
+        live = live_blocks(&recording.workload, at, step.blocks);
+        ControlFlow::Break(())
+    })?;
+    let layout = strategy.caching().map(|caching| caching.layout()).unwrap_or_default();
+    let mut heaps = heaps_of(&layout);
+    let mut causes = Causes::default();
+    heaps.iter().for_each(|heap| causes.add(&heap.causes));
+    if layout.is_empty() {
+        // What says nothing of its memory holds the live blocks, at least.
+        causes.requested_bytes = live.iter().map(|block| block.requested_bytes).sum();
+    }
+    causes.driver_bytes = sim.used_bytes().saturating_sub(causes.total_bytes());
+    heaps.sort_by_key(|heap| std::cmp::Reverse(heap.causes.total_bytes()));
+    let failed = match (moment, recording.workload.ops[at]) {
+        (Moment::PeakReserved, _) => None,
+        (
+            Moment::FirstFailure,
+            Op::Allocate { bytes, stream, .. } | Op::AllocateInVain { bytes, stream, .. },
+        ) => Some(Failed { requested_bytes: bytes, stream }),
+        (Moment::FirstFailure, _) => None,
+    };
+    let holders = Holders::of(recording, &live);
+    Ok(Picture { moment, operations: at + 1, failed, causes, heaps, holders })
+}
+
+fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
+    let mut heaps: BTreeMap<(StreamId, PoolId), HeapCauses> = BTreeMap::new();
+    for segment in layout {
+        let SegmentLayout { stream, pool, .. } = *segment;
+        let heap = heaps.entry((stream, pool)).or_insert(HeapCauses {
+            stream,
+            pool,
+            causes: Causes::default(),
+            largest_free_bytes: 0,
+        });
+        heap.causes.add(&Causes::of(segment));
+        let free = segment.blocks.iter().filter(|b| b.state == BlockStateName::Inactive);
+        let largest = free.map(|block| block.size_bytes).max().unwrap_or(0);
+        heap.largest_free_bytes = heap.largest_free_bytes.max(largest);
+    }
+    heaps.into_values().collect()
+}
+
+/// The blocks that live behind the operation `at`, with what the workload says of them.
+fn live_blocks(workload: &Workload, at: usize, blocks: &[Option<Allocation>]) -> Vec<LiveBlock> {
+    let taken = workload.ops[..=at].iter().filter_map(|op| match *op {
+        Op::Allocate { id, bytes, stream, .. } => Some((id, bytes, stream)),
+        _ => None,
+    });
+    // Blocks are numbered in the order of the requests.
+    let newest = workload.ops[..=at].iter().rev().find_map(|op| match *op {
+        Op::Allocate { id, .. } | Op::AllocateInVain { id, .. } => Some(id),
+        _ => None,
+    });
+    let newest = newest.unwrap_or(0);
+    taken
+        .filter(|(id, ..)| blocks[*id as usize].is_some())
+        .map(|(id, requested_bytes, stream)| LiveBlock {
+            id,
+            requested_bytes,
+            stream,
+            age_requests: newest.saturating_sub(id),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Memory;
+    use crate::replay::Trace;
+    use crate::size::MIB;
+
+    fn recording(ops: Vec<Op>, blocks: u32) -> Recording {
+        let mut recording = Recording::new(Trace::default(), None, Memory::default());
+        recording.workload = Workload { ops, blocks, ..Workload::default() };
+        recording
+    }
+
+    fn take(id: u32, stream: u64, bytes: u64) -> Op {
+        Op::Allocate { id, bytes, stream: StreamId(stream), pool: PoolId::DEFAULT }
+    }
+
+    #[test]
+    fn every_reserved_byte_at_the_peak_has_one_cause() {
+        let ops = vec![
+            take(0, 0, 3 * MIB),
+            Op::Free { id: 0 },
+            take(1, 1, 3 * MIB),
+            Op::FreeInUse { id: 1, lane: StreamId(9) },
+            take(2, 0, 30 * MIB - 100),
+            Op::Finished { id: 1 },
+            Op::Free { id: 2 },
+        ];
+        let recording = recording(ops, 3);
+        let (config, moment) = (Config::default(), Moment::PeakReserved);
+        let picture = Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+        let expected = Causes {
+            requested_bytes: 30 * MIB - 100,
+            rounding_bytes: 100,
+            waiting_bytes: 3 * MIB,
+            split_rest_bytes: 17 * MIB,
+            idle_segment_bytes: 20 * MIB,
+            driver_bytes: 0,
+        };
+        assert_eq!((picture.causes, picture.operations), (expected, 5));
+        assert_eq!(picture.causes.total_bytes(), 70 * MIB);
+        let streams: Vec<_> =
+            picture.heaps.iter().map(|heap| (heap.stream.0, heap.causes.total_bytes())).collect();
+        assert_eq!(streams, [(0, 50 * MIB), (1, 20 * MIB)]);
+        assert_eq!(picture.heaps[1].largest_free_bytes, 17 * MIB);
+        assert_eq!((picture.holders.blocks, picture.failed), (1, None));
+        assert_eq!(picture.holders.requested_bytes, 30 * MIB - 100);
+    }
+
+    #[test]
+    fn the_first_failure_shows_what_is_left_and_who_holds_it() {
+        let stream = StreamId(0);
+        let ops = vec![
+            take(0, 0, 3 * MIB),
+            take(1, 0, 600),
+            Op::AllocateInVain { id: 2, bytes: 30 * MIB, stream },
+        ];
+        let recording = recording(ops, 3);
+        let take = |total_bytes| {
+            let room = Room::Device { total_bytes };
+            Picture::take(&recording, &Config::default(), room, Moment::FirstFailure).unwrap()
+        };
+        assert!(take(60 * MIB).is_none());
+        let picture = take(40 * MIB).unwrap();
+        assert_eq!(picture.failed, Some(Failed { requested_bytes: 30 * MIB, stream }));
+        assert_eq!(picture.causes.split_rest_bytes, 17 * MIB + 2 * MIB - 1024);
+        assert_eq!(picture.causes.rounding_bytes, 1024 - 600);
+        let ages: Vec<_> =
+            picture.holders.by_age.iter().map(|c| (c.up_to_requests, c.blocks)).collect();
+        assert_eq!(ages, [(Some(10), 2)]);
+        let sizes: Vec<_> = picture.holders.by_size.iter().map(|c| c.each_bytes).collect();
+        assert_eq!(sizes, [3 * MIB, 600]);
+        let holder = &picture.holders.by_stack[0];
+        assert_eq!((holder.oldest_requests, holder.newest_requests, holder.stack), (2, 1, None));
+    }
+
+    #[test]
+    fn what_the_drivers_pool_keeps_is_told_as_such() {
+        let ops = vec![take(0, 0, 3 * MIB), take(1, 0, 5 * MIB), Op::Free { id: 0 }];
+        let config = Config::parse("backend:cudaMallocAsync", &Default::default()).unwrap();
+        let recording = recording(ops, 2);
+        let moment = Moment::PeakReserved;
+        let picture = Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+        assert_eq!(picture.causes.requested_bytes, 8 * MIB);
+        assert!(picture.causes.driver_bytes > 0);
+        assert_eq!(picture.causes.split_rest_bytes, 0);
+    }
+}

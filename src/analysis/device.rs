@@ -1,0 +1,42 @@
+//! Simulated devices to repeat a recording on, and what they tell of a strategy that counts nothing.
+
+use std::sync::Arc;
+
+use crate::allocator::DeviceAllocator;
+use crate::driver::Sim;
+use crate::driver::sim::{EventMode, SimOptions};
+use crate::layers;
+use crate::stats::Statistics;
+use crate::strategies::Strategy;
+
+/// A simulated device whose other streams finish as `event_mode` says; an H200 unless `total_bytes`
+/// says how large it is.
+pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<Sim> {
+    let defaults = SimOptions::default();
+    let total_bytes = total_bytes.unwrap_or(defaults.total_bytes);
+    Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..defaults }))
+}
+
+/// A strategy that counts what callers hold: one that does not wears the layer `statistics`.
+pub(crate) fn counted(strategy: Strategy) -> Strategy {
+    match strategy.counters().is_some() {
+        true => strategy,
+        false => Strategy::User(Box::new(layers::statistics::statistics(strategy))),
+    }
+}
+
+/// Adds what a strategy does not know about itself, as a simulated device saw it: what it reserved, and how
+/// often it called the device, those calls that failed too.
+pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let calls = |names: [&str; 3]| signed(names.into_iter().map(|name| sim.calls(name)).sum());
+    if statistics.reserved_bytes.all.peak == 0 {
+        statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
+    }
+    // One that counts its calls has made some, if it had memory to give.
+    if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
+        return;
+    }
+    statistics.num_device_alloc = calls(["allocate", "create", "allocate_async"]);
+    statistics.num_device_free = calls(["free", "release", "free_async"]);
+}

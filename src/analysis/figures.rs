@@ -1,0 +1,137 @@
+//! What a recording itself says of its memory, before anything is repeated.
+
+use std::collections::HashMap;
+
+use crate::history::Action;
+use crate::replay::{Op, Trace, Workload};
+
+/// Figures of the recorded program. Bytes, counted from the first recorded event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// What was reserved when the recording began.
+    pub reserved_before_bytes: u64,
+    /// The most that was reserved.
+    pub peak_reserved_bytes: u64,
+    /// The most that was handed out, after rounding; only exact replays know it.
+    pub peak_allocated_bytes: Option<u64>,
+    /// Segments, and runs of pages, that came from the device.
+    pub device_allocs: u64,
+    /// Segments, and runs of pages, that went back.
+    pub device_frees: u64,
+    /// Requests that failed.
+    pub ooms: u64,
+    /// Times at which everything idle was released to serve a request; only exact replays know it.
+    pub retries: Option<u64>,
+}
+
+impl Figures {
+    /// Reads them off the events and the final layout.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let mut figures = Self::default();
+        // Backwards from the end, where the layout says what was held, to the beginning.
+        let mut held: i128 = trace.segments.iter().map(|s| i128::from(s.size_bytes)).sum();
+        let mut peak = held;
+        for event in trace.events.iter().rev() {
+            let bytes = i128::from(event.size_bytes);
+            match event.action {
+                Action::SegmentAlloc | Action::SegmentMap => {
+                    held -= bytes;
+                    figures.device_allocs += 1;
+                }
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    held += bytes;
+                    figures.device_frees += 1;
+                }
+                Action::OutOfMemory => figures.ooms += 1,
+                Action::Alloc | Action::FreeRequested | Action::FreeCompleted => {}
+            }
+            peak = peak.max(held);
+        }
+        // A file whose parts contradict each other may end below nothing.
+        let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
+        figures.reserved_before_bytes = whole(held);
+        figures.peak_reserved_bytes = whole(peak);
+        figures
+    }
+}
+
+/// The most bytes that callers held at once, as they asked for them: no device is smaller. Blocks that
+/// other streams still use do not count, because whoever is short of memory waits for those.
+pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
+    let mut bytes_of: HashMap<u32, u64> = HashMap::new();
+    let (mut live, mut peak) = (0_u64, 0_u64);
+    for op in &workload.ops {
+        match *op {
+            Op::Allocate { id, bytes, .. } => {
+                bytes_of.insert(id, bytes);
+                live = live.saturating_add(bytes);
+                peak = peak.max(live);
+            }
+            Op::AllocateInVain { bytes, .. } => peak = peak.max(live.saturating_add(bytes)),
+            Op::Free { id } | Op::FreeInUse { id, .. } => {
+                live = live.saturating_sub(bytes_of.remove(&id).unwrap_or(0));
+            }
+            Op::Finished { .. } | Op::EmptyCache => {}
+        }
+    }
+    peak
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::SegmentLayout;
+    use crate::ids::{PoolId, StreamId};
+    use crate::replay::TraceEvent;
+    use crate::size::{MIB, PoolKind};
+
+    fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
+        let (stream, pool) = (StreamId(0), None);
+        TraceEvent { action, address, size_bytes, stream, pool, empty_cache: false, stack: None }
+    }
+
+    #[test]
+    fn what_was_held_before_is_found_from_the_end() {
+        let segment = SegmentLayout {
+            address: 64 * MIB,
+            size_bytes: 20 * MIB,
+            stream: StreamId(0),
+            kind: PoolKind::Large,
+            pool: PoolId::DEFAULT,
+            expandable: false,
+            blocks: Vec::new(),
+        };
+        let trace = Trace {
+            events: vec![
+                event(Action::SegmentFree, 0, 8 * MIB),
+                event(Action::SegmentAlloc, 32 * MIB, 2 * MIB),
+                event(Action::OutOfMemory, 0, 99 * MIB),
+                event(Action::SegmentFree, 32 * MIB, 2 * MIB),
+            ],
+            segments: vec![segment],
+            ..Trace::default()
+        };
+        let figures = Figures::of(&trace);
+        assert_eq!(figures.reserved_before_bytes, 28 * MIB);
+        assert_eq!(figures.peak_reserved_bytes, 28 * MIB);
+        let counts = (figures.device_allocs, figures.device_frees, figures.ooms);
+        assert_eq!(counts, (1, 2, 1));
+    }
+
+    #[test]
+    fn blocks_that_only_wait_for_others_are_not_needed() {
+        let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
+        let take = |id, bytes| Op::Allocate { id, bytes, stream, pool };
+        let ops = vec![
+            take(0, 10),
+            Op::FreeInUse { id: 0, lane: StreamId(9) },
+            take(1, 6),
+            Op::AllocateInVain { id: 2, bytes: 5, stream },
+            Op::Finished { id: 0 },
+            Op::Free { id: 1 },
+        ];
+        let workload = Workload { ops, blocks: 3, ..Workload::default() };
+        assert_eq!(live_peak_bytes(&workload), 11);
+    }
+}

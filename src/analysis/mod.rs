@@ -1,0 +1,52 @@
+//! What a recording says about memory: how small a device it runs on under which setting.
+//!
+//! A [`Recording`] is read once: what was asked for, in which configuration, under which limit, with
+//! which figures. [`measure`] repeats it in a [`Room`]; [`Need::search`] repeats it on many devices to
+//! find the smallest on which nothing fails; [`Picture::take`] says where the reserved bytes are at a
+//! moment, and why; [`Advice::search`] looks for a setting that needs less. All of it runs on the
+//! simulated device: nothing here touches a real one, and nothing prints. Calls take milliseconds to
+//! a minute of this machine's processors, and wait for nothing else.
+//!
+//! ```no_run
+//! use stratalloc::analysis::{Memory, Need, Recording, SearchOptions};
+//! use stratalloc::config::{Config, KeyTable};
+//! use stratalloc::replay::{Limits, reader};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let trace = reader::read("snapshot.pickle".as_ref(), &Limits::default())?;
+//! let recorded = Config::parse(&trace.conf, &KeyTable::default()).ok();
+//! let recording = Recording::new(trace, recorded, Memory::default());
+//! let config = Config::parse("expandable_segments:True", &KeyTable::default())?;
+//! let need = Need::search(&recording, &config, &SearchOptions::default())?;
+//! println!("runs from {:?} bytes on", need.needs_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Read next: `recording`, then `needs`, then `causes`.
+
+mod advice;
+mod causes;
+mod device;
+mod figures;
+mod holders;
+mod needs;
+mod recording;
+mod streams;
+mod trial;
+mod words;
+
+pub use advice::{Advice, AdviceOptions, Tried};
+pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
+#[cfg(feature = "cli")]
+pub(crate) use device::{add_taken, counted, open_sim};
+pub use figures::Figures;
+pub use holders::{AgeClass, Holder, Holders, SizeClass};
+pub use needs::{Cost, Need, SearchOptions};
+pub use recording::{Limit, LimitSource, Memory, Recording};
+pub use streams::{StreamUse, Streams};
+#[cfg(feature = "cli")]
+pub(crate) use trial::without_files;
+pub use trial::{Room, Trial, fits, measure};
+#[cfg(feature = "cli")]
+pub(crate) use words::{counted_as, grouped};

@@ -1,0 +1,136 @@
+//! How busy each stream is, and whether streams are busy together.
+//!
+//! A cache keeps memory per stream, so what one stream is done with no other stream gets. Whether that costs
+//! anything shows in the recording: streams whose peaks come at different times each keep their own.
+
+use std::collections::BTreeMap;
+
+use crate::ids::StreamId;
+use crate::replay::{Op, Workload};
+
+/// How much one stream asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamUse {
+    /// The stream.
+    pub stream: StreamId,
+    /// The most bytes that were live on it at once, as asked for.
+    pub peak_live_bytes: u64,
+}
+
+/// All streams of a recording.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Each stream, in the order of raw handles.
+    pub streams: Vec<StreamUse>,
+    /// The most bytes that were live at once on all of them.
+    pub peak_live_bytes: u64,
+    /// The most streams that were busy at once. A stream is busy while more than half of its own peak is
+    /// live.
+    pub busy_together: usize,
+}
+
+#[derive(Default)]
+struct Live {
+    now_bytes: u64,
+    peak_bytes: u64,
+}
+
+impl Streams {
+    /// The streams of a workload.
+    #[must_use]
+    pub fn of(workload: &Workload) -> Self {
+        let mut live: BTreeMap<StreamId, Live> = BTreeMap::new();
+        let mut peak_live_bytes = 0;
+        let mut now_bytes = 0_u64;
+        changes(workload, |stream, taken, bytes| {
+            let entry = live.entry(stream).or_default();
+            match taken {
+                true => {
+                    entry.now_bytes = entry.now_bytes.saturating_add(bytes);
+                    now_bytes = now_bytes.saturating_add(bytes);
+                }
+                false => {
+                    entry.now_bytes = entry.now_bytes.saturating_sub(bytes);
+                    now_bytes = now_bytes.saturating_sub(bytes);
+                }
+            }
+            entry.peak_bytes = entry.peak_bytes.max(entry.now_bytes);
+            peak_live_bytes = peak_live_bytes.max(now_bytes);
+        });
+        let (mut busy, mut busy_together) = (0_usize, 0);
+        live.values_mut().for_each(|entry| entry.now_bytes = 0);
+        changes(workload, |stream, taken, bytes| {
+            let Some(entry) = live.get_mut(&stream) else { return };
+            let is_busy = |now_bytes: u64| now_bytes > entry.peak_bytes / 2;
+            let was_busy = is_busy(entry.now_bytes);
+            let now_bytes = match taken {
+                true => entry.now_bytes.saturating_add(bytes),
+                false => entry.now_bytes.saturating_sub(bytes),
+            };
+            match (was_busy, is_busy(now_bytes)) {
+                (false, true) => busy += 1,
+                (true, false) => busy -= 1,
+                _ => {}
+            }
+            entry.now_bytes = now_bytes;
+            busy_together = busy_together.max(busy);
+        });
+        let streams = live
+            .into_iter()
+            .map(|(stream, live)| StreamUse { stream, peak_live_bytes: live.peak_bytes })
+            .collect();
+        Self { streams, peak_live_bytes, busy_together }
+    }
+
+    /// The sum of the streams' own peaks: what they need if none lends another anything.
+    #[must_use]
+    pub fn sum_of_peaks_bytes(&self) -> u64 {
+        let peaks = self.streams.iter().map(|stream| stream.peak_live_bytes);
+        peaks.fold(0, u64::saturating_add)
+    }
+}
+
+/// Calls `change` for each block that is taken and for each that is given back.
+fn changes(workload: &Workload, mut change: impl FnMut(StreamId, bool, u64)) {
+    let mut blocks: Vec<Option<(StreamId, u64)>> = vec![None; workload.blocks as usize];
+    for op in &workload.ops {
+        match *op {
+            Op::Allocate { id, bytes, stream, .. } => {
+                blocks[id as usize] = Some((stream, bytes));
+                change(stream, true, bytes);
+            }
+            Op::Free { id } | Op::FreeInUse { id, .. } => {
+                if let Some((stream, bytes)) = blocks[id as usize].take() {
+                    change(stream, false, bytes);
+                }
+            }
+            Op::AllocateInVain { .. } | Op::Finished { .. } | Op::EmptyCache => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PoolId;
+
+    fn take(id: u32, stream: u64, bytes: u64) -> Op {
+        Op::Allocate { id, bytes, stream: StreamId(stream), pool: PoolId::DEFAULT }
+    }
+
+    #[test]
+    fn streams_that_take_turns_are_never_busy_together() {
+        let give = |id| Op::Free { id };
+        let turns = vec![take(0, 1, 10), give(0), take(1, 2, 8), give(1), take(2, 1, 4)];
+        let workload = Workload { ops: turns, blocks: 3, ..Workload::default() };
+        let streams = Streams::of(&workload);
+        let peaks: Vec<u64> = streams.streams.iter().map(|s| s.peak_live_bytes).collect();
+        assert_eq!((peaks, streams.peak_live_bytes), (vec![10, 8], 10));
+        assert_eq!((streams.busy_together, streams.sum_of_peaks_bytes()), (1, 18));
+
+        let both = vec![take(0, 1, 10), take(1, 2, 8), give(0), give(1)];
+        let workload = Workload { ops: both, blocks: 2, ..Workload::default() };
+        let streams = Streams::of(&workload);
+        assert_eq!((streams.busy_together, streams.peak_live_bytes), (2, 18));
+    }
+}

@@ -1,0 +1,276 @@
+//! What an analysis says, in sentences: every number in them was replayed.
+
+use std::collections::BTreeMap;
+
+use super::advice::{Advice, Tried};
+use super::causes::{Causes, Moment, Picture};
+use super::needs::Cost;
+use super::recording::Recording;
+use super::streams::Streams;
+use crate::ids::StreamId;
+use crate::size::MIB;
+
+/// A saving below this part of the need is none.
+const WORTH: f64 = 0.01;
+/// What PyTorch's allocator may need more than ours and still be named first, because it is in use.
+const ALIKE: f64 = 0.005;
+
+/// A whole number with separators.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// "1 retry", "2 retries".
+pub(crate) fn counted_as(number: u64, one: &str, more: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { more })
+}
+
+/// Bytes in whole MiB, rounded up.
+fn mib(bytes: u64) -> String {
+    grouped(bytes.div_ceil(MIB))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+fn part(bytes: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
+}
+
+fn setting(tried: &Tried) -> String {
+    let (settings, whose) = match tried.for_pytorch() {
+        Some(settings) => (settings, "PyTorch's own allocator"),
+        None => (tried.conf.as_str(), "stratalloc"),
+    };
+    match settings.is_empty() {
+        true => format!("Use {whose} with its default settings"),
+        false => format!("Set {settings} in {whose}"),
+    }
+}
+
+fn cost(cost: Option<Cost>, before: Option<Cost>, recording: &Recording) -> String {
+    let (Some(cost), Some(before)) = (cost, before) else { return String::new() };
+    #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+    let ms = |ns: u64| ns as f64 / 1e6;
+    let more_ns = cost.device_ns.saturating_sub(before.device_ns);
+    let retries = counted_as(cost.retries, "retry", "retries");
+    let time = match (more_ns, recording.trace.duration_us) {
+        (0, _) => {
+            let less = ms(before.device_ns - cost.device_ns);
+            return format!("; it costs {retries}, and device calls take {less:.1} ms less");
+        }
+        (_, Some(us)) if us > 0 => {
+            let share = part(more_ns / 1000, us) * 100.0;
+            format!(
+                "{:.1} ms more in device calls ({share:.2} % of the recorded time)",
+                ms(more_ns)
+            )
+        }
+        _ => format!("{:.1} ms more in device calls", ms(more_ns)),
+    };
+    format!("; it costs {retries} and {time}")
+}
+
+impl Advice {
+    /// The setting to name first: PyTorch's own allocator where it needs hardly more.
+    #[must_use]
+    pub fn first_choice(&self) -> Option<&Tried> {
+        let best = self.best()?;
+        let needs = |tried: &Tried| tried.need.needs_bytes.unwrap_or(u64::MAX);
+        let pytorch = self
+            .best_for_pytorch()
+            .filter(|tried| part(needs(tried).saturating_sub(needs(best)), needs(best)) <= ALIKE);
+        pytorch.or(Some(best))
+    }
+
+    /// What to set, how much memory it saves and what it costs; or that nothing helps, and why.
+    #[must_use]
+    pub fn sentence(&self, recording: &Recording) -> String {
+        let live = recording.live_peak_bytes;
+        let Some(choice) = self.first_choice() else {
+            return format!(
+                "No setting that was tried runs this recording on any device: {} MiB live at once",
+                mib(live)
+            );
+        };
+        let needs = choice.need.needs_bytes.unwrap_or(u64::MAX);
+        let limited = self.under_limit(recording);
+        let Some(before) = self.recorded.need.needs_bytes else {
+            return format!(
+                "{}: the recording then runs on {} MiB, and on no device as it is{limited}.",
+                setting(choice),
+                mib(needs)
+            );
+        };
+        let saved = before.saturating_sub(needs);
+        if part(saved, before) < WORTH {
+            return format!(
+                "No setting helps: the recording needs {} MiB as it is, no setting that was tried needs less \
+                 than {} MiB, and the live bytes alone take {} MiB{limited}.",
+                mib(before),
+                mib(needs.min(before)),
+                mib(live)
+            );
+        }
+        format!(
+            "{}: the recording then needs {} MiB instead of {} MiB ({:.0} % less){}{limited}.",
+            setting(choice),
+            mib(needs),
+            mib(before),
+            part(saved, before) * 100.0,
+            cost(choice.need.cost, self.recorded.need.cost, recording)
+        )
+    }
+
+    fn under_limit(&self, recording: &Recording) -> String {
+        let (Some(limit), Some(runs)) = (recording.limit, self.best_runs_under_limit) else {
+            return String::new();
+        };
+        let ooms = recording.figures.ooms;
+        let failed = counted_as(ooms, "request failed", "requests failed");
+        match runs {
+            true if ooms > 0 => format!(
+                ". Under the limit of {} MiB, where {failed} when it was recorded, it runs without a failure",
+                mib(limit.bytes)
+            ),
+            true => format!(". It runs under the limit of {} MiB", mib(limit.bytes)),
+            false => format!(". It does not run under the limit of {} MiB", mib(limit.bytes)),
+        }
+    }
+}
+
+impl Causes {
+    /// Each cause in words, in the order of a table.
+    #[must_use]
+    pub fn rows(&self) -> [(&'static str, u64); 6] {
+        [
+            ("requested and live", self.requested_bytes),
+            ("rounding inside live blocks", self.rounding_bytes),
+            ("waiting for other streams", self.waiting_bytes),
+            ("rests of split segments", self.split_rest_bytes),
+            ("whole idle segments", self.idle_segment_bytes),
+            ("kept by the driver's pool", self.driver_bytes),
+        ]
+    }
+}
+
+/// Streams whose peaks add up to less than this many times what lives at once share well enough.
+const APART: f64 = 1.2;
+/// Streams that keep less than this part of what the largest keeps are not spoken of.
+const SMALL: f64 = 0.02;
+
+impl Picture {
+    /// Why so much is reserved, in a sentence or a few.
+    #[must_use]
+    pub fn sentence(&self, streams: &Streams) -> String {
+        let total = self.causes.total_bytes();
+        let free = self.causes.rows()[1..].iter().max_by_key(|(_, bytes)| *bytes).copied();
+        let (name, bytes) = free.unwrap_or(("none", 0));
+        let when = match self.failed {
+            None => "At the peak".to_owned(),
+            Some(failed) => format!("When a request of {} MiB fails", mib(failed.requested_bytes)),
+        };
+        let live = mib(self.causes.requested_bytes);
+        let mut text =
+            format!("{when} {} MiB are reserved and {live} MiB of them live", mib(total));
+        if bytes > 0 {
+            let share = part(bytes, total) * 100.0;
+            text += &format!("; {} MiB ({share:.0} %) are {name}", mib(bytes));
+        }
+        if let (Moment::FirstFailure, Some(largest)) =
+            (self.moment, self.heaps.iter().map(|heap| heap.largest_free_bytes).max())
+        {
+            text += &format!(". The largest free block has {} MiB", mib(largest));
+        }
+        text.push('.');
+        if let Some(more) = self.streams_apart(streams) {
+            text.push(' ');
+            text += &more;
+        }
+        text
+    }
+
+    /// That streams keep memory at different times, if they do.
+    fn streams_apart(&self, streams: &Streams) -> Option<String> {
+        let mut kept: BTreeMap<StreamId, u64> = BTreeMap::new();
+        for heap in &self.heaps {
+            *kept.entry(heap.stream).or_default() += heap.causes.total_bytes();
+        }
+        let largest = kept.values().copied().max()?;
+        kept.retain(|_, bytes| part(*bytes, largest) >= SMALL);
+        let peaks = streams.sum_of_peaks_bytes();
+        if kept.len() < 2 || part(peaks, streams.peak_live_bytes) < APART {
+            return None;
+        }
+        let (least, most) = (kept.values().min()?, kept.values().max()?);
+        let together = match streams.busy_together {
+            0 | 1 => "are never busy together".to_owned(),
+            few if few < kept.len() => format!("no more than {few} of them are ever busy together"),
+            _ => "their peaks do not coincide".to_owned(),
+        };
+        let and = if streams.busy_together <= 1 { " and" } else { ";" };
+        Some(format!(
+            "{} streams keep {} to {} MiB each{and} {together}: their own peaks of live memory add up to {} MiB, \
+             and no more than {} MiB live at once.",
+            kept.len(),
+            mib(*least),
+            mib(*most),
+            mib(peaks),
+            mib(streams.peak_live_bytes)
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Need;
+
+    fn tried(conf: &str, needs_mib: u64) -> Tried {
+        let cost = Some(Cost { retries: 1, device_calls: 4, device_ns: 2_000_000 });
+        let need = Need { needs_bytes: Some(needs_mib * MIB), cost, ..Need::default() };
+        Tried { conf: conf.to_owned(), need }
+    }
+
+    fn advice(best: &[Tried]) -> Advice {
+        Advice {
+            recorded: tried("compat:pytorch", 2100),
+            tried: best.to_vec(),
+            modelled: None,
+            passed_over: 0,
+            is_cut_short: false,
+            best_runs_under_limit: None,
+        }
+    }
+
+    fn recording() -> Recording {
+        Recording::new(crate::replay::Trace::default(), None, crate::analysis::Memory::default())
+    }
+
+    #[test]
+    fn the_sentence_names_pytorchs_allocator_where_it_needs_hardly_more() {
+        let ours = tried("max_split_size_mb:32", 1490);
+        let theirs = tried("max_split_size_mb:64,compat:pytorch", 1493);
+        let said = advice(&[ours.clone(), theirs]).sentence(&recording());
+        assert_eq!(
+            said,
+            "Set max_split_size_mb:64 in PyTorch's own allocator: the recording then needs 1,493 MiB \
+             instead of 2,100 MiB (29 % less); it costs 1 retry, and device calls take 0.0 ms less."
+        );
+        let theirs = tried("compat:pytorch", 1800);
+        let said = advice(&[ours, theirs]).sentence(&recording());
+        assert!(said.starts_with("Set max_split_size_mb:32 in stratalloc"), "{said}");
+    }
+
+    #[test]
+    fn a_saving_below_a_hundredth_is_none() {
+        let said = advice(&[tried("expandable_segments:True", 2090)]).sentence(&recording());
+        assert!(said.starts_with("No setting helps: the recording needs 2,100 MiB"), "{said}");
+    }
+}

@@ -1,0 +1,419 @@
+//! `stratalloc advise`: what to set so that a program needs less memory, and why it needs so much.
+
+use std::error::Error;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::analysis::{
+    Advice, AdviceOptions, Causes, HeapCauses, Holder, Memory, Moment, Picture, Recording, Room,
+    Streams, Tried, counted_as, grouped,
+};
+use crate::config::{Compat, Config, Size, shown};
+use crate::ids::PoolId;
+use crate::replay::{Frame, Limits, Stacks};
+
+use super::outcome::{Outcome, each, fraction, out, tell};
+use super::replay::{name_of, read};
+use super::settings;
+use super::show::{Side, emphasised, mib, progress, shown_conf, table};
+
+/// Arguments of `advise`.
+#[derive(Args, Debug)]
+pub(crate) struct Advise {
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz,
+    /// .gz or .zst.
+    #[arg(required = true)]
+    trace: Vec<PathBuf>,
+    /// Try only the settings that help most often: seconds instead of up to a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
+    #[arg(long, value_parser = Size::in_bytes)]
+    total_memory: Option<u64>,
+    /// Part of the device's memory that may be reserved; 1 turns a limit that the recording shows off.
+    #[arg(long, value_parser = fraction)]
+    memory_fraction: Option<f64>,
+    /// The device of the recording that is analysed. Default: the one with the most events.
+    #[arg(long)]
+    recorded_device: Option<u32>,
+    /// Refuse recordings that decode to more bytes than this.
+    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
+    max_input: u64,
+    /// One JSON object a recording.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &Advise) -> Result<Outcome, Box<dyn Error>> {
+    each(&args.trace, |path| advise(args, path).map(|()| Outcome::Good))
+}
+
+/// The moments that are looked at, under the recorded configuration.
+struct Why {
+    streams: Streams,
+    peak: Option<Picture>,
+    failure: Option<Picture>,
+}
+
+fn advise(args: &Advise, path: &Path) -> Result<(), Box<dyn Error>> {
+    let trace = read(path, args.max_input, args.recorded_device)?;
+    let name = name_of(path);
+    let own = settings::recorded(&trace.conf);
+    if let Err(error) = &own {
+        tell(format_args!("note: {}: compared with PyTorch's default: {error}", shown(&name)));
+    }
+    let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
+    let recording = Recording::new(trace, own.ok(), memory);
+    let options = AdviceOptions { quick: args.quick, ..AdviceOptions::default() };
+    let bar = progress(1, &format!("trying settings on {}", shown(&name)));
+    let advice = Advice::search(&recording, &options, &|done, known| {
+        bar.set_length(known as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    let why = why(&recording)?;
+    if args.json {
+        writeln!(out(), "{}", as_json(&name, &recording, &advice, &why))?;
+        return Ok(());
+    }
+    write_advice(&name, &recording, &advice)?;
+    write_tried(&advice, &recording, &options)?;
+    for picture in [&why.peak, &why.failure].into_iter().flatten() {
+        write_picture(picture, &why.streams)?;
+    }
+    if let Some(picture) = why.failure.as_ref().or(why.peak.as_ref()) {
+        write_holders(picture, &recording.trace.stacks)?;
+    }
+    writeln!(out())?;
+    Ok(())
+}
+
+fn why(recording: &Recording) -> Result<Why, Box<dyn Error>> {
+    let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
+    let take = |config: &Config, moment| {
+        let room = if recording.limit.is_some() { Room::Limited } else { Room::Endless };
+        Picture::take(recording, config, room, moment)
+    };
+    Ok(Why {
+        streams: Streams::of(&recording.workload),
+        peak: take(&config, Moment::PeakReserved)?,
+        failure: take(&config, Moment::FirstFailure)?,
+    })
+}
+
+fn write_advice(name: &str, recording: &Recording, advice: &Advice) -> std::io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", shown(name))?;
+    writeln!(out, "{}", emphasised(&advice.sentence(recording)))?;
+    if let Some(limit) = recording.limit {
+        let bytes = mib(limit.bytes as f64);
+        writeln!(out, "The limit is {bytes} MiB: {}.", limit.source)?;
+    }
+    let lines = [
+        ("PyTorch's own allocator", "PYTORCH_CUDA_ALLOC_CONF", advice.best_for_pytorch()),
+        ("stratalloc", "ALLOC_CONF", advice.best_for_stratalloc()),
+    ];
+    for (whose, variable, tried) in lines {
+        let Some(tried) = tried else { continue };
+        let conf = tried.for_pytorch().unwrap_or(&tried.conf);
+        let set = match conf.is_empty() {
+            true => "(nothing to set)".to_owned(),
+            false => format!("{variable}={conf}"),
+        };
+        writeln!(out, "  {whose:<24} {set}  needs {} MiB", needs(tried))?;
+    }
+    writeln!(out)
+}
+
+fn needs(tried: &Tried) -> String {
+    let bytes = tried.need.needs_bytes;
+    bytes.map_or_else(|| "no device suffices".to_owned(), |bytes| grouped(bytes.div_ceil(1 << 20)))
+}
+
+/// How many settings the table shows.
+const SHOWN: usize = 3;
+
+fn write_tried(
+    advice: &Advice,
+    recording: &Recording,
+    options: &AdviceOptions,
+) -> std::io::Result<()> {
+    let row = |what: String, tried: &Tried| {
+        let cost = tried.need.cost;
+        let told = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
+        vec![
+            what,
+            needs(tried),
+            told(cost.map(|cost| cost.retries)),
+            told(cost.map(|cost| cost.device_calls)),
+            cost.map_or_else(
+                || "-".to_owned(),
+                |cost| format!("{:.1}", cost.device_ns as f64 / 1e6),
+            ),
+            mib(tried.need.reserved_unlimited_bytes as f64),
+        ]
+    };
+    let others = advice.tried.iter().filter(|tried| tried.conf != advice.recorded.conf);
+    let best = others.take(SHOWN);
+    let mut rows: Vec<_> = best.map(|tried| row(shown_conf(&tried.conf), tried)).collect();
+    let recorded = &advice.recorded;
+    rows.push(row(format!("as recorded: {}", shown_conf(&recorded.conf)), recorded));
+    if let Some(modelled) = &advice.modelled {
+        rows.push(row(format!("{} (a model)", modelled.conf), modelled));
+    }
+    let heading = [
+        ("configuration", Side::Left),
+        ("needs MiB", Side::Right),
+        ("retries", Side::Right),
+        ("device calls", Side::Right),
+        ("device ms", Side::Right),
+        ("reserved without a limit", Side::Right),
+    ];
+    let mut out = out();
+    table(&mut out, &heading, &rows)?;
+    let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
+    let passed = advice.passed_over;
+    write!(out, "{searched} searched, {passed} more need more than three of them")?;
+    writeln!(out, "; live bytes alone: {} MiB", mib(recording.live_peak_bytes as f64))?;
+    if advice.is_cut_short {
+        let seconds = Duration::as_secs(&options.time);
+        writeln!(out, "Not all settings were tried: {seconds} s had passed.")?;
+    }
+    writeln!(out)
+}
+
+fn percent(bytes: u64, of: u64) -> String {
+    if of == 0 { "-".to_owned() } else { format!("{:.1}%", bytes as f64 * 100.0 / of as f64) }
+}
+
+/// How many streams and pools the table shows.
+const HEAPS_SHOWN: usize = 8;
+
+fn write_picture(picture: &Picture, streams: &Streams) -> std::io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", picture.sentence(streams))?;
+    let total = picture.causes.total_bytes();
+    let mut heading = vec![("MiB reserved", Side::Left), ("all", Side::Right), ("", Side::Right)];
+    let names: Vec<String> = picture.heaps.iter().take(HEAPS_SHOWN).map(heap_name).collect();
+    let has_several = picture.heaps.len() > 1;
+    if has_several {
+        heading.extend(names.iter().map(|name| (name.as_str(), Side::Right)));
+    }
+    let mut rows = Vec::new();
+    for (at, (name, bytes)) in picture.causes.rows().into_iter().enumerate() {
+        if bytes == 0 && name != "requested and live" {
+            continue;
+        }
+        let mut row = vec![name.to_owned(), mib(bytes as f64), percent(bytes, total)];
+        if has_several {
+            let heaps = picture.heaps.iter().take(HEAPS_SHOWN);
+            row.extend(heaps.map(|heap| mib(heap.causes.rows()[at].1 as f64)));
+        }
+        rows.push(row);
+    }
+    let mut sum = vec!["together".to_owned(), mib(total as f64), percent(total, total)];
+    if has_several {
+        let heaps = picture.heaps.iter().take(HEAPS_SHOWN);
+        sum.extend(heaps.map(|heap| mib(heap.causes.total_bytes() as f64)));
+    }
+    rows.push(sum);
+    table(&mut out, &heading, &rows)?;
+    writeln!(out)
+}
+
+fn heap_name(heap: &HeapCauses) -> String {
+    let stream = format!("stream {:#x}", heap.stream.0);
+    match heap.pool {
+        PoolId::DEFAULT => stream,
+        PoolId { capture, user } => format!("{stream} pool {capture}.{user}"),
+    }
+}
+
+/// The innermost frame of the user's own code and, if it is another, the innermost one.
+fn told_stack(stacks: &Stacks, holder: &Holder) -> String {
+    let Some(stack) = holder.stack else { return "(no stack recorded)".to_owned() };
+    let told = |frame: Frame<'_>| format!("{}:{} {}", frame.file, frame.line, frame.function);
+    let innermost = stacks.frames(stack).next();
+    let own = stacks.frames(stack).find(Frame::is_of_user);
+    match (own, innermost) {
+        (Some(own), Some(innermost)) if own != innermost => {
+            format!("{}, in {}", told(own), innermost.function)
+        }
+        (Some(frame), _) | (None, Some(frame)) => told(frame),
+        (None, None) => "(an empty stack)".to_owned(),
+    }
+}
+
+fn write_holders(picture: &Picture, stacks: &Stacks) -> std::io::Result<()> {
+    let holders = &picture.holders;
+    let mut out = out();
+    let blocks = counted_as(holders.blocks, "block", "blocks");
+    writeln!(out, "{blocks} hold {} MiB then:", mib(holders.requested_bytes as f64))?;
+    let bytes = |bytes: u64| vec![mib(bytes as f64), percent(bytes, holders.requested_bytes)];
+    let has_stacks = holders.by_stack.iter().any(|holder| holder.stack.is_some());
+    let right = Side::Right;
+    let heading = |what| {
+        [
+            ("MiB", right),
+            ("", right),
+            ("blocks", right),
+            ("requests ago", right),
+            (what, Side::Left),
+        ]
+    };
+    if has_stacks {
+        let rows: Vec<Vec<String>> = holders
+            .by_stack
+            .iter()
+            .map(|holder| {
+                let mut row = bytes(holder.requested_bytes);
+                row.push(grouped(holder.blocks));
+                let (newest, oldest) =
+                    (holder.newest_requests.into(), holder.oldest_requests.into());
+                row.push(match newest == oldest {
+                    true => grouped(oldest),
+                    false => format!("{} to {}", grouped(newest), grouped(oldest)),
+                });
+                row.push(told_stack(stacks, holder));
+                row
+            })
+            .collect();
+        table(&mut out, &heading("asked for by"), &rows)?;
+    }
+    let sizes = holders.by_size.iter().map(|class| {
+        let mut row = bytes(class.requested_bytes);
+        row.push(grouped(class.blocks));
+        row.push(format!("{} bytes on stream {:#x}", grouped(class.each_bytes), class.stream.0));
+        row
+    });
+    let shown = if has_stacks { SHOWN } else { sizes.len() };
+    let heading = [("MiB", right), ("", right), ("blocks", right), ("each", Side::Left)];
+    table(&mut out, &heading, &sizes.take(shown).collect::<Vec<_>>())?;
+    let ages = holders.by_age.iter().map(|class| {
+        let mut row = bytes(class.requested_bytes);
+        row.push(grouped(class.blocks));
+        row.push(match class.up_to_requests {
+            Some(end) => format!("at most {} requests ago", grouped(end.into())),
+            None => "longer ago".to_owned(),
+        });
+        row
+    });
+    let heading = [("MiB", right), ("", right), ("blocks", right), ("asked for", Side::Left)];
+    table(&mut out, &heading, &ages.collect::<Vec<_>>())
+}
+
+fn tried_json(tried: &Tried) -> Value {
+    let cost = tried.need.cost;
+    json!({
+        "conf": tried.conf,
+        "needs_bytes": tried.need.needs_bytes,
+        "device_ms": cost.map(|cost| cost.device_ns as f64 / 1e6),
+        "retries": cost.map(|cost| cost.retries),
+        "device_calls": cost.map(|cost| cost.device_calls),
+        "reserved_unlimited_bytes": tried.need.reserved_unlimited_bytes,
+    })
+}
+
+fn causes_json(causes: &Causes) -> Value {
+    json!({
+        "reserved_bytes": causes.total_bytes(),
+        "requested_bytes": causes.requested_bytes,
+        "rounding_bytes": causes.rounding_bytes,
+        "waiting_bytes": causes.waiting_bytes,
+        "split_rest_bytes": causes.split_rest_bytes,
+        "idle_segment_bytes": causes.idle_segment_bytes,
+        "driver_bytes": causes.driver_bytes,
+    })
+}
+
+fn picture_json(picture: &Picture, streams: &Streams) -> Value {
+    let mut all = causes_json(&picture.causes);
+    let heaps = picture.heaps.iter().map(|heap| {
+        let mut one = causes_json(&heap.causes);
+        one["stream"] = json!(heap.stream.0);
+        one["pool"] = json!([heap.pool.capture, heap.pool.user]);
+        one["largest_free_bytes"] = json!(heap.largest_free_bytes);
+        one
+    });
+    all["operations"] = json!(picture.operations);
+    all["failed_bytes"] = json!(picture.failed.map(|failed| failed.requested_bytes));
+    all["why"] = json!(picture.sentence(streams));
+    all["heaps"] = heaps.collect();
+    all
+}
+
+fn holders_json(picture: &Picture, stacks: &Stacks) -> Value {
+    let frames = |holder: &Holder| -> Option<Vec<Value>> {
+        let frames = stacks.frames(holder.stack?);
+        let told = |frame: Frame<'_>| json!({"filename": frame.file, "line": frame.line, "name": frame.function});
+        Some(frames.map(told).collect())
+    };
+    let holders = &picture.holders;
+    let by_stack = holders.by_stack.iter().map(|holder| {
+        json!({
+            "requested_bytes": holder.requested_bytes,
+            "blocks": holder.blocks,
+            "newest_requests": holder.newest_requests,
+            "oldest_requests": holder.oldest_requests,
+            "asked_for_by": told_stack(stacks, holder),
+            "frames": frames(holder),
+        })
+    });
+    let by_size = holders.by_size.iter().map(|class| {
+        json!({
+            "requested_bytes": class.requested_bytes,
+            "blocks": class.blocks,
+            "each_bytes": class.each_bytes,
+            "stream": class.stream.0,
+        })
+    });
+    let by_age = holders.by_age.iter().map(|class| {
+        json!({
+            "requested_bytes": class.requested_bytes,
+            "blocks": class.blocks,
+            "up_to_requests": class.up_to_requests,
+        })
+    });
+    json!({
+        "requested_bytes": holders.requested_bytes,
+        "blocks": holders.blocks,
+        "by_stack": by_stack.collect::<Vec<_>>(),
+        "by_size": by_size.collect::<Vec<_>>(),
+        "by_age": by_age.collect::<Vec<_>>(),
+    })
+}
+
+fn as_json(name: &str, recording: &Recording, advice: &Advice, why: &Why) -> Value {
+    let stacks = &recording.trace.stacks;
+    let with_streams = |picture: &Picture| picture_json(picture, &why.streams);
+    let mut causes = why.peak.as_ref().map(with_streams);
+    if let Some(causes) = &mut causes {
+        causes["first_failure"] = json!(why.failure.as_ref().map(with_streams));
+        causes["live_peak_bytes"] = json!(why.streams.peak_live_bytes);
+        causes["streams_busy_together"] = json!(why.streams.busy_together);
+        let streams = why.streams.streams.iter().map(
+            |stream| json!({"stream": stream.stream.0, "peak_live_bytes": stream.peak_live_bytes}),
+        );
+        causes["streams"] = streams.collect();
+    }
+    let moment = why.failure.as_ref().or(why.peak.as_ref());
+    json!({
+        "trace": name,
+        "sentence": advice.sentence(recording),
+        "limit_bytes": recording.limit.map(|limit| limit.bytes),
+        "limit_inferred": recording.limit_is_inferred(),
+        "recorded": {
+            "conf": recording.trace.conf,
+            "needs_bytes": advice.recorded.need.needs_bytes,
+        },
+        "best": advice.best().map(tried_json),
+        "tried": advice.tried.iter().chain(&advice.modelled).map(tried_json).collect::<Vec<_>>(),
+        "passed_over": advice.passed_over,
+        "causes": causes,
+        "holders": moment.map(|picture| holders_json(picture, stacks)),
+    })
+}

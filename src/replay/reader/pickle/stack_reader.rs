@@ -1,0 +1,110 @@
+//! Stacks out of the values of a pickle.
+//!
+//! A file may name one list of frames, or one frame, from everywhere, so each is read once and remembered by
+//! the number of its container. A stack that is none, or that has no room, is left out: no recording is
+//! refused for its stacks.
+
+use std::borrow::Cow;
+
+use super::budget::Budget;
+use super::heap::{Heap, Value, View};
+use crate::replay::reader::words::Word;
+use crate::replay::stacks::{Frame, Room, StackBuilder, StackId, Stacks, TEXT_MAX_BYTES};
+
+/// What stacks may hold for each decoded byte, so that there is room for everything else.
+const STACKS_FACTOR: u64 = 2;
+
+/// What was read of a container.
+#[derive(Clone, Copy, Default)]
+enum Seen {
+    #[default]
+    Nothing,
+    Frame(Option<u32>),
+    Stack(Option<StackId>),
+}
+
+/// Reads stacks and keeps them.
+#[derive(Default)]
+pub(super) struct StackReader {
+    builder: StackBuilder,
+    /// By the number of a container; as long as there are containers, once a stack was seen.
+    seen: Vec<Seen>,
+    held_bytes: u64,
+}
+
+impl StackReader {
+    /// The stack that `value` lists.
+    pub(super) fn read(
+        &mut self,
+        heap: &Heap,
+        value: Value,
+        budget: &mut Budget,
+    ) -> Option<StackId> {
+        let View::List(list) = heap.view(value) else { return None };
+        let Self { builder, seen, held_bytes } = self;
+        let room: Room<'_> = &mut |bytes| {
+            let held = *held_bytes + bytes;
+            let fits = held <= heap.decoded_bytes * STACKS_FACTOR && budget.charge(bytes).is_ok();
+            *held_bytes = if fits { held } else { *held_bytes };
+            fits
+        };
+        if seen.is_empty() {
+            let count = heap.container_count();
+            if !room((count * size_of::<Seen>()) as u64) {
+                return None;
+            }
+            seen.resize(count, Seen::Nothing);
+        }
+        if let Seen::Stack(known) = seen[list] {
+            return known;
+        }
+        for frame in heap.items(value)? {
+            let View::Dict(dict) = heap.view(frame) else { continue };
+            let number = match seen[dict] {
+                Seen::Frame(known) => known,
+                _ => builder.frame(frame_of(heap, dict).as_frame(), room),
+            };
+            seen[dict] = Seen::Frame(number);
+            if !builder.add(number) {
+                break;
+            }
+        }
+        let stack = builder.end(room);
+        seen[list] = Seen::Stack(stack);
+        stack
+    }
+
+    pub(super) fn finish(self) -> Stacks {
+        self.builder.finish()
+    }
+}
+
+/// A frame with texts of its own where they had to be made.
+struct OwnFrame<'h> {
+    file: Cow<'h, str>,
+    line: u32,
+    function: Cow<'h, str>,
+}
+
+impl OwnFrame<'_> {
+    fn as_frame(&self) -> Frame<'_> {
+        Frame { file: &self.file, line: self.line, function: &self.function }
+    }
+}
+
+fn frame_of(heap: &Heap, dict: usize) -> OwnFrame<'_> {
+    let record = heap.record(dict);
+    let text = |key: Word| match record[key as usize].map(|value| heap.view(value)) {
+        Some(View::Word(word)) => Cow::Borrowed(word.text()),
+        Some(View::Text(at)) => {
+            let text = heap.text(at);
+            String::from_utf8_lossy(&text[text.len().saturating_sub(TEXT_MAX_BYTES)..])
+        }
+        _ => Cow::Borrowed(""),
+    };
+    let line = match record[Word::Line as usize].map(|value| heap.view(value)) {
+        Some(View::Int(line)) => u32::try_from(line).unwrap_or(0),
+        _ => 0,
+    };
+    OwnFrame { file: text(Word::Filename), line, function: text(Word::Name) }
+}

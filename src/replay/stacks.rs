@@ -1,0 +1,311 @@
+//! The stacks of a recording, each kept once: who asked for a block.
+//!
+//! Texts, frames and stacks are numbered, and what was seen before gets its old number. A stack keeps its
+//! innermost [`FRAMES_MAX`] frames and a text its last [`TEXT_MAX_BYTES`] bytes, so that an event costs its
+//! reader a bounded time. Whoever reads says how much may be held; a stack beyond that is left out.
+//! Texts are as recorded: whoever shows them makes them fit for a terminal.
+
+use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroU32;
+
+use hashbrown::HashTable;
+
+/// The most frames that are kept of one stack, from the innermost one outwards.
+pub(super) const FRAMES_MAX: usize = 128;
+
+/// The most bytes that are kept of one text, from its end backwards.
+pub(super) const TEXT_MAX_BYTES: usize = 256;
+
+/// Names a stack of one recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StackId(NonZeroU32);
+
+/// One frame of a recorded stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Frame<'a> {
+    /// The file, as recorded.
+    pub file: &'a str,
+    /// The line in it; 0 where it is not known.
+    pub line: u32,
+    /// The function.
+    pub function: &'a str,
+}
+
+impl Frame<'_> {
+    /// Whether the frame is neither of Python's own files, nor of an installed package, nor of compiled code
+    /// without a file: so it is the user's.
+    #[must_use]
+    pub fn is_of_user(&self) -> bool {
+        let of_others = ["site-packages/", "dist-packages/", "lib/python3", "/torch/csrc/"];
+        let is_source = [".py", ".ipynb"].iter().any(|end| self.file.ends_with(end));
+        let is_cell = self.file.starts_with("<ipython-input");
+        (is_source || is_cell || self.file == "<stdin>" || self.file == "<string>")
+            && !of_others.iter().any(|part| self.file.contains(part))
+    }
+}
+
+/// All stacks of one recording.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stacks {
+    text: String,
+    /// Where each text ends; it begins where the one before ends.
+    text_ends: Vec<u32>,
+    frames: Vec<Numbers>,
+    /// Frames of all stacks, one stack after the other.
+    stack_frames: Vec<u32>,
+    stack_ends: Vec<u32>,
+    left_out: u64,
+}
+
+/// A frame by the numbers of its texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Numbers {
+    file: u32,
+    line: u32,
+    function: u32,
+}
+
+/// The part between the end of the piece before and its own.
+fn span(ends: &[u32], index: u32) -> std::ops::Range<usize> {
+    let at = index as usize;
+    let from = at.checked_sub(1).map_or(0, |before| ends[before]);
+    from as usize..ends[at] as usize
+}
+
+impl Stacks {
+    /// How many different stacks there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.stack_ends.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.stack_ends.is_empty()
+    }
+
+    /// How many events have a stack that is not here, because it would have taken more memory than the
+    /// reader may hold.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// The frames of a stack, the innermost first. None where the id is of another recording.
+    pub fn frames(&self, stack: StackId) -> impl Iterator<Item = Frame<'_>> {
+        let index = stack.0.get() - 1;
+        let known = (index as usize) < self.stack_ends.len();
+        let range = if known { span(&self.stack_ends, index) } else { 0..0 };
+        self.stack_frames[range].iter().map(|&frame| {
+            let Numbers { file, line, function } = self.frames[frame as usize];
+            Frame { file: self.text(file), line, function: self.text(function) }
+        })
+    }
+
+    fn text(&self, index: u32) -> &str {
+        &self.text[span(&self.text_ends, index)]
+    }
+}
+
+/// Collects stacks while a recording is read.
+#[derive(Default)]
+pub(super) struct StackBuilder {
+    stacks: Stacks,
+    hasher: RandomState,
+    texts: HashTable<u32>,
+    frames: HashTable<u32>,
+    known: HashTable<u32>,
+    /// Frames of the stack that is being read.
+    open: Vec<u32>,
+    /// Whether one of them found no room.
+    is_short: bool,
+}
+
+/// What a new item takes beside its own bytes: its place in a table, while the table moves too.
+const TABLE_BYTES: u64 = 20;
+
+/// What a vector takes for each byte in it while it moves to a place half as large again.
+const MOVING: u64 = 3;
+
+/// Says whether so many bytes more may be held, and takes note of them.
+pub(super) type Room<'a> = &'a mut dyn FnMut(u64) -> bool;
+
+fn has_room(room: Room<'_>, bytes: usize) -> Option<()> {
+    room(bytes as u64 * MOVING + TABLE_BYTES).then_some(())
+}
+
+/// The number of the next item.
+fn next<T>(items: &[T]) -> Option<u32> {
+    u32::try_from(items.len()).ok().filter(|&index| index < u32::MAX)
+}
+
+fn push<T>(into: &mut Vec<T>, item: T) {
+    super::reader::push_sparingly(into, item);
+}
+
+/// The last [`TEXT_MAX_BYTES`] bytes of a text, or a little less.
+fn tail(text: &str) -> &str {
+    let mut from = text.len().saturating_sub(TEXT_MAX_BYTES);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    &text[from..]
+}
+
+impl StackBuilder {
+    /// The number of a frame, for [`Self::add`]; none where there is no room for it.
+    pub(super) fn frame(&mut self, frame: Frame<'_>, room: Room<'_>) -> Option<u32> {
+        let file = self.text(tail(frame.file), room)?;
+        let function = self.text(tail(frame.function), room)?;
+        let numbers = Numbers { file, line: frame.line, function };
+        let (frames, hasher) = (&self.stacks.frames, &self.hasher);
+        let hash = hasher.hash_one(numbers);
+        if let Some(&known) = self.frames.find(hash, |&at| frames[at as usize] == numbers) {
+            return Some(known);
+        }
+        has_room(room, size_of::<Numbers>())?;
+        let index = next(frames)?;
+        self.frames.insert_unique(hash, index, |&at| hasher.hash_one(frames[at as usize]));
+        push(&mut self.stacks.frames, numbers);
+        Some(index)
+    }
+
+    fn text(&mut self, text: &str, room: Room<'_>) -> Option<u32> {
+        let (stacks, hasher) = (&self.stacks, &self.hasher);
+        let hash = hasher.hash_one(text);
+        if let Some(&known) = self.texts.find(hash, |&at| stacks.text(at) == text) {
+            return Some(known);
+        }
+        has_room(room, text.len() + size_of::<u32>())?;
+        let index = next(&stacks.text_ends)?;
+        let end = u32::try_from(stacks.text.len() + text.len()).ok()?;
+        self.texts.insert_unique(hash, index, |&at| hasher.hash_one(stacks.text(at)));
+        let stored = &mut self.stacks.text;
+        if stored.capacity() - stored.len() < text.len() {
+            stored.reserve_exact(text.len().max(stored.len() / 2));
+        }
+        stored.push_str(text);
+        push(&mut self.stacks.text_ends, end);
+        Some(index)
+    }
+
+    /// Adds the next frame outwards to the stack that is being read. Whether more of it are wanted.
+    pub(super) fn add(&mut self, frame: Option<u32>) -> bool {
+        match frame {
+            Some(frame) => self.open.push(frame),
+            None => self.is_short = true,
+        }
+        self.open.len() < FRAMES_MAX && !self.is_short
+    }
+
+    /// Ends the stack that is being read. None where it has no frames or found no room.
+    pub(super) fn end(&mut self, room: Room<'_>) -> Option<StackId> {
+        let is_short = std::mem::take(&mut self.is_short);
+        let has_frames = is_short || !self.open.is_empty();
+        let found = if is_short { None } else { self.intern(room) };
+        self.open.clear();
+        self.stacks.left_out += u64::from(has_frames && found.is_none());
+        found
+    }
+
+    fn intern(&mut self, room: Room<'_>) -> Option<StackId> {
+        let (stacks, hasher) = (&self.stacks, &self.hasher);
+        let open = self.open.as_slice();
+        if open.is_empty() {
+            return None;
+        }
+        let hash = hasher.hash_one(open);
+        let of = |at: u32| &stacks.stack_frames[span(&stacks.stack_ends, at)];
+        let id = |index: u32| NonZeroU32::new(index + 1).map(StackId);
+        if let Some(&known) = self.known.find(hash, |&at| of(at) == open) {
+            return id(known);
+        }
+        has_room(room, size_of_val(open) + size_of::<u32>())?;
+        let index = next(&stacks.stack_ends)?;
+        let end = u32::try_from(stacks.stack_frames.len() + open.len()).ok()?;
+        self.known.insert_unique(hash, index, |&at| hasher.hash_one(of(at)));
+        open.iter().for_each(|&frame| push(&mut self.stacks.stack_frames, frame));
+        push(&mut self.stacks.stack_ends, end);
+        id(index)
+    }
+
+    /// All stacks.
+    pub(super) fn finish(self) -> Stacks {
+        self.stacks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(function: &str) -> Frame<'_> {
+        Frame { file: "train.py", line: 7, function }
+    }
+
+    fn add(builder: &mut StackBuilder, functions: &[&str], room: Room<'_>) -> Option<StackId> {
+        for function in functions {
+            let number = builder.frame(frame(function), room);
+            if !builder.add(number) {
+                break;
+            }
+        }
+        builder.end(room)
+    }
+
+    #[test]
+    fn equal_stacks_are_one_and_frames_come_back_in_their_order() {
+        let mut builder = StackBuilder::default();
+        let room: Room<'_> = &mut |_| true;
+        let first = add(&mut builder, &["step", "main"], room).unwrap();
+        let other = add(&mut builder, &["main", "step"], room).unwrap();
+        assert_eq!(add(&mut builder, &["step", "main"], room), Some(first));
+        assert_eq!(add(&mut builder, &[], room), None);
+        let stacks = builder.finish();
+        assert_eq!((stacks.len(), stacks.left_out()), (2, 0));
+        assert!(stacks.frames(first).eq([frame("step"), frame("main")]));
+        assert!(stacks.frames(other).eq([frame("main"), frame("step")]));
+    }
+
+    #[test]
+    fn what_finds_no_room_is_left_out_and_the_rest_stays() {
+        let mut builder = StackBuilder::default();
+        let first = add(&mut builder, &["step"], &mut |_| true);
+        let mut left = 100;
+        let room: Room<'_> = &mut |bytes| {
+            let fits = bytes <= left;
+            left -= bytes.min(left);
+            fits
+        };
+        assert_eq!(add(&mut builder, &["a", "b", "c", "d"], room), None);
+        assert_eq!(add(&mut builder, &["step"], &mut |_| false), first);
+        let stacks = builder.finish();
+        assert_eq!((stacks.len(), stacks.left_out()), (1, 1));
+    }
+
+    #[test]
+    fn long_texts_keep_their_ends_and_deep_stacks_their_inner_frames() {
+        let mut builder = StackBuilder::default();
+        let long = "é".repeat(1000) + "end";
+        let mut names = vec![long.as_str(); FRAMES_MAX];
+        names.push("outermost");
+        let stack = add(&mut builder, &names, &mut |_| true).unwrap();
+        let stacks = builder.finish();
+        assert_eq!(stacks.frames(stack).count(), FRAMES_MAX);
+        let shown = stacks.frames(stack).next().unwrap().function;
+        assert!(shown.ends_with("éend") && shown.len() <= TEXT_MAX_BYTES, "{shown}");
+    }
+
+    #[test]
+    fn the_users_frames_are_told_from_those_of_packages() {
+        let of = |file| Frame { file, line: 1, function: "f" }.is_of_user();
+        assert!(of("train.py") && of("/home/me/lib/model.py") && of("<stdin>"));
+        assert!(of("/home/me/lab.ipynb") && of("<ipython-input-3-a1>"));
+        for other in ["/usr/lib/python3.12/threading.py", "??", "", "module.cpp", "<frozen runpy>"]
+        {
+            assert!(!of(other), "{other}");
+        }
+        assert!(!of("python3.12/site-packages/torch/optim/sgd.py"));
+    }
+}

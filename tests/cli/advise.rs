@@ -1,0 +1,161 @@
+//! What to set, why, and who holds the memory: `advise` as a script and as a person sees it.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use super::{Folder, run, stratalloc, text, trace};
+
+const MIB: u64 = 1 << 20;
+
+fn advised(args: &[&str]) -> serde_json::Value {
+    let output = run(&[&["advise", "--quick", "--json"][..], args].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+fn number(value: &serde_json::Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no size"))
+}
+
+#[test]
+fn the_setting_that_needs_least_is_named_and_runs_there() {
+    let path = trace("serve.default");
+    let path = path.to_str().unwrap();
+    let said = advised(&[path]);
+    let (recorded, best) = (number(&said["recorded"]["needs_bytes"]), &said["best"]);
+    let needs = number(&best["needs_bytes"]);
+    assert!(recorded.abs_diff(2100 * MIB) < 32 * MIB && needs < 1520 * MIB, "{recorded} {needs}");
+    let tried = said["tried"].as_array().unwrap();
+    assert!(tried.iter().all(|tried| number(&tried["needs_bytes"]) >= needs));
+
+    // What it says was replayed, and can be again.
+    let conf = best["conf"].as_str().unwrap();
+    let total = needs.to_string();
+    let again = run(&["replay", path, "--conf", conf, "--total-memory", &total, "--json"]);
+    let row: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!((row["ooms"].as_u64(), &row["retries"]), (Some(0), &best["retries"]));
+}
+
+#[test]
+fn causes_add_up_to_what_was_recorded() {
+    let path = trace("multistream.default");
+    let said = advised(&[path.to_str().unwrap()]);
+    let causes = &said["causes"];
+    let kinds = [
+        "requested_bytes",
+        "rounding_bytes",
+        "waiting_bytes",
+        "split_rest_bytes",
+        "idle_segment_bytes",
+        "driver_bytes",
+    ];
+    let sum = |causes: &serde_json::Value| kinds.iter().map(|kind| number(&causes[kind])).sum();
+    let reserved: u64 = sum(causes);
+    assert_eq!((reserved, number(&causes["reserved_bytes"])), (2_187_329_536, 2_187_329_536));
+    let heaps = causes["heaps"].as_array().unwrap();
+    assert_eq!(heaps.iter().map(sum).sum::<u64>(), reserved);
+    assert_eq!(heaps.len(), 4);
+    assert_eq!(said["holders"]["requested_bytes"], causes["requested_bytes"]);
+    assert_eq!(causes["first_failure"], serde_json::Value::Null);
+}
+
+/// Two places of a program that keep blocks, one with a name that speaks to terminals.
+fn recording_with_stacks() -> String {
+    let frames = |function: &str, line: u32| {
+        format!(
+            r#""frames":[{{"filename":"lib/python3.12/site-packages/torch/nn.py","line":7,"name":"forward"}},
+            {{"filename":"train.py","line":{line},"name":"{function}"}}]"#
+        )
+    };
+    let mut events = Vec::new();
+    for (at, (function, line)) in
+        [("keep\\u001b[2J", 10), ("grow", 20), ("grow", 20)].into_iter().enumerate()
+    {
+        let address = (at as u64 + 1) << 30;
+        let bytes = (at as u64 + 1) * 30 * MIB;
+        let place = format!(r#""addr":{address},"size":{bytes},"stream":0"#);
+        events.push(format!(r#"{{"action":"segment_alloc",{place}}}"#));
+        events.push(format!(r#"{{"action":"alloc",{place},{}}}"#, frames(function, line)));
+    }
+    format!(r#"{{"segments":[],"device_traces":[[{}]]}}"#, events.join(","))
+}
+
+#[test]
+fn holders_are_told_by_the_users_own_frame_and_cannot_speak_to_the_terminal() {
+    let folder = Folder::new("holders");
+    let file = folder.file("job.json", &recording_with_stacks());
+    let said = advised(&[&file]);
+    let holders = said["holders"]["by_stack"].as_array().unwrap();
+    let told: Vec<_> =
+        holders.iter().map(|h| (number(&h["requested_bytes"]), number(&h["blocks"]))).collect();
+    assert_eq!(told, [(150 * MIB, 2), (30 * MIB, 1)]);
+    assert_eq!(holders[0]["asked_for_by"], "train.py:20 grow, in forward");
+    assert_eq!(holders[0]["frames"].as_array().unwrap().len(), 2);
+
+    let output = run(&["advise", "--quick", &file]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    assert!(stdout.contains("train.py:20 grow, in forward"), "{stdout}");
+    assert!(stdout.contains("train.py:10 keep"), "{stdout}");
+    assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
+}
+
+#[test]
+fn a_device_that_is_too_small_shows_the_first_failure() {
+    let folder = Folder::new("failure");
+    let file = folder.file("job.json", &recording_with_stacks());
+    let said = advised(&[&file, "--total-memory", "100MiB"]);
+    assert_eq!(said["limit_bytes"], 100 * MIB);
+    let failure = &said["causes"]["first_failure"];
+    assert_eq!(
+        (&failure["failed_bytes"], &failure["requested_bytes"]),
+        (&(90 * MIB).into(), &(90 * MIB).into())
+    );
+    assert_eq!(said["holders"]["requested_bytes"], 90 * MIB);
+    assert_eq!(said["best"]["needs_bytes"], 180 * MIB);
+    let sentence = said["sentence"].as_str().unwrap();
+    assert!(sentence.starts_with("No setting helps: "), "{sentence}");
+    assert!(sentence.contains("the live bytes alone take 180 MiB"), "{sentence}");
+}
+
+#[test]
+fn a_bad_file_does_not_stop_the_others() {
+    let folder = Folder::new("bad");
+    let good = folder.file("good.json", &recording_with_stacks());
+    let bad = folder.file("bad.json", "{");
+    let output = run(&["advise", "--quick", &bad, &good, "--format", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("bad.json"));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["trace"], "good");
+}
+
+#[test]
+fn a_bad_file_stops_no_other_of_a_comparison_or_a_replay() {
+    let folder = Folder::new("others");
+    let good = folder.file("good.json", &recording_with_stacks());
+    let missing = folder.path("missing.pickle");
+    for command in [&["replay"][..], &["compare", "--conf", "backend:native"]] {
+        let output = run(&[command, &["--json", &missing, &good]].concat());
+        assert_eq!(output.status.code(), Some(1), "{command:?}");
+        assert!(text(&output.stderr).contains("missing.pickle"), "{command:?}");
+        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(row["trace"], "good");
+    }
+}
+
+#[test]
+fn a_recording_comes_through_standard_input() {
+    let mut child = stratalloc()
+        .args(["replay", "-", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    let mut input = child.stdin.take().expect("it is piped");
+    input.write_all(recording_with_stacks().as_bytes()).expect("the program reads");
+    drop(input);
+    let output = child.wait_with_output().expect("the program ends");
+    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), row["allocations"].as_u64()), (Some(0), Some(3)));
+}
