@@ -240,7 +240,9 @@ void stratalloc_torch_record_stream(void *pointer, void *stream);
 // # Safety
 //
 // `filter` is null, or a `std::function<bool(cudaStream_t)>` of GNU's C++ library.
-void stratalloc_torch_begin_allocate_to_pool(int device, stratalloc_pool pool, void *filter);
+void stratalloc_torch_begin_allocate_to_pool(int device,
+                                             stratalloc_pool pool,
+                                             void *filter);
 
 // `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
 void stratalloc_torch_end_allocate_to_pool(int device, stratalloc_pool pool);

@@ -247,9 +247,11 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
     }
     bytes.extend(b"eeu.");
     let (result, peak) = read_all(&bytes);
-    let trace = result.unwrap();
-    assert_eq!(trace.events.len(), events as usize);
-    assert!(!trace.stacks.is_empty());
+    // Denser than any recording: it may be refused for its memory, but never takes more.
+    match result {
+        Ok(trace) => assert_eq!(trace.events.len(), events as usize),
+        Err(error) => assert!(error.to_string().contains("memory"), "{error}"),
+    }
     assert_within("frames that differ, pickled", peak, bytes.len() as u64);
 }
 
@@ -259,7 +261,8 @@ fn a_stack_that_all_events_share_is_read_once() {
     let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
     bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
     bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94}\x94](");
-    bytes.extend(b"h\x06".repeat(100_000));
+    // Read by the long opcode, as files with more than 256 remembered values do.
+    bytes.extend(b"j\x06\0\0\0".repeat(100_000));
     bytes.extend(b"e\x941(");
     let event = b"}(h\x00h\x01h\x02K\x00h\x03K\x01h\x04K\x00h\x05h\x07u";
     bytes.extend(event.repeat(100_000));

@@ -331,12 +331,12 @@ mod tests {
 
     #[test]
     fn what_the_drivers_pool_keeps_is_told_as_such() {
-        let ops = vec![take(0, 0, 3 * MIB), take(1, 0, 5 * MIB), Op::Free { id: 0 }];
+        let ops = vec![take(0, 0, 3 * MIB), take(1, 0, 64 * MIB), Op::Free { id: 0 }];
         let config = Config::parse("backend:cudaMallocAsync", &Default::default()).unwrap();
         let recording = recording(ops, 2);
         let moment = Moment::PeakReserved;
         let picture = Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
-        assert_eq!(picture.causes.requested_bytes, 8 * MIB);
+        assert_eq!(picture.causes.requested_bytes, 67 * MIB);
         assert!(picture.causes.driver_bytes > 0);
         assert_eq!(picture.causes.split_rest_bytes, 0);
     }

@@ -72,6 +72,17 @@ impl Leftovers {
     }
 }
 
+impl Growth {
+    /// Bytes of a page of a new reservation.
+    pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, kind: PoolKind) -> u64 {
+        let segment_bytes = match kind {
+            PoolKind::Small => SMALL_SEGMENT_BYTES,
+            PoolKind::Large => self.miss_policy.large_segment_bytes,
+        };
+        align_up(segment_bytes, memory.granularity_bytes())
+    }
+}
+
 impl Engine {
     pub(super) fn virtual_memory(&self) -> Result<&dyn VirtualMemory, DriverError> {
         self.driver.virtual_memory().ok_or_else(|| {
@@ -142,11 +153,7 @@ impl Engine {
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<Option<Refusal>, DriverError> {
-        let granularity = memory.granularity_bytes();
-        let page_bytes = match plan.kind {
-            PoolKind::Small => align_up(SMALL_SEGMENT_BYTES, granularity),
-            PoolKind::Large => align_up(growth.miss_policy.large_segment_bytes, granularity),
-        };
+        let page_bytes = growth.page_bytes(memory, plan.kind);
         let (reserve, class) = growth.reserve_of(cell.stream(), self.device.total_bytes);
         let size_bytes = align_up(reserve.max(1), page_bytes);
         if size_bytes < plan.rounded_bytes {

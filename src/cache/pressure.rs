@@ -159,9 +159,8 @@ impl Engine {
     /// Whether even an empty cache could not serve the request: releasing would only do harm.
     fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
-        // Pages of small segments are as large as those.
-        let whole_pages = plan.expandable && plan.kind == PoolKind::Large;
-        let page_bytes = if whole_pages { growth.miss_policy.large_segment_bytes } else { 1 };
+        let memory = self.driver.virtual_memory().filter(|_| plan.expandable);
+        let page_bytes = memory.map_or(1, |memory| growth.page_bytes(memory, plan.kind));
         align_up(plan.segment_bytes, page_bytes) > most
     }
 }

@@ -271,7 +271,7 @@ fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
     for _ in 0..50 {
         bed.look(512, OWN);
     }
-    assert_eq!(asked(), few);
+    assert!(asked() <= few);
     Capture::end(&*bed.device, OWN).unwrap();
     assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), first, "it waits for its own thread");
     bed.device.sim.complete_all();

@@ -32,7 +32,6 @@ fn reserves_are_what_the_configuration_says() {
         ("", most),
         (",expandable_segments_reserve:0.5", 50 * GIB),
         (",expandable_segments_reserve:40G", 40 * GIB),
-        (",expandable_segments_reserve:1e20G", most),
         (",expandable_segments_reserve:7", most),
     ] {
         let bed = Bed::new(DEVICE_BYTES, &format!("{ON}{reserve}"));
