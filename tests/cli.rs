@@ -354,7 +354,7 @@ fn a_need_is_where_the_program_begins_to_run() {
         let output = run(&["compare", path, "--conf", conf, "--json"]);
         let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         let need = row["needs_bytes"].as_u64().unwrap();
-        let off = (need as f64 / f64::from(known_mib << 20) - 1.0).abs();
+        let off = (need as f64 / (f64::from(known_mib) * 1_048_576.0) - 1.0).abs();
         assert!(off < 0.015, "{conf}: {need}");
         let ooms = |bytes: u64| {
             let args = ["replay", path, "--conf", conf, "--json", "--total-memory"];
