@@ -1,5 +1,6 @@
 //! Instructions of each case, counted by valgrind. `scripts/instructions.sh` runs it and compares.
 
+use gungraun::Callgrind;
 use gungraun::prelude::*;
 use stratalloc_instructions::{CASES, Case, Prepared, Rounds};
 
@@ -20,4 +21,8 @@ fn rounds(mut prepared: Prepared) -> Prepared {
 }
 
 library_benchmark_group!(name = cases, benchmarks = rounds);
-main!(library_benchmark_groups = cases);
+// Instructions alone: a model of caches takes as long again.
+main!(
+    config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args(["--cache-sim=no"])),
+    library_benchmark_groups = cases
+);

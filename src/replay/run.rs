@@ -248,6 +248,10 @@ pub fn is_served<A: DeviceAllocator>(
 }
 
 /// One operation that is done.
+#[cfg_attr(
+    not(feature = "analysis"),
+    expect(dead_code, reason = "only the analysis looks at steps")
+)]
 pub(crate) struct Step<'a> {
     /// Which it is.
     pub(crate) at: usize,
