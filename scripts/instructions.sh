@@ -11,7 +11,7 @@ version=$(sed -n 's/^gungraun = .*"=\([0-9.]*\)".*/\1/p' benches/instructions/Ca
 cargo install --quiet --locked --debug --root "$tools" gungraun-runner --version "$version"
 export GUNGRAUN_RUNNER=$tools/bin/gungraun-runner
 
-cargo bench --profile dist -p stratalloc-instructions --features count --bench instructions -- --output-format=json \
+cargo bench --profile "${PROFILE:-dist}" -p stratalloc-instructions --features count --bench instructions -- --output-format=json \
     >"$tools/summaries.json"
-cargo run --quiet --profile dist -p stratalloc-instructions --bin compare -- benches/instructions/figures.json \
+cargo run --quiet --profile "${PROFILE:-dist}" -p stratalloc-instructions --bin compare -- benches/instructions/figures.json \
     <"$tools/summaries.json"
