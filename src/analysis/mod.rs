@@ -26,13 +26,16 @@
 
 mod device;
 mod figures;
+mod limit;
 mod needs;
 mod recording;
 mod trial;
 
 #[cfg(feature = "cli")]
-pub(crate) use device::{add_taken, counted, open_sim};
+pub(crate) use device::{counted, open_sim};
 pub use figures::Figures;
 pub use needs::{Cost, Need, SearchOptions};
-pub use recording::{Limit, LimitSource, Memory, Recording};
+pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
+#[cfg(feature = "cli")]
+pub(crate) use trial::measure_watched;
 pub use trial::{Room, Trial, fits, measure};

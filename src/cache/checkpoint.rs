@@ -149,7 +149,8 @@ impl Engine {
             self.free_all(cell, state, &mut restored.freed);
             let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());
             for segment in own {
-                self.restore_segment(cell, state, segment, exact, &mut restored.live);
+                let next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
+                self.restore_segment(cell, state, next, segment, exact, &mut restored.live);
             }
         }
         Ok(restored)
@@ -169,16 +170,16 @@ impl Engine {
     }
 
     /// Hands out all blocks of a recorded segment, and frees those that were free. The segment's
-    /// range is one free block, or part of one.
-    fn restore_segment(
+    /// range lies in the free block `next`.
+    pub(super) fn restore_segment(
         &self,
         cell: &HeapCell,
         state: &mut MutexGuard<'_, HeapState>,
+        mut next: Option<Slot>,
         segment: &SegmentLayout,
         exact: bool,
         live: &mut Vec<Allocation>,
     ) {
-        let mut next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
         let mut free = Vec::new();
         for block in &segment.blocks {
             let Some(slot) = next else {
@@ -209,7 +210,7 @@ struct Placed {
     made: Allocation,
 }
 
-fn slot_of(made: &Allocation) -> Slot {
+pub(super) fn slot_of(made: &Allocation) -> Slot {
     Slot(made.token().0[1])
 }
 

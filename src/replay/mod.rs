@@ -7,6 +7,7 @@
 mod pools;
 pub mod reader;
 mod run;
+mod start;
 mod told;
 mod trace;
 mod verify;
@@ -16,6 +17,9 @@ pub use reader::{Limits, TraceError};
 #[cfg(feature = "analysis")]
 pub(crate) use run::{Manner, run_as};
 pub use run::{ReplayError, Run, is_served, run};
+pub use start::{LiveBlock, Start};
 pub use trace::{Trace, TraceEvent};
-pub use verify::{Verification, verify};
+pub use verify::{Misfit, Verification, verify};
+#[cfg(feature = "analysis")]
+pub(crate) use verify::{Until, verify_until};
 pub use workload::{Op, Workload};

@@ -53,14 +53,14 @@ pub enum ReplayError {
     /// A log of requests says no decisions.
     #[error("the recording is a log of requests: it can be replayed without --verify")]
     RequestsOnly,
-    /// Decisions depend on what happened before the recording began.
+    /// What was there before the recording began cannot be told from it.
     #[error(
-        "{blocks} blocks lived before the recording began, so its decisions cannot be verified; \
-         it can be replayed without --verify"
+        "{blocks} blocks lived before the recording began, and where they lay cannot be told, so its \
+         decisions cannot be verified; it can be replayed without --verify"
     )]
     LiveBefore {
         /// How many.
-        blocks: u32,
+        blocks: usize,
     },
 }
 
