@@ -243,17 +243,6 @@ fn told<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
 }
 
-/// A number of device calls' milliseconds, and which part of the recorded time that is.
-fn device_time(ms: Option<f64>, recording: &Recording) -> String {
-    let Some(ms) = ms else {
-        return UNKNOWN.to_owned();
-    };
-    match recording.trace.duration_us {
-        Some(us) if us > 0 => format!("{ms:.1} ({:.2}%)", ms * 1e5 / us as f64),
-        _ => format!("{ms:.1}"),
-    }
-}
-
 fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Result<()> {
     let limit = recording.limit;
     let mut heading = vec![
@@ -281,7 +270,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
             needs(row),
             told(row.needs_retries),
             told(row.needs_device_calls),
-            device_time(row.needs_device_ms, recording),
+            told(row.needs_device_ms.map(|ms| format!("{ms:.1}"))),
             mib(row.reserved_unlimited_bytes as f64),
         ];
         if limit.is_some() {

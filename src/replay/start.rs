@@ -132,7 +132,8 @@ impl Start {
             let end = address.checked_add(held.size_bytes)?;
             let aligned =
                 [address, held.size_bytes].iter().all(|n| n.is_multiple_of(MIN_BLOCK_BYTES));
-            if address < last_end || !aligned || held.pool != PoolId::DEFAULT {
+            let empty = held.size_bytes == 0;
+            if empty || address < last_end || !aligned || held.pool != PoolId::DEFAULT {
                 return None;
             }
             last_end = end;

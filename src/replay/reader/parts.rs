@@ -49,7 +49,6 @@ impl Parts {
             conf: self.conf,
             device,
             other_devices,
-            duration_us: None,
             requests_only: false,
         }
     }
