@@ -2,6 +2,7 @@
 
 mod advise;
 mod files;
+mod needs;
 mod words;
 
 use std::io::{BufRead, BufReader, Write};
@@ -64,8 +65,9 @@ fn verify_prints_every_field_and_succeeds() {
     let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let fields = "trace conf device allocations frees peak_requested_bytes peak_allocated_bytes \
                   peak_reserved_bytes device_allocs device_frees retries ooms \
-                  empty_caches_inferred ns_per_op wall_s address_mismatches segment_mismatches \
-                  layout_mismatches first_mismatch recorded_ooms first_out_of_memory";
+                  empty_caches_inferred device_ms ns_per_op wall_s address_mismatches \
+                  segment_mismatches layout_mismatches first_mismatch recorded_ooms \
+                  first_out_of_memory limit_bytes limit_inferred reserved_unlimited_bytes needs_bytes";
     let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, fields.split_whitespace().collect::<Vec<_>>());
     assert_eq!(row["trace"], "serve.default");
@@ -90,7 +92,7 @@ fn a_recording_of_several_streams_reserves_the_same_on_the_host() {
 }
 
 #[test]
-fn a_recording_of_several_devices_says_which_is_taken() {
+fn each_device_of_a_recording_is_told() {
     let event = |address: u64, bytes: u64| {
         format!(r#"{{"action":"alloc","addr":{address},"size":{bytes},"stream":0}}"#)
     };
@@ -99,16 +101,30 @@ fn a_recording_of_several_devices_says_which_is_taken() {
     let folder = Folder::new("two");
     let file = folder.file("two.json", &format!(r#"{{"segments":[],"device_traces":[{lists}]}}"#));
     let replay = |more: &[&str]| run(&[&["replay", &file, "--json"][..], more].concat());
-    let allocations = |output: &Output| {
-        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        row["allocations"].as_u64().unwrap()
+    let allocations = |output: &Output| -> Vec<(String, u64)> {
+        let rows = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
+        let rows = rows.map(|row| row.unwrap());
+        rows.map(|row: serde_json::Value| {
+            (row["trace"].as_str().unwrap().to_owned(), row["allocations"].as_u64().unwrap())
+        })
+        .collect()
     };
-    let most = replay(&[]);
-    assert_eq!(allocations(&most), 2);
-    let told = text(&most.stderr);
-    assert!(told.contains("events of device 1 are taken, 1 more have some"), "{told}");
-    let other = replay(&["--recorded-device", "0"]);
-    assert_eq!((allocations(&other), text(&other.stderr)), (1, String::new()));
+    let each = replay(&[]);
+    let devices = [("two device 1".to_owned(), 2), ("two device 0".to_owned(), 1)];
+    assert_eq!(allocations(&each), devices, "{}", text(&each.stderr));
+    assert!(text(&each.stderr).contains("events of 2 devices"), "{}", text(&each.stderr));
+    let one = replay(&["--recorded-device", "0"]);
+    assert_eq!(allocations(&one), [("two".to_owned(), 1)]);
+    assert_eq!(text(&one.stderr), "");
+    // Statistics are one device's.
+    let statistics = folder.path("statistics.json");
+    let first = replay(&["--stats", &statistics]);
+    assert_eq!(allocations(&first), [("two".to_owned(), 2)]);
+    assert!(
+        text(&first.stderr).contains("events of device 1 are taken"),
+        "{}",
+        text(&first.stderr)
+    );
 }
 
 #[test]
@@ -306,7 +322,7 @@ fn compare_marks_the_best_and_prints_json() {
 }
 
 /// The rows of a table by their first cell; the next cell is the need in MiB.
-fn needs(table: &str) -> Vec<(&str, f64)> {
+fn needs_of(table: &str) -> Vec<(&str, f64)> {
     let cells = |line: &str| line.split_whitespace().nth(1).map(|cell| cell.replace('*', ""));
     let row = |line: &'_ str| cells(line).and_then(|cell| cell.parse().ok());
     table.lines().filter_map(|line| Some((line.split(' ').next()?, row(line)?))).collect()
@@ -320,7 +336,7 @@ fn compare_ranks_by_need_and_shows_a_configuration_once() {
     let confs = confs.iter().flat_map(|conf| ["--conf", conf]);
     let args: Vec<&str> = ["compare", path].into_iter().chain(confs).collect();
     let table = text(&run(&args).stdout);
-    let rows = needs(&table);
+    let rows = needs_of(&table);
     assert_eq!(rows.len(), 3, "the empty configuration is native: {table}");
     assert!(rows.is_sorted_by(|a, b| a.1 <= b.1), "{table}");
     let least = table.lines().nth(2).unwrap();
@@ -345,31 +361,6 @@ fn the_largest_need_of_a_job_is_told_with_its_rank() {
     assert!(!table.contains("of one job") && !table.contains("sum"), "{table}");
 }
 
-/// Known needs, and that fewer bytes do not do: the program is asked about each device by itself.
-#[test]
-fn a_need_is_where_the_program_begins_to_run() {
-    let path = trace("serve.default");
-    let path = path.to_str().unwrap();
-    for (conf, known_mib) in [("backend:native", 2100), ("max_split_size_mb:64", 1493)] {
-        let output = run(&["compare", path, "--conf", conf, "--json"]);
-        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let need = row["needs_bytes"].as_u64().unwrap();
-        let off = (need as f64 / (f64::from(known_mib) * 1_048_576.0) - 1.0).abs();
-        assert!(off < 0.015, "{conf}: {need}");
-        let ooms = |bytes: u64| {
-            let args = ["replay", path, "--conf", conf, "--json", "--total-memory"];
-            let output = run(&[&args[..], &[&bytes.to_string()]].concat());
-            let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-            row["ooms"].as_u64().unwrap()
-        };
-        for above in [1.0, 1.01, 1.03, 1.07, 1.1, 1.3, 2.0] {
-            assert_eq!(ooms((need as f64 * above) as u64), 0, "{conf}: {above} of {need}");
-        }
-        let below = (1..=8).map(|step| need - step * need / 400);
-        assert!(below.into_iter().any(|bytes| ooms(bytes) > 0), "{conf}: less than {need} does");
-    }
-}
-
 #[test]
 fn compare_counts_the_calls_of_the_drivers_pools() {
     let path = trace("multistream.default");
@@ -380,18 +371,37 @@ fn compare_counts_the_calls_of_the_drivers_pools() {
 }
 
 #[test]
-fn a_replay_that_had_more_memory_than_the_program_says_so() {
+fn a_limit_is_found_in_the_recording() {
     let path = trace("unet.frac045");
     let path = path.to_str().unwrap();
-    let output = run(&["replay", path]);
-    assert!(text(&output.stdout).contains("the recorded program ran out of memory"));
     let row = |more: &[&str]| -> serde_json::Value {
         serde_json::from_slice(&run(&[&["replay", path, "--json"][..], more].concat()).stdout)
             .unwrap()
     };
-    let with_room = row(&[]);
+    let with_room = row(&["--memory-fraction", "1"]);
     assert_eq!(with_room["ooms"], 0);
     assert!(with_room["recorded_ooms"].as_u64().unwrap() > 0, "{with_room}");
+    assert!(
+        with_room["limit_bytes"].is_null() && with_room["limit_inferred"] == false,
+        "{with_room}"
+    );
+    // Without a word the limit is what the recording shows.
+    let inferred = row(&[]);
+    assert_eq!(inferred["ooms"], inferred["recorded_ooms"], "{inferred}");
+    assert_eq!(inferred["limit_inferred"], true);
+    let limit = inferred["limit_bytes"].as_f64().unwrap() / f64::from(1 << 20);
+    assert!((limit / 6442.0 - 1.0).abs() < 0.02, "{limit}");
+    assert_eq!(inferred["needs_bytes"], with_room["needs_bytes"], "no limit decides on needs");
+    let exact = row(&["--verify", "--total-memory", "150109880320"]);
+    assert_eq!(exact["first_mismatch"], serde_json::Value::Null, "{exact}");
+    let told = text(&run(&["replay", path]).stdout);
+    assert!(
+        told.contains("limit: ") && told.contains("--memory-fraction 1 turns it off"),
+        "{told}"
+    );
+    // A device that is smaller than the recorded one is another: all of it may be used.
+    let other = row(&["--total-memory", "7516192768"]);
+    assert_eq!((&other["ooms"], &other["limit_inferred"]), (&0.into(), &false.into()), "{other}");
     let as_it_was = row(&["--memory-fraction", "0.045", "--verify"]);
     assert_eq!(as_it_was["ooms"], as_it_was["recorded_ooms"], "{as_it_was}");
     let output = run(&["replay", path, "--memory-fraction", "0.045"]);

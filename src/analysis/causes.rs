@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::holders::{Holders, LiveBlock};
 use super::recording::Recording;
-use super::trial::{Room, open, without_files};
+use super::trial::{Room, open_with_start, without_files};
 use crate::allocator::{Allocation, DeviceAllocator};
 use crate::config::Config;
 use crate::driver::Brake;
@@ -153,10 +153,10 @@ fn find(
     room: Room,
     moment: Moment,
 ) -> Result<Option<usize>, ReplayError> {
-    let (strategy, sim) = open(recording, config, room)?;
+    let (strategy, sim, held) = open_with_start(recording, config, room)?;
     let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
     let (mut found, mut most_bytes) = (None, 0);
-    walk(&recording.workload, &strategy, brake, |step| {
+    walk(&recording.workload, &strategy, brake, held, |step| {
         match moment {
             Moment::FirstFailure if step.is_failure => {
                 found = Some(step.at);
@@ -180,10 +180,10 @@ fn paint(
     moment: Moment,
     at: usize,
 ) -> Result<Picture, ReplayError> {
-    let (strategy, sim) = open(recording, config, room)?;
+    let (strategy, sim, held) = open_with_start(recording, config, room)?;
     let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
     let mut live = Vec::new();
-    walk(&recording.workload, &strategy, brake, |step| {
+    walk(&recording.workload, &strategy, brake, held, |step| {
         if step.at < at {
             return ControlFlow::Continue(());
         }

@@ -25,11 +25,27 @@ pub(crate) fn counted(strategy: Strategy) -> Strategy {
     }
 }
 
+/// How often a device was asked for memory, and given some back.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Calls {
+    took: u64,
+    gave: u64,
+}
+
+impl Calls {
+    pub(super) fn of(sim: &Sim) -> Self {
+        let calls = |names: [&str; 3]| names.into_iter().map(|name| sim.calls(name)).sum();
+        Self {
+            took: calls(["allocate", "create", "allocate_async"]),
+            gave: calls(["free", "release", "free_async"]),
+        }
+    }
+}
+
 /// Adds what a strategy does not know about itself, as a simulated device saw it: what it reserved, and how
-/// often it called the device, those calls that failed too.
-pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
+/// often it called the device since `before`, those calls that failed too.
+pub(super) fn add_taken(statistics: &mut Statistics, sim: &Sim, before: Calls) {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let calls = |names: [&str; 3]| signed(names.into_iter().map(|name| sim.calls(name)).sum());
     if statistics.reserved_bytes.all.peak == 0 {
         statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
     }
@@ -37,6 +53,7 @@ pub(crate) fn add_taken(statistics: &mut Statistics, sim: &Sim) {
     if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
         return;
     }
-    statistics.num_device_alloc = calls(["allocate", "create", "allocate_async"]);
-    statistics.num_device_free = calls(["free", "release", "free_async"]);
+    let now = Calls::of(sim);
+    statistics.num_device_alloc = signed(now.took - before.took);
+    statistics.num_device_free = signed(now.gave - before.gave);
 }

@@ -20,6 +20,8 @@ pub struct Figures {
     pub device_frees: u64,
     /// Requests that failed.
     pub ooms: u64,
+    /// What the device had at least: reserved and free together when a request failed.
+    pub device_at_least_bytes: Option<u64>,
     /// Times at which everything idle was released to serve a request; only exact replays know it.
     pub retries: Option<u64>,
 }
@@ -32,6 +34,8 @@ impl Figures {
         // Backwards from the end, where the layout says what was held, to the beginning.
         let mut held: i128 = trace.segments.iter().map(|s| i128::from(s.size_bytes)).sum();
         let mut peak = held;
+        // A file whose parts contradict each other may end below nothing.
+        let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
         for event in trace.events.iter().rev() {
             let bytes = i128::from(event.size_bytes);
             match event.action {
@@ -43,13 +47,17 @@ impl Figures {
                     held += bytes;
                     figures.device_frees += 1;
                 }
-                Action::OutOfMemory => figures.ooms += 1,
+                Action::OutOfMemory => {
+                    figures.ooms += 1;
+                    // The event's address is what the device had free.
+                    let has = whole(held).saturating_add(event.address);
+                    figures.device_at_least_bytes =
+                        Some(figures.device_at_least_bytes.unwrap_or(0).max(has));
+                }
                 Action::Alloc | Action::FreeRequested | Action::FreeCompleted => {}
             }
             peak = peak.max(held);
         }
-        // A file whose parts contradict each other may end below nothing.
-        let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
         figures.reserved_before_bytes = whole(held);
         figures.peak_reserved_bytes = whole(peak);
         figures

@@ -30,6 +30,7 @@ mod causes;
 mod device;
 mod figures;
 mod holders;
+mod limit;
 mod needs;
 mod recording;
 mod streams;
@@ -39,14 +40,14 @@ mod words;
 pub use advice::{Advice, AdviceOptions, Tried};
 pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
 #[cfg(feature = "cli")]
-pub(crate) use device::{add_taken, counted, open_sim};
+pub(crate) use device::{counted, open_sim};
 pub use figures::Figures;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
-pub use recording::{Limit, LimitSource, Memory, Recording};
+pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
 pub use streams::{StreamUse, Streams};
-#[cfg(feature = "cli")]
-pub(crate) use trial::without_files;
 pub use trial::{Room, Trial, fits, measure};
+#[cfg(feature = "cli")]
+pub(crate) use trial::{measure_watched, without_files};
 #[cfg(feature = "cli")]
 pub(crate) use words::{counted_as, grouped};

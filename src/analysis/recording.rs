@@ -3,10 +3,12 @@
 use std::fmt;
 
 use super::figures::{Figures, live_peak_bytes};
+use super::limit::infer;
 use crate::config::{Compat, Config};
 use crate::driver::sim::SimOptions;
-use crate::replay::{self, Trace, Verification, Workload};
-use crate::size::limit_of_fraction;
+use crate::history::SegmentLayout;
+use crate::replay::{self, Start, Trace, Verification, Workload};
+use crate::size::{fraction_of_limit, limit_of_fraction};
 
 /// How much memory a recorded program had, as far as somebody says.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -30,12 +32,30 @@ pub struct Recording {
     pub figures: Figures,
     /// What may be reserved, where something limits it.
     pub limit: Option<Limit>,
-    /// Whether a replay of the recorded configuration makes every recorded decision.
-    pub is_exact: bool,
+    /// What the recorded program could reserve, where the recording shows it and nobody said it.
+    pub inferred_limit: Option<Limit>,
+    /// A replay of the recorded configuration, where it makes every recorded decision. Its workload is
+    /// this recording's.
+    pub exact: Option<Verification>,
+    /// What was there before the first event, where the recording begins late and tells it.
+    pub start: Option<Beginning>,
     /// The most bytes that callers held at once, as they asked for them: nothing runs on less.
     pub live_peak_bytes: u64,
     /// What was said of the memory.
     pub memory: Memory,
+}
+
+/// What was there when a recording began.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beginning {
+    /// Bytes that were reserved.
+    pub reserved_bytes: u64,
+    /// Bytes that were in callers' hands, as they asked for them.
+    pub requested_bytes: u64,
+    /// Where the blocks lay that lived, in the order of the workload's first operations.
+    pub live_addresses: Vec<u64>,
+    /// All of it, under the recorded configuration; without it replays start from the live blocks alone.
+    pub layout: Option<Vec<SegmentLayout>>,
 }
 
 /// The most that may be reserved.
@@ -76,6 +96,18 @@ impl fmt::Display for LimitSource {
     }
 }
 
+impl Beginning {
+    fn of(trace: &Trace, config: Option<&Config>) -> Option<Self> {
+        let start = Start::of(trace);
+        (!start.is_empty()).then(|| Self {
+            reserved_bytes: start.reserved_bytes(),
+            requested_bytes: start.requested_bytes(),
+            live_addresses: start.blocks.iter().map(|block| block.address).collect(),
+            layout: config.and_then(|config| start.layout(config.settings())),
+        })
+    }
+}
+
 impl Recording {
     /// Reads what a trace asked for. `config` is the recorded configuration, if it can be repeated.
     ///
@@ -84,30 +116,76 @@ impl Recording {
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
         let total_bytes = total_bytes(&memory);
         let mut figures = Figures::of(&trace);
-        let exact = config.as_ref().and_then(|config| {
+        let (mut limit, mut inferred_limit) = (said_limit(&memory), None);
+        let mut exact = config.as_ref().and_then(|config| {
             let config = config.clone().with_compat(Compat::PyTorch);
             let found = replay::verify(&trace, &config, total_bytes, memory.fraction);
             found.ok().filter(Verification::is_exact)
         });
+        if let (None, None, Some(config)) = (&exact, memory.fraction, &config) {
+            let config = config.clone().with_compat(Compat::PyTorch);
+            if let Some(found) = infer(&trace, &config, total_bytes, &figures) {
+                exact = Some(found.verification);
+                inferred_limit = Some(found.limit);
+            } else if figures.ooms > 0 && figures.peak_reserved_bytes > 0 {
+                // Not every decision comes out, as in recordings that begin late: the most that was
+                // reserved is the least that the limit can be.
+                let source = LimitSource::Inferred { ooms: figures.ooms };
+                inferred_limit = Some(Limit { bytes: figures.peak_reserved_bytes, source });
+            }
+            if inferred_limit.is_some() && is_recorded_device(&memory, &figures) {
+                limit = inferred_limit;
+            }
+        }
         if let Some(exact) = &exact {
             let counters = &exact.statistics;
             figures.retries = u64::try_from(counters.num_alloc_retries).ok();
             figures.peak_allocated_bytes = u64::try_from(counters.allocated_bytes.all.peak).ok();
         }
-        let is_exact = exact.is_some();
-        let workload = exact.map_or_else(
-            || Workload::of(&trace, total_bytes),
-            |verification| verification.workload,
-        );
+        let workload = match &mut exact {
+            Some(exact) => std::mem::take(&mut exact.workload),
+            None => Workload::of(&trace, total_bytes),
+        };
+        let start = Beginning::of(&trace, config.as_ref());
         let live_peak_bytes = live_peak_bytes(&workload);
-        let limit = said_limit(&memory);
-        Self { trace, config, workload, figures, limit, is_exact, live_peak_bytes, memory }
+        Self {
+            trace,
+            config,
+            workload,
+            figures,
+            limit,
+            inferred_limit,
+            exact,
+            start,
+            live_peak_bytes,
+            memory,
+        }
     }
 
     /// Whether the limit was found in the recording.
     #[must_use]
     pub fn limit_is_inferred(&self) -> bool {
         self.limit.is_some_and(|limit| matches!(limit.source, LimitSource::Inferred { .. }))
+    }
+
+    /// The part of a device with `total_bytes` that a replay may reserve; `None` where it may take all.
+    #[must_use]
+    pub fn fraction_of(&self, total_bytes: u64) -> Option<f64> {
+        let limit = self.limit?;
+        match limit.source {
+            LimitSource::Fraction => self.memory.fraction,
+            LimitSource::TotalMemory => None,
+            LimitSource::Inferred { .. } => Some(fraction_of_limit(limit.bytes, total_bytes)),
+        }
+    }
+
+    /// The layout from which a replay under `config` starts: the recorded one under the recorded
+    /// configuration, whatever the compatibility; nothing under any other.
+    #[must_use]
+    pub fn layout_for(&self, config: &Config) -> Option<&[SegmentLayout]> {
+        let (layout, own) = (self.start.as_ref()?.layout.as_deref()?, self.config.as_ref()?);
+        let compat = config.settings().compat;
+        (own.clone().with_compat(compat).settings() == config.settings()).then_some(layout)
     }
 
     /// What the device of a replay has, in bytes: as said, or an H200's memory.
@@ -119,6 +197,15 @@ impl Recording {
 
 fn total_bytes(memory: &Memory) -> u64 {
     memory.total_bytes.unwrap_or(SimOptions::default().total_bytes)
+}
+
+/// Whether the device that somebody described may be the recorded one, whose limit then holds. A device
+/// that is smaller than the recorded one, or a recording that does not tell how large that was, is another:
+/// a replay has all of it.
+fn is_recorded_device(memory: &Memory, figures: &Figures) -> bool {
+    memory.total_bytes.is_none_or(|total_bytes| {
+        figures.device_at_least_bytes.is_some_and(|at_least| total_bytes >= at_least)
+    })
 }
 
 fn said_limit(memory: &Memory) -> Option<Limit> {

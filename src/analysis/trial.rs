@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use super::device::{add_taken, counted, open_sim};
-use super::recording::{LimitSource, Recording};
+use super::device::{Calls, add_taken, counted, open_sim};
+use super::recording::Recording;
+use crate::allocator::{Allocation, DeviceAllocator};
 use crate::config::Config;
 use crate::driver::sim::EventMode;
 use crate::driver::{Brake, Driver, Sim};
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Manner, ReplayError, Run};
-use crate::size::fraction_of_limit;
 use crate::stats::Statistics;
 use crate::strategies::Strategy;
 
@@ -66,15 +66,27 @@ pub fn measure(
     room: Room,
     passes: u32,
 ) -> Result<Trial, ReplayError> {
+    measure_watched(recording, config, room, passes, &|_| ())
+}
+
+/// The same; `progress` is called after each pass with the number of passes done.
+pub(crate) fn measure_watched(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    passes: u32,
+    progress: &dyn Fn(u32),
+) -> Result<Trial, ReplayError> {
+    let measure_on = |room| measure_on(recording, config, room, passes, progress);
     if room != Room::Endless {
-        return measure_on(recording, config, room, passes);
+        return measure_on(room);
     }
     let [large, larger] = ENDLESS_BYTES.map(|total_bytes| Room::Device { total_bytes });
-    let trial = measure_on(recording, config, large, passes)?;
+    let trial = measure_on(large)?;
     if trial.run.ooms == 0 && trial.run.statistics.num_alloc_retries == 0 {
         return Ok(trial);
     }
-    let second = measure_on(recording, config, larger, passes)?;
+    let second = measure_on(larger)?;
     Ok(if second.run.ooms <= trial.run.ooms { second } else { trial })
 }
 
@@ -83,17 +95,24 @@ fn measure_on(
     config: &Config,
     room: Room,
     passes: u32,
+    progress: &dyn Fn(u32),
 ) -> Result<Trial, ReplayError> {
-    let (strategy, sim) = open(recording, config, room)?;
+    let (strategy, sim, held) = open_with_start(recording, config, room)?;
     let strategy = counted(strategy);
     let begun_ns = Cell::new(0);
     let ended_ns = Cell::new(0);
+    let before = Cell::new(Calls::default());
     let manner = Manner {
         passes,
-        begun: &|| begun_ns.set(sim.elapsed_ns()),
+        held,
+        progress,
+        begun: &|| {
+            begun_ns.set(sim.elapsed_ns());
+            before.set(Calls::of(&sim));
+        },
         look: &|statistics: &mut Statistics| {
             ended_ns.set(sim.elapsed_ns());
-            add_taken(statistics, &sim);
+            add_taken(statistics, &sim, before.get());
         },
         ..Manner::default()
     };
@@ -114,31 +133,62 @@ pub fn fits(recording: &Recording, config: &Config, total_bytes: u64) -> Result<
     replay::is_served(&recording.workload, &strategy, Some(sim))
 }
 
+/// The strategy with what was there when the recording began, by the numbers of the workload's blocks;
+/// blocks that are not there are allocated first.
+pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
+
+/// An allocator on a device of its own, which begins with what was there when the recording began.
+pub(super) fn open_with_start(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+) -> Result<Opened, ReplayError> {
+    let (strategy, sim) = open(recording, config, room)?;
+    let start = recording.start.as_ref().zip(recording.layout_for(config));
+    let Some(((start, layout), engine)) =
+        start.filter(|_| room == Room::Limited).zip(strategy.engine())
+    else {
+        return Ok((strategy, sim, Vec::new()));
+    };
+    let Ok(installed) = engine.install(layout) else {
+        // There is no room for all of it: what lived may have some.
+        let (strategy, sim) = open(recording, config, room)?;
+        return Ok((strategy, sim, Vec::new()));
+    };
+    let held = installed.into_iter().filter_map(|block| {
+        let id = start.live_addresses.binary_search(&block.address).ok()?;
+        Some((u32::try_from(id).ok()?, block.allocation))
+    });
+    let held = held.collect();
+    Ok((strategy, sim, held))
+}
+
 /// An allocator on a device of its own.
-pub(super) fn open(
+fn open(
     recording: &Recording,
     config: &Config,
     room: Room,
 ) -> Result<(Strategy, Arc<Sim>), ReplayError> {
-    let limit = recording.limit;
     let (total_bytes, fraction) = match room {
         Room::Endless => (ENDLESS_BYTES[0], None),
         Room::Device { total_bytes } => (total_bytes, None),
-        Room::Limited => match limit.map(|limit| limit.source) {
-            Some(LimitSource::Fraction) => (recording.total_bytes(), recording.memory.fraction),
-            Some(LimitSource::TotalMemory) | None => (recording.total_bytes(), None),
-            Some(LimitSource::Inferred { .. }) => {
-                let total_bytes = recording.total_bytes();
-                let limit_bytes = limit.map_or(total_bytes, |limit| limit.bytes);
-                (total_bytes, Some(fraction_of_limit(limit_bytes, total_bytes)))
-            }
-        },
+        Room::Limited => {
+            let total_bytes = recording.total_bytes();
+            (total_bytes, recording.fraction_of(total_bytes))
+        }
     };
     let sim = open_sim(Some(total_bytes), EventMode::Manual);
     let driver = Arc::clone(&sim) as Arc<dyn Driver>;
     let strategy = registry::build(config, driver, BuildOptions::default())?;
     if let Some(fraction) = fraction {
-        strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;
+        match strategy.caching() {
+            // What keeps no cache has no limit of its own: the device is as small.
+            None if recording.limit_is_inferred() => {
+                let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);
+                return open(recording, config, Room::Device { total_bytes: bytes });
+            }
+            _ => strategy.caching_or_refuse()?.set_memory_fraction(fraction)?,
+        }
     }
     Ok((strategy, sim))
 }

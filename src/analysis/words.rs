@@ -54,27 +54,17 @@ fn setting(tried: &Tried) -> String {
     }
 }
 
-fn cost(cost: Option<Cost>, before: Option<Cost>, recording: &Recording) -> String {
+fn cost(cost: Option<Cost>, before: Option<Cost>) -> String {
     let (Some(cost), Some(before)) = (cost, before) else { return String::new() };
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
     let ms = |ns: u64| ns as f64 / 1e6;
     let more_ns = cost.device_ns.saturating_sub(before.device_ns);
     let retries = counted_as(cost.retries, "retry", "retries");
-    let time = match (more_ns, recording.trace.duration_us) {
-        (0, _) => {
-            let less = ms(before.device_ns - cost.device_ns);
-            return format!("; it costs {retries}, and device calls take {less:.1} ms less");
-        }
-        (_, Some(us)) if us > 0 => {
-            let share = part(more_ns / 1000, us) * 100.0;
-            format!(
-                "{:.1} ms more in device calls ({share:.2} % of the recorded time)",
-                ms(more_ns)
-            )
-        }
-        _ => format!("{:.1} ms more in device calls", ms(more_ns)),
-    };
-    format!("; it costs {retries} and {time}")
+    if more_ns == 0 {
+        let less = ms(before.device_ns - cost.device_ns);
+        return format!("; it costs {retries}, and device calls take {less:.1} ms less");
+    }
+    format!("; it costs {retries} and {:.1} ms more in device calls", ms(more_ns))
 }
 
 impl Advice {
@@ -124,7 +114,7 @@ impl Advice {
             mib(needs),
             mib(before),
             part(saved, before) * 100.0,
-            cost(choice.need.cost, self.recorded.need.cost, recording)
+            cost(choice.need.cost, self.recorded.need.cost)
         )
     }
 

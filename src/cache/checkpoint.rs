@@ -125,7 +125,8 @@ impl Engine {
             self.free_all(cell, state, &mut restored.freed);
             let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());
             for segment in own {
-                self.restore_segment(cell, state, segment, exact, &mut restored.live);
+                let next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
+                self.restore_segment(cell, state, next, segment, exact, &mut restored.live);
             }
         }
         Ok(restored)
@@ -144,18 +145,18 @@ impl Engine {
         }
     }
 
-    /// Hands out the blocks of a recorded segment that were live. The segment's range is one free block,
-    /// or part of one. To the letter (`exact`) the others are handed out too and freed at the end, so that
+    /// Hands out the blocks of a recorded segment that were live. The segment's range lies in the free
+    /// block `next`. To the letter (`exact`) the others are handed out too and freed at the end, so that
     /// counters count them.
-    fn restore_segment(
+    pub(super) fn restore_segment(
         &self,
         cell: &HeapCell,
         state: &mut MutexGuard<'_, HeapState>,
+        mut next: Option<Slot>,
         segment: &SegmentLayout,
         exact: bool,
         live: &mut Vec<Allocation>,
     ) {
-        let mut next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
         let mut placed = Vec::new();
         for block in &segment.blocks {
             let wanted = block.state == BlockStateName::ActiveAllocated;
@@ -217,6 +218,11 @@ fn place_in(
     let freed = heap.free(before.id.slot, clock);
     let inactive = before.inactive.plus(out.inactive).plus(freed.inactive);
     HandOut { inactive, ..out }
+}
+
+/// Where the block lies that an engine handed out.
+pub(super) fn slot_of(made: &Allocation) -> Slot {
+    Slot(made.token().0[1])
 }
 
 fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), PoolError> {

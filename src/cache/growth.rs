@@ -144,7 +144,7 @@ impl Growth {
         }
     }
 
-    fn segment_came(&mut self, kind: PoolKind, size_bytes: u64) {
+    pub(super) fn segment_came(&mut self, kind: PoolKind, size_bytes: u64) {
         let bytes = i64::try_from(size_bytes).expect("segments are below 2^63 bytes");
         let counters = &mut self.counters;
         counters.num_device_alloc += 1;

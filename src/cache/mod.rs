@@ -27,6 +27,8 @@ mod hints;
 mod hooks;
 mod imports;
 mod inspect;
+#[cfg(feature = "replay")]
+mod install;
 mod oom;
 mod peers;
 mod per_thread;
@@ -40,4 +42,6 @@ mod statistics;
 pub use engine::{Engine, EngineOptions};
 pub(crate) use hooks::Hooks;
 pub use inspect::Foresight;
+#[cfg(feature = "replay")]
+pub(crate) use install::groups;
 pub(crate) use oom::name_holders;

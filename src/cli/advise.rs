@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -14,10 +14,10 @@ use crate::analysis::{
 };
 use crate::config::{Compat, Config, Size, shown};
 use crate::ids::PoolId;
-use crate::replay::{Frame, Limits, Stacks};
+use crate::replay::{Frame, Limits, Stacks, Trace};
 
 use super::outcome::{Outcome, each, fraction, out, tell};
-use super::replay::{name_of, read};
+use super::replay::{Devices, each_device, tell_start};
 use super::settings;
 use super::show::{Side, emphasised, mib, progress, shown_conf, table};
 
@@ -37,7 +37,7 @@ pub(crate) struct Advise {
     /// Part of the device's memory that may be reserved; 1 turns a limit that the recording shows off.
     #[arg(long, value_parser = fraction)]
     memory_fraction: Option<f64>,
-    /// The device of the recording that is analysed. Default: the one with the most events.
+    /// The device of the recording that is analysed. Default: each by itself.
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more bytes than this.
@@ -49,7 +49,12 @@ pub(crate) struct Advise {
 }
 
 pub(crate) fn run(args: &Advise) -> Result<Outcome, Box<dyn Error>> {
-    each(&args.trace, |path| advise(args, path).map(|()| Outcome::Good))
+    each(&args.trace, |path| {
+        let device = args.recorded_device;
+        each_device(path, args.max_input, device, Devices::Each, &mut |name, trace| {
+            advise(args, name, trace).map(|()| Outcome::Good)
+        })
+    })
 }
 
 /// The moments that are looked at, under the recorded configuration.
@@ -59,17 +64,16 @@ struct Why {
     failure: Option<Picture>,
 }
 
-fn advise(args: &Advise, path: &Path) -> Result<(), Box<dyn Error>> {
-    let trace = read(path, args.max_input, args.recorded_device)?;
-    let name = name_of(path);
+fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>> {
     let own = settings::recorded(&trace.conf);
     if let Err(error) = &own {
-        tell(format_args!("note: {}: compared with PyTorch's default: {error}", shown(&name)));
+        tell(format_args!("note: {}: compared with PyTorch's default: {error}", shown(name)));
     }
     let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
     let recording = Recording::new(trace, own.ok(), memory);
+    tell_start(name, &recording);
     let options = AdviceOptions { quick: args.quick, ..AdviceOptions::default() };
-    let bar = progress(1, &format!("trying settings on {}", shown(&name)));
+    let bar = progress(1, &format!("trying settings on {}", shown(name)));
     let advice = Advice::search(&recording, &options, &|done, known| {
         bar.set_length(known as u64);
         bar.set_position(done as u64);
@@ -77,10 +81,10 @@ fn advise(args: &Advise, path: &Path) -> Result<(), Box<dyn Error>> {
     bar.finish_and_clear();
     let why = why(&recording)?;
     if args.json {
-        writeln!(out(), "{}", as_json(&name, &recording, &advice, &why))?;
+        writeln!(out(), "{}", as_json(name, &recording, &advice, &why))?;
         return Ok(());
     }
-    write_advice(&name, &recording, &advice)?;
+    write_advice(name, &recording, &advice)?;
     write_tried(&advice, &recording, &options)?;
     for picture in [&why.peak, &why.failure].into_iter().flatten() {
         write_picture(picture, &why.streams)?;
@@ -95,7 +99,11 @@ fn advise(args: &Advise, path: &Path) -> Result<(), Box<dyn Error>> {
 fn why(recording: &Recording) -> Result<Why, Box<dyn Error>> {
     let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
     let take = |config: &Config, moment| {
-        let room = if recording.limit.is_some() { Room::Limited } else { Room::Endless };
+        // What was there when the recording began is there on the recorded device.
+        let starts = recording.layout_for(config).is_some()
+            && recording.figures.peak_reserved_bytes <= recording.total_bytes();
+        let limited = recording.limit.is_some() || starts;
+        let room = if limited { Room::Limited } else { Room::Endless };
         Picture::take(recording, config, room, moment)
     };
     Ok(Why {

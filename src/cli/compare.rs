@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use crate::analysis::{Memory, Need, Recording, Room, SearchOptions, Trial, measure};
 use crate::config::{Compat, Config, Size, shown};
-use crate::replay::Limits;
+use crate::replay::{Limits, Trace};
 
 use super::outcome::{Outcome, each, fraction, out, tell};
-use super::replay::{asked_for, name_of, read};
+use super::replay::{Devices, asked_for, each_device, tell_start};
 use super::settings;
 use super::show::{Side, mib, progress, shown_conf, table};
 
@@ -32,7 +32,7 @@ pub(crate) struct Compare {
     /// Part of the device's memory that may be reserved.
     #[arg(long, value_parser = fraction)]
     memory_fraction: Option<f64>,
-    /// The device of the recording that is replayed. Default: the one with the most events.
+    /// The device of the recording that is replayed. Default: each by itself.
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more bytes than this.
@@ -114,34 +114,37 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .collect::<Result<_, _>>()?;
     let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
     let mut all = Vec::new();
-    let outcome = each(&args.trace, |path| {
-        let trace = read(path, args.max_input, args.recorded_device)?;
-        let name = name_of(path);
+    let mut compare = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
         let own = settings::recorded(&trace.conf);
         if let Err(error) = &own {
-            tell(format_args!("note: {}: no row as recorded: {error}", shown(&name)));
+            tell(format_args!("note: {}: no row as recorded: {error}", shown(name)));
         }
         let recording = Recording::new(trace, own.ok(), memory);
+        tell_start(name, &recording);
         let confs = with_own(&confs, args.conf.is_empty(), &recording);
-        let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(&name)));
+        let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
             let need = Need::search(&recording, config, &SearchOptions::default())?;
             let trial = measure(&recording, config, Room::Limited, PASSES)?;
-            rows.push(row(&name, text, &recording, need, &trial));
+            rows.push(row(name, text, &recording, need, &trial));
             bar.inc(1);
         }
         bar.finish_and_clear();
         if args.json {
-            write_json(&name, &recording, &rows, args.conf.is_empty())?;
+            write_json(name, &recording, &rows, args.conf.is_empty())?;
         } else {
             rows.sort_by_key(|row| row.needs_bytes.unwrap_or(u64::MAX));
-            write_table(&name, &recording, &rows)?;
+            write_table(name, &recording, &rows)?;
             write_difference(&recording, &rows, own_row(&confs, &recording))?;
             writeln!(out())?;
         }
-        all.push((name, rows));
+        all.push((name.to_owned(), rows));
         Ok(Outcome::Good)
+    };
+    let outcome = each(&args.trace, |path| {
+        let device = args.recorded_device;
+        each_device(path, args.max_input, device, Devices::Each, &mut compare)
     })?;
     if !args.json {
         write_ranks(&all)?;
@@ -240,17 +243,6 @@ fn told<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
 }
 
-/// A number of device calls' milliseconds, and which part of the recorded time that is.
-fn device_time(ms: Option<f64>, recording: &Recording) -> String {
-    let Some(ms) = ms else {
-        return UNKNOWN.to_owned();
-    };
-    match recording.trace.duration_us {
-        Some(us) if us > 0 => format!("{ms:.1} ({:.2}%)", ms * 1e5 / us as f64),
-        _ => format!("{ms:.1}"),
-    }
-}
-
 fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Result<()> {
     let limit = recording.limit;
     let mut heading = vec![
@@ -278,7 +270,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
             needs(row),
             told(row.needs_retries),
             told(row.needs_device_calls),
-            device_time(row.needs_device_ms, recording),
+            told(row.needs_device_ms.map(|ms| format!("{ms:.1}"))),
             mib(row.reserved_unlimited_bytes as f64),
         ];
         if limit.is_some() {
@@ -342,7 +334,7 @@ fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> s
     {
         return Ok(());
     }
-    let why = if recording.is_exact {
+    let why = if recording.exact.is_some() {
         "with the recorded addresses it is exact; which of two equal blocks is taken depends on the \
          addresses that the driver gave"
     } else {
@@ -412,7 +404,7 @@ mod tests {
     use crate::error::{AllocError, FreeError};
     use crate::ids::{OwnerId, PoolId, StreamId};
     use crate::registry;
-    use crate::replay::{Op, Trace, Workload};
+    use crate::replay::{Op, Workload};
     use crate::size::MIB;
 
     /// What a user begins with: the two required methods, here straight to the driver.

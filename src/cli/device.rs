@@ -8,7 +8,7 @@ use crate::analysis;
 #[cfg(target_os = "linux")]
 use crate::driver::host::{Host, HostOptions};
 use crate::driver::sim::EventMode;
-use crate::driver::{Brake, Driver, Sim};
+use crate::driver::{Brake, Driver};
 #[cfg(unix)]
 use crate::driver::{Gated, HoldsWork};
 use crate::error::{DriverError, DriverErrorKind};
@@ -28,8 +28,6 @@ pub(crate) enum Device {
 /// An open device.
 pub(crate) struct Opened {
     pub(crate) driver: Arc<dyn Driver>,
-    /// The simulation, if it is one.
-    pub(crate) sim: Option<Arc<Sim>>,
     /// What says when work finishes, if it can be said.
     pub(crate) brake: Option<Arc<dyn Brake>>,
 }
@@ -47,7 +45,11 @@ impl Device {
     /// Opens the device, as large as `total_bytes` says or as it is.
     pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<Opened, DriverError> {
         match self {
-            Self::Sim => Ok(open_sim(total_bytes, EventMode::Immediate)),
+            Self::Sim => {
+                let sim = analysis::open_sim(total_bytes, EventMode::Immediate);
+                let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+                Ok(Opened { driver: sim, brake })
+            }
             #[cfg(target_os = "linux")]
             Self::Host => {
                 let defaults = HostOptions::default();
@@ -100,14 +102,7 @@ impl Opened {
 fn gated(driver: impl HoldsWork + 'static) -> Opened {
     let gated = Arc::new(Gated::new(driver));
     let brake = Some(Arc::clone(&gated) as Arc<dyn Brake>);
-    Opened { driver: gated, sim: None, brake }
-}
-
-/// A simulated device whose other streams finish as `event_mode` says.
-pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Opened {
-    let sim = analysis::open_sim(total_bytes, event_mode);
-    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
-    Opened { driver: Arc::clone(&sim) as Arc<dyn Driver>, sim: Some(sim), brake }
+    Opened { driver: gated, brake }
 }
 
 impl FromStr for Device {

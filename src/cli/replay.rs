@@ -7,16 +7,15 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use crate::analysis::{add_taken, counted};
+use crate::analysis::{Memory, Need, Recording, Room, SearchOptions, counted, measure_watched};
 use crate::config::{Compat, Config, Size, shown};
-use crate::driver::sim::EventMode;
-use crate::history::{Action, BlockStateName, SegmentLayout};
+use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
-use crate::replay::{self, Limits, Manner, Run, Trace, Verification, Workload, reader};
+use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
 use crate::stats::Statistics;
 
-use super::device::{Device, Opened, open_sim};
+use super::device::{Device, Opened};
 use super::files;
 use super::outcome::{BadWords, Outcome, each, fraction, out, tell};
 use super::settings;
@@ -44,7 +43,8 @@ pub(crate) struct Replay {
     /// Part of the device's memory that may be reserved.
     #[arg(long, value_parser = fraction)]
     memory_fraction: Option<f64>,
-    /// The device of the recording that is replayed. Default: the one with the most events.
+    /// The device of the recording that is replayed. Default: each by itself; with --stats the one with the
+    /// most events.
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Passes over the recording; times come from all but the first.
@@ -76,12 +76,24 @@ struct Row<'a> {
     retries: i64,
     ooms: u64,
     empty_caches_inferred: u32,
+    device_ms: Option<f64>,
     ns_per_op: f64,
     wall_s: f64,
     #[serde(flatten)]
     verified: Option<Verified>,
     recorded_ooms: u64,
     first_out_of_memory: Option<String>,
+    limit_bytes: Option<u64>,
+    limit_inferred: bool,
+    #[serde(flatten)]
+    needed: Option<Needed>,
+}
+
+/// What does not depend on the limit; told in JSON only, because it takes many replays.
+#[derive(Serialize)]
+struct Needed {
+    reserved_unlimited_bytes: u64,
+    needs_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -109,25 +121,113 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
         }
         None => None,
     };
+    // Statistics are one device's.
+    let wanted = if args.stats.is_some() { Devices::First } else { Devices::Each };
     each(&args.trace, |path| {
-        let trace = read(path, args.max_input, args.recorded_device)?;
-        replay_one(args, asked.as_ref(), path, &trace)
+        each_device(path, args.max_input, args.recorded_device, wanted, &mut |name, trace| {
+            replay_one(args, asked.as_ref(), name, trace)
+        })
     })
 }
 
-/// Reads a recording with a progress bar; `-` is standard input.
-pub(crate) fn read(
+/// Which devices of a recording are taken where nobody names one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Devices {
+    /// The one with the most events.
+    First,
+    /// All that have some, the one with the most first.
+    Each,
+}
+
+/// A recording's devices have numbers below this.
+const DEVICE_NUMBERS: u32 = 64;
+
+/// Where a recording is read from, once for each of its devices.
+enum Source<'a> {
+    File(&'a Path),
+    /// Standard input, which passes once: kept as it came.
+    Kept(Vec<u8>),
+    /// Standard input for one device.
+    Passing,
+}
+
+impl<'a> Source<'a> {
+    fn of(path: &'a Path, max_input: u64, again: bool) -> Result<Self, Box<dyn Error>> {
+        if path != Path::new("-") {
+            return Ok(Self::File(path));
+        }
+        if !again {
+            return Ok(Self::Passing);
+        }
+        // More than may be decoded is refused when it is read; no encoding adds as much as the rest.
+        let most = max_input.saturating_add(max_input / 8).saturating_add(1 << 16);
+        let mut kept = Vec::new();
+        std::io::stdin().lock().take(most).read_to_end(&mut kept).map_err(|e| format!("-: {e}"))?;
+        Ok(Self::Kept(kept))
+    }
+}
+
+/// Reads a recording and does something with each device that is wanted, one after another: the file is
+/// read once for each, so that one at a time is held. What is done gets the recording's name for people.
+pub(crate) fn each_device(
     path: &Path,
+    max_input: u64,
+    device: Option<u32>,
+    wanted: Devices,
+    act: &mut dyn FnMut(&str, Trace) -> Result<Outcome, Box<dyn Error>>,
+) -> Result<Outcome, Box<dyn Error>> {
+    let again = device.is_none() && wanted == Devices::Each;
+    let source = Source::of(path, max_input, again)?;
+    let first = read(path, &source, max_input, device)?;
+    let (name, taken) = (name_of(path), first.device);
+    let mut others = if device.is_none() { first.other_devices } else { 0 };
+    if others == 0 || wanted == Devices::First {
+        if others > 0 {
+            tell(format_args!(
+                "note: {}: events of device {taken} are taken, {others} more have some: \
+                 --recorded-device N takes another",
+                shown_path(path)
+            ));
+        }
+        return act(&name, first);
+    }
+    let count = others + 1;
+    tell(format_args!(
+        "note: {}: events of {count} devices; each is told by itself, --recorded-device N takes one",
+        shown_path(path)
+    ));
+    let mut outcome = act(&format!("{name} device {taken}"), first)?;
+    for number in (0..DEVICE_NUMBERS).filter(|number| *number != taken) {
+        if others == 0 {
+            break;
+        }
+        // A device without entries is none of those.
+        if let Ok(trace) = read(path, &source, max_input, Some(number)) {
+            others -= 1;
+            if act(&format!("{name} device {number}"), trace)? != Outcome::Good {
+                outcome = Outcome::Failed;
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// Reads a recording with a progress bar.
+fn read(
+    path: &Path,
+    source: &Source<'_>,
     max_input: u64,
     device: Option<u32>,
 ) -> Result<Trace, Box<dyn Error>> {
     let name = shown_path(path);
-    let (file, length): (Box<dyn Read>, u64) = if path == Path::new("-") {
-        (Box::new(std::io::stdin().lock()), 0)
-    } else {
-        let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
-        let length = file.metadata().map_or(0, |metadata| metadata.len());
-        (Box::new(file), length)
+    let (file, length): (Box<dyn Read + '_>, u64) = match source {
+        Source::File(path) => {
+            let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+            let length = file.metadata().map_or(0, |metadata| metadata.len());
+            (Box::new(file), length)
+        }
+        Source::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
+        Source::Passing => (Box::new(std::io::stdin().lock()), 0),
     };
     let bar = progress(length, &format!("reading {name}"));
     let limits = Limits { decoded_bytes: max_input, device, ..Limits::default() };
@@ -142,14 +242,27 @@ pub(crate) fn read(
         }
         tell(format_args!("note: only the blocks that lived are taken: {why}"));
     }
-    if trace.other_devices > 0 {
-        let (device, others) = (trace.device, trace.other_devices);
-        tell(format_args!(
-            "note: {name}: events of device {device} are taken, {others} more have some: \
-             --recorded-device N takes another"
-        ));
-    }
     Ok(trace)
+}
+
+/// Says from where replays of a recording start that begins late.
+pub(crate) fn tell_start(name: &str, recording: &Recording) {
+    let Some(start) = &recording.start else {
+        return;
+    };
+    let (blocks, reserved) = (start.live_addresses.len(), mib(start.reserved_bytes as f64));
+    let (live, name) = (mib(start.requested_bytes as f64), shown(name));
+    let from = match &start.layout {
+        Some(_) => {
+            "replays of the recorded configuration start from that layout, others and the needs from the \
+             live blocks"
+        }
+        None => "where they lay cannot be told, so that replays start from the live blocks alone",
+    };
+    tell(format_args!(
+        "note: {name}: it begins late: {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved \
+         before its first event; {from}"
+    ));
 }
 
 /// What a recording without events lacks, and why it may. `device`: the one that was asked for.
@@ -161,11 +274,6 @@ fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
                  program ran?"
             .to_owned(),
     }
-}
-
-/// How often the recorded program ran out of memory.
-pub(crate) fn recorded_ooms(trace: &Trace) -> u64 {
-    trace.events.iter().filter(|event| event.action == Action::OutOfMemory).count() as u64
 }
 
 /// Says that a replay may have had more memory than what was recorded, unless somebody said how much.
@@ -205,86 +313,102 @@ type Said<'a> = (&'a str, Config);
 fn replay_one(
     args: &Replay,
     asked: Option<&Said<'_>>,
-    path: &Path,
-    trace: &Trace,
+    name: &str,
+    trace: Trace,
 ) -> Result<Outcome, Box<dyn Error>> {
+    let own = settings::recorded(&trace.conf);
+    let recorded_conf = trace.conf.clone();
     let (text, config) = match asked {
         Some((text, config)) => (*text, config.clone()),
-        None => (trace.conf.as_str(), settings::recorded(&trace.conf)?),
+        None => (recorded_conf.as_str(), settings::recorded(&trace.conf)?),
     };
-    let verification = args.verify.then(|| verify(args, trace, &config)).transpose()?;
-    let workload = match &verification {
-        Some(verification) => verification.workload.clone(),
-        None => workload_of(trace, args.total_memory, args.memory_fraction),
+    let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
+    let mut recording = Recording::new(trace, own.ok(), memory);
+    tell_start(name, &recording);
+    if args.verify {
+        // What was recorded happened under the recorded limit, whatever device is described.
+        let shown = recording.inferred_limit.filter(|_| recording.exact.is_some());
+        recording.limit = shown.or(recording.limit);
+    }
+    let verification = args.verify.then(|| verify(&mut recording, &config)).transpose()?;
+    let config = match args.verify {
+        true => config.with_compat(Compat::PyTorch),
+        false => config,
     };
     // Verification has compared every decision of one pass; further passes are for time.
     let run = match &verification {
         Some(_) if args.repeat == 1 => None,
-        Some(_) => Some(repeat(args, &config.clone().with_compat(Compat::PyTorch), &workload)?),
-        None => Some(repeat(args, &config, &workload)?),
+        _ => Some(repeat(args, &config, &recording)?),
     };
     let statistics = match (&verification, &run) {
         (Some(verification), _) => &verification.statistics,
-        (None, Some(run)) => &run.statistics,
+        (None, Some((run, _))) => &run.statistics,
         (None, None) => unreachable!("without verification there is a run"),
     };
     if let Some(file) = &args.stats {
         write_statistics(file, statistics)?;
     }
+    let needed = match args.json && args.device == Device::Sim {
+        true => {
+            let need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
+            let reserved_unlimited_bytes = need.reserved_unlimited_bytes;
+            Some(Needed { reserved_unlimited_bytes, needs_bytes: need.needs_bytes })
+        }
+        false => None,
+    };
     let ran = Ran { run: run.as_ref(), verification: verification.as_ref() };
-    report(args, path, text, trace, &workload, statistics, &ran)?;
+    report(args, name, text, &recording, statistics, &ran, needed)?;
     let exact = verification.as_ref().is_none_or(Verification::is_exact);
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
 }
 
-fn total_bytes(total_memory: Option<u64>) -> u64 {
-    total_memory.unwrap_or(crate::driver::sim::SimOptions::default().total_bytes)
-}
-
-fn verify(args: &Replay, trace: &Trace, config: &Config) -> Result<Verification, Box<dyn Error>> {
-    let config = config.clone().with_compat(Compat::PyTorch);
-    Ok(replay::verify(trace, &config, total_bytes(args.total_memory), args.memory_fraction)?)
-}
-
-/// What a recording asked for. Its calls of `empty_cache` are inferred with the recorded
-/// allocator's state at hand where that can be repeated exactly, and from the events otherwise.
-pub(crate) fn workload_of(
-    trace: &Trace,
-    total_memory: Option<u64>,
-    memory_fraction: Option<f64>,
-) -> Workload {
-    let recorded = settings::recorded(&trace.conf).ok();
-    let total = total_bytes(total_memory);
-    let exact = recorded.and_then(|config| {
-        let config = config.with_compat(Compat::PyTorch);
-        replay::verify(trace, &config, total, memory_fraction).ok().filter(Verification::is_exact)
+/// Compares every decision. What the recorded configuration does is known already if it is exact.
+fn verify(recording: &mut Recording, config: &Config) -> Result<Verification, Box<dyn Error>> {
+    let own = recording.config.as_ref();
+    let same = own.is_some_and(|own| {
+        let own = own.clone().with_compat(Compat::PyTorch);
+        own.settings() == config.clone().with_compat(Compat::PyTorch).settings()
     });
-    exact.map_or_else(|| Workload::of(trace, total), |verification| verification.workload)
+    if let Some(exact) = recording.exact.take_if(|_| same) {
+        return Ok(exact);
+    }
+    let config = config.clone().with_compat(Compat::PyTorch);
+    let total_bytes = recording.total_bytes();
+    let fraction = recording.fraction_of(total_bytes);
+    let mut found = replay::verify(&recording.trace, &config, total_bytes, fraction)?;
+    recording.workload = std::mem::take(&mut found.workload);
+    Ok(found)
 }
 
-fn repeat(args: &Replay, config: &Config, workload: &Workload) -> Result<Run, Box<dyn Error>> {
-    let opened = match args.device {
-        Device::Sim => open_sim(args.total_memory, EventMode::Manual),
-        Device::Host | Device::Cuda(_) => args.device.open(args.total_memory)?,
-    };
-    let workload = &with_real_streams(workload, &opened)?;
-    let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
-    if let Some(fraction) = args.memory_fraction {
-        let caching = strategy.caching_or_refuse()?;
-        caching.set_memory_fraction(fraction)?;
-    }
-    let strategy = counted(strategy);
-    let look = |s: &mut Statistics| {
-        if let Some(sim) = &opened.sim {
-            add_taken(s, sim);
-        }
-    };
+/// Passes over the recording, and what the device's calls cost where it is simulated.
+type Repeated = (Run, Option<u64>);
+
+fn repeat(
+    args: &Replay,
+    config: &Config,
+    recording: &Recording,
+) -> Result<Repeated, Box<dyn Error>> {
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
-    let manner = Manner { passes: args.repeat, look: &look, progress: &done, ..Manner::default() };
-    let run = replay::run_as(workload, &strategy, opened.brake, manner)?;
+    let repeated = match args.device {
+        Device::Sim => {
+            let trial = measure_watched(recording, config, Room::Limited, args.repeat, &done)?;
+            (trial.run, Some(trial.device_ns))
+        }
+        Device::Host | Device::Cuda(_) => {
+            let opened = args.device.open(args.total_memory)?;
+            let workload = &with_real_streams(&recording.workload, &opened)?;
+            let total_bytes = opened.driver.info().total_bytes;
+            let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
+            if let Some(fraction) = recording.fraction_of(total_bytes) {
+                strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;
+            }
+            let strategy = counted(strategy);
+            (replay::run(workload, &strategy, opened.brake, args.repeat, &done)?, None)
+        }
+    };
     bar.finish_and_clear();
-    Ok(run)
+    Ok(repeated)
 }
 
 /// The recording's streams as streams of the device. The default stream stays what it is.
@@ -315,22 +439,24 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn 
 /// What was done: a pass or several, or a verification, or both.
 #[derive(Clone, Copy)]
 struct Ran<'a> {
-    run: Option<&'a Run>,
+    run: Option<&'a Repeated>,
     verification: Option<&'a Verification>,
 }
 
 fn report(
     args: &Replay,
-    path: &Path,
+    name: &str,
     conf: &str,
-    trace: &Trace,
-    workload: &Workload,
+    recording: &Recording,
     statistics: &Statistics,
     ran: &Ran<'_>,
+    needed: Option<Needed>,
 ) -> Result<(), Box<dyn Error>> {
-    let Ran { run, verification } = *ran;
+    let Ran { run: repeated, verification } = *ran;
+    let run = repeated.map(|(run, _)| run);
+    let device_ns = repeated.and_then(|(_, device_ns)| *device_ns);
     let row = Row {
-        trace: &name_of(path),
+        trace: name,
         conf,
         device: &args.device.to_string(),
         allocations: run
@@ -343,8 +469,9 @@ fn report(
         device_frees: statistics.num_device_free,
         retries: statistics.num_alloc_retries,
         ooms: run.map_or_else(|| verification.map_or(0, |v| v.ooms), |r| r.ooms),
-        recorded_ooms: recorded_ooms(trace),
-        empty_caches_inferred: workload.empty_caches,
+        recorded_ooms: recording.figures.ooms,
+        empty_caches_inferred: recording.workload.empty_caches,
+        device_ms: device_ns.map(|ns| ns as f64 / 1e6),
         ns_per_op: run.map_or(0.0, |r| (r.ns_per_op * 10.0).round() / 10.0),
         wall_s: run.map_or_else(|| verification.map_or(0.0, |v| v.wall_s), |r| r.wall_s),
         first_out_of_memory: run
@@ -356,13 +483,30 @@ fn report(
             layout_mismatches: v.layout_mismatches,
             first_mismatch: v.first_mismatch.clone(),
         }),
+        limit_bytes: recording.limit.map(|limit| limit.bytes),
+        limit_inferred: recording.limit_is_inferred(),
+        needed,
     };
     if args.json {
         writeln!(out(), "{}", serde_json::to_string(&row)?)?;
     } else {
         write_row(&row, args.memory_fraction.is_some() || args.total_memory.is_some())?;
+        write_limit(recording)?;
     }
     Ok(())
+}
+
+/// Says which limit held if nobody asked for it.
+fn write_limit(recording: &Recording) -> std::io::Result<()> {
+    match recording.limit.filter(|_| recording.limit_is_inferred()) {
+        Some(limit) => writeln!(
+            out(),
+            "  limit: {} MiB, {}; --memory-fraction 1 turns it off",
+            mib(limit.bytes as f64),
+            limit.source
+        ),
+        None => Ok(()),
+    }
 }
 
 /// The first that differs, without the end of long lists of events.

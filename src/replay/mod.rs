@@ -3,12 +3,13 @@
 //! `reader` turns a snapshot in any encoding into a [`Trace`]; it treats every byte as hostile.
 //! `workload` is what a trace asked for (`pools` finds out of which pool), `verify` compares decision by
 //! decision, `run` repeats the requests on any allocator and times them; `stacks` says
-//! who asked.
+//! who asked, `start` what was there before.
 
 mod pools;
 pub mod reader;
 mod run;
 mod stacks;
+mod start;
 mod told;
 mod trace;
 mod verify;
@@ -19,6 +20,9 @@ pub use reader::{Limits, TraceError};
 pub(crate) use run::{Manner, run_as, walk};
 pub use run::{ReplayError, Run, is_served, run};
 pub use stacks::{Frame, StackId, Stacks};
+pub use start::{LiveBlock, Start};
 pub use trace::{Trace, TraceEvent};
-pub use verify::{Verification, verify};
+pub use verify::{Misfit, Verification, verify};
+#[cfg(feature = "analysis")]
+pub(crate) use verify::{Until, verify_until};
 pub use workload::{Op, Workload};

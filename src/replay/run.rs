@@ -54,14 +54,14 @@ pub enum ReplayError {
     /// A log of requests says no decisions.
     #[error("the recording is a log of requests: it can be replayed without --verify")]
     RequestsOnly,
-    /// Decisions depend on what happened before the recording began.
+    /// What was there before the recording began cannot be told from it.
     #[error(
-        "{blocks} blocks lived before the recording began, so its decisions cannot be verified; \
-         it can be replayed without --verify"
+        "{blocks} blocks lived before the recording began, and where they lay cannot be told, so its \
+         decisions cannot be verified; it can be replayed without --verify"
     )]
     LiveBefore {
         /// How many.
-        blocks: u32,
+        blocks: usize,
     },
 }
 
@@ -240,7 +240,7 @@ pub fn is_served<A: DeviceAllocator>(
     brake: Option<Arc<dyn Brake>>,
 ) -> Result<bool, ReplayError> {
     let mut served = true;
-    walk(workload, allocator, brake, |step| {
+    walk(workload, allocator, brake, Vec::new(), |step| {
         served = !step.is_failure;
         if served { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
@@ -262,18 +262,26 @@ pub(crate) struct Step<'a> {
 }
 
 /// Repeats a workload once and shows every operation, when it is done, to `look`, which may end it there.
-/// Blocks that live then go with the allocator.
+/// Blocks that live then go with the allocator. What is `held` was there before: of the operations that
+/// would have made it the last one is shown, when all of it is there.
 pub(crate) fn walk<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
     brake: Option<Arc<dyn Brake>>,
+    held: Vec<(u32, Allocation)>,
     mut look: impl FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<(), ReplayError> {
     let mut runner = Runner::new(workload, allocator, brake)?;
     let mut counts = PassCounts::default();
-    for (at, &op) in workload.ops.iter().enumerate() {
+    let before = if held.is_empty() { 0 } else { workload.seeded as usize };
+    for (id, allocation) in held {
+        runner.blocks[id as usize] = Some(allocation);
+    }
+    for (at, &op) in workload.ops.iter().enumerate().skip(before.saturating_sub(1)) {
         let failures = counts.ooms;
-        runner.step(op, &mut counts)?;
+        if at >= before {
+            runner.step(op, &mut counts)?;
+        }
         let is_failure = counts.ooms > failures;
         if look(Step { at, is_failure, blocks: &runner.blocks }).is_break() {
             break;

@@ -18,10 +18,9 @@ pub struct Trace {
     pub conf: String,
     /// The device whose events these are.
     pub device: u32,
-    /// How many other devices have entries in the recording: those are not here.
+    /// How many other devices have entries in the recording, or, where no device has any, memory: those
+    /// are not here.
     pub other_devices: u32,
-    /// Microseconds from the first event to the last, where the recording has times.
-    pub duration_us: Option<u64>,
     /// Whether it says what was asked for only, as logs of requests do, and no decisions.
     pub requests_only: bool,
     /// The stacks that events name.

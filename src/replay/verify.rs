@@ -13,16 +13,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::run::{Lanes, ReplayError, check_heaps};
+use super::start::Start;
 use super::told;
 use super::trace::{Trace, TraceEvent};
-use super::workload::{Builder, Group, Workload, groups};
+use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
 use crate::allocator::{Allocation, PoolOptions, PrivatePools, Request};
 use crate::cache::{Engine, Foresight};
 use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Recorded, RecordedAddresses, Sim};
 use crate::error::AllocError;
-use crate::history::{Action, Event};
+use crate::history::{Action, BlockStateName, Event, SegmentLayout};
 use crate::ids::PoolId;
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
@@ -48,8 +49,19 @@ pub struct Verification {
     pub statistics: Statistics,
     /// What the recording asked for, with the inferred calls of `empty_cache`.
     pub workload: Workload,
+    /// What the first difference says about the limit, if it says anything.
+    pub limit: Option<Misfit>,
     /// Seconds it took.
     pub wall_s: f64,
+}
+
+/// How a limit differs from the one under which a recording was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// The replay released or failed where the recorded allocator grew.
+    TooLow,
+    /// The replay grew where the recorded allocator released or failed.
+    TooHigh,
 }
 
 impl Verification {
@@ -72,6 +84,26 @@ pub fn verify(
     total_bytes: u64,
     memory_fraction: Option<f64>,
 ) -> Result<Verification, ReplayError> {
+    verify_until(trace, config, total_bytes, memory_fraction, Until::End)
+}
+
+/// How far a recording is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// To its end, or as far as it has answers.
+    End,
+    /// To the first difference.
+    FirstDifference,
+}
+
+/// [`verify`], which may end early.
+pub(crate) fn verify_until(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    memory_fraction: Option<f64>,
+    until: Until,
+) -> Result<Verification, ReplayError> {
     if trace.requests_only {
         return Err(ReplayError::RequestsOnly);
     }
@@ -82,41 +114,51 @@ pub fn verify(
         event_mode: EventMode::Manual,
         ..SimOptions::default()
     }));
+    let start = Start::of(trace);
+    let layout = start.layout(config.settings());
+    let layout = layout.ok_or_else(|| ReplayError::LiveBefore { blocks: start.blocks.len() })?;
     let recorded = Recorded::new(
         Arc::clone(&sim),
         RecordedAddresses {
-            segments: addresses(trace, Action::SegmentAlloc),
-            mappings: addresses(trace, Action::SegmentMap),
+            segments: addresses(trace, Action::SegmentAlloc, bases(&layout, false, total_bytes)),
+            mappings: addresses(trace, Action::SegmentMap, bases(&layout, true, total_bytes)),
         },
     );
     let strategy = registry::build(config, Arc::new(recorded), BuildOptions::default())?;
     let engine = strategy.engine().ok_or(ReplayError::NotVerifiable)?;
+    let installed = engine.install(&layout)?;
     if let Some(fraction) = memory_fraction {
         engine.set_memory_fraction(fraction)?;
     }
-    engine.history().start(usize::MAX);
-    let builder = Builder::new(trace, total_bytes);
-    if builder.seeded() > 0 {
-        return Err(ReplayError::LiveBefore { blocks: builder.seeded() });
-    }
+    let builder = Builder::new(trace, &start, total_bytes);
     let mut verifier = Verifier {
         engine,
         lanes: Lanes::new(sim),
         builder,
-        live: HashMap::new(),
+        live: installed.into_iter().map(|block| (block.address, block.allocation)).collect(),
         pools: HashSet::new(),
+        late: !start.is_empty(),
         seen: Vec::new(),
         lost: false,
         result: Verification::default(),
     };
+    verifier.free_before(&start)?;
+    if !start.is_empty() {
+        engine.reset_peaks();
+        engine.reset_accumulated();
+    }
+    engine.history().start(usize::MAX);
     let mut at = 0;
     for group in groups(&trace.events) {
         at += verifier.step(at, group)?;
-        if verifier.lost {
+        let differs = until == Until::FirstDifference && !verifier.result.is_exact();
+        if verifier.lost || differs {
             break;
         }
     }
-    verifier.compare_layout(trace);
+    if until == Until::End || verifier.result.is_exact() {
+        verifier.compare_layout(trace);
+    }
     let Verifier { mut result, builder, .. } = verifier;
     result.workload = builder.finish();
     result.wall_s = begin.elapsed().as_secs_f64();
@@ -124,8 +166,16 @@ pub fn verify(
     Ok(result)
 }
 
-fn addresses(trace: &Trace, action: Action) -> Vec<u64> {
-    trace.events.iter().filter(|e| e.action == action).map(|e| e.address).collect()
+/// Where recorded memory came: that of the start first.
+fn addresses(trace: &Trace, action: Action, before: Vec<u64>) -> Vec<u64> {
+    let events = trace.events.iter().filter(|e| e.action == action).map(|e| e.address);
+    before.into_iter().chain(events).collect()
+}
+
+/// Where the fixed segments of a start begin, or its reservations.
+fn bases(layout: &[SegmentLayout], expandable: bool, total_bytes: u64) -> Vec<u64> {
+    let groups = crate::cache::groups(layout, total_bytes);
+    groups.filter(|g| g[0].expandable == expandable).map(|group| group[0].address).collect()
 }
 
 struct Verifier<'a> {
@@ -136,6 +186,8 @@ struct Verifier<'a> {
     live: HashMap<u64, Allocation>,
     /// Private pools that were made.
     pools: HashSet<PoolId>,
+    /// Whether the recording begins late.
+    late: bool,
     /// Events of the operation at hand.
     seen: Vec<Event>,
     /// Whether decisions went so far apart that the recording has no further answers.
@@ -144,6 +196,19 @@ struct Verifier<'a> {
 }
 
 impl Verifier<'_> {
+    /// Frees the blocks that were waiting for other streams when the recording began.
+    fn free_before(&mut self, start: &Start) -> Result<(), ReplayError> {
+        for id in self.builder.freed_before() {
+            let address = start.blocks[id as usize].address;
+            if let Some(allocation) = self.live.remove(&address) {
+                self.engine.record_stream(&allocation, LANE_BEFORE).map_err(ReplayError::Handle)?;
+                self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
+                self.lanes.freed(LANE_BEFORE, address)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Repeats one group; returns how many events it has.
     fn step(&mut self, at: usize, group: Group<'_>) -> Result<usize, ReplayError> {
         match group {
@@ -260,7 +325,10 @@ impl Verifier<'_> {
         let seen = self.take_seen();
         // A call that finds nothing to release explains nothing: do not ask forever.
         let taken = if seen.is_empty() { rest.len() } else { seen.len().min(rest.len()) };
-        self.compare(at, "empty_cache", &seen, &rest[..taken]);
+        // What was taken for a call was a request's own, which the limit or the collector did.
+        self.suspect(Some(Misfit::TooHigh), |me| {
+            me.compare(at, "empty_cache", &seen, &rest[..taken]);
+        });
         for event in &rest[..taken] {
             self.builder.finished(event);
         }
@@ -281,7 +349,15 @@ impl Verifier<'_> {
         let answer = self.answer(!rest.is_empty(), pool, event);
         let mut seen = self.take_seen();
         let last = seen.pop();
-        self.compare(at, "segments", &seen, rest);
+        let failed = last.is_some_and(|last| last.action == Action::OutOfMemory);
+        let misfit = misfit(&seen, rest, failed).or_else(|| {
+            match (failed, event.action == Action::OutOfMemory) {
+                (true, false) => Some(Misfit::TooLow),
+                (false, true) => Some(Misfit::TooHigh),
+                _ => None,
+            }
+        });
+        self.suspect(misfit, |me| me.compare(at, "segments", &seen, rest));
         let same = last.is_some_and(|last| {
             let address = last.address == event.address || event.action == Action::OutOfMemory;
             (last.action, last.size_bytes, last.stream)
@@ -290,9 +366,11 @@ impl Verifier<'_> {
         });
         if !same {
             self.result.address_mismatches += 1;
-            self.differ(at, || {
-                let (last, event) = (told::done(last.as_slice()), told::recorded(&[*event]));
-                format!("{last} instead of {event}")
+            self.suspect(misfit, |me| {
+                me.differ(at, || {
+                    let (last, event) = (told::done(last.as_slice()), told::recorded(&[*event]));
+                    format!("{last} instead of {event}")
+                });
             });
         }
         match answer {
@@ -310,7 +388,7 @@ impl Verifier<'_> {
             // could be compared.
             Err(AllocError::Driver(error)) => {
                 self.result.address_mismatches += 1;
-                self.differ(at, || error.to_string());
+                self.suspect(Some(Misfit::TooHigh), |me| me.differ(at, || error.to_string()));
                 self.lost = true;
             }
             Err(error) => return Err(ReplayError::Alloc(error)),
@@ -339,6 +417,15 @@ impl Verifier<'_> {
         }
     }
 
+    /// Notes what a difference says about the limit, should it be the first.
+    fn suspect(&mut self, misfit: Option<Misfit>, differ: impl FnOnce(&mut Self)) {
+        let first = self.result.first_mismatch.is_none();
+        differ(self);
+        if first && self.result.first_mismatch.is_some() {
+            self.result.limit = misfit;
+        }
+    }
+
     fn differ(&mut self, at: usize, how: impl Fn() -> String) {
         self.result.first_mismatch.get_or_insert_with(|| format!("at event {at}: {}", how()));
     }
@@ -346,10 +433,17 @@ impl Verifier<'_> {
     fn compare_layout(&mut self, trace: &Trace) {
         let ours = self.engine.layout();
         let events = trace.events.len();
-        let differing = ours.iter().zip(&trace.segments).filter(|(a, b)| a != b).count()
-            + ours.len().abs_diff(trace.segments.len());
+        // What free blocks were once asked for is not known of those that were there before.
+        let late = self.late;
+        let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match late {
+            false => a == b,
+            true => without_old_requests(a) == without_old_requests(b),
+        };
+        let pairs = || ours.iter().zip(&trace.segments);
+        let differing =
+            pairs().filter(|pair| !same(pair)).count() + ours.len().abs_diff(trace.segments.len());
         self.result.layout_mismatches = differing as u64;
-        let first = ours.iter().zip(&trace.segments).find(|(a, b)| a != b);
+        let first = pairs().find(|pair| !same(pair));
         if let Some((a, b)) = first {
             self.differ(events, || {
                 format!("layout: {} instead of {}", told::layout(a), told::layout(b))
@@ -359,5 +453,33 @@ impl Verifier<'_> {
                 format!("layout: {} segments instead of {}", ours.len(), trace.segments.len())
             });
         }
+    }
+}
+
+/// The layout without what free blocks were asked for when they lived.
+fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
+    let mut plain = segment.clone();
+    for block in plain.blocks.iter_mut().filter(|b| b.state == BlockStateName::Inactive) {
+        block.requested_bytes = 0;
+    }
+    plain
+}
+
+/// What the first difference between segment events says about the limit. `failed`: the request did, in
+/// the end.
+fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfit> {
+    let releases = |action: Action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
+    let key = |at: usize| {
+        let seen = seen.get(at).map(|e| (e.action, e.address, e.size_bytes));
+        (seen, recorded.get(at).map(|e| (e.action, e.address, e.size_bytes)))
+    };
+    let first = (0..seen.len().max(recorded.len())).map(key).find(|(a, b)| a != b)?;
+    let (ours, theirs) = (first.0.map(|e| releases(e.0)), first.1.map(|e| releases(e.0)));
+    match (ours, theirs) {
+        (Some(true), Some(false) | None) => Some(Misfit::TooLow),
+        (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
+        // Either it could not grow, or it still had what the recorded allocator had released.
+        (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
+        _ => None,
     }
 }

@@ -7,8 +7,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::pools::PoolRouting;
+use super::start::Start;
 use super::trace::{Trace, TraceEvent};
-use crate::history::{Action, BlockStateName};
+use crate::history::Action;
 use crate::ids::{PoolId, StreamId};
 
 /// One operation. Blocks are numbered by `id`.
@@ -113,6 +114,8 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
 
 /// The most lanes a recording is given.
 const LANES_MAX: usize = 4096;
+/// The lane of blocks that were freed before the recording began and became free in it.
+pub(super) const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
 
 /// Lanes that finish in order: as few streams as can explain when each block became free.
 #[derive(Debug, Default)]
@@ -175,7 +178,7 @@ impl Workload {
     /// `total_bytes` is what the recorded device had.
     #[must_use]
     pub fn of(trace: &Trace, total_bytes: u64) -> Self {
-        let mut builder = Builder::new(trace, total_bytes);
+        let mut builder = Builder::new(trace, &Start::of(trace), total_bytes);
         let mut at = 0;
         for group in groups(&trace.events) {
             match group {
@@ -256,7 +259,7 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    pub(super) fn new(trace: &Trace, total_bytes: u64) -> Self {
+    pub(super) fn new(trace: &Trace, start: &Start, total_bytes: u64) -> Self {
         let mut builder = Self {
             workload: Workload::default(),
             lanes: Lanes::of(&trace.events),
@@ -265,14 +268,46 @@ impl Builder {
             live: HashMap::new(),
             draining: HashMap::new(),
         };
-        for (address, bytes, stream) in live_before(trace) {
-            let id = builder.new_block();
-            builder.live.insert(address, id);
-            let pool = PoolId::DEFAULT;
-            builder.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
-            builder.workload.seeded += 1;
-        }
+        builder.seed(trace, start);
         builder
+    }
+
+    /// Blocks that lived before the first event: each is allocated, and those that were waiting for other
+    /// streams already are freed, in the order in which they became free.
+    fn seed(&mut self, trace: &Trace, start: &Start) {
+        let mut draining = HashMap::new();
+        for block in &start.blocks {
+            let id = self.new_block();
+            let (bytes, stream, pool) = (block.requested_bytes, block.stream, block.pool);
+            self.know(pool);
+            self.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
+            self.workload.seeded += 1;
+            match block.draining {
+                true => draining.insert(block.address, id),
+                false => self.live.insert(block.address, id),
+            };
+        }
+        let completed = trace.events.iter().filter(|e| e.action == Action::FreeCompleted);
+        let order: Vec<u64> = match draining.is_empty() {
+            true => Vec::new(),
+            false => completed.map(|event| event.address).collect(),
+        };
+        for address in order {
+            if let Some(id) = draining.remove(&address) {
+                self.workload.ops.push(Op::FreeInUse { id, lane: LANE_BEFORE });
+                self.draining.insert(address, id);
+            }
+        }
+        let mut never: Vec<u32> = draining.into_values().collect();
+        never.sort_unstable();
+        let never = never.into_iter().map(|id| Op::FreeInUse { id, lane: LANE_BEFORE });
+        self.workload.ops.extend(never);
+    }
+
+    fn know(&mut self, pool: PoolId) {
+        if pool != PoolId::DEFAULT && self.known_pools.insert(pool) {
+            self.workload.pools.push(pool);
+        }
     }
 
     fn new_block(&mut self) -> u32 {
@@ -301,9 +336,7 @@ impl Builder {
         } else {
             self.live.insert(event.address, id);
             let pool = self.pool_of(event);
-            if pool != PoolId::DEFAULT && self.known_pools.insert(pool) {
-                self.workload.pools.push(pool);
-            }
+            self.know(pool);
             self.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
         }
     }
@@ -331,9 +364,15 @@ impl Builder {
         self.workload.empty_caches += 1;
     }
 
-    /// How many blocks lived before the recording began.
-    pub(super) fn seeded(&self) -> u32 {
-        self.workload.seeded
+    /// The frees of blocks that were waiting for other streams when the recording began: numbers of
+    /// blocks, as the start has them.
+    pub(super) fn freed_before(&self) -> Vec<u32> {
+        let behind = self.workload.ops.iter().skip(self.workload.seeded as usize);
+        let freed = behind.map_while(|op| match op {
+            Op::FreeInUse { id, .. } => Some(*id),
+            _ => None,
+        });
+        freed.collect()
     }
 
     /// The lane of the deferred free whose event is number `at`.
@@ -344,38 +383,6 @@ impl Builder {
     pub(super) fn finish(self) -> Workload {
         self.workload
     }
-}
-
-/// Blocks that lived when the recording began, by address: those that were freed in it, or lived at
-/// its end, without having been allocated in it.
-fn live_before(trace: &Trace) -> Vec<(u64, u64, StreamId)> {
-    let mut born: HashMap<u64, ()> = HashMap::new();
-    let mut before = Vec::new();
-    let mut freed_before: HashMap<u64, ()> = HashMap::new();
-    for event in &trace.events {
-        match event.action {
-            Action::Alloc => {
-                born.insert(event.address, ());
-            }
-            Action::FreeRequested if born.remove(&event.address).is_none() => {
-                freed_before.insert(event.address, ());
-                before.push((event.address, event.size_bytes.max(1), event.stream));
-            }
-            _ => {}
-        }
-    }
-    for segment in &trace.segments {
-        for block in &segment.blocks {
-            let unborn =
-                !born.contains_key(&block.address) && !freed_before.contains_key(&block.address);
-            if block.state == BlockStateName::ActiveAllocated && unborn {
-                let bytes = block.requested_bytes.max(1);
-                before.push((block.address, bytes, segment.stream));
-            }
-        }
-    }
-    before.sort_unstable();
-    before
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //!
 //! Segments come before the traces in a file, so which device is meant is known only at the end.
 
+use std::collections::BTreeSet;
+
 use super::Limits;
 use super::fields::ListedSegment;
 use crate::history::SegmentLayout;
@@ -28,6 +30,13 @@ impl Parts {
     pub(super) fn into_trace(self, limits: &Limits) -> Trace {
         let first = || self.segments.iter().filter_map(|s| s.device).min();
         let device = limits.device.or(self.device).or_else(first).unwrap_or_default();
+        let mut other_devices = self.other_devices;
+        if self.events.is_empty() && other_devices == 0 {
+            // Without a history the devices are those that hold something.
+            let numbers: BTreeSet<u32> = self.segments.iter().filter_map(|s| s.device).collect();
+            let others = numbers.into_iter().filter(|number| *number != device).count();
+            other_devices = u32::try_from(others).unwrap_or(u32::MAX);
+        }
         let mut segments: Vec<SegmentLayout> = self
             .segments
             .into_iter()
@@ -40,8 +49,7 @@ impl Parts {
             segments,
             conf: self.conf,
             device,
-            other_devices: self.other_devices,
-            duration_us: None,
+            other_devices,
             requests_only: false,
             stacks: self.stacks,
         }

@@ -1,0 +1,220 @@
+//! Beginning with what another allocator held: segments with live and free blocks at given places.
+//!
+//! For replays of recordings that begin late. Memory is taken from the driver anew, each segment whole,
+//! in the order of the layout; where the driver puts it decides the addresses, and blocks keep their
+//! places in it. Nobody else uses the engine meanwhile.
+
+use parking_lot::MutexGuard;
+
+use super::cell::HeapCell;
+use super::checkpoint::slot_of;
+use super::engine::Engine;
+use super::growth::{Growth, Refusal};
+use super::policy::Plan;
+use crate::allocator::Allocation;
+use crate::error::{AllocError, DriverError, DriverErrorKind};
+use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
+use crate::size::PoolKind;
+
+/// A live block of a layout.
+#[derive(Debug)]
+pub(crate) struct Installed {
+    /// Where the layout has it.
+    pub(crate) address: u64,
+    /// The block here.
+    pub(crate) allocation: Allocation,
+}
+
+/// Parts of expandable segments that may have no memory, at most: each is looked for.
+const HOLES_MAX: usize = 4096;
+
+impl Engine {
+    /// Takes the memory of a layout of the default pool from the driver, and hands out its live blocks.
+    /// The blocks tile the segments, in address order.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] when the driver does not give so much, or the layout has more streams or parts
+    /// than can be kept. What came until then stays, idle or live, and goes with the engine.
+    pub(crate) fn install(&self, layout: &[SegmentLayout]) -> Result<Vec<Installed>, AllocError> {
+        let mut installed = Vec::new();
+        for group in groups(layout, self.device.total_bytes) {
+            let stream = group[0].stream;
+            let is_per_thread = self.driver.is_per_thread_stream(stream);
+            let cell = self.add_heap(stream, is_per_thread)?;
+            let growth = &mut self.growth.lock();
+            if group[0].expandable {
+                self.install_pages(growth, cell, &group, &mut installed)?;
+            } else {
+                group.iter().try_for_each(|segment| {
+                    self.install_segment(growth, cell, segment, &mut installed)
+                })?;
+            }
+        }
+        Ok(installed)
+    }
+
+    fn install_segment(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        segment: &SegmentLayout,
+        installed: &mut Vec<Installed>,
+    ) -> Result<(), AllocError> {
+        let address = self.driver.allocate(segment.size_bytes)?;
+        growth.segment_came(segment.kind, segment.size_bytes);
+        if let Some(addresses) = &self.addresses {
+            addresses.add(address, segment.size_bytes, cell.number);
+        }
+        let mut state = cell.lock();
+        let clock = self.now();
+        let slot = state.heap.add_segment(segment.kind, address, segment.size_bytes, clock);
+        let here = moved(segment, address);
+        let mut live = Vec::new();
+        self.restore_segment(cell, &mut state, Some(slot), &here, false, &mut live);
+        installed.extend(with_addresses(segment, live));
+        Ok(())
+    }
+
+    /// Runs of pages of one reservation. All of it is mapped as one block, cut, and what the layout does not
+    /// have is unmapped again.
+    fn install_pages(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        runs: &[&SegmentLayout],
+        installed: &mut Vec<Installed>,
+    ) -> Result<(), AllocError> {
+        let (first, last) = (runs[0], runs[runs.len() - 1]);
+        let kind = first.kind;
+        let span_bytes = last.address + last.size_bytes - first.address;
+        let plan = Plan {
+            requested_bytes: span_bytes,
+            rounded_bytes: span_bytes,
+            kind,
+            segment_bytes: span_bytes,
+            expandable: true,
+            capturing: false,
+        };
+        let whole = match self.grow_expandable(growth, cell, &plan)? {
+            Ok(whole) => whole,
+            Err(Refusal::Driver(error)) => return Err(error.into()),
+            Err(_) => return Err(too_much("more address space than one reservation has").into()),
+        };
+        let base = whole.address();
+        {
+            let mut state = cell.lock();
+            self.give_back(cell, &mut state, slot_of(&whole));
+        }
+        // Everything that has memory is handed out first, so that what has none lies alone.
+        let mut here = moved(first, base);
+        here.size_bytes = span_bytes;
+        here.blocks.clear();
+        let mut holes = Vec::new();
+        for run in runs {
+            let from = base + (run.address - first.address);
+            let behind = here.blocks.last().map_or(base, |block| block.address + block.size_bytes);
+            if from > behind {
+                let size_bytes = from - behind;
+                let (address, state) = (behind, BlockStateName::Inactive);
+                holes.push((address, size_bytes));
+                here.blocks.push(BlockLayout { address, size_bytes, requested_bytes: 0, state });
+            }
+            here.blocks.extend(moved(run, from).blocks.into_iter().map(|block| BlockLayout {
+                state: BlockStateName::ActiveAllocated,
+                requested_bytes: block.requested_bytes.clamp(1, block.size_bytes),
+                ..block
+            }));
+        }
+        if holes.len() > HOLES_MAX {
+            return Err(too_much("more gaps between pages than are looked for").into());
+        }
+        let mut live = Vec::new();
+        {
+            let mut state = cell.lock();
+            let slot = state.heap.free_at(kind, base, span_bytes);
+            self.restore_segment(cell, &mut state, slot, &here, false, &mut live);
+        }
+        self.unmap_holes(growth, cell, kind, &holes)?;
+        let blocks = runs.iter().flat_map(|run| &run.blocks);
+        let mut state = cell.lock();
+        for (block, allocation) in blocks.zip(live) {
+            match block.state {
+                BlockStateName::ActiveAllocated => {
+                    installed.push(Installed { address: block.address, allocation });
+                }
+                _ => self.give_back(cell, &mut state, slot_of(&allocation)),
+            }
+        }
+        Ok(())
+    }
+
+    fn unmap_holes(
+        &self,
+        growth: &mut Growth,
+        cell: &HeapCell,
+        kind: PoolKind,
+        holes: &[(u64, u64)],
+    ) -> Result<(), DriverError> {
+        for &(address, size_bytes) in holes {
+            let run = {
+                let state = cell.lock();
+                let slot = state.heap.free_at(kind, address, size_bytes);
+                slot.and_then(|slot| state.heap.whole_pages(slot))
+            };
+            if let Some(run) = run {
+                self.release_pages(growth, cell, kind, &run)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_much(what: &str) -> DriverError {
+    DriverError::new(DriverErrorKind::OutOfMemory, "install", 0, what.to_owned())
+}
+
+/// The segment with its blocks at another address.
+fn moved(segment: &SegmentLayout, address: u64) -> SegmentLayout {
+    let mut here = SegmentLayout { address, ..segment.clone() };
+    for block in &mut here.blocks {
+        block.address = address + (block.address - segment.address);
+    }
+    here
+}
+
+/// Live blocks of a segment, in order, with the addresses that the layout says.
+fn with_addresses(
+    segment: &SegmentLayout,
+    live: Vec<Allocation>,
+) -> impl Iterator<Item = Installed> {
+    let blocks = segment.blocks.iter().filter(|b| b.state == BlockStateName::ActiveAllocated);
+    blocks.zip(live).map(|(block, allocation)| Installed { address: block.address, allocation })
+}
+
+/// Fixed segments one by one, runs of pages with those of the same reservation, in address order.
+pub(crate) fn groups(
+    layout: &[SegmentLayout],
+    device_total_bytes: u64,
+) -> impl Iterator<Item = Vec<&SegmentLayout>> {
+    let reserve_bytes = device_total_bytes.saturating_add(device_total_bytes / 8);
+    let mut groups: Vec<Vec<&SegmentLayout>> = Vec::new();
+    for segment in layout {
+        if !segment.expandable {
+            groups.push(vec![segment]);
+            continue;
+        }
+        let same = groups.iter_mut().rev().find(|group| {
+            let (first, last) = (group[0], group[group.len() - 1]);
+            let end = segment.address + segment.size_bytes;
+            last.expandable
+                && (first.stream, first.kind) == (segment.stream, segment.kind)
+                && end - first.address <= reserve_bytes
+        });
+        match same {
+            Some(group) => group.push(segment),
+            None => groups.push(vec![segment]),
+        }
+    }
+    groups.into_iter()
+}

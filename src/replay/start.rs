@@ -1,0 +1,346 @@
+//! What lived and what was cached when a recording began.
+//!
+//! A recording that begins late, or whose ring of events dropped the first, still ends with a layout. From
+//! there the events lead back: an allocation undone makes room, a free undone makes a live block, a
+//! segment that came goes, one that went comes back. What is left before the first event is the start.
+//! Sizes of blocks that were freed later are not recorded; they follow from what was asked for and from
+//! where the next block begins.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::trace::{Trace, TraceEvent};
+use crate::config::Settings;
+use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
+use crate::size::{MIB, MIN_BLOCK_BYTES, PoolKind, SMALL_SEGMENT_BYTES};
+
+/// A block that lived before the first event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Where.
+    pub address: u64,
+    /// How many bytes were asked for.
+    pub requested_bytes: u64,
+    /// Its size, where the final layout still has it.
+    size_bytes: Option<u64>,
+    /// The first block that was cut behind it while it was there: free memory began at that address.
+    next_free: Option<u64>,
+    /// Its stream.
+    pub stream: StreamId,
+    /// Its pool, where a segment says it.
+    pub pool: PoolId,
+    /// Whether it was freed already, and waited for other streams.
+    pub draining: bool,
+}
+
+/// Memory that was held before the first event.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    size_bytes: u64,
+    stream: StreamId,
+    kind: PoolKind,
+    pool: PoolId,
+    expandable: bool,
+}
+
+/// What was there before the first event.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// Blocks that lived, by address.
+    pub blocks: Vec<LiveBlock>,
+    /// Memory that was held, by address.
+    held: BTreeMap<u64, Held>,
+}
+
+impl Start {
+    /// Goes back from the end of a trace to its first event.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let mut back = Back::from_the_end(trace);
+        trace.events.iter().rev().for_each(|event| back.undo(event));
+        let mut start = Self { blocks: back.blocks.into_values().collect(), held: back.held };
+        for block in &mut start.blocks {
+            let inside = start.held.range(..=block.address).next_back();
+            if let Some((_, held)) = inside.filter(|(at, h)| block.address - **at < h.size_bytes) {
+                block.pool = held.pool;
+            }
+        }
+        start.blocks.sort_unstable_by_key(|block| block.address);
+        start.look_ahead(trace);
+        start
+    }
+
+    /// Notes where free memory began behind blocks of unknown size: what is cut from a free block is its
+    /// front, so the first allocation behind a block that is still there says it.
+    fn look_ahead(&mut self, trace: &Trace) {
+        let mut unknown: BTreeMap<u64, usize> = BTreeMap::new();
+        for (i, block) in self.blocks.iter().enumerate().filter(|(_, b)| b.size_bytes.is_none()) {
+            unknown.insert(block.address, i);
+        }
+        for event in &trace.events {
+            if unknown.is_empty() {
+                return;
+            }
+            match event.action {
+                Action::FreeCompleted => {
+                    unknown.remove(&event.address);
+                }
+                Action::Alloc => {
+                    // Of all blocks of the start the last one before.
+                    let behind = self.blocks.partition_point(|b| b.address < event.address);
+                    let Some(i) = behind.checked_sub(1) else { continue };
+                    let address = self.blocks[i].address;
+                    let held = self.held.range(..=address).next_back();
+                    let same = held.is_some_and(|(at, held)| event.address - at < held.size_bytes);
+                    if same && unknown.get(&address) == Some(&i) {
+                        unknown.remove(&address);
+                        self.blocks[i].next_free = Some(event.address);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Bytes that were held.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.held.values().fold(0, |sum, held| sum.saturating_add(held.size_bytes))
+    }
+
+    /// Bytes that were in callers' hands, as they asked for them.
+    #[must_use]
+    pub fn requested_bytes(&self) -> u64 {
+        self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.requested_bytes))
+    }
+
+    /// Whether nothing was there: the recording has it all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.held.is_empty()
+    }
+
+    /// The layout before the first event under the recorded settings; blocks that waited for other
+    /// streams count as live. `None` where the parts of the recording do not fit together, or where
+    /// memory of private pools was there.
+    #[must_use]
+    pub fn layout(&self, settings: &Settings) -> Option<Vec<SegmentLayout>> {
+        let mut rest = self.blocks.as_slice();
+        let mut segments = Vec::new();
+        let mut last_end = 0;
+        for (&address, held) in &self.held {
+            let end = address.checked_add(held.size_bytes)?;
+            let aligned =
+                [address, held.size_bytes].iter().all(|n| n.is_multiple_of(MIN_BLOCK_BYTES));
+            let empty = held.size_bytes == 0;
+            if empty || address < last_end || !aligned || held.pool != PoolId::DEFAULT {
+                return None;
+            }
+            last_end = end;
+            let inside = rest.partition_point(|block| block.address < end);
+            let (own, others) = rest.split_at(inside);
+            rest = others;
+            let blocks = tiles(own, address, end, held, settings)?;
+            let Held { size_bytes, stream, kind, pool, expandable } = *held;
+            segments.push(SegmentLayout {
+                address,
+                size_bytes,
+                stream,
+                kind,
+                pool,
+                expandable,
+                blocks,
+            });
+        }
+        rest.is_empty().then_some(segments)
+    }
+}
+
+/// The blocks of one segment, live and free, without gaps.
+fn tiles(
+    live: &[LiveBlock],
+    start: u64,
+    end: u64,
+    held: &Held,
+    settings: &Settings,
+) -> Option<Vec<BlockLayout>> {
+    let mut blocks = Vec::new();
+    let mut at = start;
+    let free = |address, size_bytes| BlockLayout {
+        address,
+        size_bytes,
+        requested_bytes: 0,
+        state: BlockStateName::Inactive,
+    };
+    for (i, block) in live.iter().enumerate() {
+        let address = block.address;
+        if address < at || !address.is_multiple_of(MIN_BLOCK_BYTES) || block.stream != held.stream {
+            return None;
+        }
+        if address > at {
+            blocks.push(free(at, address - at));
+        }
+        let next = live.get(i + 1).map_or(end, |next| next.address);
+        let room = next.checked_sub(address)?;
+        let rounded = settings.roundup.round(block.requested_bytes.min(room));
+        let size_bytes = block.size_bytes.unwrap_or_else(|| {
+            // Large blocks are cut only where more than 1 MiB is left, and oversize ones never.
+            let whole = held.kind == PoolKind::Large
+                && !held.expandable
+                && (room.saturating_sub(rounded) <= MIB
+                    || settings.max_split_bytes.is_some_and(|most| rounded >= most));
+            let cut = block.next_free.map(|free| free - address).filter(|cut| {
+                (rounded..=rounded.saturating_add(MIB)).contains(cut) && *cut <= room
+            });
+            if whole { room } else { cut.unwrap_or(rounded).min(room) }
+        });
+        if size_bytes == 0 || size_bytes > room || !size_bytes.is_multiple_of(MIN_BLOCK_BYTES) {
+            return None;
+        }
+        blocks.push(BlockLayout {
+            address,
+            size_bytes,
+            requested_bytes: block.requested_bytes.clamp(1, size_bytes),
+            state: BlockStateName::ActiveAllocated,
+        });
+        at = address + size_bytes;
+    }
+    if at < end {
+        blocks.push(free(at, end - at));
+    }
+    Some(blocks)
+}
+
+/// On the way back.
+struct Back {
+    blocks: HashMap<u64, LiveBlock>,
+    held: BTreeMap<u64, Held>,
+    /// Kinds of expandable memory by stream and address, to tell those of what comes back.
+    kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
+}
+
+impl Back {
+    fn from_the_end(trace: &Trace) -> Self {
+        let mut back =
+            Self { blocks: HashMap::new(), held: BTreeMap::new(), kinds: BTreeMap::new() };
+        for segment in &trace.segments {
+            let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, .. } =
+                *segment;
+            back.held.insert(address, Held { size_bytes, stream, kind, pool, expandable });
+            if expandable {
+                back.kinds.insert((stream, address), (kind, pool));
+            }
+            let live = segment.blocks.iter().filter(|b| b.state != BlockStateName::Inactive);
+            for block in live {
+                back.blocks.insert(
+                    block.address,
+                    LiveBlock {
+                        address: block.address,
+                        requested_bytes: block.requested_bytes.max(1),
+                        size_bytes: Some(block.size_bytes),
+                        next_free: None,
+                        stream,
+                        pool,
+                        draining: block.state == BlockStateName::ActivePendingFree,
+                    },
+                );
+            }
+        }
+        back
+    }
+
+    fn undo(&mut self, event: &TraceEvent) {
+        let TraceEvent { action, address, size_bytes, stream, .. } = *event;
+        match action {
+            Action::Alloc => {
+                self.blocks.remove(&address);
+            }
+            Action::FreeRequested => self.live(event).draining = false,
+            Action::FreeCompleted => self.live(event).draining = true,
+            Action::SegmentAlloc => {
+                self.held.remove(&address);
+            }
+            Action::SegmentFree => {
+                let kind = match size_bytes <= SMALL_SEGMENT_BYTES {
+                    true => PoolKind::Small,
+                    false => PoolKind::Large,
+                };
+                let pool = event.pool.unwrap_or_default();
+                self.held
+                    .insert(address, Held { size_bytes, stream, kind, pool, expandable: false });
+            }
+            Action::SegmentMap => self.unmap(address, size_bytes),
+            Action::SegmentUnmap => self.map(event),
+            Action::OutOfMemory => {}
+        }
+    }
+
+    /// The block of a free that is undone.
+    fn live(&mut self, event: &TraceEvent) -> &mut LiveBlock {
+        self.blocks.entry(event.address).or_insert_with(|| LiveBlock {
+            address: event.address,
+            requested_bytes: event.size_bytes.max(1),
+            size_bytes: None,
+            next_free: None,
+            stream: event.stream,
+            pool: event.pool.unwrap_or_default(),
+            draining: false,
+        })
+    }
+
+    /// Takes pages out of the run that holds them.
+    fn unmap(&mut self, address: u64, size_bytes: u64) {
+        let end = address.saturating_add(size_bytes);
+        let before = self.held.range(..=address).next_back().map(|(at, held)| (*at, *held));
+        let Some((at, held)) = before
+            .filter(|(at, held)| held.expandable && at.saturating_add(held.size_bytes) >= end)
+        else {
+            return;
+        };
+        self.held.remove(&at);
+        if address > at {
+            self.held.insert(at, Held { size_bytes: address - at, ..held });
+        }
+        let held_end = at + held.size_bytes;
+        if held_end > end {
+            self.held.insert(end, Held { size_bytes: held_end - end, ..held });
+        }
+        self.kinds.entry((held.stream, address)).or_insert((held.kind, held.pool));
+    }
+
+    /// Puts pages back, joined with the runs of their kind beside them.
+    fn map(&mut self, event: &TraceEvent) {
+        let TraceEvent { address, size_bytes, stream, .. } = *event;
+        let near = |known: Option<(&(StreamId, u64), &(PoolKind, PoolId))>| {
+            let ((of, at), found) = known?;
+            (*of == stream).then_some((at.abs_diff(address), *found))
+        };
+        let below = near(self.kinds.range(..=(stream, address)).next_back());
+        let above = near(self.kinds.range((stream, address)..).next());
+        let nearest = below.into_iter().chain(above).min_by_key(|(distance, _)| *distance);
+        // A reservation has nine eighths of a device; another one may lie right behind it.
+        let by_size = match size_bytes.is_multiple_of(20 * MIB) {
+            true => (PoolKind::Large, PoolId::DEFAULT),
+            false => (PoolKind::Small, PoolId::DEFAULT),
+        };
+        let (kind, pool) = nearest.map_or(by_size, |(_, found)| found);
+        let mut held = Held { size_bytes, stream, kind, pool, expandable: true };
+        let mut start = address;
+        let joins = |other: &Held| other.expandable && (other.stream, other.kind) == (stream, kind);
+        if let Some((&at, before)) = self.held.range(..address).next_back()
+            && joins(before)
+            && at.saturating_add(before.size_bytes) == address
+        {
+            held.size_bytes = held.size_bytes.saturating_add(before.size_bytes);
+            start = at;
+            self.held.remove(&at);
+        }
+        let end = start.saturating_add(held.size_bytes);
+        if let Some(behind) = self.held.get(&end).copied().filter(joins) {
+            held.size_bytes = held.size_bytes.saturating_add(behind.size_bytes);
+            self.held.remove(&end);
+        }
+        self.held.insert(start, held);
+        self.kinds.insert((stream, start), (kind, pool));
+    }
+}
