@@ -36,7 +36,7 @@ fn a_need_is_where_the_program_begins_to_run() {
         let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         let need = row["needs_bytes"].as_u64().unwrap();
         if let Some(mib) = known_mib {
-            let off = (need as f64 / f64::from(mib << 20) - 1.0).abs();
+            let off = (need as f64 / (f64::from(mib) * 1_048_576.0) - 1.0).abs();
             assert!(off < 0.015, "{name}, {conf}: {need}");
         }
         let ooms = |bytes: u64| {
