@@ -77,7 +77,7 @@ impl Engine {
         plan: &Plan,
     ) -> Result<Step, DriverError> {
         if !plan.capturing {
-            self.collect_idle(growth)?;
+            past_captures(self.collect_idle(growth), ())?;
         }
         let mut refusal = match self.grow(growth, cell, plan)? {
             Err(Refusal::Forbidden) => return Ok(Err(Refusal::Forbidden)),
@@ -94,7 +94,7 @@ impl Engine {
             return Ok(Err(refusal));
         }
         let is_hopeless = growth.miss_policy.searches_again() && self.is_hopeless(growth, plan);
-        if !is_hopeless && self.release_oversize(growth, cell, plan)? {
+        if !is_hopeless && past_captures(self.release_oversize(growth, cell, plan), false)? {
             match self.grow(growth, cell, plan)? {
                 Err(again) => refusal = again,
                 found => return Ok(found),
@@ -115,11 +115,7 @@ impl Engine {
         if is_hopeless {
             return drained.map(|()| Err(refusal));
         }
-        match self.release_idle(growth, cell.pool()) {
-            // A capture keeps some of it. What went may do.
-            Err(error) if error.kind == DriverErrorKind::CaptureActive => {}
-            released => released?,
-        }
+        past_captures(self.release_idle(growth, cell.pool()), ())?;
         growth.counters.num_alloc_retries += 1;
         match (self.grow(growth, cell, plan)?, drained) {
             // Blocks that could not be waited for might have served the request.
@@ -163,4 +159,12 @@ impl Engine {
         let page_bytes = memory.map_or(1, |memory| growth.page_bytes(memory, plan.kind));
         align_up(plan.segment_bytes, page_bytes) > most
     }
+}
+
+/// Goes on where a capture keeps some of what was to be released: what went may do.
+fn past_captures<T>(released: Result<T, DriverError>, kept: T) -> Result<T, DriverError> {
+    released.or_else(|error| match error.kind {
+        DriverErrorKind::CaptureActive => Ok(kept),
+        _ => Err(error),
+    })
 }
