@@ -212,7 +212,7 @@ fn strategy(conf: &str, raw_addresses: bool) -> (Strategy, Arc<Sim>) {
     let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
     let options = SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() };
     let device = Arc::new(Sim::new(options));
-    let options = BuildOptions { raw_addresses, ..BuildOptions::default() };
+    let options = BuildOptions { raw_addresses };
     let strategy = build(&config, Arc::clone(&device) as _, options).expect("it can be built");
     (strategy, device)
 }
@@ -244,7 +244,7 @@ impl Mix {
 
     fn step(&mut self, strategy: &Strategy) {
         let random = self.next();
-        let most = if random & 3 == 0 { 64 * MIB >> (random >> 2 & 7) } else { 64 * KIB };
+        let most = if random & 3 == 0 { (64 * MIB) >> ((random >> 2) & 7) } else { 64 * KIB };
         let bytes = 1 + (random >> 20) % most;
         let place = &mut self.blocks[(random >> 5) as usize % 4096];
         if let Some(block) = place.take() {

@@ -114,7 +114,6 @@ fn measure_on(
             ended_ns.set(sim.elapsed_ns());
             add_taken(statistics, &sim, before.get());
         },
-        ..Manner::default()
     };
     let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
     let run = replay::run_as(&recording.workload, &strategy, brake, manner)?;

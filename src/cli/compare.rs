@@ -346,7 +346,8 @@ fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> s
 /// Recordings of one job: their names differ in numbers only. Tells the largest need of each configuration
 /// and whose it is.
 fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
-    let mut jobs: Vec<(String, Vec<&(String, Vec<Row>)>)> = Vec::new();
+    type Named = (String, Vec<Row>);
+    let mut jobs: Vec<(String, Vec<&Named>)> = Vec::new();
     for recording in all {
         let job = without_numbers(&recording.0);
         match jobs.iter_mut().find(|(known, _)| *known == job) {

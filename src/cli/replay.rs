@@ -167,6 +167,9 @@ impl<'a> Source<'a> {
     }
 }
 
+/// What is done with one device of a recording, which has this name for people.
+type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome, Box<dyn Error>> + 'a;
+
 /// Reads a recording and does something with each device that is wanted, one after another: the file is
 /// read once for each, so that one at a time is held. What is done gets the recording's name for people.
 pub(crate) fn each_device(
@@ -174,7 +177,7 @@ pub(crate) fn each_device(
     max_input: u64,
     device: Option<u32>,
     wanted: Devices,
-    act: &mut dyn FnMut(&str, Trace) -> Result<Outcome, Box<dyn Error>>,
+    act: &mut Act<'_>,
 ) -> Result<Outcome, Box<dyn Error>> {
     let again = device.is_none() && wanted == Devices::Each;
     let source = Source::of(path, max_input, again)?;

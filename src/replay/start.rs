@@ -311,13 +311,12 @@ impl Back {
     /// Puts pages back, joined with the runs of their kind beside them.
     fn map(&mut self, event: &TraceEvent) {
         let TraceEvent { address, size_bytes, stream, .. } = *event;
-        let near = |known: Option<(&(StreamId, u64), &(PoolKind, PoolId))>| {
-            let ((of, at), found) = known?;
-            (*of == stream).then_some((at.abs_diff(address), *found))
-        };
-        let below = near(self.kinds.range(..=(stream, address)).next_back());
-        let above = near(self.kinds.range((stream, address)..).next());
-        let nearest = below.into_iter().chain(above).min_by_key(|(distance, _)| *distance);
+        let below = self.kinds.range(..=(stream, address)).next_back();
+        let above = self.kinds.range((stream, address)..).next();
+        let near = below.into_iter().chain(above).filter(|((of, _), _)| *of == stream);
+        let nearest = near
+            .map(|((_, at), found)| (at.abs_diff(address), *found))
+            .min_by_key(|(distance, _)| *distance);
         // A reservation has nine eighths of a device; another one may lie right behind it.
         let by_size = match size_bytes.is_multiple_of(20 * MIB) {
             true => (PoolKind::Large, PoolId::DEFAULT),

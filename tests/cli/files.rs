@@ -132,9 +132,9 @@ fn names_of_files_cannot_speak_to_the_terminal() {
     let log = folder.path(&name("/log.csv"));
     let log_conf = format!("layers:[log:\"{log}\"]");
     for (args, shown, on) in [
-        (vec!["replay", &whole], "a?b?[31m  [(default)]", true),
+        (vec!["replay", &whole], "a?b?[31m device 0  [(default)]", true),
         (vec!["replay", &whole], "a?b?[31m.json: events of", false),
-        (vec!["compare", &whole, "--conf", "cpu_trim_age_s:1"], "a?b?[31m\n", true),
+        (vec!["compare", &whole, "--conf", "cpu_trim_age_s:1"], "a?b?[31m device 0\n", true),
         (vec!["replay", &broken], "a?b?[31m-broken.json: ", false),
         (vec!["replay", &folder.path(&name("-none"))], "a?b?[31m-none: ", false),
         (vec!["replay", &whole, "--stats", &log], "a?b?[31m/log.csv: ", false),
@@ -150,7 +150,9 @@ fn names_of_files_cannot_speak_to_the_terminal() {
         let said = if on { stdout } else { stderr };
         assert!(said.contains(shown), "{shown}: {said}");
     }
-    let row: serde_json::Value =
-        serde_json::from_slice(&run(&["replay", &whole, "--json"]).stdout).unwrap();
+    let row: serde_json::Value = serde_json::from_slice(
+        &run(&["replay", &whole, "--recorded-device", "0", "--json"]).stdout,
+    )
+    .unwrap();
     assert_eq!(row["trace"], name(""), "for programs the name is what it is");
 }

@@ -27,7 +27,7 @@ fn build() -> PathBuf {
     let output = cargo.output().expect("cargo built these tests");
     assert!(output.status.success(), "the shared library does not build");
     let messages = String::from_utf8(output.stdout).expect("cargo writes JSON");
-    let made = messages.lines().filter_map(|line| {
+    let mut made = messages.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let file = message["filenames"].as_array()?.iter().find_map(|file| {
             let file = Path::new(file.as_str()?);
@@ -35,5 +35,5 @@ fn build() -> PathBuf {
         })?;
         message["target"]["name"].as_str().filter(|name| *name == "stratalloc").map(|_| file)
     });
-    made.last().expect("the package is a shared library")
+    made.next_back().expect("the package is a shared library")
 }

@@ -71,7 +71,9 @@ pub(crate) unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
 
 impl StdFunction {
     fn accepts(&self, stream: StreamId) -> bool {
-        let mut argument = std::ptr::without_provenance_mut(stream.0 as usize);
+        // A stream that is no pointer here is none that C++ could name.
+        let Ok(handle) = usize::try_from(stream.0) else { return false };
+        let mut argument = std::ptr::without_provenance_mut(handle);
         // SAFETY: the object is alive, and its payload belongs to `invoker`.
         self.invoker
             .is_some_and(|invoker| unsafe { invoker(&raw const self.payload, &raw mut argument) })
