@@ -220,11 +220,6 @@ fn place_in(
     HandOut { inactive, ..out }
 }
 
-/// Where the block lies that an engine handed out.
-pub(super) fn slot_of(made: &Allocation) -> Slot {
-    Slot(made.token().0[1])
-}
-
 fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), PoolError> {
     let mut blocks = segments.iter().flat_map(|segment| &segment.blocks);
     match blocks.find(|block| block.state == BlockStateName::ActivePendingFree) {

@@ -7,12 +7,12 @@
 use parking_lot::MutexGuard;
 
 use super::cell::HeapCell;
-use super::checkpoint::slot_of;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::Allocation;
 use crate::error::{AllocError, DriverError, DriverErrorKind};
+use crate::heap::Slot;
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::size::PoolKind;
 
@@ -217,4 +217,9 @@ pub(crate) fn groups(
         }
     }
     groups.into_iter()
+}
+
+/// Where the block lies that an engine handed out.
+fn slot_of(made: &Allocation) -> Slot {
+    Slot(made.token().0[1])
 }
