@@ -122,10 +122,10 @@ fn a_cpp_library_copies_the_filter_and_asks_it() {
     let own = build(&text).unwrap();
     let pools = own.private_pools().unwrap();
     let take = |stream| own.allocate(Request::new(64, stream)).unwrap();
-    let id = PoolId { capture: 0, user: 5 };
+    let id = PoolId::next_user();
     pools.open_scope(id, ScopeFilter::Stream(MAIN)).unwrap();
     let (inside, outside) = (take(MAIN), take(StreamId(65)));
-    assert_eq!((inside.address() >> 40, outside.address() >> 40), (5, 0));
+    assert_eq!((inside.address() >> 40, outside.address() >> 40), (id.user, 0));
     pools.close_scope(id).unwrap();
     pools.release_pool(id).unwrap();
     let after = take(MAIN);
