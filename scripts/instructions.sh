@@ -13,5 +13,5 @@ export GUNGRAUN_RUNNER=$tools/bin/gungraun-runner
 
 cargo bench --profile "${PROFILE:-dist}" -p stratalloc-instructions --features count --bench instructions -- --output-format=json \
     >"$tools/summaries.json"
-cargo run --quiet --profile "${PROFILE:-dist}" -p stratalloc-instructions --bin compare -- benches/instructions/figures.json \
+cargo run --quiet --profile "${PROFILE:-dist}" -p stratalloc-instructions --features count --bin compare -- benches/instructions/figures.json \
     <"$tools/summaries.json"
