@@ -74,6 +74,7 @@ impl<P> Scopes<P> {
     }
 
     /// Whether the calling thread has such a capture under way: it may not wait or ask events then.
+    #[inline]
     pub(crate) fn captures_here(&self) -> bool {
         let thread = std::thread::current().id();
         let here = |scope: &Arc<Scope<P>>| {
@@ -144,6 +145,7 @@ impl<P: Clone> Scopes<P> {
     /// # Errors
     ///
     /// [`DriverError`](crate::error::DriverError) when the driver cannot say whether the stream is captured.
+    #[inline]
     pub(crate) fn route(&self, stream: StreamId) -> DriverResult<Routed<P>> {
         if !self.any() {
             return Ok(Routed { to: None, status: CaptureStatus::None });

@@ -70,6 +70,7 @@ impl Captures {
 
 impl Engine {
     /// Frees what waits and may be free by now, before a request on `stream` is served.
+    #[inline]
     pub(super) fn settle_waiting(
         &self,
         stream: StreamId,
@@ -224,6 +225,7 @@ impl Engine {
 
     /// Settles all deferred blocks, unless a capture is under way. Those that only another thread can settle
     /// stay.
+    #[inline]
     pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
         self.settle_all(|_| {})
     }

@@ -289,6 +289,7 @@ impl Engine {
     }
 
     /// Makes a drained block free.
+    #[inline]
     pub(super) fn complete(&self, cell: &HeapCell, slot: Slot) {
         let mut state = cell.lock();
         let HeapState { heap, counters, .. } = &mut *state;

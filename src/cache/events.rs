@@ -86,6 +86,7 @@ struct Queues {
 }
 
 impl Queues {
+    #[inline]
     fn push(&mut self, pending: Pending) {
         let same = |queue: &&mut VecDeque<Pending>| {
             queue.front().is_some_and(|first| first.on == pending.on)
@@ -125,12 +126,17 @@ impl Engine {
         address: u64,
         find: &dyn Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
-        let (id, uses): (BlockId, SmallVec<[StreamUse; 4]>) = {
+        let mut uses = SmallVec::<[StreamUse; 4]>::new();
+        let mut streams = SmallVec::<[StreamId; 4]>::new();
+        let id = {
             let state = cell.lock();
             let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
-            (state.heap.id(slot), state.heap.uses(slot).collect())
+            for by in state.heap.uses(slot) {
+                uses.push(by);
+                streams.push(by.stream);
+            }
+            state.heap.id(slot)
         };
-        let streams: SmallVec<[StreamId; 4]> = uses.iter().map(|by| by.stream).collect();
         // Nobody else can record the events of this thread's own streams later. A captured use may be of
         // another thread's.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
@@ -232,6 +238,7 @@ impl Engine {
         self.events.queues.lock().spare.extend(waits.into_iter().map(|(event, _)| event));
     }
 
+    #[inline]
     fn record_new_event(&self, stream: StreamId) -> Result<EventId, DriverError> {
         let spare = self.events.queues.lock().spare.pop();
         let event = match spare {
@@ -328,6 +335,7 @@ impl Engine {
     }
 
     /// One event of a block has passed.
+    #[inline]
     fn pass(&self, pending: Pending) {
         self.attention.0.fetch_sub(1, Ordering::Relaxed);
         let cell = self.heaps.get(pending.heap).expect("heaps are never removed");

@@ -162,6 +162,7 @@ impl Engine {
     }
 
     /// Settles what waits, and says which private pool a request on a stream goes to.
+    #[inline]
     pub(super) fn route(&self, stream: StreamId) -> Result<Routed<Arc<PoolHeaps>>, DriverError> {
         let routed = self.scopes.route(stream)?;
         self.settle_waiting(stream, routed.status)?;

@@ -205,6 +205,7 @@ pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadI
 pub(crate) type Timeline = (StreamId, Option<ThreadId>);
 
 /// What a stream's number means on the calling thread.
+#[inline]
 pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
     (stream, thread_of(driver, stream))
 }
@@ -226,6 +227,7 @@ pub(crate) fn capture_status_of(
 
 /// Whether what is submitted to a stream now may become part of a graph, as an event that never passes then.
 /// Of a device that is lost the next call tells.
+#[inline]
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     match capture_status_of(driver, stream) {
         Ok(status) => status != CaptureStatus::None,
@@ -239,6 +241,7 @@ pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
 ///
 /// [`DriverError`]; of the kind `CaptureActive` when the stream is captured, also when another thread began
 /// that just before. The event is good for another try then.
+#[inline]
 pub(crate) fn record_outside_graphs(
     driver: &dyn Driver,
     event: EventId,

@@ -249,6 +249,7 @@ impl Heap {
     }
 
     /// The other streams that use the live block at `slot`.
+    #[inline]
     pub fn uses(&self, slot: Slot) -> impl Iterator<Item = StreamUse> + '_ {
         self.uses.of(self.slab.get(slot).links[0])
     }
@@ -262,6 +263,7 @@ impl Heap {
 
     /// Takes a live block back that other streams use: it is free when `events` (at least 1) have
     /// passed. Its id is stale from now on.
+    #[inline]
     pub fn drain(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         let mut done = *self.slab.get(slot);
@@ -311,6 +313,7 @@ impl Heap {
     }
 
     /// Makes a block free that was retired or has drained, and joins it with its free neighbours.
+    #[inline]
     pub fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
         let done = *self.slab.get(slot);
         self.make_free(slot, &done, clock)

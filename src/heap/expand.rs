@@ -104,12 +104,18 @@ impl Heap {
                 is_expandable
             }
         };
-        let mut blocks = self.free_from(first).filter(|&slot| !passed_by(slot));
-        let mut slot = blocks.next()?;
+        let mut blocks = self.free_from(first);
+        let mut following = || loop {
+            match blocks.next() {
+                Some(slot) if passed_by(slot) => {}
+                other => return other,
+            }
+        };
+        let mut slot = following()?;
         // Without a gap behind it no later block reaches less far: all are at least as large.
         let has_gap = |slot: Slot| self.reach(slot) > self.slab.get(slot).size_bytes;
         while rules.expandable && self.slab.get(slot).is_expandable() && has_gap(slot) {
-            match blocks.next() {
+            match following() {
                 Some(next) if self.reach(next) < self.reach(slot) => slot = next,
                 _ => break,
             }
@@ -118,6 +124,7 @@ impl Heap {
     }
 
     /// How far a block could grow: its size and that of the gap behind it.
+    #[inline]
     fn reach(&self, slot: Slot) -> u64 {
         let block = self.slab.get(slot);
         let behind = if block.next.is_none() { None } else { Some(self.slab.get(block.next)) };

@@ -165,6 +165,7 @@ impl InOrder<'_> {
 impl Iterator for InOrder<'_> {
     type Item = Slot;
 
+    #[inline]
     fn next(&mut self) -> Option<Slot> {
         let slot = match self.next? {
             Next::This(slot) => Some(slot),

@@ -26,7 +26,7 @@ impl Tree {
     /// Whether the block at `slot`, which is in this tree, is the only one; `block` is a copy of it.
     #[inline]
     pub(super) fn is_only(self, slot: Slot, block: &Block) -> bool {
-        self.root == slot && block.links == [Slot::NONE; 2]
+        self.root == slot && block.links[0] == Slot::NONE && block.links[1] == Slot::NONE
     }
 
     #[inline]

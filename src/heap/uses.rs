@@ -35,6 +35,7 @@ impl Default for Uses {
 
 impl Uses {
     /// Adds `stream` to the list at `head` unless it is there; returns the new head.
+    #[inline]
     pub(super) fn add(&mut self, head: Slot, new: StreamUse) -> Slot {
         let mut at = head;
         while let Some(known) = self.entries.get_mut(at.0 as usize) {
@@ -57,6 +58,7 @@ impl Uses {
         slot
     }
 
+    #[inline]
     pub(super) fn of(&self, head: Slot) -> impl Iterator<Item = StreamUse> + '_ {
         let entry = |slot: Slot| self.entries.get(slot.0 as usize);
         std::iter::successors(entry(head), move |at| entry(at.next))
@@ -64,6 +66,7 @@ impl Uses {
     }
 
     /// Forgets the list at `head`.
+    #[inline]
     pub(super) fn clear(&mut self, head: Slot) {
         let mut at = head;
         while !at.is_none() {

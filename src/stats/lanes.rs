@@ -111,12 +111,19 @@ fn signed(bytes: u64) -> i64 {
     bytes as i64
 }
 
+#[inline]
 fn less(a: i64, b: i64) -> i64 {
     a - b
 }
 
+/// Lane by lane.
+#[inline]
 fn zip<const N: usize>(a: [i64; N], b: [i64; N], f: impl Fn(i64, i64) -> i64) -> [i64; N] {
-    std::array::from_fn(|lane| f(a[lane], b[lane]))
+    let mut result = a;
+    for lane in 0..N {
+        result[lane] = f(a[lane], b[lane]);
+    }
+    result
 }
 
 impl HeapCounters {
@@ -174,6 +181,7 @@ impl HeapCounters {
 
     /// The caller gave a block back that still drains. True when the ledger must be asked.
     #[must_use]
+    #[inline]
     pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) -> bool {
         let (own, size) = (kind.index(), signed(size_bytes));
         self.take_room::<OVERSIZE>(kind, [-1, -size, 0, 0, 0]);
@@ -188,12 +196,14 @@ impl HeapCounters {
 
     /// A block that was given back before became free. True when the ledger must be asked.
     #[must_use]
+    #[inline]
     pub fn drained(&mut self, done: &Completed) -> bool {
         self.drain(done.kind.index(), [-1, -signed(done.size_bytes)]);
         self.became_free(done, [0, 0])
     }
 
     /// What drains is active, so it takes from the limits of that alone.
+    #[inline]
     fn drain(&mut self, kind: usize, more: Amount) {
         self.draining[kind] = zip(self.draining[kind], more, |n, more| n + more);
         for class in [kind, ALL] {
@@ -275,15 +285,20 @@ impl HeapCounters {
     /// Whether no limit is passed.
     #[inline]
     pub(super) fn is_covered(&self) -> bool {
-        self.room.as_flattened().iter().fold(0, |signs, room| signs | room) >= 0
+        let [small, large, both] = &self.room;
+        (0..HOT).fold(0, |signs, lane| signs | small[lane] | large[lane] | both[lane]) >= 0
     }
 
     /// Takes spare from `other`: half of what both have, where something lacks here, if it is enough and
     /// `other` was used since the last time; everything otherwise. True when `other` has some left.
     #[inline]
     pub(super) fn take_spare(&mut self, other: &mut Self) -> bool {
-        let both = self.room.as_flattened().iter().zip(other.room.as_flattened());
-        let is_enough = both.fold(0, |signs, (own, other)| signs | (own + other)) >= 0;
+        let ([small, large, both], [small_there, large_there, both_there]) =
+            (&self.room, &other.room);
+        let is_enough = (0..HOT).fold(0, |signs, lane| {
+            let sums = (small[lane] + small_there[lane]) | (large[lane] + large_there[lane]);
+            signs | sums | (both[lane] + both_there[lane])
+        }) >= 0;
         let shares = other.used_since_last_look() && is_enough;
         if !shares {
             self.take_all_spare(other);
@@ -295,10 +310,14 @@ impl HeapCounters {
             if own.iter().fold(0, |signs, room| signs | room) < 0 {
                 let half = zip(others, own, |others, own| ((others - own) >> 1).max(0));
                 self.add_room(class, half);
-                other.add_room(class, half.map(|half| -half));
+                other.add_room(class, zip([0; HOT], half, less));
             }
-            let beyond = zip(other.beyond_live[class], other.beyond_active[class], |a, b| a | b);
-            left |= other.room[class].iter().chain(&beyond).fold(0, |any, spare| any | spare);
+            let [blocks, bytes] =
+                zip(other.beyond_live[class], other.beyond_active[class], |a, b| a | b);
+            left |= blocks | bytes;
+            for spare in other.room[class] {
+                left |= spare;
+            }
         }
         other.listed = left != 0;
         other.listed
@@ -318,23 +337,24 @@ impl HeapCounters {
 
     /// Sets each limit that is passed to what is held. Says by how much they rose.
     pub(super) fn cover(&mut self) -> [Lanes; CLASSES] {
-        std::array::from_fn(|class| {
+        let mut rises = [Lanes::default(); CLASSES];
+        for (class, risen) in rises.iter_mut().enumerate() {
             let [blocks, bytes, requested, parts, part_bytes, oversize] = self.room[class];
             let add = |a, b| a + b;
             let live = zip([blocks, bytes], self.beyond_live[class], add);
             let active = zip([blocks, bytes], self.beyond_active[class], add);
             let spare =
                 [live[0], live[1], active[0], active[1], requested, parts, part_bytes, oversize];
-            let risen = spare.map(|spare| -spare.min(0));
-            let [blocks, bytes, active_blocks, active_bytes, rest @ ..] = risen;
+            *risen = Lanes(spare).zip(Lanes::default(), |spare, _| -spare.min(0));
+            let [blocks, bytes, active_blocks, active_bytes, rest @ ..] = risen.0;
             let active = [active_blocks, active_bytes];
             self.beyond_live[class] = zip(self.beyond_live[class], [blocks, bytes], add);
             self.beyond_active[class] = zip(self.beyond_active[class], active, add);
             let [requested, parts, part_bytes, oversize] = rest;
             self.add_room(class, [0, 0, requested, parts, part_bytes, oversize]);
             self.even_out(class);
-            Lanes(risen)
-        })
+        }
+        rises
     }
 
     /// Sets each limit to what is held, and is not listed any more.

@@ -53,8 +53,9 @@ impl Ledger {
         let state = &mut *self.state.lock();
         if counters.enter_list() {
             // Room for all heaps up to this one: the list does not grow where a cached block is handed out.
-            let listed = state.listed.len();
-            state.listed.reserve((own as usize + 1).saturating_sub(listed));
+            if state.listed.capacity() <= own as usize {
+                state.listed.reserve(own as usize + 1 - state.listed.len());
+            }
             state.listed.push_back(own);
         }
         if !counters.is_covered() && !state.take_from_others(own, counters, heaps) {

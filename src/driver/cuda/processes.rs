@@ -6,14 +6,20 @@
 //! Processes have the numbers that the driver sees: inside a container that may be the host's, or
 //! nothing at all.
 
-use std::ffi::OsStr;
+#![expect(unsafe_code, reason = "calling a foreign library")]
+
+use std::ffi::{CString, c_uint};
+use std::ptr;
 use std::sync::OnceLock;
 
 use hashbrown::HashMap;
-use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
-use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::{
+    NvmlLib, nvmlDevice_t, nvmlProcessInfo_t,
+    nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as TOO_SMALL,
+    nvmlReturn_enum_NVML_ERROR_NO_PERMISSION as NO_PERMISSION,
+    nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED as NOT_SUPPORTED,
+    nvmlReturn_enum_NVML_SUCCESS as SUCCESS, nvmlReturn_t,
+};
 
 use super::Cuda;
 use crate::driver::{DriverResult, ProcessUsage, Processes};
@@ -22,65 +28,121 @@ use crate::error::{DriverError, DriverErrorKind};
 /// What the library is called: the second name is there only where one can build against it.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
+/// `nvmlProcessInfo_t.usedGpuMemory` where the library cannot tell (`NVML_VALUE_NOT_AVAILABLE`).
+const UNTOLD: u64 = u64::MAX;
+
+/// Processes that may start between the question how many there are and the list.
+const HEADROOM: c_uint = 5;
+
+/// `nvmlDeviceGetComputeRunningProcesses_v3` and its sisters.
+type ListCall = unsafe extern "C" fn(
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    list: *mut nvmlProcessInfo_t,
+) -> nvmlReturn_t;
+
 /// The library, loaded and started once for the process and never shut down.
-fn library() -> Option<&'static Nvml> {
-    static LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
-    let load = |name: &&str| Nvml::builder().lib_path(OsStr::new(name)).init().ok();
+fn library() -> Option<&'static NvmlLib> {
+    static LIBRARY: OnceLock<Option<NvmlLib>> = OnceLock::new();
+    let load = |name: &&str| {
+        // SAFETY: NVML's constructors may run at any time; every symbol is checked before its use.
+        let library = unsafe { NvmlLib::new(name) }.ok()?;
+        let start = *library.nvmlInit_v2.as_ref().ok()?;
+        // SAFETY: the symbol has this signature, and the library stays loaded.
+        let started = unsafe { start() } == SUCCESS;
+        started.then_some(library)
+    };
     LIBRARY.get_or_init(|| NAMES.iter().find_map(load)).as_ref()
+}
+
+/// The device at this place on the bus, or what the library returned.
+fn device_at(library: &NvmlLib, bus: &str) -> Result<nvmlDevice_t, nvmlReturn_t> {
+    let find = *library.nvmlDeviceGetHandleByPciBusId_v2.as_ref().map_err(|_| NOT_SUPPORTED)?;
+    let bus = CString::new(bus).map_err(|_| NOT_SUPPORTED)?;
+    let mut device = ptr::null_mut();
+    // SAFETY: the name ends with a zero, and the handle is written only where it says success.
+    match unsafe { find(bus.as_ptr(), &mut device) } {
+        SUCCESS => Ok(device),
+        other => Err(other),
+    }
+}
+
+/// What one of the calls that list processes says of the device.
+fn processes_of(
+    device: nvmlDevice_t,
+    call: ListCall,
+) -> Result<Vec<nvmlProcessInfo_t>, nvmlReturn_t> {
+    let mut count = 0;
+    // SAFETY: a length of zero asks only how many there are, and nothing is written but that.
+    match unsafe { call(device, &mut count, ptr::null_mut()) } {
+        SUCCESS => return Ok(Vec::new()),
+        TOO_SMALL => count = count.saturating_add(HEADROOM),
+        other => return Err(other),
+    }
+    let nobody =
+        nvmlProcessInfo_t { pid: 0, usedGpuMemory: UNTOLD, gpuInstanceId: 0, computeInstanceId: 0 };
+    let mut list = vec![nobody; count as usize];
+    // SAFETY: the list has room for `count` entries, and `count` becomes how many were written.
+    match unsafe { call(device, &mut count, list.as_mut_ptr()) } {
+        SUCCESS => list.truncate(count as usize),
+        other => return Err(other),
+    }
+    Ok(list)
 }
 
 impl Cuda {
     /// Whether the library is there and knows this device.
     pub(super) fn has_process_list(&self) -> bool {
-        self.managed().is_some_and(|device| device.is_ok())
-    }
-
-    fn managed(&self) -> Option<Result<Device<'static>, NvmlError>> {
-        let bus = self.bus.as_deref()?;
-        library().map(|library| library.device_by_pci_bus_id(bus))
+        let known = |bus: &str| library().is_some_and(|library| device_at(library, bus).is_ok());
+        self.bus.as_deref().is_some_and(known)
     }
 }
 
 impl Processes for Cuda {
     /// Processes whose bytes the library does not tell are left out.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
-        let Some(device) = self.managed() else {
+        let (Some(bus), Some(library)) = (self.bus.as_deref(), library()) else {
             let message = "there is no management library (libnvidia-ml), or no place on the bus";
             let kind = DriverErrorKind::NotSupported;
             return Err(DriverError::new(kind, "nvmlInit_v2", 0, message));
         };
-        let device = device.map_err(|error| failed("nvmlDeviceGetHandleByPciBusId_v2", &error))?;
-        let computing = device
-            .running_compute_processes()
-            .map_err(|error| failed("nvmlDeviceGetComputeRunningProcesses_v3", &error))?;
+        let device = device_at(library, bus)
+            .map_err(|code| failed("nvmlDeviceGetHandleByPciBusId_v2", code))?;
+        let asked = |call: &Result<ListCall, _>| match call {
+            Ok(call) => processes_of(device, *call),
+            Err(_) => Err(NOT_SUPPORTED),
+        };
+        let computing = asked(&library.nvmlDeviceGetComputeRunningProcesses_v3)
+            .map_err(|code| failed("nvmlDeviceGetComputeRunningProcesses_v3", code))?;
         // A device without a display has no such list on some drivers.
-        let drawing = match device.running_graphics_processes() {
-            Err(NvmlError::NotSupported) => Vec::new(),
+        let drawing = match asked(&library.nvmlDeviceGetGraphicsRunningProcesses_v3) {
+            Err(NOT_SUPPORTED) => Vec::new(),
             other => {
-                other.map_err(|error| failed("nvmlDeviceGetGraphicsRunningProcesses_v3", &error))?
+                other.map_err(|code| failed("nvmlDeviceGetGraphicsRunningProcesses_v3", code))?
             }
         };
         Ok(merged(computing.into_iter().chain(drawing)))
     }
 }
 
-fn failed(call: &'static str, error: &NvmlError) -> DriverError {
-    let kind = match error {
-        NvmlError::NotSupported | NvmlError::NoPermission | NvmlError::FailedToLoadSymbol(_) => {
-            DriverErrorKind::NotSupported
+fn failed(call: &'static str, code: nvmlReturn_t) -> DriverError {
+    let (kind, message) = match code {
+        NOT_SUPPORTED => {
+            (DriverErrorKind::NotSupported, "the device or its driver has no such list")
         }
-        _ => DriverErrorKind::Other,
+        NO_PERMISSION => (DriverErrorKind::NotSupported, "this user may not ask for it"),
+        _ => (DriverErrorKind::Other, "the management library refused"),
     };
-    DriverError::new(kind, call, 0, error.to_string())
+    DriverError::new(kind, call, code.into(), message)
 }
 
 /// One entry for each process: one that both computes and draws is in both lists with the same bytes.
-fn merged(processes: impl Iterator<Item = ProcessInfo>) -> Vec<ProcessUsage> {
+fn merged(processes: impl Iterator<Item = nvmlProcessInfo_t>) -> Vec<ProcessUsage> {
     let mut bytes_of = HashMap::<u32, u64>::new();
     for process in processes {
-        if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
+        if process.usedGpuMemory != UNTOLD {
             let used = bytes_of.entry(process.pid).or_default();
-            *used = bytes.max(*used);
+            *used = process.usedGpuMemory.max(*used);
         }
     }
     let usage =
@@ -94,14 +156,18 @@ fn merged(processes: impl Iterator<Item = ProcessInfo>) -> Vec<ProcessUsage> {
 mod tests {
     use super::*;
 
-    fn process(pid: u32, used_gpu_memory: UsedGpuMemory) -> ProcessInfo {
-        ProcessInfo { pid, used_gpu_memory, gpu_instance_id: None, compute_instance_id: None }
+    fn process(pid: u32, used_gpu_memory: u64) -> nvmlProcessInfo_t {
+        nvmlProcessInfo_t {
+            pid,
+            usedGpuMemory: used_gpu_memory,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        }
     }
 
     #[test]
     fn a_process_in_both_lists_counts_once_and_untold_bytes_not_at_all() {
-        use UsedGpuMemory::{Unavailable, Used};
-        let told = [(9, Used(70)), (4, Used(20)), (9, Used(70)), (5, Unavailable), (4, Used(30))];
+        let told = [(9, 70), (4, 20), (9, 70), (5, UNTOLD), (4, 30)];
         let list = merged(told.into_iter().map(|(pid, used)| process(pid, used)));
         let expected = [(4, 30), (9, 70)];
         assert_eq!(

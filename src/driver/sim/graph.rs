@@ -55,6 +55,7 @@ impl Graphs {
         self.captures.is_empty()
     }
 
+    #[inline]
     pub(super) fn status(&self, stream: StreamId) -> CaptureStatus {
         match self.branches.get(&stream) {
             None => CaptureStatus::None,
@@ -64,6 +65,7 @@ impl Graphs {
     }
 
     /// Refuses a call that waits when its thread captures.
+    #[inline]
     pub(super) fn check_may_wait(&self, call: Call) -> DriverResult<()> {
         if self.is_idle() {
             return Ok(());

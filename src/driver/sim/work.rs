@@ -145,6 +145,7 @@ impl Work {
 
     /// Finds a stream, makes room for one that is known by its handle alone, and refuses a
     /// destroyed one.
+    #[inline]
     pub(super) fn stream(&mut self, call: Call, id: StreamId) -> DriverResult<usize> {
         match self.by_id.get(&id) {
             Some(&index) if self.streams[index].life == Life::Destroyed => {
@@ -169,6 +170,7 @@ impl Work {
         }
     }
 
+    #[inline]
     pub(super) fn event(&self, call: Call, event: EventId) -> DriverResult<Event> {
         let found = self.events.get(&event).copied();
         found.ok_or_else(|| unknown_event(call, event))
@@ -179,6 +181,7 @@ impl Work {
     }
 
     /// Marks the point that the stream has reached.
+    #[inline]
     pub(super) fn mark(&mut self, stream: usize, now_ns: u64) -> Mark {
         self.last_mark += 1;
         let own = &mut self.streams[stream];
@@ -188,6 +191,7 @@ impl Work {
         Mark { stream, number: self.last_mark, ready_ns: own.ready_ns }
     }
 
+    #[inline]
     pub(super) fn is_finished(&self, mark: Mark, now_ns: u64) -> bool {
         let by_itself = match self.mode {
             EventMode::Immediate => true,
@@ -212,16 +216,22 @@ impl Work {
     /// Finishes a mark, everything before it on its stream and everything that these waited for.
     /// Returns when that would have happened by itself.
     pub(super) fn finish(&mut self, mark: Mark) -> u64 {
-        let mut todo = vec![(mark.stream, mark.number)];
-        while let Some((stream, number)) = todo.pop() {
+        let mut todo = Vec::new();
+        let mut next = Some((mark.stream, mark.number));
+        while let Some((stream, number)) = next {
+            next = todo.pop();
             let own = &mut self.streams[stream];
             if number <= own.done {
                 continue;
             }
             own.done = number;
             own.early.retain(|early| *early > number);
+            if own.waits.is_empty() {
+                continue;
+            }
             let waits = own.waits.extract_if(.., |(position, _)| *position < number);
             todo.extend(waits.map(|(_, mark)| (mark.stream, mark.number)));
+            next = next.or_else(|| todo.pop());
         }
         mark.ready_ns
     }
@@ -236,6 +246,7 @@ impl Work {
 
     /// Finishes everything submitted to a stream so far. Returns when that would have happened by
     /// itself.
+    #[inline]
     pub(super) fn finish_stream(&mut self, stream: usize) -> u64 {
         // A wait made just now counts as submitted, so the end lies one past every mark.
         self.last_mark += 1;
