@@ -17,7 +17,10 @@ pub(crate) fn shared_library() -> &'static Path {
 fn build() -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
-    cargo.args(["build", "--package", "stratalloc-ffi", "--message-format", "json"]);
+    // With the features of these tests, also those that only a test brings: so their build of the library
+    // is linked, and nothing is compiled a second time.
+    cargo.args(["build", "--package", "stratalloc-ffi", "--package", "stratalloc", "--lib"]);
+    cargo.args(["--test", "descriptors", "--all-features", "--message-format", "json"]);
     // Variables of the program that runs these tests would make cargo build everything anew.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_")) {
