@@ -29,6 +29,17 @@ fn run(args: &[&str]) -> Output {
     stratalloc().args(args).output().expect("the program runs and writes text")
 }
 
+/// The same with something on the standard input.
+fn run_with(args: &[&str], input: &str) -> Output {
+    let mut command = stratalloc();
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the program runs");
+    let mut pipe = child.stdin.take().expect("it is piped");
+    pipe.write_all(input.as_bytes()).expect("the program reads");
+    drop(pipe);
+    child.wait_with_output().expect("the program ends")
+}
+
 /// A folder of a test's own, which goes with it.
 struct Folder(PathBuf);
 
@@ -99,7 +110,8 @@ fn each_device_of_a_recording_is_told() {
     let (first, second) = ([event(4096, 512)], [event(4096, 1024), event(8192, 1024)]);
     let lists = [first.join(","), second.join(",")].map(|events| format!("[{events}]")).join(",");
     let folder = Folder::new("two");
-    let file = folder.file("two.json", &format!(r#"{{"segments":[],"device_traces":[{lists}]}}"#));
+    let recording = format!(r#"{{"segments":[],"device_traces":[{lists}]}}"#);
+    let file = folder.file("two.json", &recording);
     let replay = |more: &[&str]| run(&[&["replay", &file, "--json"][..], more].concat());
     let allocations = |output: &Output| -> Vec<(String, u64)> {
         let rows = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
@@ -113,6 +125,15 @@ fn each_device_of_a_recording_is_told() {
     let devices = [("two device 1".to_owned(), 2), ("two device 0".to_owned(), 1)];
     assert_eq!(allocations(&each), devices, "{}", text(&each.stderr));
     assert!(text(&each.stderr).contains("events of 2 devices"), "{}", text(&each.stderr));
+    let piped = run_with(&["replay", "-", "--json"], &recording);
+    assert_eq!(allocations(&piped), [("- device 1".to_owned(), 2), ("- device 0".to_owned(), 1)]);
+    let advised = run(&["advise", "--quick", &file, "--json"]);
+    let advised: Vec<serde_json::Value> = serde_json::Deserializer::from_slice(&advised.stdout)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let names: Vec<&str> = advised.iter().map(|said| said["trace"].as_str().unwrap()).collect();
+    assert_eq!(names, ["two device 1", "two device 0"]);
     let one = replay(&["--recorded-device", "0"]);
     assert_eq!(allocations(&one), [("two".to_owned(), 1)]);
     assert_eq!(text(&one.stderr), "");

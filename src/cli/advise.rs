@@ -2,59 +2,40 @@
 
 use std::error::Error;
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    Advice, AdviceOptions, Causes, HeapCauses, Holder, Memory, Moment, Picture, Recording, Room,
-    Streams, Tried, counted_as, grouped,
+    Advice, AdviceOptions, Causes, HeapCauses, Holder, Moment, Picture, Recording, Room, Streams,
+    Tried, counted_as, grouped,
 };
-use crate::config::{Compat, Config, Size, shown};
+use crate::config::{Compat, Config, shown};
 use crate::ids::PoolId;
-use crate::replay::{Frame, Limits, Stacks, Trace};
+use crate::replay::{Frame, Stacks, Trace};
 
-use super::outcome::{Outcome, each, fraction, out, tell};
-use super::replay::{Devices, each_device, tell_start};
+use super::outcome::{Outcome, out, tell};
+use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
 use super::show::{Side, emphasised, mib, progress, shown_conf, table};
 
 /// Arguments of `advise`.
 #[derive(Args, Debug)]
 pub(crate) struct Advise {
-    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz,
-    /// .gz or .zst.
-    #[arg(required = true)]
-    trace: Vec<PathBuf>,
+    #[command(flatten)]
+    recordings: Recordings,
     /// Try only the settings that help most often: seconds instead of up to a minute.
     #[arg(long)]
     quick: bool,
-    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
-    #[arg(long, value_parser = Size::in_bytes)]
-    total_memory: Option<u64>,
-    /// Part of the device's memory that may be reserved; 1 turns a limit that the recording shows off.
-    #[arg(long, value_parser = fraction)]
-    memory_fraction: Option<f64>,
-    /// The device of the recording that is analysed. Default: each by itself.
-    #[arg(long)]
-    recorded_device: Option<u32>,
-    /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
-    max_input: u64,
     /// One JSON object a recording.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 pub(crate) fn run(args: &Advise) -> Result<Outcome, Box<dyn Error>> {
-    each(&args.trace, |path| {
-        let device = args.recorded_device;
-        each_device(path, args.max_input, device, Devices::Each, &mut |name, trace| {
-            advise(args, name, trace).map(|()| Outcome::Good)
-        })
-    })
+    args.recordings
+        .each(Devices::Each, &mut |name, trace| advise(args, name, trace).map(|()| Outcome::Good))
 }
 
 /// The moments that are looked at, under the recorded configuration.
@@ -69,8 +50,7 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>>
     if let Err(error) = &own {
         tell(format_args!("note: {}: compared with PyTorch's default: {error}", shown(name)));
     }
-    let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
-    let recording = Recording::new(trace, own.ok(), memory);
+    let recording = Recording::new(trace, own.ok(), args.recordings.memory());
     tell_start(name, &recording);
     let options = AdviceOptions { quick: args.quick, ..AdviceOptions::default() };
     let bar = progress(1, &format!("trying settings on {}", shown(name)));

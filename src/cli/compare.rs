@@ -2,42 +2,27 @@
 
 use std::error::Error;
 use std::io::Write;
-use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::analysis::{Memory, Need, Recording, Room, SearchOptions, Trial, measure};
-use crate::config::{Compat, Config, Size, shown};
-use crate::replay::{Limits, Trace};
+use crate::analysis::{Need, Recording, Room, SearchOptions, Trial, measure};
+use crate::config::{Compat, Config, shown};
+use crate::replay::Trace;
 
-use super::outcome::{Outcome, each, fraction, out, tell};
-use super::replay::{Devices, asked_for, each_device, tell_start};
+use super::outcome::{Outcome, out, tell};
+use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
 use super::show::{Side, mib, progress, shown_conf, table};
 
 /// Arguments of `compare`.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Debug)]
 pub(crate) struct Compare {
-    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz,
-    /// .gz or .zst.
-    #[arg(required = true)]
-    trace: Vec<PathBuf>,
+    #[command(flatten)]
+    recordings: Recordings,
     /// A configuration; can be given several times. Default: a useful set.
     #[arg(long)]
     conf: Vec<String>,
-    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
-    #[arg(long, value_parser = Size::in_bytes)]
-    total_memory: Option<u64>,
-    /// Part of the device's memory that may be reserved.
-    #[arg(long, value_parser = fraction)]
-    memory_fraction: Option<f64>,
-    /// The device of the recording that is replayed. Default: each by itself.
-    #[arg(long)]
-    recorded_device: Option<u32>,
-    /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
-    max_input: u64,
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -107,19 +92,17 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
     } else {
         args.conf.clone()
     };
-    let has_limit = args.memory_fraction.is_some();
     let confs: Vec<Said> = texts
         .into_iter()
-        .map(|text| asked_for(&text, &args.trace, has_limit).map(|config| (text, config)))
+        .map(|text| args.recordings.parse_conf(&text).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
-    let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
     let mut all = Vec::new();
     let mut compare = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
         let own = settings::recorded(&trace.conf);
         if let Err(error) = &own {
             tell(format_args!("note: {}: no row as recorded: {error}", shown(name)));
         }
-        let recording = Recording::new(trace, own.ok(), memory);
+        let recording = Recording::new(trace, own.ok(), args.recordings.memory());
         tell_start(name, &recording);
         let confs = with_own(&confs, args.conf.is_empty(), &recording);
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
@@ -142,10 +125,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         all.push((name.to_owned(), rows));
         Ok(Outcome::Good)
     };
-    let outcome = each(&args.trace, |path| {
-        let device = args.recorded_device;
-        each_device(path, args.max_input, device, Devices::Each, &mut compare)
-    })?;
+    let outcome = args.recordings.each(Devices::Each, &mut compare)?;
     if !args.json {
         write_ranks(&all)?;
     }
@@ -401,6 +381,7 @@ mod tests {
 
     use super::*;
     use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
+    use crate::analysis::Memory;
     use crate::driver::Driver;
     use crate::error::{AllocError, FreeError};
     use crate::ids::{OwnerId, PoolId, StreamId};

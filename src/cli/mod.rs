@@ -14,6 +14,7 @@ mod explain;
 mod files;
 mod info;
 mod outcome;
+mod recordings;
 mod replay;
 mod settings;
 mod show;

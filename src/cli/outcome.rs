@@ -62,17 +62,25 @@ pub(crate) fn each<T>(
     }
     let mut outcome = Outcome::Good;
     for item in items {
-        match act(item) {
-            Ok(Outcome::Good) => {}
-            Ok(Outcome::Failed | Outcome::Usage) => outcome = Outcome::Failed,
-            Err(error) if is_closed_pipe(&*error) => return Err(error),
-            Err(error) => {
-                tell(format_args!("stratalloc: {error}"));
-                outcome = Outcome::Failed;
-            }
-        }
+        let done = one_of_several(act(item))?;
+        outcome = if done == Outcome::Good { outcome } else { done };
     }
     Ok(outcome)
+}
+
+/// Tells an error instead of passing it on, so that what follows is still done. A closed pipe ends all.
+pub(crate) fn one_of_several(
+    done: Result<Outcome, Box<dyn Error>>,
+) -> Result<Outcome, Box<dyn Error>> {
+    match done {
+        Ok(Outcome::Good) => Ok(Outcome::Good),
+        Ok(Outcome::Failed | Outcome::Usage) => Ok(Outcome::Failed),
+        Err(error) if is_closed_pipe(&*error) => Err(error),
+        Err(error) => {
+            tell(format_args!("stratalloc: {error}"));
+            Ok(Outcome::Failed)
+        }
+    }
 }
 
 /// Whether the error only says that the reader of our output has closed the pipe.

@@ -1,33 +1,33 @@
 //! `stratalloc replay`: repeat recordings through an allocator, and verify its decisions.
 
 use std::error::Error;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::analysis::{Memory, Need, Recording, Room, SearchOptions, counted, measure_watched};
-use crate::config::{Compat, Config, Size, shown};
-use crate::history::{BlockStateName, SegmentLayout};
+use crate::analysis::{
+    Memory, Need, Recording, Room, SearchOptions, counted, counted_as, measure_watched,
+};
+use crate::config::{Compat, Config, shown};
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
-use crate::replay::{self, Limits, Run, Trace, Verification, Workload, reader};
+use crate::replay::{self, Run, Trace, Verification, Workload};
 use crate::stats::Statistics;
 
 use super::device::{Device, Opened};
 use super::files;
-use super::outcome::{BadWords, Outcome, each, fraction, out, tell};
+use super::outcome::{BadWords, Outcome, out};
+use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
 use super::show::{grouped, mib, progress, shown_conf, shown_path};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
-    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz,
-    /// .gz or .zst.
-    #[arg(required = true)]
-    trace: Vec<PathBuf>,
+    #[command(flatten)]
+    recordings: Recordings,
     /// The configuration. Default: the one recorded in the trace.
     #[arg(long)]
     conf: Option<String>,
@@ -37,25 +37,12 @@ pub(crate) struct Replay {
     /// sim, host or cuda:N.
     #[arg(long, default_value = "sim")]
     device: Device,
-    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
-    #[arg(long, value_parser = Size::in_bytes)]
-    total_memory: Option<u64>,
-    /// Part of the device's memory that may be reserved.
-    #[arg(long, value_parser = fraction)]
-    memory_fraction: Option<f64>,
-    /// The device of the recording that is replayed. Default: each by itself; with --stats the one with the
-    /// most events.
-    #[arg(long)]
-    recorded_device: Option<u32>,
     /// Passes over the recording; times come from all but the first.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
     /// Write the final statistics to this file, as flat JSON with PyTorch's keys.
     #[arg(long)]
     stats: Option<PathBuf>,
-    /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
-    max_input: u64,
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -109,205 +96,30 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
         let why = "--verify needs --device sim: no other answers with recorded addresses";
         return Err(BadWords(why.to_owned()).into());
     }
-    if args.stats.is_some() && args.trace.len() > 1 {
+    if args.stats.is_some() && args.recordings.files.len() > 1 {
         return Err(BadWords("--stats writes the statistics of one trace".to_owned()).into());
     }
     if let Some(file) = &args.stats {
-        files::spare(&args.trace, file)?;
+        files::spare(&args.recordings.files, file)?;
     }
     let asked = match &args.conf {
-        Some(text) => {
-            Some((text.as_str(), asked_for(text, &args.trace, args.memory_fraction.is_some())?))
-        }
+        Some(text) => Some((text.as_str(), args.recordings.parse_conf(text)?)),
         None => None,
     };
     // Statistics are one device's.
     let wanted = if args.stats.is_some() { Devices::First } else { Devices::Each };
-    each(&args.trace, |path| {
-        each_device(path, args.max_input, args.recorded_device, wanted, &mut |name, trace| {
-            replay_one(args, asked.as_ref(), name, trace)
-        })
-    })
-}
-
-/// Which devices of a recording are taken where nobody names one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Devices {
-    /// The one with the most events.
-    First,
-    /// All that have some, the one with the most first.
-    Each,
-}
-
-/// A recording's devices have numbers below this.
-const DEVICE_NUMBERS: u32 = 64;
-
-/// Where a recording is read from, once for each of its devices.
-enum Source<'a> {
-    File(&'a Path),
-    /// Standard input, which passes once: kept as it came.
-    Kept(Vec<u8>),
-    /// Standard input for one device.
-    Passing,
-}
-
-impl<'a> Source<'a> {
-    fn of(path: &'a Path, max_input: u64, again: bool) -> Result<Self, Box<dyn Error>> {
-        if path != Path::new("-") {
-            return Ok(Self::File(path));
-        }
-        if !again {
-            return Ok(Self::Passing);
-        }
-        // More than may be decoded is refused when it is read; no encoding adds as much as the rest.
-        let most = max_input.saturating_add(max_input / 8).saturating_add(1 << 16);
-        let mut kept = Vec::new();
-        std::io::stdin().lock().take(most).read_to_end(&mut kept).map_err(|e| format!("-: {e}"))?;
-        Ok(Self::Kept(kept))
-    }
-}
-
-/// What is done with one device of a recording, which has this name for people.
-type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome, Box<dyn Error>> + 'a;
-
-/// Reads a recording and does something with each device that is wanted, one after another: the file is
-/// read once for each, so that one at a time is held. What is done gets the recording's name for people.
-pub(crate) fn each_device(
-    path: &Path,
-    max_input: u64,
-    device: Option<u32>,
-    wanted: Devices,
-    act: &mut Act<'_>,
-) -> Result<Outcome, Box<dyn Error>> {
-    let again = device.is_none() && wanted == Devices::Each;
-    let source = Source::of(path, max_input, again)?;
-    let first = read(path, &source, max_input, device)?;
-    let (name, taken) = (name_of(path), first.device);
-    let mut others = if device.is_none() { first.other_devices } else { 0 };
-    if others == 0 || wanted == Devices::First {
-        if others > 0 {
-            tell(format_args!(
-                "note: {}: events of device {taken} are taken, {others} more have some: \
-                 --recorded-device N takes another",
-                shown_path(path)
-            ));
-        }
-        return act(&name, first);
-    }
-    let count = others + 1;
-    tell(format_args!(
-        "note: {}: events of {count} devices; each is told by itself, --recorded-device N takes one",
-        shown_path(path)
-    ));
-    let mut outcome = act(&format!("{name} device {taken}"), first)?;
-    for number in (0..DEVICE_NUMBERS).filter(|number| *number != taken) {
-        if others == 0 {
-            break;
-        }
-        // A device without entries is none of those.
-        if let Ok(trace) = read(path, &source, max_input, Some(number)) {
-            others -= 1;
-            if act(&format!("{name} device {number}"), trace)? != Outcome::Good {
-                outcome = Outcome::Failed;
-            }
-        }
-    }
-    Ok(outcome)
-}
-
-/// Reads a recording with a progress bar.
-fn read(
-    path: &Path,
-    source: &Source<'_>,
-    max_input: u64,
-    device: Option<u32>,
-) -> Result<Trace, Box<dyn Error>> {
-    let name = shown_path(path);
-    let (file, length): (Box<dyn Read + '_>, u64) = match source {
-        Source::File(path) => {
-            let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
-            let length = file.metadata().map_or(0, |metadata| metadata.len());
-            (Box::new(file), length)
-        }
-        Source::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
-        Source::Passing => (Box::new(std::io::stdin().lock()), 0),
-    };
-    let bar = progress(length, &format!("reading {name}"));
-    let limits = Limits { decoded_bytes: max_input, device, ..Limits::default() };
-    let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
-    bar.finish_and_clear();
-    if trace.events.is_empty() {
-        let why = format!("{name}: {}", nothing_in(&trace, device));
-        let live =
-            |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
-        if !trace.segments.iter().any(live) {
-            return Err(why.into());
-        }
-        tell(format_args!("note: only the blocks that lived are taken: {why}"));
-    }
-    Ok(trace)
-}
-
-/// Says from where replays of a recording start that begins late.
-pub(crate) fn tell_start(name: &str, recording: &Recording) {
-    let Some(start) = &recording.start else {
-        return;
-    };
-    let (blocks, reserved) = (start.live_addresses.len(), mib(start.reserved_bytes as f64));
-    let (live, name) = (mib(start.requested_bytes as f64), shown(name));
-    let from = match &start.layout {
-        Some(_) => {
-            "replays of the recorded configuration start from that layout, others and the needs from the \
-             live blocks"
-        }
-        None => "where they lay cannot be told, so that replays start from the live blocks alone",
-    };
-    tell(format_args!(
-        "note: {name}: it begins late: {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved \
-         before its first event; {from}"
-    ));
-}
-
-/// What a recording without events lacks, and why it may. `device`: the one that was asked for.
-fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
-    match device {
-        _ if trace.requests_only => "it holds no requests".to_owned(),
-        Some(device) => format!("it holds no events of device {device}; others may have some"),
-        None => "it holds no events: was torch.cuda.memory._record_memory_history on while the \
-                 program ran?"
-            .to_owned(),
-    }
+    args.recordings.each(wanted, &mut |name, trace| replay_one(args, asked.as_ref(), name, trace))
 }
 
 /// Says that a replay may have had more memory than what was recorded, unless somebody said how much.
 pub(crate) fn may_have_had_more(recorded_ooms: u64, ooms: u64, is_said: bool) -> Option<String> {
     (ooms < recorded_ooms && !is_said).then(|| {
+        let times = counted_as(recorded_ooms, "time", "times");
         format!(
-            "the recorded program ran out of memory {recorded_ooms} times: --memory-fraction or \
-             --total-memory says how much it had"
+            "the recorded program ran out of memory {times}: --memory-fraction or --total-memory says how \
+             much it had"
         )
     })
-}
-
-/// The name of a recording: its file's, without the endings.
-pub(crate) fn name_of(path: &Path) -> String {
-    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let known = [".xz", ".gz", ".zst", ".pickle", ".json", ".csv"];
-    known
-        .iter()
-        .fold(file, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
-}
-
-/// What `--conf` says, looked at before any recording is read.
-pub(crate) fn asked_for(
-    text: &str,
-    recordings: &[PathBuf],
-    has_limit: bool,
-) -> Result<Config, Box<dyn Error>> {
-    let config = settings::parse("--conf", text)?;
-    files::spare_from(&config, recordings)?;
-    settings::tell_idle_keys(&config, has_limit);
-    Ok(config)
 }
 
 /// A configuration as its string says it, and parsed.
@@ -325,8 +137,7 @@ fn replay_one(
         Some((text, config)) => (*text, config.clone()),
         None => (recorded_conf.as_str(), settings::recorded(&trace.conf)?),
     };
-    let memory = Memory { total_bytes: args.total_memory, fraction: args.memory_fraction };
-    let mut recording = Recording::new(trace, own.ok(), memory);
+    let mut recording = Recording::new(trace, own.ok(), args.recordings.memory());
     tell_start(name, &recording);
     if args.verify {
         // What was recorded happened under the recorded limit, whatever device is described.
@@ -399,7 +210,7 @@ fn repeat(
             (trial.run, Some(trial.device_ns))
         }
         Device::Host | Device::Cuda(_) => {
-            let opened = args.device.open(args.total_memory)?;
+            let opened = args.device.open(args.recordings.total_memory)?;
             let workload = &with_real_streams(&recording.workload, &opened)?;
             let total_bytes = opened.driver.info().total_bytes;
             let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
@@ -493,7 +304,7 @@ fn report(
     if args.json {
         writeln!(out(), "{}", serde_json::to_string(&row)?)?;
     } else {
-        write_row(&row, args.memory_fraction.is_some() || args.total_memory.is_some())?;
+        write_row(&row, args.recordings.memory() != Memory::default())?;
         write_limit(recording)?;
     }
     Ok(())

@@ -22,10 +22,13 @@ const PIECES: u64 = 32;
 /// Why running out is not tested.
 const ENDLESS: &str = "it gives out more than the device has";
 
-/// No more calls of a script are made to fail.
-const CALLS_MAX: u64 = 200;
+/// No more calls of a script are made to fail on the simulated device.
+const SIM_FAILURES: u64 = 200;
 
-/// So many calls of a script are made to fail on a GPU.
+/// On real memory, where each run makes a device with a thread of its own.
+const HOST_FAILURES: u64 = 50;
+
+/// On a GPU.
 const GPU_FAILURES: u64 = 8;
 
 impl Case<'_> {
@@ -142,7 +145,8 @@ impl Case<'_> {
     /// Every call fails once; where scripts take long, some calls all over the script do.
     fn calls_apart(&self, calls: u64) -> usize {
         let most = match self.device {
-            Device::Sim | Device::Host => CALLS_MAX,
+            Device::Sim => SIM_FAILURES,
+            Device::Host => HOST_FAILURES,
             Device::Cuda => GPU_FAILURES,
         };
         usize::try_from(calls.div_ceil(most)).unwrap_or(1).max(1)

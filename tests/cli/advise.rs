@@ -1,9 +1,6 @@
 //! What to set, why, and who holds the memory: `advise` as a script and as a person sees it.
 
-use std::io::Write;
-use std::process::Stdio;
-
-use super::{Folder, run, stratalloc, text, trace};
+use super::{Folder, run, run_with, text, trace};
 
 const MIB: u64 = 1 << 20;
 
@@ -146,16 +143,7 @@ fn a_bad_file_stops_no_other_of_a_comparison_or_a_replay() {
 
 #[test]
 fn a_recording_comes_through_standard_input() {
-    let mut child = stratalloc()
-        .args(["replay", "-", "--json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the program runs");
-    let mut input = child.stdin.take().expect("it is piped");
-    input.write_all(recording_with_stacks().as_bytes()).expect("the program reads");
-    drop(input);
-    let output = child.wait_with_output().expect("the program ends");
+    let output = run_with(&["replay", "-", "--json"], &recording_with_stacks());
     let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), row["allocations"].as_u64()), (Some(0), Some(3)));
 }

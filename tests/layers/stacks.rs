@@ -193,7 +193,7 @@ quickcheck::quickcheck! {
 #[test]
 fn nothing_is_left_after_random_histories_on_real_memory_with_guards() {
     let mut g = Gen::new(60);
-    for _ in 0..crate::common::runs::runs(12) {
+    for _ in 0..crate::common::runs::runs(6) {
         let ops: Vec<Vec<Op>> = (0..2).map(|_| Vec::arbitrary(&mut g)).collect();
         survives::<stratalloc::driver::Host>(&ops, "guard,");
     }
