@@ -1,11 +1,12 @@
 //! The command line as a script sees it: fields, exit codes, carets, pipes.
 
 mod advise;
+mod bench;
 mod files;
 mod needs;
 mod words;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -510,62 +511,6 @@ fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(text(&output.stderr), "");
-}
-
-#[test]
-fn bench_prints_the_fixed_fields() {
-    let output = run(&["bench", "--conf", "backend:native", "--case", "pair:512B", "--json"]);
-    assert_eq!(output.status.code(), Some(0));
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(names, ["case", "threads", "conf", "device", "ns_per_op", "mops"]);
-    for wrong in [
-        &["bench", "--case", "pear"][..],
-        &["bench", "--threads", "0"],
-        &["bench", "--threads", "999999999"],
-        &["replay", "x", "--memory-fraction", "nan"],
-        &["replay", "x", "--memory-fraction", "1.5"],
-        &["compare", "x", "--total-memory", "0"],
-        &["replay", "x", "--verify", "--device", "host"],
-        &["replay", "x", "y", "--stats", "z"],
-    ] {
-        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
-    }
-}
-
-#[test]
-fn bench_in_turns_answers_each_line_with_a_line() {
-    let mut child = stratalloc()
-        .args(["bench", "--turns", "--json", "--device", "sim", "--threads", "1"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (mut asked, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    let mut answers = BufReader::new(answers).lines();
-    for (line, case, conf) in [
-        ("floor:lock_pair", "floor:lock_pair", ""),
-        ("pair:512B backend:native", "pair:512B", "backend:native"),
-        ("mix_raw:4096live backend:cudaMallocAsync", "mix_raw:4096live", "backend:cudaMallocAsync"),
-        ("pair:64KiB driver", "pair:64KiB", "driver"),
-        ("holes:4096 backend:native", "holes:4096", "backend:native"),
-        ("streams_raw:8 backend:native", "streams_raw:8", "backend:native"),
-        ("serve:8 driver", "serve:8", "driver"),
-    ] {
-        writeln!(asked, "{line}").unwrap();
-        let answer = answers.next().unwrap().unwrap();
-        let row: serde_json::Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!((row["case"].as_str(), row["conf"].as_str()), (Some(case), Some(conf)));
-        assert!(row["ns_per_op"].as_f64().unwrap() > 0.0, "{answer}");
-    }
-    writeln!(asked, "holes:4096 driver").unwrap();
-    assert_eq!(answers.next().unwrap().unwrap(), "null", "the driver alone has no such case");
-    writeln!(asked, "pear:512B backend:native").unwrap();
-    assert!(answers.next().is_none());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("\"pear:512B\""), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub struct Figures {
     pub device_at_least_bytes: Option<u64>,
     /// Times at which everything idle was released to serve a request; only exact replays know it.
     pub retries: Option<u64>,
+    /// From the first event to the last, in microseconds, in recordings that say when they were.
+    pub duration_us: Option<u64>,
 }
 
 impl Figures {
@@ -60,6 +62,10 @@ impl Figures {
         }
         figures.reserved_before_bytes = whole(held);
         figures.peak_reserved_bytes = whole(peak);
+        let times =
+            || trace.events.iter().map(|event| event.time_us).filter(|time_us| *time_us > 0);
+        figures.duration_us =
+            times().max().zip(times().min()).map(|(last_us, first_us)| last_us - first_us);
         figures
     }
 }
@@ -96,7 +102,16 @@ mod tests {
 
     fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
         let (stream, pool) = (StreamId(0), None);
-        TraceEvent { action, address, size_bytes, stream, pool, empty_cache: false, stack: None }
+        TraceEvent {
+            action,
+            address,
+            size_bytes,
+            stream,
+            pool,
+            empty_cache: false,
+            stack: None,
+            time_us: 0,
+        }
     }
 
     #[test]
@@ -125,6 +140,14 @@ mod tests {
         assert_eq!(figures.peak_reserved_bytes, 28 * MIB);
         let counts = (figures.device_allocs, figures.device_frees, figures.ooms);
         assert_eq!(counts, (1, 2, 1));
+        assert_eq!(figures.duration_us, None);
+    }
+
+    #[test]
+    fn the_time_is_from_the_first_event_that_says_one_to_the_last() {
+        let at = |time_us| TraceEvent { time_us, ..event(Action::Alloc, 0, 512) };
+        let trace = Trace { events: vec![at(0), at(1_000), at(4_500)], ..Trace::default() };
+        assert_eq!(Figures::of(&trace).duration_us, Some(3_500));
     }
 
     #[test]

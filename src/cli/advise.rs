@@ -18,7 +18,7 @@ use crate::replay::{Frame, Stacks, Trace};
 use super::outcome::{Outcome, out, tell};
 use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
-use super::show::{Side, emphasised, mib, progress, shown_conf, table};
+use super::show::{Side, device_ms, emphasised, mib, progress, shown_conf, table};
 
 /// Arguments of `advise`.
 #[derive(Args, Debug)]
@@ -140,7 +140,7 @@ fn write_tried(
             told(cost.map(|cost| cost.device_calls)),
             cost.map_or_else(
                 || "-".to_owned(),
-                |cost| format!("{:.1}", cost.device_ns as f64 / 1e6),
+                |cost| device_ms(cost.device_ns, recording.figures.duration_us),
             ),
             mib(tried.need.reserved_unlimited_bytes as f64),
         ]
@@ -167,6 +167,9 @@ fn write_tried(
     let passed = advice.passed_over;
     write!(out, "{searched} searched, {passed} more need more than three of them")?;
     writeln!(out, "; live bytes alone: {} MiB", mib(recording.live_peak_bytes as f64))?;
+    if recording.figures.duration_us.is_some() {
+        writeln!(out, "device ms: simulated; in brackets the part of the recorded time")?;
+    }
     if advice.is_cut_short {
         let seconds = Duration::as_secs(&options.time);
         writeln!(out, "Not all settings were tried: {seconds} s had passed.")?;
@@ -397,6 +400,7 @@ fn as_json(name: &str, recording: &Recording, advice: &Advice, why: &Why) -> Val
         "recorded": {
             "conf": recording.trace.conf,
             "needs_bytes": advice.recorded.need.needs_bytes,
+            "duration_ms": recording.figures.duration_us.map(|us| us as f64 / 1e3),
         },
         "best": advice.best().map(tried_json),
         "tried": advice.tried.iter().chain(&advice.modelled).map(tried_json).collect::<Vec<_>>(),

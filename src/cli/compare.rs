@@ -13,7 +13,7 @@ use crate::replay::Trace;
 use super::outcome::{Outcome, out, tell};
 use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
-use super::show::{Side, mib, progress, shown_conf, table};
+use super::show::{Side, device_ms, mib, progress, shown_conf, table};
 
 /// Arguments of `compare`.
 #[derive(Args, Debug)]
@@ -55,6 +55,8 @@ struct Row {
     needs_retries: Option<u64>,
     needs_device_calls: Option<u64>,
     needs_device_ms: Option<f64>,
+    #[serde(skip)]
+    needs_device_ns: Option<u64>,
     reserved_unlimited_bytes: u64,
     limit_bytes: Option<u64>,
     limit_inferred: bool,
@@ -81,6 +83,8 @@ struct Recorded<'a> {
     device_calls: u64,
     retries: Option<u64>,
     ooms: u64,
+    /// From the first event to the last, in milliseconds.
+    duration_ms: Option<f64>,
 }
 
 /// A configuration as its string says it, and parsed.
@@ -170,6 +174,7 @@ fn row(trace: &str, text: &str, recording: &Recording, need: Need, trial: &Trial
         needs_retries: cost.map(|cost| cost.retries),
         needs_device_calls: cost.map(|cost| cost.device_calls),
         needs_device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),
+        needs_device_ns: cost.map(|cost| cost.device_ns),
         reserved_unlimited_bytes: need.reserved_unlimited_bytes,
         limit_bytes: recording.limit.map(|limit| limit.bytes),
         limit_inferred: recording.limit_is_inferred(),
@@ -208,6 +213,7 @@ fn write_json(
             device_calls: figures.device_allocs + figures.device_frees,
             retries: figures.retries,
             ooms: figures.ooms,
+            duration_ms: figures.duration_us.map(|us| us as f64 / 1e3),
         };
         writeln!(out, "{}", serde_json::to_string(&recorded)?)?;
     }
@@ -250,7 +256,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
             needs(row),
             told(row.needs_retries),
             told(row.needs_device_calls),
-            told(row.needs_device_ms.map(|ms| format!("{ms:.1}"))),
+            told(row.needs_device_ns.map(|ns| device_ms(ns, recording.figures.duration_us))),
             mib(row.reserved_unlimited_bytes as f64),
         ];
         if limit.is_some() {
@@ -282,7 +288,8 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
     writeln!(
         out,
         "* least. needs: the smallest device on which no request fails; retries, device calls and device \
-         ms (simulated, from call costs measured on an H200) are there."
+         ms (simulated, from call costs measured on an H200; in brackets the part of the recorded time) are \
+         there."
     )?;
     if let Some(limit) = limit {
         let bytes = mib(limit.bytes as f64);

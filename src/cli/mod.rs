@@ -20,9 +20,10 @@ mod settings;
 mod show;
 mod table;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub use bench::cases;
 pub use bench::loops::Loops;
@@ -53,6 +54,25 @@ enum Command {
     Compare(compare::Compare),
     /// Time the hot path beside the floors of this machine.
     Bench(bench::Bench),
+    /// What a shell needs to complete this program's words: its output goes where the shell looks.
+    Completions(Completions),
+}
+
+/// Arguments of `completions`.
+#[derive(clap::Args)]
+struct Completions {
+    shell: clap_complete::Shell,
+}
+
+impl Completions {
+    fn run(&self) -> io::Result<Outcome> {
+        let mut command = Arguments::command();
+        let name = command.get_name().to_owned();
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut command, name, &mut text);
+        outcome::out().write_all(&text)?;
+        Ok(Outcome::Good)
+    }
 }
 
 impl Command {
@@ -65,6 +85,7 @@ impl Command {
             Self::Bench(args) => args.json = true,
             Self::Explain(_) => return Err("explain"),
             Self::Info(_) => return Err("info"),
+            Self::Completions(_) => return Err("completions"),
         }
         Ok(())
     }
@@ -106,6 +127,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Command::Advise(args) => advise::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Bench(args) => bench::run(args, loops),
+        Command::Completions(args) => args.run().map_err(Into::into),
     };
     match outcome {
         Ok(outcome) => match table::missing_column() {

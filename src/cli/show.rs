@@ -14,6 +14,15 @@ pub(crate) fn mib(bytes: f64) -> String {
     format!("{:.1}", bytes / f64::from(1 << 20))
 }
 
+/// What a device's calls take, in milliseconds, and which part of the recorded time that is.
+pub(crate) fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
+    let (ms, recorded_us) = (device_ns as f64 / 1e6, recorded_us.unwrap_or(0));
+    match recorded_us {
+        0 => format!("{ms:.1}"),
+        us => format!("{ms:.1} ({:.1}%)", ms * 1e5 / us as f64),
+    }
+}
+
 /// A line that stands out on a terminal.
 pub(crate) fn emphasised(text: &str) -> String {
     let said = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
@@ -41,6 +50,18 @@ pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
     }
     let bar = ProgressBar::new(length).with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent}%") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// What is being done, on a terminal; nothing in a pipe.
+pub(crate) fn spinner() -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("timing {msg}") {
         bar.set_style(style);
     }
     bar

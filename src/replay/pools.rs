@@ -115,7 +115,16 @@ mod tests {
 
     fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
         let (stream, pool) = (StreamId(0), None);
-        TraceEvent { action, address, size_bytes, stream, pool, empty_cache: false, stack: None }
+        TraceEvent {
+            action,
+            address,
+            size_bytes,
+            stream,
+            pool,
+            empty_cache: false,
+            stack: None,
+            time_us: 0,
+        }
     }
 
     fn segment(address: u64, pool: PoolId, expandable: bool) -> SegmentLayout {

@@ -44,4 +44,6 @@ pub struct TraceEvent {
     pub empty_cache: bool,
     /// Who asked, in recordings with stacks.
     pub stack: Option<StackId>,
+    /// When, in microseconds of the recorded machine's clock; 0 in recordings that do not say it.
+    pub time_us: u64,
 }

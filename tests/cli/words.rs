@@ -32,6 +32,35 @@ fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {
     }
 }
 
+#[test]
+fn arguments_that_cannot_be_are_the_callers_to_mend() {
+    for wrong in [
+        &["bench", "--case", "pear"][..],
+        &["bench", "--threads", "0"],
+        &["bench", "--threads", "999999999"],
+        &["replay", "x", "--memory-fraction", "nan"],
+        &["replay", "x", "--memory-fraction", "1.5"],
+        &["compare", "x", "--total-memory", "0"],
+        &["replay", "x", "--verify", "--device", "host"],
+        &["replay", "x", "y", "--stats", "z"],
+    ] {
+        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn shells_complete_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let script = text(&output.stdout);
+        for word in ["advise", "compare", "recorded-device"] {
+            assert!(script.contains(word), "{shell} does not know {word}");
+        }
+    }
+    assert_eq!(run(&["completions", "dos"]).status.code(), Some(2));
+}
+
 #[cfg(unix)]
 #[test]
 fn a_variable_that_is_no_text_is_named_once() {

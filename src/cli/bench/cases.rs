@@ -142,25 +142,24 @@ pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) 
     times[times.len() / 2]
 }
 
-/// How thoroughly a case of one thread is timed.
+/// How long a case of one thread is timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
-    repetitions: usize,
     time_ns: f64,
 }
 
 impl Effort {
-    /// The median of seven timings of a twentieth of a second.
-    pub const WHOLE: Self = Self { repetitions: 7, time_ns: 5e7 };
-    /// One timing of a fiftieth of a second, for those who come back often.
-    pub const BRIEF: Self = Self { repetitions: 1, time_ns: 2e7 };
+    /// A twentieth of a second, for a round of several.
+    pub const ROUND: Self = Self { time_ns: 5e7 };
+    /// A fiftieth of a second, for those who come back often.
+    pub const BRIEF: Self = Self { time_ns: 2e7 };
 }
 
 /// Nanoseconds a call, with as many as the effort has room for: a fiftieth of `most` to `most`.
 fn timed(effort: Effort, most: usize, mut step: impl FnMut(usize)) -> f64 {
     let fewest = most / 50;
     let ns = median_ns(1, fewest, &mut step);
-    median_ns(effort.repetitions, as_many_as(effort.time_ns, ns, fewest, most), step)
+    median_ns(1, as_many_as(effort.time_ns, ns, fewest, most), step)
 }
 
 /// How many steps of `ns` each this much time has room for.

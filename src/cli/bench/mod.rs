@@ -5,15 +5,15 @@ mod cells;
 mod floors;
 mod host_memory;
 pub(super) mod loops;
+mod results;
 mod turns;
 
 use std::error::Error;
-use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
+use indicatif::ProgressBar;
 
 use crate::allocator::DeviceAllocator;
 use crate::config::Config;
@@ -23,12 +23,13 @@ use crate::registry::BuildOptions;
 use crate::strategies::Strategy;
 
 use super::device::Device;
-use super::outcome::{BadWords, Outcome, out};
+use super::outcome::{BadWords, Outcome};
 use super::settings;
-use super::show::shown_conf;
+use super::show::spinner;
 use cases::{Effort, Pool, Raw, Tail, Together, Typed};
 use cells::Cell;
 use loops::Loops;
+use results::{Results, Subject};
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -92,52 +93,47 @@ fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).clamp(2, 16)
 }
 
-#[derive(Serialize)]
-struct Row<'a> {
-    case: &'a str,
-    threads: usize,
-    conf: &'a str,
-    device: &'a str,
-    ns_per_op: f64,
-    mops: f64,
-}
-
-/// How often tails are timed; the least of each is reported.
-const TAIL_REPETITIONS: usize = 5;
-
-/// How often all numbers of threads are timed in turn, at most.
-const CROWD_ROUNDS: usize = 5;
-/// After so much time no further round begins.
-const CROWD_TIME: Duration = Duration::from_secs(4);
+/// Everything is timed so often, side by side: each in turn, so that an hour in which others use the machine
+/// is the same for all.
+const ROUNDS: usize = 5;
+/// After so much time for each that is timed no further round begins.
+const ROUNDS_TIME: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
     if args.turns {
         return turns::run(args, loops);
     }
     let confs = settings::confs_or_default(&args.conf)?;
+    // The device's context stays from case to case.
+    let _open = args.device.open(None)?;
     let device = args.device.to_string();
-    let mut printer = Printer { args, loops, conf: "", device: "", done: 0 };
-    printer.floors()?;
-    if confs.iter().any(|(_, config)| config.settings().backend == "cpu") {
-        printer.other_host_memory()?;
+    let subjects = confs.iter().map(|(text, config)| {
+        let subject = Subject { conf: text.clone(), device: device.clone() };
+        Timed { subject, what: What::Allocator(config) }
+    });
+    let mut timed: Vec<Timed<'_>> = subjects.collect();
+    let has = |backend| confs.iter().any(|(_, config)| config.settings().backend == backend);
+    if has("cudaMallocAsync") {
+        let subject = Subject { conf: "driver".to_owned(), device };
+        timed.push(Timed { subject, what: What::DriverPool });
     }
-    for (text, config) in &confs {
-        printer.conf = text;
-        printer.device = &device;
-        let build = |raw_addresses, streams| args.build(config, raw_addresses, streams);
-        printer.typed(&build)?;
-        printer.raw(&build)?;
-        if config.settings().backend == "cpu" {
-            printer.host_memory(config)?;
-        }
+    let results = Results::new(args.json);
+    let bar = spinner();
+    let mut session = Session { args, loops, timed, results, bar };
+    session.floors()?;
+    if has("cpu") {
+        session.other_host_memory()?;
     }
-    if confs.iter().any(|(_, config)| config.settings().backend == "cudaMallocAsync") {
-        printer.conf = "driver";
-        printer.driver_alone()?;
+    session.by_handle()?;
+    session.by_address()?;
+    if has("cpu") {
+        session.host_memory()?;
     }
-    if printer.done == 0 {
+    session.bar.finish_and_clear();
+    if session.results.is_empty() {
         return Err(BadWords(format!("no case begins with {:?}", args.case)).into());
     }
+    session.results.print()?;
     Ok(Outcome::Good)
 }
 
@@ -151,98 +147,148 @@ struct Built {
 /// Makes one that finds bare addresses or does not, with so many streams.
 type Build<'b> = dyn Fn(bool, usize) -> Result<Built, Box<dyn Error>> + 'b;
 
-struct Printer<'a> {
-    args: &'a Bench,
-    loops: &'a Loops,
-    conf: &'a str,
-    device: &'a str,
-    done: usize,
+/// One of those that are timed side by side.
+struct Timed<'a> {
+    subject: Subject,
+    what: What<'a>,
 }
 
-impl Printer<'_> {
+#[derive(Clone, Copy)]
+enum What<'a> {
+    Allocator(&'a Config),
+    /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
+    DriverPool,
+}
+
+impl<'a> What<'a> {
+    /// The configuration of one for host memory.
+    fn host_config(self) -> Option<&'a Config> {
+        match self {
+            Self::Allocator(config) if config.settings().backend == "cpu" => Some(config),
+            Self::Allocator(_) | Self::DriverPool => None,
+        }
+    }
+}
+
+/// What one timing showed; nothing where there is no such case.
+type Shown<T> = Result<Option<T>, Box<dyn Error>>;
+
+/// A step of one thread.
+fn alone(ns: f64) -> Together {
+    Together { ns, mops: 1000.0 / ns }
+}
+
+struct Session<'a> {
+    args: &'a Bench,
+    loops: &'a Loops,
+    timed: Vec<Timed<'a>>,
+    results: Results,
+    bar: ProgressBar,
+}
+
+impl Session<'_> {
     fn wants(&self, case: &str) -> bool {
         self.args.case.is_empty() || self.args.case.iter().any(|c| case.starts_with(c.as_str()))
     }
 
-    fn row(&mut self, case: &str, threads: usize, ns: f64, mops: f64) -> std::io::Result<()> {
-        if self.done == 0 && !self.args.json {
-            writeln!(
-                out(),
-                "{:<24} {:>7} {:>12} {:>10}  conf",
-                "case",
-                "threads",
-                "ns_per_op",
-                "mops"
-            )?;
+    /// What `time` shows of each of `count` things, in turn, several times if that is quick.
+    fn rounds<T>(
+        &self,
+        case: &str,
+        count: usize,
+        mut time: impl FnMut(usize) -> Shown<T>,
+    ) -> Result<Vec<Vec<T>>, Box<dyn Error>> {
+        self.bar.set_message(case.to_owned());
+        self.bar.tick();
+        let mut shown: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
+        let start = Instant::now();
+        for round in 0..ROUNDS {
+            if round > 0 && start.elapsed() > ROUNDS_TIME * u32::try_from(count).unwrap_or(1) {
+                break;
+            }
+            for (at, shown) in shown.iter_mut().enumerate() {
+                shown.extend(time(at)?);
+            }
         }
-        self.done += 1;
-        let ns_per_op = (ns * 100.0).round() / 100.0;
-        let mops = (mops * 1000.0).round() / 1000.0;
-        if self.args.json {
-            let (conf, device) = (self.conf, self.device);
-            let row = Row { case, threads, conf, device, ns_per_op, mops };
-            writeln!(out(), "{}", serde_json::to_string(&row)?)
-        } else {
-            let conf = shown_conf(self.conf);
-            writeln!(out(), "{case:<24} {threads:>7} {ns_per_op:>12.1} {mops:>10.2}  {conf}")
-        }
+        Ok(shown)
     }
 
-    fn single(&mut self, case: &str, time: impl FnOnce() -> f64) -> std::io::Result<()> {
+    /// A case of one thread.
+    fn single(
+        &mut self,
+        case: &str,
+        time: impl Fn(&Self, What<'_>) -> Shown<f64>,
+    ) -> Result<(), Box<dyn Error>> {
+        self.crowds(case, &[1], |session, what, _| Ok(time(session, what)?.map(alone)))
+    }
+
+    /// A case for each of these numbers of threads.
+    fn crowds(
+        &mut self,
+        case: &str,
+        threads: &[usize],
+        time: impl Fn(&Self, What<'_>, usize) -> Shown<Together>,
+    ) -> Result<(), Box<dyn Error>> {
         if !self.wants(case) {
             return Ok(());
         }
-        let ns = time();
-        self.row(case, 1, ns, 1000.0 / ns)
+        let cells: Vec<(usize, usize)> = threads
+            .iter()
+            .flat_map(|threads| (0..self.timed.len()).map(|at| (*threads, at)))
+            .collect();
+        let shown = self.rounds(case, cells.len(), |cell| {
+            let (threads, at) = cells[cell];
+            time(self, self.timed[at].what, threads)
+        })?;
+        for ((threads, at), times) in cells.into_iter().zip(shown) {
+            self.results.add(case, threads, &self.timed[at].subject, times)?;
+        }
+        Ok(())
     }
 
-    fn tails(&mut self, prefix: &str, time: impl Fn() -> Tail) -> std::io::Result<()> {
+    /// What single steps take: three cases whose names begin with `prefix`.
+    fn tails(
+        &mut self,
+        prefix: &str,
+        subjects: &[Subject],
+        time: impl Fn(&Self, usize) -> Shown<Tail>,
+    ) -> Result<(), Box<dyn Error>> {
         let cases = [("p50", 500), ("p99", 990), ("p999", 999)]
             .map(|(name, part)| (format!("{prefix}{name}"), part));
         if !cases.iter().any(|(case, _)| self.wants(case)) {
             return Ok(());
         }
-        let tails: Vec<Tail> = (0..TAIL_REPETITIONS).map(|_| time()).collect();
-        for (case, part) in cases {
-            if self.wants(&case) {
-                let least = tails.iter().map(|t| t.quantile(part)).fold(f64::MAX, f64::min);
-                self.row(&case, 1, least, 1000.0 / least)?;
+        let shown = self.rounds(prefix, subjects.len(), |at| time(self, at))?;
+        for (case, part) in cases.iter().filter(|(case, _)| self.wants(case)).collect::<Vec<_>>() {
+            for (subject, tails) in subjects.iter().zip(&shown) {
+                let times = tails.iter().map(|tail| alone(tail.quantile(*part)));
+                self.results.add(case, 1, subject, times.collect())?;
             }
         }
         Ok(())
     }
 
+    /// What nothing can be faster than.
     fn floors(&mut self) -> Result<(), Box<dyn Error>> {
-        self.single("floor:atomic_rmw", floors::atomic_rmw)?;
-        self.crowds("floor:lock_pair", |threads| Ok(floors::lock_pair(threads)))?;
-        self.single("floor:malloc_pair_512B", floors::malloc_pair)?;
-        self.tails("floor:tail_", floors::tail)?;
-        Ok(())
+        self.machine("floor:atomic_rmw", &[1], |_| alone(floors::atomic_rmw()))?;
+        self.machine("floor:lock_pair", &self.thread_counts(), floors::lock_pair)?;
+        self.machine("floor:malloc_pair_512B", &[1], |_| alone(floors::malloc_pair()))?;
+        self.tails("floor:tail_", &[Subject::machine()], |_, _| Ok(Some(floors::tail())))
     }
 
-    /// A case for each number of threads. All of them in turn, several times if that is quick, so that
-    /// an hour in which others use the machine is the same for all; each shows the median of its times.
-    fn crowds(
+    /// A case without an allocator.
+    fn machine(
         &mut self,
         case: &str,
-        mut time: impl FnMut(usize) -> Result<Together, Box<dyn Error>>,
+        threads: &[usize],
+        time: impl Fn(usize) -> Together,
     ) -> Result<(), Box<dyn Error>> {
         if !self.wants(case) {
             return Ok(());
         }
-        let mut rows: Vec<_> = self.thread_counts().into_iter().map(|n| (n, Vec::new())).collect();
-        let start = Instant::now();
-        for round in 0..CROWD_ROUNDS {
-            if round > 0 && start.elapsed() > CROWD_TIME {
-                break;
-            }
-            for (threads, times) in &mut rows {
-                times.push(time(*threads)?);
-            }
-        }
-        for (threads, times) in rows {
-            let Together { ns, mops } = cases::median(times);
-            self.row(case, threads, ns, mops)?;
+        let shown = self.rounds(case, threads.len(), |at| Ok(Some(time(threads[at]))))?;
+        for (threads, times) in threads.iter().zip(shown) {
+            self.results.add(case, *threads, &Subject::machine(), times)?;
         }
         Ok(())
     }
@@ -257,86 +303,103 @@ impl Printer<'_> {
     }
 
     /// Cases of one thread, each on an allocator of its own.
-    fn cells(&mut self, cells: &[(&str, Cell)], build: &Build<'_>) -> Result<(), Box<dyn Error>> {
-        for (case, cell) in cells.iter().filter(|(case, _)| self.wants(case)).collect::<Vec<_>>() {
-            if let Some(ns) = cells::time(*cell, build, self.loops, Effort::WHOLE)? {
-                self.row(case, 1, ns, 1000.0 / ns)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn typed(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
-        let loops = self.loops;
-        self.cells(&cells::FIRST, build)?;
-        let Built { strategy, .. } = build(false, 0)?;
-        self.tails("tail:", || (loops.tail)(&Typed(&strategy)))?;
-        for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
-            self.crowds(case, |threads| {
-                let Built { strategy, driver, streams } =
-                    build(false, if own { threads } else { 1 })?;
-                Ok((loops.threads)(&Typed(&strategy), &*driver, threads, &streams))
+    fn cells(&mut self, cells: &[(&str, Cell)]) -> Result<(), Box<dyn Error>> {
+        for (case, cell) in cells {
+            self.single(case, |session, what| {
+                let (args, loops) = (session.args, session.loops);
+                match what {
+                    What::Allocator(config) => {
+                        let build =
+                            |raw_addresses, streams| args.build(config, raw_addresses, streams);
+                        cells::time(*cell, &build, loops, Effort::ROUND)
+                    }
+                    What::DriverPool => {
+                        cells::time_pool(*cell, |streams| args.open_pool(streams), Effort::ROUND)
+                    }
+                }
             })?;
         }
-        self.cells(&cells::LAST, build)
-    }
-
-    /// What only memory of the host has: threads with caches of their own, and pages that are touched.
-    fn host_memory(&mut self, config: &Config) -> Result<(), Box<dyn Error>> {
-        self.crowds("threads:own_guard", |threads| {
-            Ok(host_memory::guards(config.settings(), threads)?)
-        })?;
-        let memory = host_memory::own(config.settings())?;
-        self.touch(&*memory)?;
         Ok(())
     }
 
-    fn touch(&mut self, memory: &dyn host_memory::Memory) -> std::io::Result<()> {
-        let mut cases = host_memory::TOUCHED.into_iter();
-        cases.try_for_each(|(case, bytes)| self.single(case, || host_memory::touch(memory, bytes)))
-    }
-
-    /// Other allocators of host memory.
-    fn other_host_memory(&mut self) -> std::io::Result<()> {
-        if !host_memory::TOUCHED.iter().any(|(case, _)| self.wants(case)) {
-            return Ok(());
-        }
-        for (name, memory) in host_memory::others() {
-            self.conf = name;
-            self.device = "host";
-            self.touch(&*memory)?;
-        }
-        Ok(())
-    }
-
-    /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
-    fn driver_alone(&mut self) -> Result<(), Box<dyn Error>> {
-        let args = self.args;
-        let open = |streams| args.open_pool(streams);
-        for (case, cell) in cells::FIRST {
-            if self.wants(case)
-                && let Some(ns) = cells::time_pool(cell, open, Effort::WHOLE)?
-            {
-                self.row(case, 1, ns, 1000.0 / ns)?;
+    fn by_handle(&mut self) -> Result<(), Box<dyn Error>> {
+        self.cells(&cells::FIRST)?;
+        let subjects: Vec<Subject> = self.timed.iter().map(|timed| timed.subject.clone()).collect();
+        self.tails("tail:", &subjects, |session, at| match session.timed[at].what {
+            What::Allocator(config) => {
+                let built = session.args.build(config, false, 0)?;
+                Ok(Some((session.loops.tail)(&Typed(&built.strategy))))
             }
+            What::DriverPool => Ok(None),
+        })?;
+        for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
+            self.crowds(case, &self.thread_counts(), |session, what, threads| {
+                session.threads(what, threads, own)
+            })?;
         }
-        self.crowds("threads:own_stream", |threads| {
-            let (pool, streams) = args.open_pool(threads)?;
-            Ok(cases::threads(&pool, pool.driver(), threads, &streams))
+        self.cells(&cells::LAST)
+    }
+
+    /// Threads with a stream for each, or one for all.
+    fn threads(&self, what: What<'_>, threads: usize, own: bool) -> Shown<Together> {
+        Ok(match what {
+            What::Allocator(config) => {
+                let Built { strategy, driver, streams } =
+                    self.args.build(config, false, if own { threads } else { 1 })?;
+                Some((self.loops.threads)(&Typed(&strategy), &*driver, threads, &streams))
+            }
+            What::DriverPool if own => {
+                let (pool, streams) = self.args.open_pool(threads)?;
+                Some(cases::threads(&pool, pool.driver(), threads, &streams))
+            }
+            What::DriverPool => None,
         })
     }
 
     /// The same by bare address, where the strategy can.
-    fn raw(&mut self, build: &Build<'_>) -> Result<(), Box<dyn Error>> {
-        let loops = self.loops;
-        self.cells(&cells::RAW, build)?;
-        if build(true, 0)?.strategy.raw_addresses().is_none() {
+    fn by_address(&mut self) -> Result<(), Box<dyn Error>> {
+        self.cells(&cells::RAW)?;
+        self.crowds("threads_raw:own_stream", &self.thread_counts(), |session, what, threads| {
+            let What::Allocator(config) = what else { return Ok(None) };
+            let Built { strategy, driver, streams } = session.args.build(config, true, threads)?;
+            Ok(strategy
+                .raw_addresses()
+                .map(|raw| (session.loops.threads_raw)(&Raw(raw), &*driver, threads, &streams)))
+        })
+    }
+
+    /// What only memory of the host has: threads with caches of their own, and pages that are touched.
+    fn host_memory(&mut self) -> Result<(), Box<dyn Error>> {
+        self.crowds("threads:own_guard", &self.thread_counts(), |_, what, threads| {
+            let Some(config) = what.host_config() else { return Ok(None) };
+            Ok(Some(host_memory::guards(config.settings(), threads)?))
+        })?;
+        for (case, bytes) in host_memory::TOUCHED {
+            self.single(case, |_, what| {
+                let Some(config) = what.host_config() else { return Ok(None) };
+                let memory = host_memory::own(config.settings())?;
+                Ok(Some(host_memory::touch(&*memory, bytes)))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Other allocators of host memory.
+    fn other_host_memory(&mut self) -> Result<(), Box<dyn Error>> {
+        let wanted: Vec<_> =
+            host_memory::TOUCHED.into_iter().filter(|(case, _)| self.wants(case)).collect();
+        if wanted.is_empty() {
             return Ok(());
         }
-        self.crowds("threads_raw:own_stream", |threads| {
-            let Built { strategy, driver, streams } = build(true, threads)?;
-            let raw = strategy.raw_addresses().ok_or("it has no bare addresses any more")?;
-            Ok((loops.threads_raw)(&Raw(raw), &*driver, threads, &streams))
-        })
+        let others = host_memory::others();
+        for (case, bytes) in wanted {
+            let time = |at: usize| Ok(Some(alone(host_memory::touch(&*others[at].1, bytes))));
+            let shown = self.rounds(case, others.len(), time)?;
+            for ((name, _), times) in others.iter().zip(shown) {
+                let subject = Subject { conf: (*name).to_owned(), device: "host".to_owned() };
+                self.results.add(case, 1, &subject, times)?;
+            }
+        }
+        Ok(())
     }
 }

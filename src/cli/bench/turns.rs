@@ -7,10 +7,11 @@
 use std::error::Error;
 use std::io::{BufRead, Write};
 
-use super::super::outcome::BadWords;
+use super::super::outcome::{BadWords, out};
 use super::cases::Effort;
 use super::loops::Loops;
-use super::{Bench, Outcome, Printer, cells, out, settings};
+use super::results::{Row, Subject};
+use super::{Bench, Outcome, Shown, alone, cells, settings};
 
 pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
     // The device's context stays from turn to turn.
@@ -19,9 +20,10 @@ pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let (case, conf) = line.split_once(' ').unwrap_or((line.as_str(), ""));
-        let mut printer = Printer { args, loops, conf, device: &device, done: 0 };
-        match time(&printer, case, conf)? {
-            Some(ns) => printer.row(case, 1, ns, 1000.0 / ns)?,
+        let subject = Subject { conf: conf.to_owned(), device: device.clone() };
+        let timed = time(args, loops, case, conf)?.map(alone);
+        match Row::of(case, 1, &subject, timed.into_iter().collect()) {
+            Some(row) => row.print_json()?,
             None => writeln!(out(), "null")?,
         }
         out().flush()?;
@@ -29,7 +31,7 @@ pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>
     Ok(Outcome::Good)
 }
 
-fn time(printer: &Printer<'_>, case: &str, conf: &str) -> Result<Option<f64>, Box<dyn Error>> {
+fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<f64> {
     if case == "floor:lock_pair" {
         return Ok(Some(super::floors::lock_pair(1).ns));
     }
@@ -38,10 +40,10 @@ fn time(printer: &Printer<'_>, case: &str, conf: &str) -> Result<Option<f64>, Bo
         BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
     })?;
     if conf == "driver" {
-        let open = |streams| printer.args.open_pool(streams);
+        let open = |streams| args.open_pool(streams);
         return cells::time_pool(cell, open, Effort::BRIEF);
     }
     let config = settings::parse("configuration", conf)?;
-    let build = |raw_addresses, streams| printer.args.build(&config, raw_addresses, streams);
-    cells::time(cell, &build, printer.loops, Effort::BRIEF)
+    let build = |raw_addresses, streams| args.build(&config, raw_addresses, streams);
+    cells::time(cell, &build, loops, Effort::BRIEF)
 }

@@ -8,14 +8,14 @@
 
 #![expect(unsafe_code, reason = "calling a foreign library")]
 
-use std::ffi::{CString, c_uint};
+use std::ffi::{CString, c_char, c_uint};
 use std::ptr;
 use std::sync::OnceLock;
 
 use hashbrown::HashMap;
+use libloading::Library;
 use nvml_wrapper_sys::bindings::{
-    NvmlLib, nvmlDevice_t, nvmlProcessInfo_t,
-    nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as TOO_SMALL,
+    nvmlDevice_t, nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as TOO_SMALL,
     nvmlReturn_enum_NVML_ERROR_NO_PERMISSION as NO_PERMISSION,
     nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED as NOT_SUPPORTED,
     nvmlReturn_enum_NVML_SUCCESS as SUCCESS, nvmlReturn_t,
@@ -41,27 +41,54 @@ type ListCall = unsafe extern "C" fn(
     list: *mut nvmlProcessInfo_t,
 ) -> nvmlReturn_t;
 
+/// `nvmlInit_v2`.
+type StartCall = unsafe extern "C" fn() -> nvmlReturn_t;
+/// `nvmlDeviceGetHandleByPciBusId_v2`.
+type FindCall = unsafe extern "C" fn(bus: *const c_char, device: *mut nvmlDevice_t) -> nvmlReturn_t;
+
+/// What is called of the library. The bindings load all of its 270 symbols, which takes as long to compile as
+/// a driver of ours.
+struct Nvml {
+    find: FindCall,
+    computing: Option<ListCall>,
+    drawing: Option<ListCall>,
+    /// Stays loaded as long as its functions are called.
+    _library: Library,
+}
+
+impl Nvml {
+    fn load(name: &str) -> Option<Self> {
+        // SAFETY: NVML's constructors may run at any time.
+        let library = unsafe { Library::new(name) }.ok()?;
+        // SAFETY: the symbol has this signature (`nvml.h`).
+        let start = *unsafe { library.get::<StartCall>(b"nvmlInit_v2") }.ok()?;
+        // SAFETY: the library is loaded.
+        if unsafe { start() } != SUCCESS {
+            return None;
+        }
+        // SAFETY: as above.
+        let find = unsafe { library.get::<FindCall>(b"nvmlDeviceGetHandleByPciBusId_v2") };
+        let find = *find.ok()?;
+        // SAFETY: both lists are asked for with this signature.
+        let list = |name: &[u8]| unsafe { library.get::<ListCall>(name) }.ok().map(|call| *call);
+        let computing = list(b"nvmlDeviceGetComputeRunningProcesses_v3");
+        let drawing = list(b"nvmlDeviceGetGraphicsRunningProcesses_v3");
+        Some(Self { find, computing, drawing, _library: library })
+    }
+}
+
 /// The library, loaded and started once for the process and never shut down.
-fn library() -> Option<&'static NvmlLib> {
-    static LIBRARY: OnceLock<Option<NvmlLib>> = OnceLock::new();
-    let load = |name: &&str| {
-        // SAFETY: NVML's constructors may run at any time; every symbol is checked before its use.
-        let library = unsafe { NvmlLib::new(name) }.ok()?;
-        let start = *library.nvmlInit_v2.as_ref().ok()?;
-        // SAFETY: the symbol has this signature, and the library stays loaded.
-        let started = unsafe { start() } == SUCCESS;
-        started.then_some(library)
-    };
-    LIBRARY.get_or_init(|| NAMES.iter().find_map(load)).as_ref()
+fn library() -> Option<&'static Nvml> {
+    static LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
+    LIBRARY.get_or_init(|| NAMES.into_iter().find_map(Nvml::load)).as_ref()
 }
 
 /// The device at this place on the bus, or what the library returned.
-fn device_at(library: &NvmlLib, bus: &str) -> Result<nvmlDevice_t, nvmlReturn_t> {
-    let find = *library.nvmlDeviceGetHandleByPciBusId_v2.as_ref().map_err(|_| NOT_SUPPORTED)?;
+fn device_at(library: &Nvml, bus: &str) -> Result<nvmlDevice_t, nvmlReturn_t> {
     let bus = CString::new(bus).map_err(|_| NOT_SUPPORTED)?;
     let mut device = ptr::null_mut();
     // SAFETY: the name ends with a zero, and the handle is written only where it says success.
-    match unsafe { find(bus.as_ptr(), &mut device) } {
+    match unsafe { (library.find)(bus.as_ptr(), &mut device) } {
         SUCCESS => Ok(device),
         other => Err(other),
     }
@@ -108,14 +135,11 @@ impl Processes for Cuda {
         };
         let device = device_at(library, bus)
             .map_err(|code| failed("nvmlDeviceGetHandleByPciBusId_v2", code))?;
-        let asked = |call: &Result<ListCall, _>| match call {
-            Ok(call) => processes_of(device, *call),
-            Err(_) => Err(NOT_SUPPORTED),
-        };
-        let computing = asked(&library.nvmlDeviceGetComputeRunningProcesses_v3)
+        let asked = |call: Option<ListCall>| processes_of(device, call.ok_or(NOT_SUPPORTED)?);
+        let computing = asked(library.computing)
             .map_err(|code| failed("nvmlDeviceGetComputeRunningProcesses_v3", code))?;
         // A device without a display has no such list on some drivers.
-        let drawing = match asked(&library.nvmlDeviceGetGraphicsRunningProcesses_v3) {
+        let drawing = match asked(library.drawing) {
             Err(NOT_SUPPORTED) => Vec::new(),
             other => {
                 other.map_err(|code| failed("nvmlDeviceGetGraphicsRunningProcesses_v3", code))?

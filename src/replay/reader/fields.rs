@@ -132,6 +132,7 @@ pub(super) struct EventFields {
     pool: Option<PoolId>,
     empty_cache: bool,
     stack: Option<StackId>,
+    time_us: u64,
 }
 
 enum Kind {
@@ -146,10 +147,20 @@ impl Fields for EventFields {
     const HAS_STACK: bool = true;
 
     fn wants(key: Word) -> bool {
-        use Word::{Action, Addr, DeviceFree, PoolId, SegmentPoolId, Size, Stream, UserMetadata};
+        use Word::{
+            Action, Addr, DeviceFree, PoolId, SegmentPoolId, Size, Stream, TimeUs, UserMetadata,
+        };
         matches!(
             key,
-            Action | Addr | DeviceFree | Size | Stream | PoolId | SegmentPoolId | UserMetadata
+            Action
+                | Addr
+                | DeviceFree
+                | Size
+                | Stream
+                | PoolId
+                | SegmentPoolId
+                | UserMetadata
+                | TimeUs
         )
     }
 
@@ -176,6 +187,8 @@ impl Fields for EventFields {
             Word::UserMetadata => {
                 self.empty_cache = matches!(value, Scalar::Word(Word::EmptyCache));
             }
+            // Nothing that is replayed depends on it.
+            Word::TimeUs => self.time_us = value.number().unwrap_or(0),
             _ => {}
         }
         Ok(())
@@ -210,6 +223,7 @@ impl Fields for EventFields {
             pool: self.pool,
             empty_cache: self.empty_cache,
             stack: self.stack,
+            time_us: self.time_us,
         }))
     }
 }

@@ -65,9 +65,17 @@ impl Row {
         let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
         let Self { address, stream, .. } = *self;
         let mut push = |action, address| {
-            let (pool, empty_cache, stack) = (None, false, None);
-            let event =
-                TraceEvent { action, address, size_bytes, stream, pool, empty_cache, stack };
+            let (pool, empty_cache, stack, time_us) = (None, false, None, 0);
+            let event = TraceEvent {
+                action,
+                address,
+                size_bytes,
+                stream,
+                pool,
+                empty_cache,
+                stack,
+                time_us,
+            };
             events.push(event);
         };
         match self.action() {

@@ -40,6 +40,7 @@ words! {
     PoolId = "pool_id",
     SegmentPoolId = "segment_pool_id",
     UserMetadata = "user_metadata",
+    TimeUs = "time_us",
     Device = "device",
     Address = "address",
     TotalSize = "total_size",
