@@ -1,4 +1,4 @@
-"""Turns the rows of side_by_side.sh into the tables of benches/RESULTS.md, on the standard output.
+"""Turns the rows of side_by_side.sh into the tables of docs/measurements.md, on the standard output.
 
 A cell that was timed in several rounds shows the least: others who use the machine only make it more. A comparison is
 the median of the rounds' ratios with, in brackets, where it lies with 95 % (a sign test's interval): the two cells of a

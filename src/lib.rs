@@ -34,12 +34,13 @@ pub(crate) mod sync;
 #[path = "../strategies/mod.rs"]
 pub mod strategies;
 
-/// The README's example is compiled and run with the tests.
+/// The README's example is compiled and run with the tests, and so are those of the guide.
 #[cfg(all(doctest, target_os = "linux"))]
 #[doc = include_str!("../README.md")]
+#[doc = include_str!("../docs/rust.md")]
 pub struct Readme;
 
-/// So is the walk through a strategy in CONTRIBUTING.
+/// A strategy of one's own, from the guide.
 #[cfg(all(doctest, feature = "conformance"))]
-#[doc = include_str!("../CONTRIBUTING.md")]
-pub struct Contributing;
+#[doc = include_str!("../docs/writing-a-strategy.md")]
+pub struct WritingAStrategy;

@@ -93,9 +93,9 @@ fn the_papers_know_every_room_of_the_house() {
 fn every_built_in_strategy_has_its_row() {
     let names = || stratalloc::registry::BUILT_IN.iter().map(|(name, _)| *name);
     assert_eq!(papers::rows(&papers::read("strategies/mod.rs"), names()), [""; 0]);
-    match std::fs::read_to_string(source::root().join("README.md")) {
-        Ok(readme) => assert_eq!(papers::rows(&readme, names()), [""; 0]),
-        Err(_) => eprintln!("skipped: no README.md"),
+    match std::fs::read_to_string(source::root().join("docs/strategies.md")) {
+        Ok(page) => assert_eq!(papers::rows(&page, names()), [""; 0]),
+        Err(_) => eprintln!("skipped: no docs/strategies.md"),
     }
 }
 
