@@ -1,7 +1,44 @@
 //! Device-memory allocators for accelerators, chosen at run time by one string.
 //!
-//! One trait, [`DeviceAllocator`](allocator::DeviceAllocator), and several strategies behind it.
-//! `ARCHITECTURE.md` shows the house; a request's way is told in [`cache`].
+//! One trait, [`DeviceAllocator`], and several strategies behind it: a caching allocator that makes PyTorch's
+//! very decisions, one over pages that are mapped as it grows, one over the driver's own pools, one for memory
+//! of the host, and yours. A [`Handle`] is an allocator and its device; its buffers free themselves.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use stratalloc::config::KeyTable;
+//! use stratalloc::driver::Sim;
+//! use stratalloc::{Config, Handle, StreamId};
+//!
+//! let config = Config::parse("backend:native,expandable_segments:True", &KeyTable::default())?;
+//! let handle = Handle::build(&config, Arc::new(Sim::new(Default::default())))?;
+//! let weights = handle.zeroed::<f32>(1 << 20, StreamId::DEFAULT)?;
+//! println!("4 MiB at {:#x}", weights.address());
+//! handle.switch("backend:cudaMallocAsync")?; // what lives stays valid
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Where to go on
+//!
+//! - [`config`]: the string, and the variables that hold it.
+//! - [`handle`]: typed buffers; [`allocator`]: blocks without them, and what an allocator can be asked.
+//! - [`driver`]: devices; `sim` and `host` need no GPU.
+//! - [`registry`]: strategies by name, and your own; `conformance` tests them.
+//! - [`layers`]: limits, logs, leaks around any of them; [`switch`]: another strategy while blocks live.
+//! - `analysis` and `replay`: what recordings of real runs say.
+//!
+//! # Features
+//!
+//! | feature | what it brings |
+//! |---|---|
+//! | `cli` (default) | the command line, and with it `analysis`, `cuda` and `pluggable` |
+//! | `cuda` | CUDA devices, found at run time: building needs no toolkit |
+//! | `cudarc`, `cuda-dynamic` | buffers that cudarc's code takes for its own; its linking left to you, or chosen |
+//! | `pluggable` | `backend:pluggable`: allocation functions from a shared library |
+//! | `replay`, `analysis` | readers of recordings, replays, and what fits |
+//! | `conformance` | what every allocator must do, as tests for yours |
+//! | `ffi` | the C interface and PyTorch's symbols |
+//! | `mimalloc` | its rows beside ours in `bench --conf backend:cpu` |
 
 pub mod allocator;
 #[cfg(feature = "analysis")]
@@ -17,7 +54,7 @@ pub mod error;
 #[cfg(feature = "ffi")]
 pub mod ffi;
 pub mod handle;
-pub mod heap;
+pub(crate) mod heap;
 pub mod history;
 pub mod ids;
 pub mod layers;
@@ -33,6 +70,13 @@ pub(crate) mod sync;
 
 #[path = "../strategies/mod.rs"]
 pub mod strategies;
+
+pub use allocator::{Allocation, DeviceAllocator, Request};
+pub use config::Config;
+pub use error::{AllocError, FreeError};
+pub use handle::{DeviceVec, Handle};
+pub use ids::StreamId;
+pub use registry::register;
 
 /// The README's example is compiled and run with the tests, and so are those of the guide.
 #[cfg(all(doctest, target_os = "linux"))]

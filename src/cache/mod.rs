@@ -39,6 +39,7 @@ mod release;
 mod sharing;
 mod statistics;
 
+pub use crate::heap::Broken;
 pub use engine::{Engine, EngineOptions};
 pub(crate) use hooks::Hooks;
 pub use inspect::Foresight;

@@ -7,32 +7,32 @@ use crate::size::PoolKind;
 
 /// A place in the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Slot(pub u32);
+pub(crate) struct Slot(pub u32);
 
 impl Slot {
     /// No place.
-    pub const NONE: Self = Self(u32::MAX);
+    pub(crate) const NONE: Self = Self(u32::MAX);
 
     /// Whether it is no place.
     #[inline]
     #[must_use]
-    pub const fn is_none(self) -> bool {
+    pub(crate) const fn is_none(self) -> bool {
         self.0 == u32::MAX
     }
 }
 
 /// Names one life of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockId {
+pub(crate) struct BlockId {
     /// Where it is.
-    pub slot: Slot,
+    pub(crate) slot: Slot,
     /// Which life of that place it is.
-    pub generation: u32,
+    pub(crate) generation: u32,
 }
 
 /// Where a block is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockState {
+pub(crate) enum BlockState {
     /// No block: the slot waits for reuse.
     Vacant,
     /// In the caller's hands.
@@ -131,21 +131,21 @@ impl Block {
 
 /// A block as it is at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockView {
+pub(crate) struct BlockView {
     /// Where it starts.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Its size.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// What its last holder asked for.
-    pub requested_bytes: u64,
+    pub(crate) requested_bytes: u64,
     /// The clock when it became free.
-    pub birth: u64,
+    pub(crate) birth: u64,
     /// Its pool.
-    pub kind: PoolKind,
+    pub(crate) kind: PoolKind,
     /// Its state.
-    pub state: BlockState,
+    pub(crate) state: BlockState,
     /// Whether it is only a part of its segment.
-    pub is_split: bool,
+    pub(crate) is_split: bool,
     /// Whether it is part of an expandable segment.
-    pub is_expandable: bool,
+    pub(crate) is_expandable: bool,
 }

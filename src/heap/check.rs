@@ -31,7 +31,7 @@ impl Heap {
     /// # Errors
     ///
     /// The first that is broken.
-    pub fn check(&self) -> Result<(), Broken> {
+    pub(crate) fn check(&self) -> Result<(), Broken> {
         let mut in_segments = 0;
         for head in self.chain_heads() {
             in_segments += self.check_segment(head)?;

@@ -12,24 +12,24 @@ use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 ///
 /// Source: PyTorch's `max_split_size_mb` and `max_non_split_rounding_mb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FitRules {
+pub(crate) struct FitRules {
     /// Blocks of this size or more are oversize: they are not split. `u64::MAX` for no such size.
-    pub max_split_bytes: u64,
+    pub(crate) max_split_bytes: u64,
     /// An oversize request takes an oversize block only if it is less than this much larger.
-    pub oversize_slack_bytes: u64,
+    pub(crate) oversize_slack_bytes: u64,
     /// Whether new segments are expandable: then blocks of such may be handed out, and rests are
     /// cut off down to 512 B.
-    pub expandable: bool,
+    pub(crate) expandable: bool,
     /// Whether oversize rules hold in expandable segments too, as in PyTorch: there they make
     /// memory grow without bound.
-    pub oversize_in_expandable: bool,
+    pub(crate) oversize_in_expandable: bool,
     /// Whether blocks are always handed out whole.
-    pub no_split: bool,
+    pub(crate) no_split: bool,
 }
 
 impl FitRules {
     /// No block is oversize.
-    pub const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         max_split_bytes: u64::MAX,
         oversize_slack_bytes: 0,
         expandable: false,
@@ -38,13 +38,13 @@ impl FitRules {
     };
 
     /// Every rest is cut off, whatever the block: for placing a block at an exact address.
-    pub const CUT: Self = Self { expandable: true, ..Self::NONE };
+    pub(crate) const CUT: Self = Self { expandable: true, ..Self::NONE };
 
     /// Whether a block of `block_bytes` may serve a request of `rounded_bytes` that it is large
     /// enough for.
     #[inline]
     #[must_use]
-    pub const fn allow(&self, rounded_bytes: u64, block_bytes: u64) -> bool {
+    pub(crate) const fn allow(&self, rounded_bytes: u64, block_bytes: u64) -> bool {
         if rounded_bytes < self.max_split_bytes {
             block_bytes < self.max_split_bytes
         } else {
@@ -55,7 +55,7 @@ impl FitRules {
     /// Whether `rest_bytes` behind a request of `rounded_bytes` become a block of their own.
     #[inline]
     #[must_use]
-    pub const fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
+    pub(crate) const fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
         match kind {
             _ if self.no_split => false,
             PoolKind::Small => rest_bytes >= MIN_BLOCK_BYTES,
@@ -69,49 +69,49 @@ impl FitRules {
 
 /// The net change of free blocks that are parts of segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SplitChange {
+pub(crate) struct SplitChange {
     /// How many more there are.
-    pub count: i64,
+    pub(crate) count: i64,
     /// How many more bytes they have.
-    pub bytes: i64,
+    pub(crate) bytes: i64,
 }
 
 impl SplitChange {
     /// This and then another.
     #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
+    pub(crate) const fn plus(self, other: Self) -> Self {
         Self { count: self.count + other.count, bytes: self.bytes + other.bytes }
     }
 }
 
 /// A block that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandOut {
+pub(crate) struct HandOut {
     /// Its name.
-    pub id: BlockId,
+    pub(crate) id: BlockId,
     /// Where it starts.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Its size.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// Its kind.
-    pub kind: PoolKind,
+    pub(crate) kind: PoolKind,
     /// What changed among the parts of segments.
-    pub inactive: SplitChange,
+    pub(crate) inactive: SplitChange,
 }
 
 /// A block that became free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completed {
+pub(crate) struct Completed {
     /// Where it started, before it was joined with its neighbours.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Its size, before it was joined.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// What its holder had asked for.
-    pub requested_bytes: u64,
+    pub(crate) requested_bytes: u64,
     /// Its kind.
-    pub kind: PoolKind,
+    pub(crate) kind: PoolKind,
     /// What changed among the parts of segments.
-    pub inactive: SplitChange,
+    pub(crate) inactive: SplitChange,
 }
 
 #[expect(clippy::cast_possible_wrap, reason = "segments are smaller than 2^63 bytes")]
@@ -126,7 +126,12 @@ impl Heap {
     /// larger still, unless the rules spare a later one that is expandable.
     #[inline(always)]
     #[must_use]
-    pub fn best_fit(&self, kind: PoolKind, rounded_bytes: u64, rules: &FitRules) -> Option<Slot> {
+    pub(crate) fn best_fit(
+        &self,
+        kind: PoolKind,
+        rounded_bytes: u64,
+        rules: &FitRules,
+    ) -> Option<Slot> {
         let slot = self.free[kind.index()].first_at_least(&self.slab, rounded_bytes)?;
         if rules.max_split_bytes == u64::MAX && !self.expandable.was_ever_used() {
             return Some(slot);
@@ -146,7 +151,7 @@ impl Heap {
     /// Hands out the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and
     /// cuts off the rest if the rules say so. `clock` dates the rest.
     #[inline(always)]
-    pub fn hand_out(
+    pub(crate) fn hand_out(
         &mut self,
         slot: Slot,
         rounded_bytes: u64,
@@ -230,7 +235,7 @@ impl Heap {
     }
 
     /// Announces that a stream uses the live block at `slot`.
-    pub fn record_use(&mut self, slot: Slot, by: StreamUse) {
+    pub(crate) fn record_use(&mut self, slot: Slot, by: StreamUse) {
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Live);
         block.links[0] = self.uses.add(block.links[0], by);
@@ -238,33 +243,33 @@ impl Heap {
 
     /// The name of the block at `slot` in its present life.
     #[must_use]
-    pub fn id(&self, slot: Slot) -> BlockId {
+    pub(crate) fn id(&self, slot: Slot) -> BlockId {
         BlockId { slot, generation: self.slab.get(slot).generation }
     }
 
     /// Forgets which other streams use the live block at `slot`: their work is known to be done.
-    pub fn forget_uses(&mut self, slot: Slot) {
+    pub(crate) fn forget_uses(&mut self, slot: Slot) {
         let uses = std::mem::replace(&mut self.slab.get_mut(slot).links[0], Slot::NONE);
         self.uses.clear(uses);
     }
 
     /// The other streams that use the live block at `slot`.
     #[inline]
-    pub fn uses(&self, slot: Slot) -> impl Iterator<Item = StreamUse> + '_ {
+    pub(crate) fn uses(&self, slot: Slot) -> impl Iterator<Item = StreamUse> + '_ {
         self.uses.of(self.slab.get(slot).links[0])
     }
 
     /// Whether other streams use the live block at `slot`.
     #[inline]
     #[must_use]
-    pub fn is_used_elsewhere(&self, slot: Slot) -> bool {
+    pub(crate) fn is_used_elsewhere(&self, slot: Slot) -> bool {
         !self.slab.get(slot).links[0].is_none()
     }
 
     /// Takes a live block back that other streams use: it is free when `events` (at least 1) have
     /// passed. Its id is stale from now on.
     #[inline]
-    pub fn drain(&mut self, slot: Slot, events: u32) {
+    pub(crate) fn drain(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         let mut done = *self.slab.get(slot);
         self.retire(slot, &mut done);
@@ -276,7 +281,7 @@ impl Heap {
     }
 
     /// The block at `slot`, which drains, waits for `events` (at least 1) from now on.
-    pub fn wait_for(&mut self, slot: Slot, events: u32) {
+    pub(crate) fn wait_for(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Draining);
@@ -285,7 +290,7 @@ impl Heap {
 
     /// One event of a draining block has passed. True when it was the last: then the block is to
     /// be completed.
-    pub fn event_passed(&mut self, slot: Slot) -> bool {
+    pub(crate) fn event_passed(&mut self, slot: Slot) -> bool {
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Draining && block.links[0].0 > 0, "I5");
         block.links[0].0 -= 1;
@@ -295,7 +300,7 @@ impl Heap {
     /// Takes back a live block that no other stream uses, and joins it with its free neighbours.
     /// `clock` dates the result. Its id is stale from now on.
     #[inline(always)]
-    pub fn free(&mut self, slot: Slot, clock: u64) -> Completed {
+    pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
         debug_assert!(!self.is_used_elsewhere(slot), "blocks in use elsewhere drain first");
         let mut done = *self.slab.get(slot);
         self.retire(slot, &mut done);
@@ -314,7 +319,7 @@ impl Heap {
 
     /// Makes a block free that was retired or has drained, and joins it with its free neighbours.
     #[inline]
-    pub fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
+    pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
         let done = *self.slab.get(slot);
         self.make_free(slot, &done, clock)
     }
@@ -402,7 +407,7 @@ impl Heap {
     }
 
     /// Adds a segment as one free block. `size_bytes` is a multiple of 512.
-    pub fn add_segment(
+    pub(crate) fn add_segment(
         &mut self,
         kind: PoolKind,
         address: u64,
@@ -427,7 +432,7 @@ impl Heap {
 
     /// Whether the block at `slot` is still the idle segment of `size_bytes` at `address`.
     #[must_use]
-    pub fn is_idle_segment(&self, slot: Slot, address: u64, size_bytes: u64) -> bool {
+    pub(crate) fn is_idle_segment(&self, slot: Slot, address: u64, size_bytes: u64) -> bool {
         self.slab.try_get(slot).is_some_and(|block| {
             block.state == BlockState::Free
                 && !block.is_split()
@@ -438,7 +443,7 @@ impl Heap {
     }
 
     /// Takes out a segment that is one free block.
-    pub fn remove_segment(&mut self, slot: Slot) -> Segment {
+    pub(crate) fn remove_segment(&mut self, slot: Slot) -> Segment {
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Free, "only idle segments leave");
         debug_assert!(!block.is_split(), "only whole segments leave");
@@ -456,7 +461,7 @@ impl Heap {
     }
 
     /// Puts a segment back that could not be released, as it was.
-    pub fn restore_segment(&mut self, segment: Segment) {
+    pub(crate) fn restore_segment(&mut self, segment: Segment) {
         let slot =
             self.add_segment(segment.kind, segment.address, segment.size_bytes, segment.birth);
         self.slab.get_mut(slot).requested_bytes = segment.requested_bytes;
@@ -465,13 +470,13 @@ impl Heap {
 
 /// An idle segment on its way to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub(crate) struct Segment {
     /// Where it starts.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Its size.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// Its kind.
-    pub kind: PoolKind,
+    pub(crate) kind: PoolKind,
     requested_bytes: u64,
     birth: u64,
 }

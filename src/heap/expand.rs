@@ -15,33 +15,33 @@ use crate::size::{PoolKind, align_down, align_up};
 
 /// A range of address space of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservation {
+pub(crate) struct Reservation {
     /// Where it starts.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Its size, a multiple of the page.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// How much is mapped at once.
-    pub page_bytes: u64,
+    pub(crate) page_bytes: u64,
     /// Its kind.
-    pub kind: PoolKind,
+    pub(crate) kind: PoolKind,
 }
 
 /// A run of whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageRun {
+pub(crate) struct PageRun {
     /// The block that holds them.
-    pub slot: Slot,
+    pub(crate) slot: Slot,
     /// Where they start.
-    pub address: u64,
+    pub(crate) address: u64,
     /// How long they are.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// The reservation they are part of.
-    pub reservation: u16,
+    pub(crate) reservation: u16,
 }
 
 /// The next step of growing a block to a wanted size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Growing {
+pub(crate) enum Growing {
     /// The free block at this slot is large enough.
     Enough(Slot),
     /// Pages to map first.
@@ -133,7 +133,7 @@ impl Heap {
     }
 
     /// Adds a reservation as one gap. `None` when there are as many as can be numbered.
-    pub fn add_reservation(&mut self, reservation: Reservation) -> Option<u16> {
+    pub(crate) fn add_reservation(&mut self, reservation: Reservation) -> Option<u16> {
         let vacant = self.expandable.reservations.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.expandable.reservations.len());
         let number = u16::try_from(at).ok().filter(|n| *n != super::block::FIXED)?;
@@ -157,13 +157,13 @@ impl Heap {
 
     /// The reservation with a number.
     #[must_use]
-    pub fn reservation(&self, number: u16) -> Option<Reservation> {
+    pub(crate) fn reservation(&self, number: u16) -> Option<Reservation> {
         self.expandable.reservations.get(usize::from(number)).copied().flatten()
     }
 
     /// How many bytes of a range are unmapped.
     #[must_use]
-    pub fn gap_bytes(&self, address: u64, size_bytes: u64) -> u64 {
+    pub(crate) fn gap_bytes(&self, address: u64, size_bytes: u64) -> u64 {
         let range = address..address.saturating_add(size_bytes);
         let gaps = self.expandable.gaps.iter().flat_map(|gaps| gaps.range(range.clone()));
         gaps.map(|(_, slot)| self.slab.get(*slot).size_bytes).sum()
@@ -172,7 +172,7 @@ impl Heap {
     /// Where to find `bytes` of a kind by mapping: the free block before the lowest gap that is
     /// long enough with all that is free or unmapped from there on, or that gap.
     #[must_use]
-    pub fn room_for(&self, kind: PoolKind, bytes: u64) -> Option<Slot> {
+    pub(crate) fn room_for(&self, kind: PoolKind, bytes: u64) -> Option<Slot> {
         self.expandable.gaps[kind.index()].values().copied().find_map(|gap| {
             let before = self.slab.get(gap).previous;
             let starts_before =
@@ -194,7 +194,7 @@ impl Heap {
     /// The next step of growing the block at `start` (from [`room_for`](Self::room_for), or what
     /// [`mapped`](Self::mapped) returned) to `bytes`.
     #[must_use]
-    pub fn plan_growth(&self, start: Slot, bytes: u64) -> Growing {
+    pub(crate) fn plan_growth(&self, start: Slot, bytes: u64) -> Growing {
         let block = self.slab.get(start);
         if block.state == BlockState::Free && block.size_bytes >= bytes {
             return Growing::Enough(start);
@@ -225,7 +225,7 @@ impl Heap {
 
     /// The pages at the front of a gap are mapped now: they are free, and joined with their free
     /// neighbours. Returns the free block that holds them.
-    pub fn mapped(&mut self, run: PageRun, clock: u64) -> Slot {
+    pub(crate) fn mapped(&mut self, run: PageRun, clock: u64) -> Slot {
         let whole = *self.slab.get(run.slot);
         debug_assert!(whole.state == BlockState::Unmapped);
         let gaps = &mut self.expandable.gaps[whole.kind.index()];
@@ -243,7 +243,7 @@ impl Heap {
 
     /// The whole pages inside the free block at `slot`, if there are any.
     #[must_use]
-    pub fn whole_pages(&self, slot: Slot) -> Option<PageRun> {
+    pub(crate) fn whole_pages(&self, slot: Slot) -> Option<PageRun> {
         let block = self.slab.try_get(slot).filter(|block| block.state == BlockState::Free)?;
         let reservation = self.reservation(block.reservation)?;
         let (base, page) = (reservation.address, reservation.page_bytes);
@@ -259,7 +259,7 @@ impl Heap {
 
     /// Takes the free block at `slot` out of reach while its pages are unmapped. Either
     /// [`unmapped`](Self::unmapped) or [`complete`](Self::complete) ends that.
-    pub fn hold(&mut self, slot: Slot) {
+    pub(crate) fn hold(&mut self, slot: Slot) {
         let block = *self.slab.get(slot);
         debug_assert!(block.state == BlockState::Free);
         self.free[block.kind.index()].remove(&mut self.slab, slot, &block);
@@ -268,7 +268,7 @@ impl Heap {
 
     /// The whole pages of a held block are unmapped now: they are a gap, joined with the gaps beside
     /// it; what is left before and behind is free again. Returns the gap.
-    pub fn unmapped(&mut self, run: PageRun, clock: u64) -> Slot {
+    pub(crate) fn unmapped(&mut self, run: PageRun, clock: u64) -> Slot {
         let block = self.slab.get(run.slot);
         let (kind, address, end) = (block.kind, block.address, block.address + block.size_bytes);
         // The gap remembers what was requested last, as PyTorch's does; what is left does not.
@@ -309,7 +309,7 @@ impl Heap {
     }
 
     /// Removes a reservation that is one gap. `None` when anything of it is mapped.
-    pub fn remove_reservation(&mut self, gap: Slot) -> Option<Reservation> {
+    pub(crate) fn remove_reservation(&mut self, gap: Slot) -> Option<Reservation> {
         let block = self.slab.get(gap);
         if block.state != BlockState::Unmapped || block.is_split() {
             return None;
@@ -323,7 +323,7 @@ impl Heap {
 
     /// Address and size of every mapped range, in no particular order.
     #[must_use]
-    pub fn mapped_ranges(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn mapped_ranges(&self) -> Vec<(u64, u64)> {
         let heads = self.segment_heads().filter(|&head| self.slab.get(head).is_expandable());
         let range = |head| {
             let sizes = self.segment_blocks(head).map(|block| block.size_bytes);
@@ -333,14 +333,14 @@ impl Heap {
     }
 
     /// Takes out all reservations in which nothing is mapped.
-    pub fn remove_bare_reservations(&mut self) -> Vec<Reservation> {
+    pub(crate) fn remove_bare_reservations(&mut self) -> Vec<Reservation> {
         let gaps = self.expandable.gaps.iter().flat_map(|gaps| gaps.values().copied());
         let gaps: Vec<Slot> = gaps.collect();
         gaps.into_iter().filter_map(|gap| self.remove_reservation(gap)).collect()
     }
 
     /// Every reservation there is, with its number.
-    pub fn reservations(&self) -> impl Iterator<Item = (u16, Reservation)> + '_ {
+    pub(crate) fn reservations(&self) -> impl Iterator<Item = (u16, Reservation)> + '_ {
         let numbered = (0..).zip(&self.expandable.reservations);
         numbered.filter_map(|(number, reservation)| Some((number, (*reservation)?)))
     }

@@ -32,23 +32,23 @@ mod uses;
 #[cfg(test)]
 mod tests;
 
-pub use block::{BlockId, BlockState, BlockView, Slot};
+pub(crate) use block::{BlockId, BlockState, BlockView, Slot};
 pub use check::Broken;
-pub use edit::{Completed, FitRules, HandOut, Segment, SplitChange};
-pub use expand::{Growing, PageRun, Reservation};
-pub use place::Place;
+pub(crate) use edit::{Completed, FitRules, HandOut, SplitChange};
+pub(crate) use expand::{Growing, PageRun, Reservation};
+pub(crate) use place::Place;
 
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 use expand::Expandable;
 use index::FreeIndex;
 use slab::Slab;
 use starts::Starts;
-pub use uses::StreamUse;
+pub(crate) use uses::StreamUse;
 use uses::Uses;
 
 /// The blocks of one stream of one pool, of both kinds.
 #[derive(Debug)]
-pub struct Heap {
+pub(crate) struct Heap {
     slab: Slab,
     free: [FreeIndex; 2],
     uses: Uses,
@@ -60,7 +60,7 @@ pub struct Heap {
 impl Heap {
     /// An empty heap. With `raw_addresses`, live blocks can be found by address.
     #[must_use]
-    pub fn new(raw_addresses: bool) -> Self {
+    pub(crate) fn new(raw_addresses: bool) -> Self {
         Self {
             slab: Slab::default(),
             free: [FreeIndex::default(), FreeIndex::default()],
@@ -72,43 +72,46 @@ impl Heap {
 
     /// A block as it is now.
     #[must_use]
-    pub fn view(&self, slot: Slot) -> BlockView {
+    pub(crate) fn view(&self, slot: Slot) -> BlockView {
         self.slab.get(slot).view()
     }
 
     /// The kind of a block.
     #[inline]
     #[must_use]
-    pub fn kind(&self, slot: Slot) -> PoolKind {
+    pub(crate) fn kind(&self, slot: Slot) -> PoolKind {
         self.slab.get(slot).kind
     }
 
     /// The first free block of a kind in (size, address) order with at least `size_bytes`.
     #[must_use]
-    pub fn first_at_least(&self, kind: PoolKind, size_bytes: u64) -> Option<Slot> {
+    pub(crate) fn first_at_least(&self, kind: PoolKind, size_bytes: u64) -> Option<Slot> {
         self.free[kind.index()].first_at_least(&self.slab, size_bytes.max(MIN_BLOCK_BYTES))
     }
 
     /// The free block at `slot` and those of its kind behind it in (size, address) order.
-    pub fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
+    pub(crate) fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
         self.free[self.kind(slot).index()].in_order_from(&self.slab, slot)
     }
 
     /// All free blocks of a kind in (size, address) order.
-    pub fn free_blocks(&self, kind: PoolKind) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
+    pub(crate) fn free_blocks(
+        &self,
+        kind: PoolKind,
+    ) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
         let first = self.first_at_least(kind, 0);
         first.into_iter().flat_map(|slot| self.free_from(slot)).map(|slot| (slot, self.view(slot)))
     }
 
     /// The largest free block of a kind.
     #[must_use]
-    pub fn largest_free(&self, kind: PoolKind) -> Option<Slot> {
+    pub(crate) fn largest_free(&self, kind: PoolKind) -> Option<Slot> {
         self.free[kind.index()].last(&self.slab)
     }
 
     /// The first block of every segment, in no particular order. Each mapped range of a
     /// reservation is a segment.
-    pub fn segment_heads(&self) -> impl Iterator<Item = Slot> + '_ {
+    pub(crate) fn segment_heads(&self) -> impl Iterator<Item = Slot> + '_ {
         self.slab.occupied().filter(|&slot| {
             let block = self.slab.get(slot);
             let starts = block.previous.is_none()
@@ -123,7 +126,7 @@ impl Heap {
     }
 
     /// The blocks of the segment that starts with `head`, in address order.
-    pub fn segment_blocks(&self, head: Slot) -> impl Iterator<Item = BlockView> + '_ {
+    pub(crate) fn segment_blocks(&self, head: Slot) -> impl Iterator<Item = BlockView> + '_ {
         let first = Some(head).filter(|slot| !slot.is_none());
         std::iter::successors(first, |&slot| {
             Some(self.slab.get(slot).next).filter(|&next| {
@@ -136,7 +139,7 @@ impl Heap {
     /// The live block that `id` names, if it is still the same block at `address`.
     #[inline]
     #[must_use]
-    pub fn live(&self, id: BlockId, address: u64) -> Option<Slot> {
+    pub(crate) fn live(&self, id: BlockId, address: u64) -> Option<Slot> {
         let block = self.slab.try_get(id.slot)?;
         let same = block.generation == id.generation
             && block.state == BlockState::Live
@@ -147,13 +150,13 @@ impl Heap {
     /// The live block that starts at `address`; `None` also when the heap keeps no such index.
     #[inline]
     #[must_use]
-    pub fn live_at(&self, address: u64) -> Option<Slot> {
+    pub(crate) fn live_at(&self, address: u64) -> Option<Slot> {
         self.starts.as_ref()?.find(&self.slab, address)
     }
 
     /// The free block right behind the block at `slot`, in its segment.
     #[must_use]
-    pub fn free_behind(&self, slot: Slot) -> Option<Slot> {
+    pub(crate) fn free_behind(&self, slot: Slot) -> Option<Slot> {
         let next = self.slab.get(slot).next;
         let free = !next.is_none() && self.slab.get(next).state == BlockState::Free;
         free.then_some(next)
@@ -161,14 +164,14 @@ impl Heap {
 
     /// All live blocks, in no particular order.
     #[must_use]
-    pub fn live_blocks(&self) -> Vec<Slot> {
+    pub(crate) fn live_blocks(&self) -> Vec<Slot> {
         let live = |slot: &Slot| self.slab.get(*slot).state == BlockState::Live;
         self.slab.occupied().filter(live).collect()
     }
 
     /// The free block of a kind that holds `size_bytes` at `address`. Looks at every free block.
     #[must_use]
-    pub fn free_at(&self, kind: PoolKind, address: u64, size_bytes: u64) -> Option<Slot> {
+    pub(crate) fn free_at(&self, kind: PoolKind, address: u64, size_bytes: u64) -> Option<Slot> {
         let end = address.checked_add(size_bytes)?;
         let holds =
             |block: &BlockView| block.address <= address && end <= block.address + block.size_bytes;
@@ -177,7 +180,7 @@ impl Heap {
 
     /// Bytes of bookkeeping this heap holds, for tests of memory use.
     #[must_use]
-    pub fn metadata_bytes(&self) -> usize {
+    pub(crate) fn metadata_bytes(&self) -> usize {
         self.slab.bytes()
             + self.free.iter().map(FreeIndex::bytes).sum::<usize>()
             + self.uses.bytes()
@@ -186,13 +189,13 @@ impl Heap {
 
     /// How many blocks are address space only.
     #[must_use]
-    pub fn unmapped_count(&self) -> usize {
+    pub(crate) fn unmapped_count(&self) -> usize {
         self.expandable.gap_count()
     }
 
     /// How many blocks there are, free and unmapped ones included.
     #[must_use]
-    pub fn block_count(&self) -> usize {
+    pub(crate) fn block_count(&self) -> usize {
         self.slab.len()
     }
 }

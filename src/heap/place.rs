@@ -4,20 +4,20 @@ use super::{BlockState, Heap, Reservation, Slot};
 
 /// The surroundings of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     /// Where its segment starts; in a reservation, where the mapped range around it starts.
-    pub address: u64,
+    pub(crate) address: u64,
     /// The size of that segment or range.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// The reservation it is part of, if its segment is expandable.
-    pub reservation: Option<Reservation>,
+    pub(crate) reservation: Option<Reservation>,
 }
 
 impl Heap {
     /// The surroundings of the block at `slot`, which is mapped. Walks over the blocks of its
     /// segment.
     #[must_use]
-    pub fn place_of(&self, slot: Slot) -> Place {
+    pub(crate) fn place_of(&self, slot: Slot) -> Place {
         let before = |slot: &Slot| self.mapped_or_none(self.slab.get(*slot).previous);
         let head = std::iter::successors(Some(slot), before).last().unwrap_or(slot);
         Place {

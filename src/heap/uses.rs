@@ -14,11 +14,11 @@ struct Use {
 
 /// A stream that uses a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamUse {
+pub(crate) struct StreamUse {
     /// Which.
-    pub stream: StreamId,
+    pub(crate) stream: StreamId,
     /// Whether it was announced during captures only.
-    pub captured: bool,
+    pub(crate) captured: bool,
 }
 
 #[derive(Debug)]

@@ -13,11 +13,11 @@ use crate::heap::{Completed, HandOut, SplitChange};
 use crate::size::PoolKind;
 
 /// How many counters are kept side by side.
-pub const LANES: usize = 8;
+pub(crate) const LANES: usize = 8;
 
 /// Which counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub(crate) enum Lane {
     /// Blocks in callers' hands.
     Allocation,
     /// Their bytes.
@@ -39,13 +39,13 @@ pub enum Lane {
 /// One value for each counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(64))]
-pub struct Lanes(pub [i64; LANES]);
+pub(crate) struct Lanes(pub [i64; LANES]);
 
 impl Lanes {
     /// Lane by lane.
     #[inline]
     #[must_use]
-    pub fn zip(self, other: Self, f: impl Fn(i64, i64) -> i64) -> Self {
+    pub(crate) fn zip(self, other: Self, f: impl Fn(i64, i64) -> i64) -> Self {
         let mut result = self;
         for (a, b) in result.0.iter_mut().zip(other.0) {
             *a = f(*a, b);
@@ -55,15 +55,15 @@ impl Lanes {
 
     /// One lane.
     #[must_use]
-    pub const fn of(&self, lane: Lane) -> i64 {
+    pub(crate) const fn of(&self, lane: Lane) -> i64 {
         self.0[lane as usize]
     }
 }
 
 /// For whom a value counts: one kind of pool, or both together.
-pub const CLASSES: usize = 3;
+pub(crate) const CLASSES: usize = 3;
 /// The class of both kinds together; the kinds have their own index.
-pub const ALL: usize = 2;
+pub(crate) const ALL: usize = 2;
 
 /// The five counters that change on a hit (blocks and bytes in callers' hands, what was asked for of
 /// active blocks, free parts of segments and their bytes), and oversize blocks in callers' hands.
@@ -81,7 +81,7 @@ type Amount = [i64; 2];
 
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
-pub struct HeapCounters {
+pub(crate) struct HeapCounters {
     /// How much each of the six may grow, for each kind and for both; below zero where it has passed a limit.
     room: [Hot; CLASSES],
     /// By how much the limits of what callers hold are above the room.
@@ -100,9 +100,9 @@ pub struct HeapCounters {
     listed: bool,
     calls_at_last_look: u64,
     /// Requests that a cached block served.
-    pub hits: u64,
+    pub(crate) hits: u64,
     /// Requests that needed more than a search.
-    pub misses: u64,
+    pub(crate) misses: u64,
 }
 
 #[inline]
@@ -131,7 +131,12 @@ impl HeapCounters {
     /// not listed has no spare, so it passes one.
     #[inline]
     #[must_use]
-    pub fn handed_out(&mut self, out: &HandOut, requested_bytes: u64, oversize: bool) -> bool {
+    pub(crate) fn handed_out(
+        &mut self,
+        out: &HandOut,
+        requested_bytes: u64,
+        oversize: bool,
+    ) -> bool {
         let HandOut { kind, inactive: SplitChange { count, bytes }, .. } = *out;
         let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
         let signs = self.take_room::<BLOCKS>(kind, change);
@@ -182,7 +187,7 @@ impl HeapCounters {
     /// The caller gave a block back that still drains. True when the ledger must be asked.
     #[must_use]
     #[inline]
-    pub fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) -> bool {
+    pub(crate) fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) -> bool {
         let (own, size) = (kind.index(), signed(size_bytes));
         self.take_room::<OVERSIZE>(kind, [-1, -size, 0, 0, 0]);
         self.add_freed(own, BYTES, size);
@@ -197,7 +202,7 @@ impl HeapCounters {
     /// A block that was given back before became free. True when the ledger must be asked.
     #[must_use]
     #[inline]
-    pub fn drained(&mut self, done: &Completed) -> bool {
+    pub(crate) fn drained(&mut self, done: &Completed) -> bool {
         self.drain(done.kind.index(), [-1, -signed(done.size_bytes)]);
         self.became_free(done, [0, 0])
     }
@@ -215,7 +220,7 @@ impl HeapCounters {
     /// A block was given back and is free at once. True when the ledger must be asked.
     #[inline]
     #[must_use]
-    pub fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
+    pub(crate) fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
         let (own, size) = (done.kind.index(), signed(done.size_bytes));
         self.add_freed(own, BYTES, size);
         self.freed[own][BLOCKS] += 1;
@@ -241,7 +246,7 @@ impl HeapCounters {
 
     /// What is held now, for a kind or for [`ALL`].
     #[must_use]
-    pub fn current(&self, class: usize) -> Lanes {
+    pub(crate) fn current(&self, class: usize) -> Lanes {
         if class == ALL {
             return self.current(0).zip(self.current(1), |a, b| a + b);
         }
@@ -253,7 +258,7 @@ impl HeapCounters {
 
     /// The sums of decreases and of increases of one kind since the last reset.
     #[must_use]
-    pub fn accumulated(&self, kind: PoolKind) -> Accumulated {
+    pub(crate) fn accumulated(&self, kind: PoolKind) -> Accumulated {
         let own = kind.index();
         let [blocks, bytes, requested, parts, part_bytes, oversize] = self.freed[own];
         let still = zip(self.draining[own], self.base_draining[own], less);
@@ -265,7 +270,7 @@ impl HeapCounters {
     }
 
     /// Forgets what was summed up.
-    pub fn reset_accumulated(&mut self) {
+    pub(crate) fn reset_accumulated(&mut self) {
         self.freed = Default::default();
         self.base = [self.current(0), self.current(1)];
         self.base_draining = self.draining;
@@ -397,9 +402,9 @@ impl HeapCounters {
 
 /// Sums since the last reset, modulo 2^64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Accumulated {
+pub(crate) struct Accumulated {
     /// Of increases.
-    pub allocated: Lanes,
+    pub(crate) allocated: Lanes,
     /// Of decreases.
-    pub freed: Lanes,
+    pub(crate) freed: Lanes,
 }

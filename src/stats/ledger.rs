@@ -21,14 +21,14 @@ use parking_lot::Mutex;
 use super::lanes::{CLASSES, HeapCounters, Lanes};
 
 /// The heaps of a device, as the ledger sees them.
-pub trait Heaps {
+pub(crate) trait Heaps {
     /// Shows the counters of a heap to `look`, unless the heap is busy: then `None`.
     fn try_look<R>(&self, heap: u32, look: impl FnOnce(&mut HeapCounters) -> R) -> Option<R>;
 }
 
 /// Peaks of one device.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     state: Mutex<State>,
 }
 
@@ -42,14 +42,14 @@ struct State {
 impl Ledger {
     /// The peaks for each kind of pool and for both.
     #[must_use]
-    pub fn peaks(&self) -> [Lanes; CLASSES] {
+    pub(crate) fn peaks(&self) -> [Lanes; CLASSES] {
         self.state.lock().peak
     }
 
     /// Lists heap `own`, and gives it limits that cover what it holds. The caller holds the heap's lock;
     /// no other heap is waited for.
     #[cold]
-    pub fn settle<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
+    pub(crate) fn settle<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
         let state = &mut *self.state.lock();
         if counters.enter_list() {
             // Room for all heaps up to this one: the list does not grow where a cached block is handed out.
@@ -66,7 +66,7 @@ impl Ledger {
     }
 
     /// Sets every peak to what is held now. The caller holds all heaps.
-    pub fn reset_peaks<'a>(&self, heaps: impl Iterator<Item = &'a mut HeapCounters>) {
+    pub(crate) fn reset_peaks<'a>(&self, heaps: impl Iterator<Item = &'a mut HeapCounters>) {
         let state = &mut *self.state.lock();
         state.peak = Default::default();
         state.listed.clear();

@@ -7,6 +7,6 @@ mod lanes;
 mod ledger;
 mod report;
 
-pub use lanes::{ALL, Accumulated, CLASSES, HeapCounters, LANES, Lane, Lanes};
-pub use ledger::{Heaps, Ledger};
+pub(crate) use lanes::{ALL, Accumulated, HeapCounters, Lane, Lanes};
+pub(crate) use ledger::{Heaps, Ledger};
 pub use report::{Counter, OwnCounter, PerPool, Statistics};

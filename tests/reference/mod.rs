@@ -2,7 +2,7 @@
 //! simulated device through the public trait.
 //!
 //! Each test names a behaviour; its comment says which behaviour of the reference it pins, or where
-//! we differ on purpose (`ARCHITECTURE.md` lists those). Decisions on recorded programs are compared
+//! we differ on purpose (`docs/differences.md` lists those). Decisions on recorded programs are compared
 //! elsewhere, event by event. What a simulated device cannot show (bytes) is shown by ranges.
 
 mod bed;
