@@ -1,8 +1,9 @@
 //! Device-memory allocators for accelerators, chosen at run time by one string.
 //!
-//! One trait, [`DeviceAllocator`], and several strategies behind it: a caching allocator that makes PyTorch's
-//! very decisions, one over pages that are mapped as it grows, one over the driver's own pools, one for memory
-//! of the host, and yours. A [`Handle`] is an allocator and its device; its buffers free themselves.
+//! One trait, [`DeviceAllocator`], and several strategies behind it: a caching allocator that makes
+//! PyTorch's very decisions, one over pages that are mapped as it grows, one over the driver's own
+//! pools, one for memory of the host, and yours. A [`Handle`] is an allocator and its device; its
+//! buffers free themselves.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -24,7 +25,8 @@
 //! - [`handle`]: typed buffers; [`allocator`]: blocks without them, and what an allocator can be asked.
 //! - [`driver`]: devices; `sim` and `host` need no GPU.
 //! - [`registry`]: strategies by name, and your own; `conformance` tests them.
-//! - [`layers`]: limits, logs, leaks around any of them; [`switch`]: another strategy while blocks live.
+//! - [`layers`]: limits, logs, leaks around any of them.
+//! - [`switch`]: another strategy while blocks live.
 //! - `analysis` and `replay`: what recordings of real runs say.
 //!
 //! # Features
@@ -33,7 +35,8 @@
 //! |---|---|
 //! | `cli` (default) | the command line, and with it `analysis`, `cuda` and `pluggable` |
 //! | `cuda` | CUDA devices, found at run time: building needs no toolkit |
-//! | `cudarc`, `cuda-dynamic` | buffers that cudarc's code takes for its own; its linking left to you, or chosen |
+//! | `cudarc` | buffers that cudarc's code takes for its own |
+//! | `cuda-dynamic` | the same, with CUDA's version and linking chosen |
 //! | `pluggable` | `backend:pluggable`: allocation functions from a shared library |
 //! | `replay`, `analysis` | readers of recordings, replays, and what fits |
 //! | `conformance` | what every allocator must do, as tests for yours |
