@@ -101,17 +101,7 @@ mod tests {
     use crate::size::{MIB, PoolKind};
 
     fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
-        let (stream, pool) = (StreamId(0), None);
-        TraceEvent {
-            action,
-            address,
-            size_bytes,
-            stream,
-            pool,
-            empty_cache: false,
-            stack: None,
-            time_us: 0,
-        }
+        TraceEvent::new(action, address, size_bytes, StreamId(0))
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl PoolRouting {
     pub(super) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };
-        let said = trace.events.iter().filter_map(|event| event.pool);
+        let said = trace.events.iter().filter_map(TraceEvent::said_pool);
         let listed = trace.segments.iter().map(|segment| segment.pool);
         routing.any = said.chain(listed).any(|pool| pool != PoolId::DEFAULT);
         if !routing.any {
@@ -85,7 +85,7 @@ impl PoolRouting {
 
     /// The pool of a request.
     pub(super) fn pool_of(&self, request: &TraceEvent) -> PoolId {
-        if let Some(said) = request.pool {
+        if let Some(said) = request.said_pool() {
             return said;
         }
         if !self.any || request.action != Action::Alloc {
@@ -114,17 +114,7 @@ mod tests {
     use crate::size::{MIB, PoolKind};
 
     fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
-        let (stream, pool) = (StreamId(0), None);
-        TraceEvent {
-            action,
-            address,
-            size_bytes,
-            stream,
-            pool,
-            empty_cache: false,
-            stack: None,
-            time_us: 0,
-        }
+        TraceEvent::new(action, address, size_bytes, StreamId(0))
     }
 
     fn segment(address: u64, pool: PoolId, expandable: bool) -> SegmentLayout {

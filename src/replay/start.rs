@@ -265,7 +265,7 @@ impl Back {
                     true => PoolKind::Small,
                     false => PoolKind::Large,
                 };
-                let pool = event.pool.unwrap_or_default();
+                let pool = event.pool;
                 self.held
                     .insert(address, Held { size_bytes, stream, kind, pool, expandable: false });
             }
@@ -283,7 +283,7 @@ impl Back {
             size_bytes: None,
             next_free: None,
             stream: event.stream,
-            pool: event.pool.unwrap_or_default(),
+            pool: event.pool,
             draining: false,
         })
     }

@@ -38,8 +38,10 @@ pub struct TraceEvent {
     pub size_bytes: u64,
     /// The stream, as a raw handle.
     pub stream: StreamId,
-    /// The pool, in recordings that say it.
-    pub pool: Option<PoolId>,
+    /// The pool; the default one in recordings that do not say it.
+    pub pool: PoolId,
+    /// Whether the recording says the pool.
+    pub says_pool: bool,
     /// Whether the entry carries the label `empty_cache`: an explicit call made it.
     pub empty_cache: bool,
     /// Who asked, in recordings with stacks.
@@ -47,3 +49,30 @@ pub struct TraceEvent {
     /// When, in microseconds of the recorded machine's clock; 0 in recordings that do not say it.
     pub time_us: u64,
 }
+
+impl TraceEvent {
+    /// An event of which nothing more is known.
+    #[must_use]
+    pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
+        Self {
+            action,
+            address,
+            size_bytes,
+            stream,
+            pool: PoolId::DEFAULT,
+            says_pool: false,
+            empty_cache: false,
+            stack: None,
+            time_us: 0,
+        }
+    }
+
+    /// The pool, in recordings that say it.
+    #[must_use]
+    pub fn said_pool(&self) -> Option<PoolId> {
+        self.says_pool.then_some(self.pool)
+    }
+}
+
+// Logs of requests have the shortest rows: with more than this their reader passes its bound on memory.
+const _: () = assert!(size_of::<TraceEvent>() <= 56);

@@ -107,7 +107,7 @@ pub(crate) fn verify_until(
     if trace.requests_only {
         return Err(ReplayError::RequestsOnly);
     }
-    check_heaps(trace.events.iter().map(|event| (event.stream, event.pool)))?;
+    check_heaps(trace.events.iter().map(|event| (event.stream, event.said_pool())))?;
     let begin = Instant::now();
     let sim = Arc::new(Sim::new(SimOptions {
         total_bytes,

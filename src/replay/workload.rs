@@ -392,17 +392,7 @@ mod tests {
     const TOTAL_BYTES: u64 = 1 << 37;
 
     fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
-        let (stream, pool) = (StreamId(0), None);
-        TraceEvent {
-            action,
-            address,
-            size_bytes,
-            stream,
-            pool,
-            empty_cache: false,
-            stack: None,
-            time_us: 0,
-        }
+        TraceEvent::new(action, address, size_bytes, StreamId(0))
     }
 
     fn ops(events: Vec<TraceEvent>) -> Vec<Op> {

@@ -75,7 +75,7 @@ fn needs_hold_on_recordings_from_elsewhere() {
     paths.sort();
     for path in paths {
         let trace = reader::read(&path, &Limits::default()).expect("it is a recording");
-        let private = |event: &TraceEvent| event.pool.is_some_and(|pool| pool != PoolId::DEFAULT);
+        let private = |event: &TraceEvent| event.pool != PoolId::DEFAULT;
         if trace.events.iter().any(private) {
             continue;
         }

@@ -91,7 +91,7 @@ fn event(text: &mut String, event: &TraceEvent) {
         event.size_bytes,
         event.stream.0
     );
-    if let Some(PoolId { capture, user }) = event.pool {
+    if let Some(PoolId { capture, user }) = event.said_pool() {
         let _ = write!(text, ",\"pool_id\":[{capture},{user}]");
     }
     if event.empty_cache {

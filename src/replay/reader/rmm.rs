@@ -65,18 +65,7 @@ impl Row {
         let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
         let Self { address, stream, .. } = *self;
         let mut push = |action, address| {
-            let (pool, empty_cache, stack, time_us) = (None, false, None, 0);
-            let event = TraceEvent {
-                action,
-                address,
-                size_bytes,
-                stream,
-                pool,
-                empty_cache,
-                stack,
-                time_us,
-            };
-            events.push(event);
+            events.push(TraceEvent::new(action, address, size_bytes, stream));
         };
         match self.action() {
             Said::Allocate => push(Action::Alloc, address),
