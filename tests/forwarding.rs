@@ -386,8 +386,8 @@ fn every_layer_hands_every_method_through() {
         LayerSetting::OomRetry { times: 3 },
         LayerSetting::Align { bytes: 512 },
     ];
-    let worn = layers::wear(Box::new(held()), &list, &driver(), 512).unwrap();
-    answers_come_through(&Strategy::from(worn), &witness);
+    let layered = layers::wrap(Box::new(held()), &list, &driver(), 512).unwrap();
+    answers_come_through(&Strategy::from(layered), &witness);
     let fronted = layers::front::front(Box::new(held()) as Box<dyn DeviceAllocator>, 0);
     let fronted = Strategy::from(fronted);
     assert!(fronted.engine().is_none());

@@ -35,7 +35,7 @@ use settings::BadConf;
 #[command(name = "stratalloc", version, max_term_width = 100)]
 struct Arguments {
     #[command(flatten)]
-    looks: table::Looks,
+    table: table::TableOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -113,8 +113,8 @@ pub fn main() -> ExitCode {
 #[must_use]
 pub fn run(loops: &Loops) -> ExitCode {
     let mut arguments = Arguments::parse();
-    table::set_looks(&arguments.looks);
-    if arguments.looks.format == Some(table::Format::Json)
+    table::set_options(&arguments.table);
+    if arguments.table.format == Some(table::Format::Json)
         && let Err(command) = arguments.command.print_json()
     {
         tell(format_args!("stratalloc: {command} prints no JSON"));

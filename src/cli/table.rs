@@ -13,7 +13,7 @@ use crate::config::shown;
 
 /// How tables are printed.
 #[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Looks {
+pub(crate) struct TableOptions {
     /// Print all columns, however wide the terminal is.
     #[arg(long, global = true)]
     wide: bool,
@@ -36,18 +36,18 @@ pub(crate) enum Format {
     Json,
 }
 
-static LOOKS: OnceLock<Looks> = OnceLock::new();
+static OPTIONS: OnceLock<TableOptions> = OnceLock::new();
 /// Whether a table had the column to sort by.
 static IS_SORTED: AtomicBool = AtomicBool::new(false);
 
 /// Says how all tables of this program look from now on. The first call counts.
-pub(crate) fn set_looks(looks: &Looks) {
-    let _ = LOOKS.set(looks.clone());
+pub(crate) fn set_options(options: &TableOptions) {
+    let _ = OPTIONS.set(options.clone());
 }
 
 /// The column that was to sort by, if no table that was printed has it.
 pub(crate) fn missing_column() -> Option<&'static str> {
-    let sort = LOOKS.get()?.sort.as_deref()?;
+    let sort = OPTIONS.get()?.sort.as_deref()?;
     (!IS_SORTED.load(Ordering::Relaxed)).then_some(sort)
 }
 
@@ -65,19 +65,19 @@ pub(crate) fn table(
     heading: &[(&str, Side)],
     rows: &[Vec<String>],
 ) -> io::Result<()> {
-    let unset = Looks::default();
-    let looks = LOOKS.get().unwrap_or(&unset);
+    let unset = TableOptions::default();
+    let options = OPTIONS.get().unwrap_or(&unset);
     let clean = |row: &Vec<String>| row.iter().map(|cell| shown(cell)).collect();
     let mut rows: Vec<Vec<String>> = rows.iter().map(clean).collect();
-    let sort = looks.sort.as_deref().and_then(|name| column_of(heading, name));
+    let sort = options.sort.as_deref().and_then(|name| column_of(heading, name));
     if let Some(column) = sort {
         IS_SORTED.store(true, Ordering::Relaxed);
         rows.sort_by(|a, b| compare(&a[column], &b[column]));
     }
-    if looks.format == Some(Format::Markdown) {
+    if options.format == Some(Format::Markdown) {
         return markdown(out, heading, &rows);
     }
-    let width = if looks.wide { None } else { terminal_columns() };
+    let width = if options.wide { None } else { terminal_columns() };
     plain(out, heading, &rows, width.unwrap_or(usize::MAX))
 }
 

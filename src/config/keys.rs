@@ -186,7 +186,7 @@ pub const BUILT_IN: &[Key] = &[
         "layers",
         "[limit:8GiB,track,log:\"PATH\",...]",
         Acts::Always,
-        "what is worn around the strategy, from outside to inside",
+        "layers around the strategy, from outside to inside",
     ),
     key(
         "peers",

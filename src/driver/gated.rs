@@ -113,7 +113,7 @@ struct Held<G> {
 }
 
 #[derive(Debug)]
-struct Lanes<G> {
+struct GatedWork<G> {
     held: HashMap<StreamId, VecDeque<Held<G>>>,
     last_mark: u64,
     closed: usize,
@@ -124,14 +124,14 @@ struct Lanes<G> {
     ending: bool,
 }
 
-impl<G> Default for Lanes<G> {
+impl<G> Default for GatedWork<G> {
     fn default() -> Self {
         let held = HashMap::new();
         Self { held, last_mark: 0, closed: 0, activity: 0, forced: 0, ending: false }
     }
 }
 
-impl<G> Lanes<G> {
+impl<G> GatedWork<G> {
     fn open_all(&mut self) {
         for held in self.held.values_mut().flatten() {
             held.gate = None;
@@ -155,7 +155,7 @@ impl<G> Lanes<G> {
 
 #[derive(Debug)]
 struct Shared<G> {
-    lanes: Mutex<Lanes<G>>,
+    lanes: Mutex<GatedWork<G>>,
     /// The first gate was closed, or all is ending.
     changed: Condvar,
 }
@@ -206,7 +206,7 @@ impl<D: HoldsWork> Gated<D> {
         &self.inner
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Lanes<D::Gate>> {
+    fn lanes(&self) -> MutexGuard<'_, GatedWork<D::Gate>> {
         self.shared.lanes.lock()
     }
 

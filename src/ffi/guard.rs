@@ -1,4 +1,4 @@
-//! The one door through which every call comes in: failures become a status and a text, and a panic
+//! What every call from outside goes through: failures become a status and a text, and a panic
 //! ends here.
 
 use std::any::Any;
@@ -103,7 +103,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     let said = panic.downcast_ref::<String>().map(String::as_str);
     let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
     let failure = Failure::new(Status::Internal, format_args!("a defect of the library: {said}"));
-    // Dropping somebody's payload may panic again, and there is no second door.
+    // Dropping somebody's payload may panic again, and nobody would catch that.
     std::mem::forget(panic);
     failure
 }

@@ -6,14 +6,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::doors::Worn;
+use super::layered::Layered;
 use super::watch::{Block, Watch, Watching};
 use crate::allocator::{DeviceAllocator, Request};
 use crate::config::FaultSetting;
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
-pub type Faulting<A> = Worn<Watching<A, Faults>>;
+pub type Faulting<A> = Layered<Watching<A, Faults>>;
 
 /// When requests fail, and how many there were.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Faults {
 /// `inner` with requests that fail on purpose.
 pub fn fault<A: DeviceAllocator>(inner: A, when: FaultSetting) -> Faulting<A> {
     let (calls, injected) = (AtomicU64::new(0), AtomicU64::new(0));
-    Worn::new(Watching::new(inner, Faults { when, calls, injected }))
+    Layered::new(Watching::new(inner, Faults { when, calls, injected }))
 }
 
 impl<A: DeviceAllocator> Watching<A, Faults> {

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::doors::Worn;
+use super::layered::Layered;
 use super::shift::{Placement, Shifted};
 use super::watch::Block;
 use crate::allocator::DeviceAllocator;
@@ -22,7 +22,7 @@ use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 
 /// See the [module](self).
-pub type Guarded<A> = Worn<Shifted<A, Guard>>;
+pub type Guarded<A> = Layered<Shifted<A, Guard>>;
 
 /// Guard bytes on each side: a multiple of what allocators align to.
 pub const GUARD_BYTES: u64 = GUARD_LEN as u64;
@@ -118,7 +118,7 @@ pub fn guard_to<A: DeviceAllocator>(
     report: DamageReporter,
 ) -> Guarded<A> {
     let damaged = AtomicU64::new(0);
-    Worn::new(Shifted::new(inner, Guard { driver, report, damaged }))
+    Layered::new(Shifted::new(inner, Guard { driver, report, damaged }))
 }
 
 /// The same with damage written to the standard error stream.

@@ -1,19 +1,19 @@
 //! `limit:8GiB`: callers hold at most so many bytes; a request beyond fails as out of memory.
 //!
-//! Counted is what callers asked for, through every door; what the allocator below rounds up or caches
+//! Counted is what callers asked for, by every call; what the allocator below rounds up or caches
 //! is its own affair (`per_process_memory_fraction` limits that). Blocks that come back with a
 //! checkpoint are counted too, also beyond the limit, because nobody asked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::doors::Worn;
+use super::layered::Layered;
 use super::watch::{Block, Watch, Watching};
 use crate::allocator::{DeviceAllocator, Request};
 use crate::config::told_size;
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
-pub type Limited<A> = Worn<Watching<A, Limit>>;
+pub type Limited<A> = Layered<Watching<A, Limit>>;
 
 /// The limit and what is held.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Limit {
 
 /// `inner` with at most `limit_bytes` in callers' hands.
 pub fn limit<A: DeviceAllocator>(inner: A, limit_bytes: u64) -> Limited<A> {
-    Worn::new(Watching::new(inner, Limit { limit_bytes, held_bytes: AtomicU64::new(0) }))
+    Layered::new(Watching::new(inner, Limit { limit_bytes, held_bytes: AtomicU64::new(0) }))
 }
 
 impl<A: DeviceAllocator> Watching<A, Limit> {

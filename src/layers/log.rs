@@ -19,14 +19,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use super::doors::Worn;
+use super::layered::Layered;
 use super::watch::{Block, Watch, Watching};
 use crate::allocator::{DeviceAllocator, Request};
 use crate::error::AllocError;
 use crate::ids::StreamId;
 
 /// See the [module](self).
-pub type Logged<A> = Worn<Watching<A, Log>>;
+pub type Logged<A> = Layered<Watching<A, Log>>;
 
 /// The first line of a file.
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
@@ -56,7 +56,7 @@ pub fn log<A: DeviceAllocator>(inner: A, path: &Path) -> io::Result<Logged<A>> {
     writeln!(file, "{HEADER}")?;
     file.flush()?;
     let sink = Mutex::new(Sink::Open(file));
-    Ok(Worn::new(Watching::new(inner, Log { path: path.to_owned(), sink })))
+    Ok(Layered::new(Watching::new(inner, Log { path: path.to_owned(), sink })))
 }
 
 impl<A: DeviceAllocator> Watching<A, Log> {

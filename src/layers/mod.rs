@@ -1,4 +1,4 @@
-//! Layers that any allocator can wear, from code or from the string `layers:[limit:8GiB,track]`.
+//! Layers around any allocator, from code or from the string `layers:[limit:8GiB,track]`.
 //!
 //! A layer is an allocator around another one; the first of the list is the outermost. Without layers
 //! nothing of this is built and nothing is paid. No layer takes device memory of its own.
@@ -15,7 +15,7 @@
 //! | `guard` | guard bytes and poison, on host memory | [`guard`] |
 //! | `front` | a cache of each thread | [`front`] |
 //!
-//! Read next: `doors`, through which blocks come and go, and `stack`, which puts a list on.
+//! Read next: `layered`, the calls by which blocks come and go, and `stack`, which puts a list on.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -23,10 +23,10 @@ use std::fmt::Display;
 use std::io::Write as _;
 
 pub mod align;
-mod doors;
 pub mod fault;
 pub mod front;
 pub mod guard;
+mod layered;
 pub mod limit;
 pub mod log;
 pub mod oom_retry;
@@ -36,9 +36,9 @@ pub mod statistics;
 pub mod track;
 mod watch;
 
-pub use doors::{Layer, Way, Worn};
+pub use layered::{Layer, Layered, Way};
 pub use shift::{Placement, Shifted};
-pub use stack::{LayerError, wear};
+pub use stack::{LayerError, wrap};
 pub use watch::{Block, Watch, Watching};
 
 /// Says a line on the standard error stream. An allocator goes on where that cannot be written.

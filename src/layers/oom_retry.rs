@@ -9,13 +9,13 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::doors::Worn;
+use super::layered::Layered;
 use super::watch::{Block, Watch, Watching};
 use crate::allocator::{DeviceAllocator, Request};
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
-pub type Retrying<A> = Worn<Watching<A, Retry>>;
+pub type Retrying<A> = Layered<Watching<A, Retry>>;
 
 /// Called with the request, the report and the number of the attempt that failed (from 1); says whether
 /// to ask again.
@@ -49,12 +49,12 @@ pub fn retry_with<A: DeviceAllocator>(
     callback: OomCallback,
 ) -> Retrying<A> {
     let how = How::Callback(callback);
-    Worn::new(Watching::new(inner, Retry { how, attempts_max: retries_max }))
+    Layered::new(Watching::new(inner, Retry { how, attempts_max: retries_max }))
 }
 
 /// `inner`, which is asked again up to `retries_max` times, each time with an empty cache.
 pub fn retry<A: DeviceAllocator>(inner: A, retries_max: u32) -> Retrying<A> {
-    Worn::new(Watching::new(inner, Retry { how: How::EmptyCache, attempts_max: retries_max }))
+    Layered::new(Watching::new(inner, Retry { how: How::EmptyCache, attempts_max: retries_max }))
 }
 
 thread_local! {

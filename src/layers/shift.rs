@@ -12,7 +12,7 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-use super::doors::{Layer, Way, cross_of, raw_of};
+use super::layered::{Layer, Way, cross_of, raw_of};
 use super::watch::Block;
 use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
 use crate::error::{AllocError, DriverError, FreeError, HandleError};

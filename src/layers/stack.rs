@@ -44,7 +44,7 @@ pub enum LayerError {
 /// # Errors
 ///
 /// [`LayerError`] for the innermost layer that cannot be put on; `inner` is dropped then.
-pub fn wear(
+pub fn wrap(
     inner: Box<dyn DeviceAllocator>,
     layers: &[LayerSetting],
     driver: &Arc<dyn Driver>,

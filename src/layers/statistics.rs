@@ -8,7 +8,7 @@
 
 use parking_lot::Mutex;
 
-use super::doors::Worn;
+use super::layered::Layered;
 use super::watch::{Block, Watch, Watching};
 use crate::allocator::{DeviceAllocator, Request};
 use crate::error::AllocError;
@@ -16,7 +16,7 @@ use crate::size::PoolKind;
 use crate::stats::{Counter, PerPool, Statistics};
 
 /// See the [module](self).
-pub type Counted<A> = Worn<Watching<A, Count>>;
+pub type Counted<A> = Layered<Watching<A, Count>>;
 
 /// The counters of this layer.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ struct Own {
 
 /// `inner` with counters of its own.
 pub fn statistics<A: DeviceAllocator>(inner: A) -> Counted<A> {
-    Worn::new(Watching::new(inner, Count::default()))
+    Layered::new(Watching::new(inner, Count::default()))
 }
 
 fn signed(bytes: u64) -> i64 {

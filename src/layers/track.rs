@@ -11,14 +11,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::doors::Worn;
+use super::layered::Layered;
 use super::watch::{Block, Book, Watch, Watching};
 use crate::allocator::DeviceAllocator;
 use crate::size::human_bytes;
 use crate::sync::{Global, at_exit};
 
 /// See the [module](self).
-pub type Tracked<A> = Worn<Watching<A, Track>>;
+pub type Tracked<A> = Layered<Watching<A, Track>>;
 
 /// A block that was never given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl fmt::Debug for Track {
 
 /// `inner` with its leaks told to `report` when it goes.
 pub fn track_to<A: DeviceAllocator>(inner: A, report: LeakReporter) -> Tracked<A> {
-    Worn::new(Watching::new(inner, Track { report }))
+    Layered::new(Watching::new(inner, Track { report }))
 }
 
 type TrackBook = Book<Box<Backtrace>>;
@@ -101,7 +101,7 @@ pub fn track<A: DeviceAllocator>(inner: A) -> Tracked<A> {
     if !IS_HOOKED.swap(true, Ordering::Relaxed) {
         at_exit(report_at_exit);
     }
-    Worn::new(watching)
+    Layered::new(watching)
 }
 
 extern "C" fn report_at_exit() {

@@ -1,4 +1,4 @@
-//! Layers that look on: told of every block that is had or given back, through whichever door.
+//! Layers that look on: told of every block that is had or given back, by whichever call.
 //!
 //! [`Watch`] is what such a layer does, [`Watching`] wears it. A book of live blocks by address (16
 //! shards, each with its lock) remembers what a block was when it comes back as a bare address. A free
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::doors::{Layer, Way, pools_of, raw_of};
+use super::layered::{Layer, Way, pools_of, raw_of};
 use crate::allocator::{
     Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request, Restored, Token,
 };

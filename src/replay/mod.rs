@@ -5,12 +5,12 @@
 //! decision, `run` repeats the requests on any allocator and times them; `stacks` says
 //! who asked, `start` what was there before.
 
+mod describe;
 mod pools;
 pub mod reader;
 mod run;
 mod stacks;
 mod start;
-mod told;
 mod trace;
 mod verify;
 mod workload;

@@ -73,13 +73,13 @@ impl From<DriverError> for ReplayError {
 
 /// Streams whose work finishes when the recording says so.
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(super) struct LaneWork {
     brake: Arc<dyn Brake>,
     /// The lane that each block waits for, and the mark behind its last use.
     waiting: HashMap<u64, (StreamId, u64)>,
 }
 
-impl Lanes {
+impl LaneWork {
     pub(super) fn new(brake: Arc<dyn Brake>) -> Self {
         Self { brake, waiting: HashMap::new() }
     }
@@ -336,7 +336,7 @@ struct PassCounts {
 
 struct Runner<'a, A> {
     allocator: &'a A,
-    lanes: Option<Lanes>,
+    lanes: Option<LaneWork>,
     blocks: Vec<Option<Allocation>>,
     first_out_of_memory: Option<Box<OutOfMemory>>,
 }
@@ -351,7 +351,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         create_pools(workload, allocator)?;
         Ok(Self {
             allocator,
-            lanes: brake.map(Lanes::new),
+            lanes: brake.map(LaneWork::new),
             blocks: (0..workload.blocks).map(|_| None).collect(),
             first_out_of_memory: None,
         })

@@ -12,9 +12,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::run::{Lanes, ReplayError, check_heaps};
+use super::describe;
+use super::run::{LaneWork, ReplayError, check_heaps};
 use super::start::Start;
-use super::told;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
 use crate::allocator::{Allocation, PoolOptions, PrivatePools, Request};
@@ -133,7 +133,7 @@ pub(crate) fn verify_until(
     let builder = Builder::new(trace, &start, total_bytes);
     let mut verifier = Verifier {
         engine,
-        lanes: Lanes::new(sim),
+        lanes: LaneWork::new(sim),
         builder,
         live: installed.into_iter().map(|block| (block.address, block.allocation)).collect(),
         pools: HashSet::new(),
@@ -180,7 +180,7 @@ fn bases(layout: &[SegmentLayout], expandable: bool, total_bytes: u64) -> Vec<u6
 
 struct Verifier<'a> {
     engine: &'a Engine,
-    lanes: Lanes,
+    lanes: LaneWork,
     builder: Builder,
     /// Live blocks by recorded address.
     live: HashMap<u64, Allocation>,
@@ -368,7 +368,8 @@ impl Verifier<'_> {
             self.result.address_mismatches += 1;
             self.suspect(misfit, |me| {
                 me.differ(at, || {
-                    let (last, event) = (told::done(last.as_slice()), told::recorded(&[*event]));
+                    let (last, event) =
+                        (describe::done(last.as_slice()), describe::recorded(&[*event]));
                     format!("{last} instead of {event}")
                 });
             });
@@ -412,7 +413,11 @@ impl Verifier<'_> {
         if differing > 0 {
             self.result.segment_mismatches += differing as u64;
             self.differ(at, || {
-                format!("{what}: {} instead of {}", told::done(seen), told::recorded(recorded))
+                format!(
+                    "{what}: {} instead of {}",
+                    describe::done(seen),
+                    describe::recorded(recorded)
+                )
             });
         }
     }
@@ -446,7 +451,7 @@ impl Verifier<'_> {
         let first = pairs().find(|pair| !same(pair));
         if let Some((a, b)) = first {
             self.differ(events, || {
-                format!("layout: {} instead of {}", told::layout(a), told::layout(b))
+                format!("layout: {} instead of {}", describe::layout(a), describe::layout(b))
             });
         } else if differing > 0 {
             self.differ(events, || {

@@ -18,10 +18,8 @@ mod exporter;
 mod fetch;
 
 #[cfg(not(target_os = "linux"))]
-mod elsewhere;
+mod unsupported;
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) use elsewhere::{Exporter, Fetch};
 pub use error::{FormatError, SharingError};
 #[cfg(target_os = "linux")]
 pub(crate) use exporter::Exporter;
@@ -30,6 +28,8 @@ pub(crate) use fetch::Fetch;
 pub use format::SharedHandle;
 pub(crate) use format::{Contents, Extent, FabricShare, FixedShare, PageEntry, PagesShare};
 pub(crate) use process::ProcessMark;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use unsupported::{Exporter, Fetch};
 
 /// 128 random bits: the name of a socket, or what a request must know.
 pub(crate) type Random = [u8; 16];

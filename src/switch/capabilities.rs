@@ -49,7 +49,7 @@ impl Switchable {
     fn ask_undisturbed<R>(&self, ask: impl Fn(&Strategy) -> R) -> Vec<R> {
         let mut answers = vec![self.core.call(|generation| ask(&generation.strategy))];
         if self.core.generations.retired() > 0
-            && let Some(_still) = self.core.hold_still()
+            && let Some(_still) = self.core.hold_scopes_off()
         {
             let retired = self.core.each(|g| g.is_retired().then(|| ask(&g.strategy)));
             answers.extend(retired.into_iter().flatten());
@@ -89,41 +89,41 @@ impl Caching for Switchable {
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        self.core.with_doors(|doors| {
-            doors.limit_bytes = limit_bytes;
-            self.core.spread(doors);
+        self.core.with_state(|state| {
+            state.limit_bytes = limit_bytes;
+            self.core.spread(state);
         })
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        self.core.with_doors(|doors| {
+        self.core.with_state(|state| {
             let current = self.core.generations.current();
             let caching = current.strategy.caching();
             let refused = FractionError { fraction };
             let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
             caching.set_memory_fraction(fraction)?;
-            doors.limit_bytes = caching.limit_bytes();
+            state.limit_bytes = caching.limit_bytes();
             drop(current);
-            self.core.spread(doors);
+            self.core.spread(state);
             Ok(())
         })
     }
 
     fn limit_bytes(&self) -> Option<u64> {
-        self.core.doors.lock().limit_bytes
+        self.core.state.lock().limit_bytes
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        self.core.with_doors(|doors| {
+        self.core.with_state(|state| {
             let current = self.core.generations.current();
             let caching = current.strategy.caching();
             let caching = caching.ok_or_else(|| lacks(&current.strategy, "apply"))?;
-            if !doors.fits(&current.strategy, config) {
+            if !state.fits(&current.strategy, config) {
                 let message =
                     "another backend, other layers or another key that is read once: switch instead";
                 return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
             }
-            self.core.apply(doors, caching, config.clone(), true)
+            self.core.apply(state, caching, config.clone(), true)
         })
     }
 
@@ -159,10 +159,10 @@ impl Caching for Switchable {
     }
 
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        self.core.with_doors(|doors| {
+        self.core.with_state(|state| {
             match class {
-                Some(class) => drop(doors.classes.insert(stream, class.to_owned())),
-                None => drop(doors.classes.remove(&stream)),
+                Some(class) => drop(state.classes.insert(stream, class.to_owned())),
+                None => drop(state.classes.remove(&stream)),
             }
             if let Some(caching) = self.core.generations.current().strategy.caching() {
                 caching.set_reserve_class(stream, class);
@@ -250,7 +250,7 @@ impl Pressure for Switchable {
 
 impl PeerAccess for Switchable {
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        self.core.with_doors(|doors| {
+        self.core.with_state(|state| {
             let all = self.core.generations.all();
             let strategy = &all[0].strategy;
             let current =
@@ -260,8 +260,8 @@ impl PeerAccess for Switchable {
                 retired.enable_peer_access(device)?;
             }
             current.enable_peer_access(device)?;
-            if !doors.peers.contains(&device) {
-                doors.peers.push(device);
+            if !state.peers.contains(&device) {
+                state.peers.push(device);
             }
             Ok(())
         })

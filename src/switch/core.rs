@@ -1,10 +1,10 @@
 //! Putting the next allocator in force, and finding the one that a call is for.
 //!
 //! Everything that can fail happens before the new allocator is put in force. What must not change
-//! while that happens (open scopes, peers, the limit) is guarded by `doors`. Lock order: the gate of
-//! scopes, `doors`, `ledger`, the list of generations, an allocator's own. None but the gate is held
+//! while that happens (open scopes, peers, the limit) is guarded by `state`. Lock order: the gate of
+//! scopes, `state`, `ledger`, the list of generations, an allocator's own. None but the gate is held
 //! while an allocator is built or dropped, or while hooks run; a pluggable allocator's own function is
-//! told of a memory fraction under `doors`. Read next: `drain`.
+//! told of a memory fraction under `state`. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -40,13 +40,13 @@ pub(super) struct Core {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) options: BuildOptions,
     pub(super) hooks: Hooks,
-    pub(super) doors: Mutex<Doors>,
+    pub(super) state: Mutex<SwitchState>,
     pub(super) ledger: Mutex<Ledger>,
     /// Pools that were made through here and may still have users.
     pub(super) pools: Mutex<BTreeSet<PoolId>>,
-    /// How many scopes are open: part of `doors`, for those who only ask whether any is.
+    /// How many scopes are open: part of `state`, for those who only ask whether any is.
     pub(super) open_scopes: AtomicUsize,
-    /// Shared by those who need that no scope opens (`still`), alone for who opens one. Before `doors`.
+    /// Shared by those who need that no scope opens (`no_scopes`), alone for who opens one. Before `state`.
     pub(super) scope_gate: RwLock<()>,
     /// What allocators still hold that are on their way out: part of the limit until they are dropped.
     pub(super) going_bytes: AtomicU64,
@@ -58,7 +58,7 @@ pub(super) struct Core {
 
 /// What must not change while an allocator is put in force.
 #[derive(Debug, Default)]
-pub(super) struct Doors {
+pub(super) struct SwitchState {
     pub(super) config: Config,
     /// Whether the current one was built from `config`, apart from what was applied since.
     pub(super) is_known: bool,
@@ -93,7 +93,12 @@ impl Core {
                 driver,
                 options,
                 hooks: Hooks::new(OwnerId::next()),
-                doors: Mutex::new(Doors { config, is_known, limit_bytes, ..Doors::default() }),
+                state: Mutex::new(SwitchState {
+                    config,
+                    is_known,
+                    limit_bytes,
+                    ..SwitchState::default()
+                }),
                 ledger: Mutex::default(),
                 pools: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
@@ -113,7 +118,7 @@ impl Core {
     /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
     fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
         // What is built and not put in force may wait for the device when it goes.
-        self.with_doors(|doors| doors.refuse_scopes())?;
+        self.with_state(|state| state.refuse_scopes())?;
         let strategy = registry::build(&config, Arc::clone(&self.driver), self.options)?;
         if self.options.raw_addresses && strategy.raw_addresses().is_none() {
             let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
@@ -122,7 +127,7 @@ impl Core {
         let next = Generation::new(strategy, config.settings());
         hooks::attach(&next.strategy, &self.this);
         let Some(old) = self.install(next, config, edition)? else { return Ok(false) };
-        if let Some(_still) = self.hold_still() {
+        if let Some(_still) = self.hold_scopes_off() {
             old.give_idle_back();
         }
         self.want_look(old);
@@ -132,7 +137,7 @@ impl Core {
 
     /// Puts a further string in force. One that switches is read anew if another was faster.
     pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
-        while let Some((next, edition)) = self.with_doors(|doors| self.change(doors, text))? {
+        while let Some((next, edition)) = self.with_state(|state| self.change(state, text))? {
             if self.switch_from(next, Some(edition))? {
                 break;
             }
@@ -142,17 +147,21 @@ impl Core {
 
     /// Changes the current one as a further string says. What must be switched to instead, and the
     /// edition that this follows from, is handed back.
-    fn change(&self, doors: &mut Doors, text: &str) -> Result<Option<(Config, u64)>, SwitchError> {
+    fn change(
+        &self,
+        state: &mut SwitchState,
+        text: &str,
+    ) -> Result<Option<(Config, u64)>, SwitchError> {
         let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
-        let next = doors.config.updated(text, &registry::key_table()).map_err(refused)?;
-        if !(doors.is_known && doors.config.settings().is_built_alike(next.settings())) {
-            return Ok(Some((next, doors.edition)));
+        let next = state.config.updated(text, &registry::key_table()).map_err(refused)?;
+        if !(state.is_known && state.config.settings().is_built_alike(next.settings())) {
+            return Ok(Some((next, state.edition)));
         }
         let current = self.generations.current();
         let Some(caching) = current.strategy.caching() else {
             // Nobody there can change; keys of its own are for the next one.
-            if doors.config.settings().extra != next.settings().extra {
-                return Ok(Some((next, doors.edition)));
+            if state.config.settings().extra != next.settings().extra {
+                return Ok(Some((next, state.edition)));
             }
             let name = current.strategy.name().to_owned();
             return Err(SwitchError::Lacks {
@@ -160,7 +169,7 @@ impl Core {
                 what: "cache, which further strings would change",
             });
         };
-        self.apply(doors, caching, next, false).map_err(SwitchError::Apply)?;
+        self.apply(state, caching, next, false).map_err(SwitchError::Apply)?;
         Ok(None)
     }
 
@@ -168,7 +177,7 @@ impl Core {
     /// now on, as if a call had set it; one that was told earlier may have been changed since.
     pub(super) fn apply(
         &self,
-        doors: &mut Doors,
+        state: &mut SwitchState,
         caching: &dyn Caching,
         next: Config,
         is_complete: bool,
@@ -179,16 +188,16 @@ impl Core {
             let fraction = next.settings().per_process_memory_fraction;
             if let Err(refused) = caching.set_memory_fraction(fraction) {
                 // What is in force could be applied before; the first error is the one to tell.
-                if doors.is_known {
-                    let _ = caching.apply(&doors.config);
+                if state.is_known {
+                    let _ = caching.apply(&state.config);
                 }
                 let kind = DriverErrorKind::InvalidValue;
                 return Err(DriverError::new(kind, "apply", 0, refused.to_string()));
             }
-            doors.limit_bytes = caching.limit_bytes();
-            self.spread(doors);
+            state.limit_bytes = caching.limit_bytes();
+            self.spread(state);
         }
-        doors.put(next);
+        state.put(next);
         Ok(())
     }
 
@@ -198,34 +207,34 @@ impl Core {
         config: Config,
         edition: Option<u64>,
     ) -> Result<Option<Arc<Generation>>, SwitchError> {
-        let mut doors = self.doors.lock();
-        if edition.is_some_and(|edition| edition != doors.edition) {
+        let mut state = self.state.lock();
+        if edition.is_some_and(|edition| edition != state.edition) {
             return Ok(None);
         }
-        doors.refuse_scopes()?;
+        state.refuse_scopes()?;
         if self.generations.retired() >= RETIRED_MAX {
             return Err(SwitchError::TooMany { limit: RETIRED_MAX });
         }
-        doors.carry_over(&next.strategy)?;
+        state.carry_over(&next.strategy)?;
         let caching = next.strategy.caching();
         let own = caching.and_then(Caching::limit_bytes);
         if tells_fraction(&config, edition.is_none()) {
-            doors.limit_bytes = own;
+            state.limit_bytes = own;
         } else if config.origin(FRACTION) == Origin::Default {
-            doors.limit_bytes = doors.limit_bytes.or(own);
+            state.limit_bytes = state.limit_bytes.or(own);
         }
         if let Some(caching) = caching {
-            caching.set_limit_bytes(self.limit_of_next(doors.limit_bytes));
+            caching.set_limit_bytes(self.limit_of_next(state.limit_bytes));
         }
-        doors.put(config);
-        doors.is_known = true;
+        state.put(config);
+        state.is_known = true;
         let mut ledger = self.ledger.lock();
         self.cut(&mut ledger);
         let old = self.generations.replace(next);
         old.retire();
         drop(ledger);
-        if doors.limit_bytes.is_some() {
-            self.spread(&doors);
+        if state.limit_bytes.is_some() {
+            self.spread(&state);
         }
         Ok(Some(old))
     }
@@ -250,15 +259,15 @@ impl Core {
         was_replaced
     }
 
-    /// Does something with the doors held, which keeps no generation afterwards.
-    pub(super) fn with_doors<R>(&self, act: impl FnOnce(&mut Doors) -> R) -> R {
-        let answer = act(&mut self.doors.lock());
+    /// Does something with the state held, which keeps no generation afterwards.
+    pub(super) fn with_state<R>(&self, act: impl FnOnce(&mut SwitchState) -> R) -> R {
+        let answer = act(&mut self.state.lock());
         self.left();
         answer
     }
 
     /// Asks one generation after the other, the current one first, until one answers. Looks at nobody, so
-    /// `doors` may be held; without them [`left`](Self::left) follows.
+    /// `state` may be held; without them [`left`](Self::left) follows.
     pub(super) fn find<R>(&self, mut ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
         self.generations.all().iter().find_map(|generation| ask(generation))
     }
@@ -319,7 +328,7 @@ fn tells_fraction(config: &Config, is_complete: bool) -> bool {
     }
 }
 
-impl Doors {
+impl SwitchState {
     /// Whether `strategy`, the current one, can become what the configuration says.
     pub(super) fn fits(&self, strategy: &Strategy, config: &Config) -> bool {
         let said = config.settings();

@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use parking_lot::RwLockWriteGuard;
 
-use super::core::{Core, Doors};
+use super::core::{Core, SwitchState};
 use super::generation::Generation;
 use super::hooks;
 use super::ledger::{CUTS_MAX, Ledger};
-use super::still::Still;
+use super::no_scopes::NoScopes;
 use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
 use crate::error::{AllocError, OutOfMemory};
@@ -144,7 +144,7 @@ impl Core {
         }
         let before = (self.retired_bytes(), self.reserved_by_retired());
         {
-            let Some(_still) = self.hold_still() else { return false };
+            let Some(_still) = self.hold_scopes_off() else { return false };
             self.each(|generation| {
                 if generation.is_retired() {
                     generation.give_idle_back();
@@ -162,7 +162,7 @@ impl Core {
     /// callbacks are asked. True when one of those freed something.
     pub(super) fn before_growing(&self) -> bool {
         if self.generations.retired() > 0
-            && let Some(still) = self.hold_still()
+            && let Some(still) = self.hold_scopes_off()
         {
             let mut gave = false;
             self.each(|generation| {
@@ -188,15 +188,15 @@ impl Core {
     /// Keeps scopes from opening until it is dropped; `None` when one is open or about to. Retired
     /// allocators know no scope of the current one, so they wait and release only under this. Waits
     /// for nobody.
-    pub(super) fn hold_still(&self) -> Option<Still<'_>> {
+    pub(super) fn hold_scopes_off(&self) -> Option<NoScopes<'_>> {
         let gate = self.scope_gate.try_read()?;
-        self.no_scope().then(|| Still::new(gate))
+        self.no_scope().then(|| NoScopes::new(gate))
     }
 
     /// Held while a scope is opened: waits for those who hold still. `None` on a thread that does so
     /// itself: it would wait for itself.
     pub(super) fn open_gate(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        (!Still::is_here()).then(|| self.scope_gate.write())
+        (!NoScopes::is_held_here()).then(|| self.scope_gate.write())
     }
 
     /// Looks whether a retired one has drained, and lets it go if so; otherwise says when to look again.
@@ -211,7 +211,7 @@ impl Core {
 
     /// Gives a drained one back that could not go.
     fn try_let_go(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
-        let still = self.hold_still();
+        let still = self.hold_scopes_off();
         if still.is_some() {
             // An event that cannot be asked keeps its block waiting.
             let _ = old.strategy.cross_stream().map(CrossStream::process_events);
@@ -376,23 +376,23 @@ impl Core {
 
     /// Shares the limit out anew.
     pub(super) fn spread_limit(&self) {
-        let doors = self.doors.lock();
-        if doors.limit_bytes.is_some() {
-            self.spread(&doors);
+        let state = self.state.lock();
+        if state.limit_bytes.is_some() {
+            self.spread(&state);
         }
-        drop(doors);
+        drop(state);
         self.left();
     }
 
     /// Each may reserve what the others leave of the limit. Retired ones grow too: their pools do.
-    pub(super) fn spread(&self, doors: &Doors) {
+    pub(super) fn spread(&self, state: &SwitchState) {
         let all = self.generations.all();
         let held: Vec<_> = all.iter().map(|generation| generation.held_bytes()).collect();
         let going = self.going_bytes.load(Ordering::SeqCst);
         let sum = held.iter().sum::<u64>() + going;
         for (generation, own) in all.iter().zip(held) {
             if let Some(caching) = generation.strategy.caching() {
-                caching.set_limit_bytes(left_of(doors.limit_bytes, sum - own));
+                caching.set_limit_bytes(left_of(state.limit_bytes, sum - own));
             }
         }
     }

@@ -13,8 +13,8 @@ mod error;
 mod generation;
 mod hooks;
 mod ledger;
+mod no_scopes;
 mod pools;
-mod still;
 
 use std::fmt;
 use std::ops::Deref;
@@ -122,7 +122,7 @@ impl Switchable {
     /// The configuration in force.
     #[must_use]
     pub fn config(&self) -> Config {
-        self.core.doors.lock().config.clone()
+        self.core.state.lock().config.clone()
     }
 
     /// The device.

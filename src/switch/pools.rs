@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLockWriteGuard;
 
 use super::Switchable;
-use super::core::{Core, Doors};
+use super::core::{Core, SwitchState};
 use super::generation::Generation;
 use crate::allocator::{
     Allocation, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
@@ -34,15 +34,15 @@ struct Opening<'s> {
 impl Opening<'_> {
     /// It is open.
     fn opened(self) {
-        self.core.doors.lock().scopes.push(self.pool);
+        self.core.state.lock().scopes.push(self.pool);
     }
 }
 
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
-        let mut doors = self.core.doors.lock();
-        strike(&mut doors.opening, self.pool);
-        self.core.count_scopes(&doors);
+        let mut state = self.core.state.lock();
+        strike(&mut state.opening, self.pool);
+        self.core.count_scopes(&state);
     }
 }
 
@@ -54,9 +54,9 @@ struct Closing<'s> {
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
-        let mut doors = self.core.doors.lock();
-        strike(&mut doors.scopes, self.pool);
-        self.core.count_scopes(&doors);
+        let mut state = self.core.state.lock();
+        strike(&mut state.scopes, self.pool);
+        self.core.count_scopes(&state);
     }
 }
 
@@ -68,14 +68,14 @@ fn strike(pools: &mut Vec<PoolId>, pool: PoolId) {
 }
 
 impl Core {
-    fn count_scopes(&self, doors: &Doors) {
-        self.open_scopes.store(doors.scopes.len() + doors.opening.len(), Ordering::SeqCst);
+    fn count_scopes(&self, state: &SwitchState) {
+        self.open_scopes.store(state.scopes.len() + state.opening.len(), Ordering::SeqCst);
     }
 }
 
 impl Switchable {
     /// Asks the maker of a pool. An unknown pool is the current allocator's affair. Looks at nobody, so
-    /// `doors` may be held.
+    /// `state` may be held.
     fn ask_maker<R>(
         &self,
         pool: PoolId,
@@ -106,10 +106,10 @@ impl Switchable {
         allowed: impl Fn() -> Result<(), PoolError>,
     ) -> Result<Opening<'_>, PoolError> {
         let _gate = self.gate(pool)?;
-        self.core.with_doors(|doors| {
+        self.core.with_state(|state| {
             allowed()?;
-            doors.opening.push(pool);
-            self.core.count_scopes(doors);
+            state.opening.push(pool);
+            self.core.count_scopes(state);
             Ok(Opening { core: &self.core, pool })
         })
     }
@@ -151,7 +151,7 @@ impl Switchable {
 
 impl PrivatePools for Switchable {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        self.core.with_doors(|_| {
+        self.core.with_state(|_| {
             if self.is_of_retired(pool) {
                 return Err(PoolError::Taken { pool });
             }

@@ -255,9 +255,9 @@ fn a_cache_without_counters_is_judged_by_the_device() {
 fn a_cache_below_a_layer_that_counts_is_judged_by_the_device() {
     for (bend, holds) in [(Bend::Nothing, true), (Bend::EmptiesNothing, false)] {
         let uncounted = bent(bend, false);
-        let worn = |driver| -> Constructed { Ok(Box::new(statistics(uncounted(driver)?))) };
+        let counting = |driver| -> Constructed { Ok(Box::new(statistics(uncounted(driver)?))) };
         let by = Property::EmptyingTheCacheKeepsLiveBlocks;
-        let found = test("worn", &constructor(worn), by, Device::Sim, &Options::default());
+        let found = test("counting", &constructor(counting), by, Device::Sim, &Options::default());
         assert_eq!(found.is_ok(), holds, "{found:?}");
     }
 }

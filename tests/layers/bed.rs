@@ -1,4 +1,4 @@
-//! Allocators to wear layers: a user's with two methods, and the native strategy on a simulated device.
+//! Allocators to put layers around: a user's with two methods, and the native strategy on a simulated device.
 
 use std::collections::HashMap;
 use std::sync::Arc;

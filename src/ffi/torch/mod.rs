@@ -1,7 +1,7 @@
 //! What PyTorch's pluggable allocator loads: two required functions and eight optional callbacks.
 //!
 //! One allocator per device, made at its first use from the environment and kept until the process
-//! ends (`seats`). A hit takes no lock here and makes no text. PyTorch hands a null pointer on as it
+//! ends (`devices`). A hit takes no lock here and makes no text. PyTorch hands a null pointer on as it
 //! is, without an error, and the callbacks return nothing; what fails is therefore said on the
 //! standard error stream too.
 //!
@@ -9,7 +9,7 @@
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
-mod seats;
+mod devices;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -23,12 +23,12 @@ use super::said::complain;
 use super::text::{Place, write};
 use crate::allocator::ScopeFilter;
 use crate::driver::plugin::copied;
-pub(super) use seats::{forget_all, hold};
-use seats::{opened, seat, seats, statistics};
+pub(super) use devices::{forget_all, hold};
+use devices::{open_device, open_devices, opened, statistics};
 
 /// [`guard`], which also says what failed where somebody can see it.
 #[inline]
-fn aloud<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
+fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     match guard(work) {
         Ok(done) => done,
         Err(_) => {
@@ -50,9 +50,9 @@ pub extern "C" fn stratalloc_torch_malloc(
     if size == 0 {
         return null_mut();
     }
-    aloud(null_mut(), || {
-        let seat = seat(device)?;
-        pointer_to(seat.instance.allocate(size as u64, stream_of(stream))?)
+    reporting(null_mut(), || {
+        let open = open_device(device)?;
+        pointer_to(open.instance.allocate(size as u64, stream_of(stream))?)
     })
 }
 
@@ -69,8 +69,8 @@ pub extern "C" fn stratalloc_torch_free(
     if pointer.is_null() {
         return;
     }
-    aloud((), || match opened(device) {
-        Ok(seat) => seat.instance.free(pointer.addr() as u64),
+    reporting((), || match opened(device) {
+        Ok(open) => open.instance.free(pointer.addr() as u64),
         // A block of the parent's: its allocator is not here.
         Err(_) if is_child() => Ok(()),
         Err(none) => Err(none),
@@ -82,21 +82,21 @@ pub extern "C" fn stratalloc_torch_free(
 pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
     // An allocator that is made before it is needed would take memory of a device that nobody uses.
     let _ = device_count;
-    aloud((), || environment().map(|_| ()));
+    reporting((), || environment().map(|_| ()));
 }
 
 /// `set_reset_fn`: empties the caches of all devices. Waits for them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_reset() {
-    for seat in seats() {
-        aloud((), || Ok(seat.instance.caching()?.empty_cache()?));
+    for open in open_devices() {
+        reporting((), || Ok(open.instance.caching()?.empty_cache()?));
     }
 }
 
 /// `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int) {
-    aloud((), || Ok(seat(device)?.instance.caching()?.set_memory_fraction(fraction)?));
+    reporting((), || Ok(open_device(device)?.instance.caching()?.set_memory_fraction(fraction)?));
 }
 
 /// `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
@@ -113,9 +113,9 @@ pub unsafe extern "C" fn stratalloc_torch_base_allocation(
     if pointer.is_null() {
         return pointer;
     }
-    aloud(pointer, || {
+    reporting(pointer, || {
         let address = pointer.addr() as u64;
-        let found = seats().find_map(|seat| seat.instance.base_of(address));
+        let found = open_devices().find_map(|open| open.instance.base_of(address));
         let size_bytes = found.map_or(0, |(_, size_bytes)| size_bytes);
         if !size.is_null() {
             // SAFETY: our caller's promise.
@@ -132,11 +132,11 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     if pointer.is_null() {
         return;
     }
-    aloud((), || {
+    reporting((), || {
         let address = pointer.addr() as u64;
         // The callback does not say which device; only one of them knows the address.
-        for seat in seats() {
-            let recorded = seat.instance.raw()?.record_stream_raw(address, stream_of(stream));
+        for open in open_devices() {
+            let recorded = open.instance.raw()?.record_stream_raw(address, stream_of(stream));
             match recorded.map_err(Failure::from) {
                 Err(failure) if failure.status == Status::UnknownAddress => {}
                 other => return other,
@@ -159,10 +159,10 @@ pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
     pool: Pool,
     filter: *mut c_void,
 ) {
-    aloud((), || {
+    reporting((), || {
         // SAFETY: our caller's promise.
         let filter = unsafe { filter_of(filter) };
-        Ok(seat(device)?.instance.pools()?.open_scope(pool.into(), filter)?)
+        Ok(open_device(device)?.instance.pools()?.open_scope(pool.into(), filter)?)
     });
 }
 
@@ -180,14 +180,14 @@ unsafe fn filter_of(filter: *mut c_void) -> ScopeFilter {
 /// `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
-    aloud((), || Ok(opened(device)?.instance.pools()?.close_scope(pool.into())?));
+    reporting((), || Ok(opened(device)?.instance.pools()?.close_scope(pool.into())?));
 }
 
 /// `set_release_pool`: removes a user from a pool. Without users its memory goes back whenever memory
 /// is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
-    aloud((), || Ok(opened(device)?.instance.pools()?.release_pool(pool.into())?));
+    reporting((), || Ok(opened(device)?.instance.pools()?.release_pool(pool.into())?));
 }
 
 /// Stores a handle of the allocator that PyTorch has on a device, for the other calls of this
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
     status(|| {
         // SAFETY: our caller's promise.
         let place = unsafe { Place::new(handle, "handle") }?;
-        place.put(seat(device)?.handle);
+        place.put(open_device(device)?.handle);
         Ok(())
     })
 }
@@ -211,8 +211,8 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_empty_cache() -> Status {
     let mut ended = Status::Ok;
-    for seat in seats() {
-        let emptied = status(|| Ok(seat.instance.caching()?.empty_cache()?));
+    for open in open_devices() {
+        let emptied = status(|| Ok(open.instance.caching()?.empty_cache()?));
         if emptied != Status::Ok {
             ended = emptied;
         }

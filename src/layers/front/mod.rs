@@ -13,7 +13,7 @@
 //!
 //! These go straight to the strategy below: blocks whose use by another stream was announced, while a scope
 //! of a private pool is open everything, requests for a pool or at an address, and calls by bare address.
-//! A block goes back by the door it came through: a block that was taken with a handle is unknown by its
+//! A block goes back by the kind of call that it came by: a block that was taken with a handle is unknown by its
 //! address. A forged second handle of a block is refused while the calling thread keeps the block; what
 //! another thread keeps, or holds anew, it cannot tell. When the allocator goes, what other threads keep
 //! goes with the strategy below.
@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::doors::{Layer, Way, Worn, cross_of, raw_of};
+use super::layered::{Layer, Layered, Way, cross_of, raw_of};
 use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::error::{AllocError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
@@ -36,7 +36,7 @@ pub(crate) use local::forget_all;
 use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, bytes_of, class_of};
 
 /// See the [module](self).
-pub type Fronted<A> = Worn<Front<A>>;
+pub type Fronted<A> = Layered<Front<A>>;
 
 /// The most streams whose blocks are kept; those of others go straight through.
 const STREAMS_MAX: usize = 256;
@@ -177,7 +177,7 @@ pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fr
         threads: Mutex::default(),
         this: Weak::clone(this),
     });
-    Worn::new(Front { shared })
+    Layered::new(Front { shared })
 }
 
 impl<A: DeviceAllocator + 'static> Front<A> {

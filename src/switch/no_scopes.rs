@@ -15,23 +15,23 @@ thread_local! {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Still<'c> {
+pub(super) struct NoScopes<'c> {
     _gate: RwLockReadGuard<'c, ()>,
 }
 
-impl<'c> Still<'c> {
+impl<'c> NoScopes<'c> {
     pub(super) fn new(gate: RwLockReadGuard<'c, ()>) -> Self {
         HELD.set(HELD.get() + 1);
         Self { _gate: gate }
     }
 
     /// Whether the calling thread holds one, of whichever allocator.
-    pub(super) fn is_here() -> bool {
+    pub(super) fn is_held_here() -> bool {
         HELD.get() > 0
     }
 }
 
-impl Drop for Still<'_> {
+impl Drop for NoScopes<'_> {
     fn drop(&mut self) {
         HELD.set(HELD.get() - 1);
     }

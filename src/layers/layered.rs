@@ -1,7 +1,7 @@
-//! The doors by which a block is had and given back, and what a layer does at each.
+//! The calls by which a block is had and given back, and what a layer does at each.
 //!
-//! [`Layer`] is what a layer's author writes: only the doors it watches, the rest goes straight to the
-//! allocator below. [`Worn`] makes a [`DeviceAllocator`] of it and is the one place that forwards every
+//! [`Layer`] is what a layer's author writes: only the calls it watches, the rest goes straight to the
+//! allocator below. [`Layered`] makes a [`DeviceAllocator`] of it and is the one place that forwards every
 //! capability; it keeps no state. A capability that the allocator below lacks stays absent. Read
 //! next: `watch`, for layers that look on, and `front`, the one that acts.
 
@@ -204,9 +204,9 @@ fn peers_of<A: DeviceAllocator>(inner: &A) -> &dyn PeerAccess {
 
 /// An allocator that wears a layer. Dereferences to the layer, for what only that layer can answer.
 #[derive(Debug)]
-pub struct Worn<L>(L);
+pub struct Layered<L>(L);
 
-impl<L: Layer> Worn<L> {
+impl<L: Layer> Layered<L> {
     /// The allocator below, wearing `layer`.
     pub fn new(layer: L) -> Self {
         Self(layer)
@@ -221,7 +221,7 @@ impl<L: Layer> Worn<L> {
     }
 }
 
-impl<L> Deref for Worn<L> {
+impl<L> Deref for Layered<L> {
     type Target = L;
 
     fn deref(&self) -> &L {
@@ -229,7 +229,7 @@ impl<L> Deref for Worn<L> {
     }
 }
 
-impl<L: Layer> DeviceAllocator for Worn<L> {
+impl<L: Layer> DeviceAllocator for Layered<L> {
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         self.0.take(request, Way::Plain)
@@ -279,7 +279,7 @@ impl<L: Layer> DeviceAllocator for Worn<L> {
     }
 }
 
-impl<L: Layer> CrossStream for Worn<L> {
+impl<L: Layer> CrossStream for Layered<L> {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         self.0.record(allocation, stream)
     }
@@ -289,7 +289,7 @@ impl<L: Layer> CrossStream for Worn<L> {
     }
 }
 
-impl<L: Layer> Caching for Worn<L> {
+impl<L: Layer> Caching for Layered<L> {
     fn empty_cache(&self) -> Result<(), DriverError> {
         self.0.empties();
         caching_of(self.0.inner()).empty_cache()
@@ -340,7 +340,7 @@ impl<L: Layer> Caching for Worn<L> {
     }
 }
 
-impl<L: Layer> Counters for Worn<L> {
+impl<L: Layer> Counters for Layered<L> {
     fn statistics(&self) -> Statistics {
         self.0.statistics()
     }
@@ -354,7 +354,7 @@ impl<L: Layer> Counters for Worn<L> {
     }
 }
 
-impl<L: Layer> RawAddresses for Worn<L> {
+impl<L: Layer> RawAddresses for Layered<L> {
     #[inline]
     fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
         self.0.take_raw(request)
@@ -370,7 +370,7 @@ impl<L: Layer> RawAddresses for Worn<L> {
     }
 }
 
-impl<L: Layer> Pressure for Worn<L> {
+impl<L: Layer> Pressure for Layered<L> {
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
         pressure_of(self.0.inner()).add_free_memory_callback(callback);
     }
@@ -380,7 +380,7 @@ impl<L: Layer> Pressure for Worn<L> {
     }
 }
 
-impl<L: Layer> PeerAccess for Worn<L> {
+impl<L: Layer> PeerAccess for Layered<L> {
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         peers_of(self.0.inner()).enable_peer_access(device)
     }
@@ -390,7 +390,7 @@ impl<L: Layer> PeerAccess for Worn<L> {
     }
 }
 
-impl<L: Layer> Sharing for Worn<L> {
+impl<L: Layer> Sharing for Layered<L> {
     fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
         self.seen(allocation, |below| sharing_of(self.0.inner()).share(below))
     }
@@ -400,7 +400,7 @@ impl<L: Layer> Sharing for Worn<L> {
     }
 }
 
-impl<L: Layer> PrivatePools for Worn<L> {
+impl<L: Layer> PrivatePools for Layered<L> {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         pools_of(self.0.inner()).create_pool(pool, options)
     }

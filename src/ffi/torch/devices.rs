@@ -26,38 +26,38 @@ const VARIABLE: &str = "STRATALLOC_DEVICE";
 
 /// The allocator of one device.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct OpenDevice {
     pub(super) instance: Arc<Instance>,
     pub(super) handle: u64,
 }
 
 /// Where a device's allocator is, once it is made. It stays until the process ends.
 #[derive(Debug)]
-struct Place(AtomicPtr<Seat>);
+struct Place(AtomicPtr<OpenDevice>);
 
 impl Place {
     #[inline]
-    fn get(&self) -> Option<&'static Seat> {
+    fn get(&self) -> Option<&'static OpenDevice> {
         // SAFETY: what stands here was leaked by `put`.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    fn put(&self, seat: Seat) -> &'static Seat {
-        let seat: &'static mut Seat = Box::leak(Box::new(seat));
-        self.0.store(seat, Ordering::Release);
-        seat
+    fn put(&self, open: OpenDevice) -> &'static OpenDevice {
+        let open: &'static mut OpenDevice = Box::leak(Box::new(open));
+        self.0.store(open, Ordering::Release);
+        open
     }
 }
 
 /// The allocators of all devices.
 #[derive(Debug)]
-struct Seats {
+struct Devices {
     places: [Place; DEVICES_MAX],
     /// Held while an allocator is made.
     opening: Global<()>,
 }
 
-static SEATS: Seats = Seats::new();
+static DEVICES: Devices = Devices::new();
 
 thread_local! {
     /// Whether this thread makes an allocator: users' functions run then, and may fork.
@@ -80,7 +80,7 @@ impl Drop for OpenedHere {
     }
 }
 
-impl Seats {
+impl Devices {
     const fn new() -> Self {
         let places = [const { Place(AtomicPtr::new(null_mut())) }; DEVICES_MAX];
         Self { places, opening: Global::new(()) }
@@ -91,7 +91,7 @@ impl Seats {
         usize::try_from(device).ok().and_then(|device| self.places.get(device))
     }
 
-    fn all(&self) -> impl Iterator<Item = &'static Seat> {
+    fn all(&self) -> impl Iterator<Item = &'static OpenDevice> {
         self.places.iter().filter_map(Place::get)
     }
 
@@ -102,11 +102,11 @@ impl Seats {
         &self,
         device: c_int,
         make: impl FnOnce() -> Result<Instance, Failure>,
-    ) -> Result<&'static Seat, Failure> {
+    ) -> Result<&'static OpenDevice, Failure> {
         let place = self.place(device).ok_or_else(|| none(device))?;
         let _opening = self.opening.lock();
-        if let Some(seat) = place.get() {
-            return Ok(seat);
+        if let Some(open) = place.get() {
+            return Ok(open);
         }
         let instance = {
             let _here = OpenedHere::begin();
@@ -117,18 +117,18 @@ impl Seats {
             introduce(&instance, &other.instance);
         }
         let handle = table::add(Arc::clone(&instance), Keeper::Process)?;
-        Ok(place.put(Seat { instance, handle }))
+        Ok(place.put(OpenDevice { instance, handle }))
     }
 }
 
 /// Keeps the list as it is, for a fork.
 pub(in crate::ffi) fn hold() -> impl Sized + 'static {
-    (!IS_OPENING.get()).then(|| SEATS.opening.lock())
+    (!IS_OPENING.get()).then(|| DEVICES.opening.lock())
 }
 
 /// Forgets all allocators, after a fork.
 pub(in crate::ffi) fn forget_all() {
-    SEATS.places.iter().for_each(|place| place.0.store(null_mut(), Ordering::Relaxed));
+    DEVICES.places.iter().for_each(|place| place.0.store(null_mut(), Ordering::Relaxed));
 }
 
 /// Opens the memory of `instance` to the device of `other`. Both work without, so a failure is only told.
@@ -143,28 +143,28 @@ fn introduce(instance: &Instance, other: &Instance) {
 
 /// The allocator of a device, made if there is none yet.
 #[inline]
-pub(super) fn seat(device: c_int) -> Result<&'static Seat, Failure> {
-    match SEATS.place(device).and_then(Place::get) {
-        Some(seat) => Ok(seat),
-        None => SEATS.open(device, || open(device)),
+pub(super) fn open_device(device: c_int) -> Result<&'static OpenDevice, Failure> {
+    match DEVICES.place(device).and_then(Place::get) {
+        Some(open) => Ok(open),
+        None => DEVICES.open(device, || open(device)),
     }
 }
 
 /// The allocator of a device that has one.
 #[inline]
-pub(super) fn opened(device: c_int) -> Result<&'static Seat, Failure> {
-    SEATS.place(device).and_then(Place::get).ok_or_else(|| none(device))
+pub(super) fn opened(device: c_int) -> Result<&'static OpenDevice, Failure> {
+    DEVICES.place(device).and_then(Place::get).ok_or_else(|| none(device))
 }
 
 /// The counters of a device's allocator; zeros if there is none yet, because to ask makes none.
 pub(super) fn statistics(device: c_int) -> Result<Statistics, Failure> {
-    let place = SEATS.place(device).ok_or_else(|| none(device))?;
-    place.get().map_or_else(|| Ok(Statistics::default()), |seat| seat.instance.statistics())
+    let place = DEVICES.place(device).ok_or_else(|| none(device))?;
+    place.get().map_or_else(|| Ok(Statistics::default()), |open| open.instance.statistics())
 }
 
 /// All allocators there are.
-pub(super) fn seats() -> impl Iterator<Item = &'static Seat> {
-    SEATS.all()
+pub(super) fn open_devices() -> impl Iterator<Item = &'static OpenDevice> {
+    DEVICES.all()
 }
 
 #[cold]
@@ -205,12 +205,12 @@ mod tests {
 
     /// Uses the devices one after the other, and both before again.
     fn use_all(conf: &str, sims: &[Arc<Sim>; 3]) {
-        let seats = Seats::new();
+        let seats = Devices::new();
         for device in [0, 1, 2, 1, 0] {
             let sim = Arc::clone(&sims[usize::try_from(device).unwrap()]);
-            let seat = seats.open(device, || instance(conf, sim)).unwrap();
+            let open = seats.open(device, || instance(conf, sim)).unwrap();
             for bytes in [512, 25 * MIB] {
-                seat.instance.allocate(bytes, StreamId::DEFAULT).unwrap();
+                open.instance.allocate(bytes, StreamId::DEFAULT).unwrap();
             }
         }
     }
@@ -241,7 +241,7 @@ mod tests {
     fn a_device_alone_and_one_that_is_told_not_to_open_nothing() {
         let sims = sims();
         use_all("expandable_segments:True,peers:none", &sims);
-        let alone = Seats::new();
+        let alone = Devices::new();
         alone.open(0, || instance("expandable_segments:True", sims[0].clone())).unwrap();
         assert_eq!(sims.map(|sim| sim.calls("enable_access")), [0; 3]);
     }
@@ -249,14 +249,14 @@ mod tests {
     #[test]
     fn a_device_that_cannot_be_let_in_does_not_stop_the_allocator() {
         let sims = sims();
-        let seats = Seats::new();
+        let seats = Devices::new();
         let conf = "expandable_segments:True";
         let faulty = Arc::new(Faulty::new(Arc::clone(&sims[0])));
         seats.open(0, || instance(conf, faulty.clone())).unwrap();
         let only = Some("enable_access");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
-        let seat = seats.open(1, || instance(conf, sims[1].clone())).unwrap();
-        seat.instance.allocate(512, StreamId::DEFAULT).unwrap();
+        let open = seats.open(1, || instance(conf, sims[1].clone())).unwrap();
+        open.instance.allocate(512, StreamId::DEFAULT).unwrap();
         assert_eq!(sims[1].mapped_bytes_open_to(DeviceId(0)), 2 * MIB, "the other way is open");
         seats
             .open(0, || unreachable!())
