@@ -117,17 +117,31 @@ impl Recording {
         let total_bytes = total_bytes(&memory);
         let mut figures = Figures::of(&trace);
         let (mut limit, mut inferred_limit) = (said_limit(&memory), None);
-        let mut exact = config.as_ref().and_then(|config| {
-            let config = config.clone().with_compat(Compat::PyTorch);
-            let found = replay::verify(&trace, &config, total_bytes, memory.fraction);
+        let own = config.as_ref().map(|config| config.clone().with_compat(Compat::PyTorch));
+        let exactly = |total_bytes, fraction| {
+            let found = replay::verify(&trace, own.as_ref()?, total_bytes, fraction);
             found.ok().filter(Verification::is_exact)
-        });
-        if let (None, None, Some(config)) = (&exact, memory.fraction, &config) {
-            let config = config.clone().with_compat(Compat::PyTorch);
-            if let Some(found) = infer(&trace, &config, total_bytes, &figures) {
-                exact = Some(found.verification);
-                inferred_limit = Some(found.limit);
-            } else if figures.ooms > 0 && figures.peak_reserved_bytes > 0 {
+        };
+        let mut exact = exactly(total_bytes, memory.fraction);
+        let mut workload = None;
+        if let (None, Some(own)) = (&exact, &own) {
+            // What was asked for is read on the recorded device, whichever is described.
+            let recorded_bytes = total_bytes.max(SimOptions::default().total_bytes);
+            if memory != Memory::default()
+                && let Some(found) = exactly(recorded_bytes, None)
+            {
+                workload = Some(found.workload);
+            } else if let Some(found) = infer(&trace, own, recorded_bytes, &figures) {
+                if memory.fraction.is_none() {
+                    exact = Some(found.verification);
+                    inferred_limit = Some(found.limit);
+                } else {
+                    workload = Some(found.verification.workload);
+                }
+            } else if memory.fraction.is_none()
+                && figures.ooms > 0
+                && figures.peak_reserved_bytes > 0
+            {
                 // Not every decision comes out, as in recordings that begin late: the most that was
                 // reserved is the least that the limit can be.
                 let source = LimitSource::Inferred { ooms: figures.ooms };
@@ -144,7 +158,7 @@ impl Recording {
         }
         let workload = match &mut exact {
             Some(exact) => std::mem::take(&mut exact.workload),
-            None => Workload::of(&trace, total_bytes),
+            None => workload.unwrap_or_else(|| Workload::of(&trace, total_bytes)),
         };
         let start = Beginning::of(&trace, config.as_ref());
         let live_peak_bytes = live_peak_bytes(&workload);
