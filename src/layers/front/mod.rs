@@ -13,7 +13,7 @@
 //!
 //! These go straight to the strategy below: blocks whose use by another stream was announced, while a scope
 //! of a private pool is open everything, requests for a pool or at an address, and calls by bare address.
-//! A block goes back by the kind of call that it came by: a block that was taken with a handle is unknown by its
+//! A block goes back as it came: one that was taken with a handle is unknown by its
 //! address. A forged second handle of a block is refused while the calling thread keeps the block; what
 //! another thread keeps, or holds anew, it cannot tell. When the allocator goes, what other threads keep
 //! goes with the strategy below.
