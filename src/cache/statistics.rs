@@ -53,7 +53,7 @@ fn plus(a: Lanes, b: Lanes) -> Lanes {
 
 impl Engine {
     /// All counters now: exact when no call overlaps. Under overlapping calls each heap is read at
-    /// its own moment, and peaks may be too high by what [`Ledger`](crate::stats::Ledger) says.
+    /// its own moment, and peaks may be too high by what heaps in mid-call had spare.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let growth = self.growth.lock();
