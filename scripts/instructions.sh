@@ -14,5 +14,4 @@ export GUNGRAUN_RUNNER=${CARGO_HOME:-$HOME/.cargo}/bin/gungraun-runner
 
 cargo bench --profile "${PROFILE:-dist}" -p stratalloc-instructions --features count --bench instructions -- --output-format=json \
     >"$summaries"
-cargo run --quiet --profile "${PROFILE:-dist}" -p stratalloc-instructions --features count --bin compare -- benches/instructions/figures.json \
-    <"$summaries"
+cargo run --quiet -p stratalloc-instructions --bin compare -- benches/instructions/figures.json <"$summaries"

@@ -523,15 +523,15 @@ fn check_histories(property: fn(Vec<Op>) -> Checked, tests: u64) {
 }
 
 fn random_histories_with_fixed_segments<D: Base>() {
-    check_histories(|ops| random_history::<D>(Segments::Fixed, ops), 100);
+    check_histories(|ops| random_history::<D>(Segments::Fixed, ops), 50);
 }
 
 fn random_histories_with_expandable_segments<D: Base>() {
-    check_histories(|ops| random_history::<D>(Segments::Expandable, ops), 100);
+    check_histories(|ops| random_history::<D>(Segments::Expandable, ops), 50);
 }
 
 fn random_histories_that_switch<D: Base>() {
-    check_histories(|ops| random_history::<D>(Segments::Switching, ops), 200);
+    check_histories(|ops| random_history::<D>(Segments::Switching, ops), 100);
 }
 
 /// Every driver call of a mixed workload fails once, with either kind of failure.

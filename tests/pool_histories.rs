@@ -515,21 +515,21 @@ macro_rules! on_every_device {
             #[test]
             fn pools_of_fixed_segments() {
                 if let Some(_turn) = $turn {
-                    check_histories(|ops| run::<$base>(Segments::Fixed, &ops), 100);
+                    check_histories(|ops| run::<$base>(Segments::Fixed, &ops), 50);
                 }
             }
 
             #[test]
             fn pools_of_expandable_segments() {
                 if let Some(_turn) = $turn {
-                    check_histories(|ops| run::<$base>(Segments::Expandable, &ops), 100);
+                    check_histories(|ops| run::<$base>(Segments::Expandable, &ops), 50);
                 }
             }
 
             #[test]
             fn pools_while_segments_switch() {
                 if let Some(_turn) = $turn {
-                    check_histories(|ops| run::<$base>(Segments::Switching, &ops), 200);
+                    check_histories(|ops| run::<$base>(Segments::Switching, &ops), 100);
                 }
             }
 

@@ -4,19 +4,11 @@
 //! between many rounds and few, over the operations in between: preparation and the first, cold round
 //! fall out of it.
 
-use std::path::Path;
-use std::sync::Arc;
+#[cfg(feature = "count")]
+mod prepared;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Sim;
-use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::handle::Handle;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::replay::{Limits, Trace, Workload, reader, run};
-use stratalloc::size::{KIB, MIB};
-use stratalloc::strategies::Strategy;
+#[cfg(feature = "count")]
+pub use prepared::Prepared;
 
 /// How often a case's round is repeated.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +37,12 @@ pub const ROUNDS_BETWEEN: u32 = Rounds::Many.count() - Rounds::Few.count();
 #[derive(Clone, Copy, Debug)]
 pub enum Case {
     /// A recording of `tests/traces`, under the configuration that was recorded.
-    Replay(&'static str),
+    Replay {
+        /// The recording.
+        name: &'static str,
+        /// Its requests and frees.
+        operations: u64,
+    },
     /// Allocate and free 512 bytes by handle, on one stream.
     Pair,
     /// The same by address.
@@ -60,16 +57,13 @@ pub enum Case {
     Streams(u32),
 }
 
-/// The memory of the device that the recordings come from.
-const TOTAL_BYTES: u64 = 150_109_880_320;
-
 /// All cases, in the order of the table.
 pub const CASES: [Case; 14] = [
-    Case::Replay("llama_var.default"),
-    Case::Replay("resnet50.default"),
-    Case::Replay("serve.default"),
-    Case::Replay("llama_var.expandable"),
-    Case::Replay("unet.expandable"),
+    Case::Replay { name: "llama_var.default", operations: 47_180 },
+    Case::Replay { name: "resnet50.default", operations: 10_169 },
+    Case::Replay { name: "serve.default", operations: 10_100 },
+    Case::Replay { name: "llama_var.expandable", operations: 47_180 },
+    Case::Replay { name: "unet.expandable", operations: 17_504 },
     Case::Pair,
     Case::PairRaw,
     Case::PairSwitchable,
@@ -89,7 +83,7 @@ impl Case {
     #[must_use]
     pub fn name(self) -> String {
         match self {
-            Self::Replay(name) => name.to_owned(),
+            Self::Replay { name, .. } => name.to_owned(),
             Self::Pair => "pair:512B".to_owned(),
             Self::PairRaw => "pair_raw:512B".to_owned(),
             Self::PairSwitchable => "pair_handle:512B".to_owned(),
@@ -102,155 +96,9 @@ impl Case {
     /// What a round is divided by: requests and frees of a replay, steps of everything else.
     #[must_use]
     pub fn operations(self) -> u64 {
-        let Self::Replay(name) = self else { return STEPS.into() };
-        let replay = Replay::new(name);
-        let brake = Some(Arc::clone(&replay.device) as _);
-        let run = run(&replay.workload, &replay.strategy, brake, 1, &|_| {}).expect(FITS);
-        run.allocations + run.frees + run.ooms
-    }
-
-    /// Everything up to the first round.
-    #[must_use]
-    pub fn prepare(self, rounds: Rounds) -> Prepared {
-        let steps = rounds.count() * STEPS;
         match self {
-            Self::Replay(name) => {
-                let replay = Replay::new(name);
-                Prepared::new(move || {
-                    let brake = Some(Arc::clone(&replay.device) as _);
-                    let passes = rounds.count();
-                    run(&replay.workload, &replay.strategy, brake, passes, &|_| {}).expect(FITS);
-                })
-            }
-            Self::Pair => {
-                let strategy = strategy("backend:native", false).0;
-                Prepared::new(move || (0..steps).for_each(|_| pair(&strategy, StreamId::DEFAULT)))
-            }
-            Self::PairRaw => {
-                let strategy = strategy("backend:native", true).0;
-                Prepared::new(move || {
-                    let raw = strategy.raw_addresses().expect("it was asked for");
-                    for _ in 0..steps {
-                        let request = Request::new(512, StreamId::DEFAULT);
-                        let address = raw.allocate_raw(request).expect(FITS);
-                        raw.free_raw(address).expect(LIVE);
-                    }
-                })
-            }
-            Self::PairSwitchable => {
-                let (strategy, device) = strategy("backend:native", false);
-                let handle = Handle::new(strategy, device);
-                Prepared::new(move || (0..steps).for_each(|_| pair(&handle, StreamId::DEFAULT)))
-            }
-            Self::Mix => {
-                let strategy = strategy("backend:native", false).0;
-                let mut mix = Mix::new();
-                (0..200_000).for_each(|_| mix.step(&strategy));
-                Prepared::new(move || (0..steps).for_each(|_| mix.step(&strategy)))
-            }
-            Self::RecordStream => {
-                let (strategy, device) = strategy("backend:native", false);
-                let other = StreamId(0x10);
-                Prepared::new(move || {
-                    let cross = strategy.cross_stream().expect("the engine knows streams");
-                    for _ in 0..steps {
-                        let request = Request::new(64 * KIB, StreamId::DEFAULT);
-                        let block = strategy.allocate(request).expect(FITS);
-                        cross.record_stream(&block, other).expect(LIVE);
-                        strategy.free(block).expect(LIVE);
-                        device.complete_all();
-                    }
-                })
-            }
-            Self::Streams(streams) => {
-                let strategy = strategy("backend:native", false).0;
-                Prepared::new(move || {
-                    for step in 0..steps {
-                        pair(&strategy, StreamId(0x1000 + u64::from(step % streams) * 0x100));
-                    }
-                })
-            }
+            Self::Replay { operations, .. } => operations,
+            _ => STEPS.into(),
         }
-    }
-}
-
-const FITS: &str = "cases fit the device";
-const LIVE: &str = "the block is live";
-
-/// A case that is ready to run.
-pub struct Prepared(Box<dyn FnMut()>);
-
-impl Prepared {
-    fn new(rounds: impl FnMut() + 'static) -> Self {
-        Self(Box::new(rounds))
-    }
-
-    /// All its rounds.
-    pub fn run(&mut self) {
-        (self.0)();
-    }
-}
-
-struct Replay {
-    workload: Workload,
-    strategy: Strategy,
-    device: Arc<Sim>,
-}
-
-impl Replay {
-    fn new(name: &str) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces");
-        let path = folder.join(format!("{name}.pickle.xz"));
-        let trace: Trace = reader::read(&path, &Limits::default()).expect("it is shipped");
-        let conf = if name.ends_with("expandable") { "expandable_segments:True" } else { "" };
-        let (strategy, device) = strategy(conf, false);
-        Self { workload: Workload::of(&trace, TOTAL_BYTES), strategy, device }
-    }
-}
-
-fn strategy(conf: &str, raw_addresses: bool) -> (Strategy, Arc<Sim>) {
-    let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
-    let options = SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() };
-    let device = Arc::new(Sim::new(options));
-    let options = BuildOptions { raw_addresses };
-    let strategy = build(&config, Arc::clone(&device) as _, options).expect("it can be built");
-    (strategy, device)
-}
-
-fn pair<A: DeviceAllocator>(allocator: &A, stream: StreamId) {
-    let block = allocator.allocate(Request::new(512, stream)).expect(FITS);
-    allocator.free(block).expect(LIVE);
-}
-
-/// 4,096 live blocks, one of which is replaced at each step. Sizes and places come from a fixed
-/// sequence: three of four blocks are at most 64 KiB, the others up to 64 MiB.
-struct Mix {
-    blocks: Vec<Option<Allocation>>,
-    state: u64,
-}
-
-impl Mix {
-    fn new() -> Self {
-        Self { blocks: (0..4096).map(|_| None).collect(), state: 1 }
-    }
-
-    fn next(&mut self) -> u64 {
-        // Marsaglia's xorshift.
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        self.state
-    }
-
-    fn step(&mut self, strategy: &Strategy) {
-        let random = self.next();
-        let most = if random & 3 == 0 { (64 * MIB) >> ((random >> 2) & 7) } else { 64 * KIB };
-        let bytes = 1 + (random >> 20) % most;
-        let place = &mut self.blocks[(random >> 5) as usize % 4096];
-        if let Some(block) = place.take() {
-            strategy.free(block).expect(LIVE);
-        }
-        let request = Request::new(bytes, StreamId::DEFAULT);
-        *place = Some(strategy.allocate(request).expect(FITS));
     }
 }

@@ -26,7 +26,7 @@ const ENDLESS: &str = "it gives out more than the device has";
 const SIM_FAILURES: u64 = 200;
 
 /// On real memory, where each run makes a device with a thread of its own.
-const HOST_FAILURES: u64 = 50;
+const HOST_FAILURES: u64 = 20;
 
 /// On a GPU.
 const GPU_FAILURES: u64 = 8;

@@ -12,6 +12,8 @@
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_void};
+use std::mem::transmute;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -81,6 +83,14 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     }
 }
 
+/// Where the library has a function of this name. One function for all of them: a type for each would be
+/// compiled for each.
+fn address_of(library: &Library, name: &str) -> Option<NonNull<c_void>> {
+    // SAFETY: a pointer to nothing in particular is right for any symbol; it is only read here.
+    let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
+    found.ok().and_then(|address| NonNull::new(*address))
+}
+
 macro_rules! functions {
     ($( $(#[$doc:meta])* $name:ident = $symbol:literal ( $($arg:ident : $kind:ty),* ); )*) => {
         /// The library's functions.
@@ -91,11 +101,17 @@ macro_rules! functions {
 
         impl Api {
             fn new(library: Library) -> Self {
-                // SAFETY: each name stands in `cuda.h` with the signature given here; the pointers
-                // are dropped with the library that they point into.
-                $( let $name = unsafe { library.get($symbol.as_bytes()) }
-                    .ok()
-                    .map(|found| *found); )*
+                $(
+                    let found = address_of(&library, $symbol);
+                    // SAFETY: each name stands in `cuda.h` with the signature given here, and nothing
+                    // is the null pointer in both; the pointers are dropped with the library.
+                    let $name = unsafe {
+                        transmute::<
+                            Option<NonNull<c_void>>,
+                            Option<unsafe extern "C" fn($($kind),*) -> u32>,
+                        >(found)
+                    };
+                )*
                 Self { $($name,)* _library: Some(library) }
             }
 
