@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::machine::Real;
+use crate::driver::forward::{forward, straight};
 use crate::driver::{
     CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult, Exportable,
     Held, HoldsWork, MemoryInfo, MemoryPools, PhysicalId, VirtualMemory,
@@ -136,6 +137,10 @@ impl<D: Driver> Part<D> {
         }
         let message = format!("{bytes} bytes beside {used_bytes} of {}", self.total_bytes);
         Err(DriverError::new(DriverErrorKind::OutOfMemory, call, 2, message))
+    }
+
+    fn inner(&self) -> &D {
+        &self.inner
     }
 
     fn memory(&self) -> &dyn VirtualMemory {
@@ -275,34 +280,10 @@ impl<D: Driver> Driver for Part<D> {
         self.inner.destroy_stream(real.unwrap_or(stream))
     }
 
-    fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.inner.synchronize_stream(self.real(stream)?)
-    }
-
-    fn synchronize_device(&self) -> DriverResult<()> {
-        self.inner.synchronize_device()
-    }
-
     fn create_event(&self) -> DriverResult<EventId> {
         let event = self.inner.create_event()?;
         self.book().events.insert(event);
         Ok(event)
-    }
-
-    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
-        self.inner.record_event(event, self.real(stream)?)
-    }
-
-    fn query_event(&self, event: EventId) -> DriverResult<bool> {
-        self.inner.query_event(event)
-    }
-
-    fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
-        self.inner.synchronize_event(event)
-    }
-
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
-        self.inner.wait_event(self.real(stream)?, event)
     }
 
     fn destroy_event(&self, event: EventId) -> DriverResult<()> {
@@ -314,24 +295,18 @@ impl<D: Driver> Driver for Part<D> {
         })
     }
 
-    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        self.inner.copy(to, from, size_bytes, self.real(stream)?)
-    }
-
-    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
-        self.inner.copy_from_host(to, from, self.real(stream)?)
-    }
-
-    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
-        self.inner.copy_to_host(to, from, self.real(stream)?)
-    }
-
-    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        self.inner.fill(to, byte, size_bytes, self.real(stream)?)
-    }
-
-    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
-        self.inner.capture_status(self.real(stream)?)
+    forward! { straight, Self::inner;
+        synchronize_stream(stream: StreamId as real) -> ();
+        synchronize_device() -> ();
+        record_event(event: EventId, stream: StreamId as real) -> ();
+        query_event(event: EventId) -> bool;
+        synchronize_event(event: EventId) -> ();
+        wait_event(stream: StreamId as real, event: EventId) -> ();
+        copy(to: u64, from: u64, size_bytes: u64, stream: StreamId as real) -> ();
+        copy_from_host(to: u64, from: &[u8], stream: StreamId as real) -> ();
+        copy_to_host(to: &mut [u8], from: u64, stream: StreamId as real) -> ();
+        fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId as real) -> ();
+        capture_status(stream: StreamId as real) -> CaptureStatus;
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -390,10 +365,6 @@ impl<D: Driver> VirtualMemory for Part<D> {
         Ok(())
     }
 
-    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
-        self.memory().set_access(address, size_bytes, device)
-    }
-
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
         let struck = self.book().strike_mappings(address, size_bytes);
         let struck = struck.map_err(|cut| foreign("unmap", cut))?;
@@ -408,8 +379,9 @@ impl<D: Driver> VirtualMemory for Part<D> {
         done
     }
 
-    fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd> {
-        self.memory().export(piece)
+    forward! { straight, Self::memory;
+        set_access(address: u64, size_bytes: u64, device: DeviceId) -> ();
+        export(piece: PhysicalId) -> OwnedFd;
     }
 
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId> {
@@ -448,24 +420,15 @@ impl<D: Driver> MemoryPools for Part<D> {
         Ok(())
     }
 
-    fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
-        self.pools().set_release_threshold(pool, bytes)
-    }
-
-    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
-        self.pools().release_threshold(pool)
-    }
-
-    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
-        self.pools().keep_memory(pool, keep)
-    }
-
-    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
-        self.pools().allow_reuse(pool)
-    }
-
-    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
-        self.pools().open_pool(pool, other)
+    forward! { straight, Self::pools;
+        set_release_threshold(pool: DriverPoolId, bytes: u64) -> ();
+        release_threshold(pool: DriverPoolId) -> u64;
+        keep_memory(pool: DriverPoolId, keep: bool) -> ();
+        allow_reuse(pool: DriverPoolId) -> ();
+        open_pool(pool: DriverPoolId, other: DeviceId) -> ();
+        trim(pool: DriverPoolId, keep_bytes: u64) -> ();
+        usage(pool: DriverPoolId) -> DriverPoolUsage;
+        reset_high_marks(pool: DriverPoolId) -> ();
     }
 
     /// Counts what is given out: nobody can tell what idle memory of a pool will do for a request.
@@ -487,18 +450,6 @@ impl<D: Driver> MemoryPools for Part<D> {
             (address, None),
             || self.pools().free_async(address, on),
         )
-    }
-
-    fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
-        self.pools().trim(pool, keep_bytes)
-    }
-
-    fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
-        self.pools().usage(pool)
-    }
-
-    fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
-        self.pools().reset_high_marks(pool)
     }
 
     /// Nothing: no graph is captured on a part.

@@ -4,19 +4,12 @@
 //! once, then does the work once for each index with a plan that fails there. Questions that cannot
 //! fail (`info`, `granularity_bytes`, which parts there are) are neither counted nor failed.
 
-use std::os::fd::OwnedFd;
-
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::call::Call;
-use super::forward::{forward, part};
-use super::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
-    Exportable, Fabric, FabricHandle, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId,
-    ProcessUsage, Processes, VirtualMemory,
-};
+use super::intercept::{Intercepted, Interceptor};
+use super::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
-use crate::ids::{DeviceId, EventId, StreamId};
 
 /// Which calls fail, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,24 +26,24 @@ pub struct FaultPlan {
 }
 
 /// A driver that fails as planned; everything else is `D`'s.
-#[derive(Debug)]
-pub struct Faulty<D> {
-    inner: D,
-    faults: Mutex<Faults>,
-}
+pub type Faulty<D> = Intercepted<D, Faults>;
+
+/// What a [`Faulty`] driver counts, and which calls it makes fail.
+#[derive(Debug, Default)]
+pub struct Faults(Mutex<State>);
 
 #[derive(Debug, Default)]
-struct Faults {
+struct State {
     plan: Option<FaultPlan>,
     counted: u64,
     failed: u64,
 }
 
-impl<D: Driver> Faulty<D> {
+impl<D: Driver> Intercepted<D, Faults> {
     /// Wraps a driver. Nothing fails before [`arm`](Self::arm), but calls are counted.
     #[must_use]
     pub fn new(inner: D) -> Self {
-        Self { inner, faults: Mutex::default() }
+        Self::with(inner, Faults::default())
     }
 
     /// Makes a plan the current one and counts calls and failures from 0 again.
@@ -62,156 +55,54 @@ impl<D: Driver> Faulty<D> {
         if let Some(name) = plan.only {
             Call::named(name);
         }
-        *self.faults.lock() = Faults { plan: Some(plan), ..Faults::default() };
+        *self.state() = State { plan: Some(plan), ..State::default() };
     }
 
     /// Drops the plan: nothing fails any more, and calls and failures are counted from 0 again.
     pub fn disarm(&self) {
-        *self.faults.lock() = Faults::default();
+        *self.state() = State::default();
     }
 
     /// Calls that the plan counted since it was armed, failed ones included. Without a plan: all
     /// calls.
     #[must_use]
     pub fn counted_calls(&self) -> u64 {
-        self.faults.lock().counted
+        self.state().counted
     }
 
     /// Calls that were made to fail since the plan was armed.
     #[must_use]
     pub fn failed_calls(&self) -> u64 {
-        self.faults.lock().failed
+        self.state().failed
     }
 
-    /// The driver that does the work. Calls to it directly are neither counted nor failed.
-    #[must_use]
-    pub fn inner(&self) -> &D {
-        &self.inner
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.interceptor().0.lock()
     }
+}
 
+impl Interceptor for Faults {
     /// Counts a call and fails it if it is its turn.
-    fn enter(&self, call: &'static str) -> DriverResult<&D> {
-        let mut faults = self.faults.lock();
-        let only = faults.plan.and_then(|plan| plan.only);
-        if only.is_some_and(|only| only != call) {
-            return Ok(&self.inner);
-        }
-        let index = faults.counted;
-        faults.counted += 1;
-        match faults.plan {
-            Some(plan) if index == plan.at || (plan.repeat && index > plan.at) => {
-                faults.failed += 1;
+    fn around<T>(
+        &self,
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        let mut state = self.0.lock();
+        if state.plan.and_then(|plan| plan.only).is_none_or(|only| only == call) {
+            let index = state.counted;
+            state.counted += 1;
+            if let Some(plan) = state.plan
+                && (index == plan.at || (plan.repeat && index > plan.at))
+            {
+                state.failed += 1;
                 let message = format!("made to fail as call {index}");
-                Err(DriverError::new(plan.kind, call, 0, message))
+                return Err(DriverError::new(plan.kind, call, 0, message));
             }
-            _ => Ok(&self.inner),
         }
+        drop(state);
+        act()
     }
-}
-
-macro_rules! enter_part {
-    ($name:ident: $accessor:ident -> $part:ident) => {
-        fn $name<'a, D: Driver>(
-            faulty: &'a Faulty<D>,
-            call: &'static str,
-        ) -> DriverResult<&'a dyn $part> {
-            part(call, faulty.enter(call)?.$accessor())
-        }
-    };
-}
-
-enter_part!(enter_virtual_memory: virtual_memory -> VirtualMemory);
-fn enter_fabric<'a, D: Driver>(
-    faulty: &'a Faulty<D>,
-    call: &'static str,
-) -> DriverResult<&'a dyn Fabric> {
-    part(call, faulty.enter(call)?.virtual_memory().and_then(VirtualMemory::fabric))
-}
-
-enter_part!(enter_memory_pools: memory_pools -> MemoryPools);
-enter_part!(enter_ipc: ipc -> Ipc);
-enter_part!(enter_peers: peers -> Peers);
-enter_part!(enter_capture: capture -> Capture);
-enter_part!(enter_processes: processes -> Processes);
-
-fn enter<'a, D: Driver>(faulty: &'a Faulty<D>, call: &'static str) -> DriverResult<&'a D> {
-    faulty.enter(call)
-}
-
-impl<D: Driver> Driver for Faulty<D> {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-
-    forward! { @driver_without_addresses enter }
-    forward! { @driver_with_addresses enter }
-
-    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
-        self.inner.is_per_thread_stream(stream)
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.inner.virtual_memory().map(|_| self as _)
-    }
-
-    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        self.inner.memory_pools().map(|_| self as _)
-    }
-
-    fn ipc(&self) -> Option<&dyn Ipc> {
-        self.inner.ipc().map(|_| self as _)
-    }
-
-    fn peers(&self) -> Option<&dyn Peers> {
-        self.inner.peers().map(|_| self as _)
-    }
-
-    fn capture(&self) -> Option<&dyn Capture> {
-        self.inner.capture().map(|_| self as _)
-    }
-
-    fn processes(&self) -> Option<&dyn Processes> {
-        self.inner.processes().map(|_| self as _)
-    }
-}
-
-impl<D: Driver> VirtualMemory for Faulty<D> {
-    fn granularity_bytes(&self) -> u64 {
-        let part = self.inner.virtual_memory();
-        part.expect("announced only when the inner driver has it").granularity_bytes()
-    }
-
-    fn fabric(&self) -> Option<&dyn Fabric> {
-        self.inner.virtual_memory()?.fabric().map(|_| self as _)
-    }
-
-    forward! { @virtual_without_addresses enter_virtual_memory }
-    forward! { @virtual_with_addresses enter_virtual_memory }
-}
-
-impl<D: Driver> Fabric for Faulty<D> {
-    forward! { @fabric enter_fabric }
-}
-
-impl<D: Driver> MemoryPools for Faulty<D> {
-    forward! { @memory_pools enter_memory_pools }
-}
-
-impl<D: Driver> Ipc for Faulty<D> {
-    forward! { @ipc enter_ipc }
-}
-
-impl<D: Driver> Peers for Faulty<D> {
-    forward! { @peers_without_addresses enter_peers }
-    forward! { @peers_with_addresses enter_peers }
-}
-
-impl<D: Driver> Capture for Faulty<D> {
-    forward! { @capture enter_capture }
-}
-
-impl<D: Driver> Processes for Faulty<D> {
-    forward! { @processes enter_processes }
 }
 
 #[cfg(test)]
@@ -220,6 +111,8 @@ mod tests {
 
     use super::*;
     use crate::driver::sim::{Sim, SimOptions};
+    use crate::driver::{DriverPoolId, Exportable, NodeId, PhysicalId};
+    use crate::ids::{DeviceId, EventId, StreamId};
     use crate::size::MIB;
 
     fn faulty() -> Faulty<Arc<Sim>> {

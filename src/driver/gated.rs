@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,14 +17,10 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::forward::{forward, part};
-use super::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
-    Exportable, Fabric, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId, Processes,
-    VirtualMemory,
-};
+use super::intercept::{Intercepted, Interceptor};
+use super::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
-use crate::ids::{DeviceId, EventId, StreamId};
+use crate::ids::{EventId, StreamId};
 
 /// Says when the work of streams finishes.
 pub trait Brake: fmt::Debug + Send + Sync {
@@ -180,15 +175,18 @@ impl<G> Shared<G> {
 }
 
 /// A driver whose work can be held back, and a hand on its brake.
+pub type Gated<D> = Intercepted<Arc<D>, Gates<D>>;
+
+/// The gates of a [`Gated`] driver. When they go, all work is let go.
 #[derive(Debug)]
-pub struct Gated<D: HoldsWork> {
-    inner: D,
+pub struct Gates<D: HoldsWork> {
+    driver: Arc<D>,
     shared: Arc<Shared<D::Gate>>,
     watchman: Mutex<Option<JoinHandle<()>>>,
     patience: Duration,
 }
 
-impl<D: HoldsWork> Gated<D> {
+impl<D: HoldsWork> Intercepted<Arc<D>, Gates<D>> {
     /// Wraps a driver. Nothing is held before [`Brake::hold`].
     #[must_use]
     pub fn new(inner: D) -> Self {
@@ -196,29 +194,34 @@ impl<D: HoldsWork> Gated<D> {
     }
 
     fn with_patience(inner: D, patience: Duration) -> Self {
+        let driver = Arc::new(inner);
         let shared = Shared { lanes: Mutex::default(), changed: Condvar::new() };
-        Self { inner, shared: Arc::new(shared), watchman: Mutex::new(None), patience }
+        let (shared, watchman) = (Arc::new(shared), Mutex::new(None));
+        let gates = Gates { driver: Arc::clone(&driver), shared, watchman, patience };
+        Self::with(driver, gates)
     }
+}
 
-    /// The driver that does the work. Calls to it directly open no gate.
-    #[must_use]
-    pub fn inner(&self) -> &D {
-        &self.inner
-    }
-
-    fn lanes(&self) -> MutexGuard<'_, GatedWork<D::Gate>> {
-        self.shared.lanes.lock()
-    }
-
-    /// The driver, for a call of this name.
-    fn enter(&self, call: &'static str) -> &D {
+impl<D: HoldsWork> Interceptor for Gates<D> {
+    /// Opens all gates before a call that may wait for work behind them.
+    fn around<T>(
+        &self,
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
         if WAITING.contains(&call) {
             let mut lanes = self.lanes();
             if lanes.closed > 0 {
                 lanes.open_all();
             }
         }
-        &self.inner
+        act()
+    }
+}
+
+impl<D: HoldsWork> Gates<D> {
+    fn lanes(&self) -> MutexGuard<'_, GatedWork<D::Gate>> {
+        self.shared.lanes.lock()
     }
 
     fn start_watching(&self) {
@@ -233,18 +236,18 @@ impl<D: HoldsWork> Gated<D> {
     /// other that have nothing to do with each other: then the others are let go too.
     fn reach(&self, event: EventId) -> DriverResult<()> {
         let begin = Instant::now();
-        while !self.inner.query_event(event)? {
+        while !self.driver.query_event(event)? {
             if begin.elapsed() > self.patience {
                 let mut lanes = self.lanes();
                 lanes.open_all();
                 lanes.forced += 1;
                 drop(lanes);
-                self.inner.synchronize_event(event)?;
+                self.driver.synchronize_event(event)?;
                 break;
             }
             std::thread::yield_now();
         }
-        self.inner.destroy_event(event)
+        self.driver.destroy_event(event)
     }
 }
 
@@ -258,27 +261,29 @@ fn forced(times: u64, patience: Duration) -> DriverError {
 
 impl<D: HoldsWork> Brake for Gated<D> {
     fn hold(&self, stream: StreamId) -> DriverResult<()> {
-        let gate = self.inner.hold_back(stream)?;
-        self.start_watching();
-        let mut lanes = self.lanes();
+        let gates = self.interceptor();
+        let gate = gates.driver.hold_back(stream)?;
+        gates.start_watching();
+        let mut lanes = gates.lanes();
         lanes.last_mark += 1;
         let held = Held { mark: lanes.last_mark, gate: Some(gate), event: None };
         lanes.held.entry(stream).or_default().push_back(held);
         lanes.closed += 1;
         lanes.activity += 1;
         if lanes.closed == 1 {
-            self.shared.changed.notify_all();
+            gates.shared.changed.notify_all();
         }
         Ok(())
     }
 
     fn mark(&self, stream: StreamId) -> DriverResult<u64> {
-        let event = self.inner.create_event()?;
-        if let Err(error) = self.inner.record_event(event, stream) {
-            self.inner.destroy_event(event)?;
+        let gates = self.interceptor();
+        let event = gates.driver.create_event()?;
+        if let Err(error) = gates.driver.record_event(event, stream) {
+            gates.driver.destroy_event(event)?;
             return Err(error);
         }
-        let mut lanes = self.lanes();
+        let mut lanes = gates.lanes();
         lanes.last_mark += 1;
         let mark = lanes.last_mark;
         let held = Held { mark, gate: None, event: Some(event) };
@@ -287,31 +292,33 @@ impl<D: HoldsWork> Brake for Gated<D> {
     }
 
     fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()> {
-        let events = self.lanes().open_until(stream, mark);
-        let before = self.lanes().forced;
-        events.into_iter().map(|event| self.reach(event)).fold(Ok(()), Result::and)?;
-        match self.lanes().forced - before {
+        let gates = self.interceptor();
+        let events = gates.lanes().open_until(stream, mark);
+        let before = gates.lanes().forced;
+        events.into_iter().map(|event| gates.reach(event)).fold(Ok(()), Result::and)?;
+        match gates.lanes().forced - before {
             0 => Ok(()),
-            times => Err(forced(times, self.patience)),
+            times => Err(forced(times, gates.patience)),
         }
     }
 
     fn finish_all(&self) -> DriverResult<()> {
-        let mut lanes = self.lanes();
+        let gates = self.interceptor();
+        let mut lanes = gates.lanes();
         lanes.open_all();
         let streams: Vec<_> = lanes.held.keys().copied().collect();
         let events: Vec<_> =
             streams.into_iter().flat_map(|stream| lanes.open_until(stream, u64::MAX)).collect();
         drop(lanes);
-        events.into_iter().map(|event| self.reach(event)).fold(Ok(()), Result::and)?;
-        match std::mem::take(&mut self.lanes().forced) {
+        events.into_iter().map(|event| gates.reach(event)).fold(Ok(()), Result::and)?;
+        match std::mem::take(&mut gates.lanes().forced) {
             0 => Ok(()),
-            times => Err(forced(times, self.patience)),
+            times => Err(forced(times, gates.patience)),
         }
     }
 }
 
-impl<D: HoldsWork> Drop for Gated<D> {
+impl<D: HoldsWork> Drop for Gates<D> {
     /// Lets all work go.
     fn drop(&mut self) {
         let mut lanes = self.lanes();
@@ -326,99 +333,8 @@ impl<D: HoldsWork> Drop for Gated<D> {
             let _ = watchman.join();
         }
         // A driver that fails now keeps what it has; there is nobody to tell.
-        events.into_iter().for_each(|event| drop(self.inner.destroy_event(event)));
+        events.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
     }
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "the shape that `forward!` asks for")]
-fn enter<'a, D: HoldsWork>(gated: &'a Gated<D>, call: &'static str) -> DriverResult<&'a D> {
-    Ok(gated.enter(call))
-}
-
-macro_rules! enter_part {
-    ($name:ident: $accessor:ident -> $part:ident) => {
-        fn $name<'a, D: HoldsWork>(
-            gated: &'a Gated<D>,
-            call: &'static str,
-        ) -> DriverResult<&'a dyn $part> {
-            part(call, gated.enter(call).$accessor())
-        }
-    };
-}
-
-enter_part!(enter_virtual_memory: virtual_memory -> VirtualMemory);
-enter_part!(enter_memory_pools: memory_pools -> MemoryPools);
-enter_part!(enter_ipc: ipc -> Ipc);
-enter_part!(enter_peers: peers -> Peers);
-enter_part!(enter_capture: capture -> Capture);
-
-impl<D: HoldsWork> Driver for Gated<D> {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-
-    forward! { @driver_without_addresses enter }
-    forward! { @driver_with_addresses enter }
-
-    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
-        self.inner.is_per_thread_stream(stream)
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.inner.virtual_memory().map(|_| self as _)
-    }
-
-    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        self.inner.memory_pools().map(|_| self as _)
-    }
-
-    fn ipc(&self) -> Option<&dyn Ipc> {
-        self.inner.ipc().map(|_| self as _)
-    }
-
-    fn peers(&self) -> Option<&dyn Peers> {
-        self.inner.peers().map(|_| self as _)
-    }
-
-    fn capture(&self) -> Option<&dyn Capture> {
-        self.inner.capture().map(|_| self as _)
-    }
-
-    fn processes(&self) -> Option<&dyn Processes> {
-        self.inner.processes()
-    }
-}
-
-impl<D: HoldsWork> VirtualMemory for Gated<D> {
-    fn granularity_bytes(&self) -> u64 {
-        let part = self.inner.virtual_memory();
-        part.expect("announced only when the inner driver has it").granularity_bytes()
-    }
-
-    /// No call of it waits for work.
-    fn fabric(&self) -> Option<&dyn Fabric> {
-        self.inner.virtual_memory()?.fabric()
-    }
-
-    forward! { @virtual_without_addresses enter_virtual_memory }
-    forward! { @virtual_with_addresses enter_virtual_memory }
-}
-
-impl<D: HoldsWork> MemoryPools for Gated<D> {
-    forward! { @memory_pools enter_memory_pools }
-}
-
-impl<D: HoldsWork> Ipc for Gated<D> {
-    forward! { @ipc enter_ipc }
-}
-
-impl<D: HoldsWork> Peers for Gated<D> {
-    forward! { @peers_without_addresses enter_peers }
-    forward! { @peers_with_addresses enter_peers }
-}
-
-impl<D: HoldsWork> Capture for Gated<D> {
-    forward! { @capture enter_capture }
 }
 
 #[cfg(all(test, target_os = "linux"))]

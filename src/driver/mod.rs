@@ -6,7 +6,7 @@
 //! All methods may be called from any thread. Addresses and sizes are bytes of device memory.
 //! Every call may fail with a [`DriverError`], whose kind says what is wrong; unless its text says
 //! otherwise, a call that failed changed nothing. Read next: `sim` (no memory, any size), `host` (real
-//! memory, same semantics).
+//! memory, same semantics), `intercept` (what stands in front of another driver).
 
 #![expect(clippy::missing_errors_doc, reason = "all calls fail alike: see the header")]
 
@@ -21,11 +21,12 @@ mod call;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub mod cuda;
 mod faulty;
-mod forward;
+pub(crate) mod forward;
 mod gated;
 mod held;
 #[cfg(target_os = "linux")]
 pub mod host;
+mod intercept;
 mod keepers;
 pub mod plugin;
 mod recorded;
@@ -34,12 +35,13 @@ pub mod system;
 
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
-pub use faulty::{FaultPlan, Faulty};
-pub use gated::{Brake, Gated, HoldsWork};
+pub use faulty::{FaultPlan, Faults, Faulty};
+pub use gated::{Brake, Gated, Gates, HoldsWork};
 pub use held::Held;
 #[cfg(target_os = "linux")]
 pub use host::Host;
-pub use recorded::{Recorded, RecordedAddresses};
+pub use intercept::{Intercepted, Interceptor, Parts};
+pub use recorded::{Recorded, RecordedAddresses, RecordedAnswers};
 pub use sim::Sim;
 
 /// Result of a driver call.

@@ -6,17 +6,12 @@
 //! Addresses that no list of the recording gave out (those of driver pools) pass unchanged.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 
 use parking_lot::Mutex;
 
-use super::forward::{forward, part};
-use super::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Exportable, Ipc, MemoryInfo,
-    MemoryPools, Peers, PhysicalId, Processes, VirtualMemory,
-};
+use super::intercept::{Intercepted, Interceptor};
+use super::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
-use crate::ids::{DeviceId, EventId, StreamId};
 
 /// The addresses of a recording, each list in the order in which they were given out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,18 +24,31 @@ pub struct RecordedAddresses {
 }
 
 /// A driver that answers with a recording's addresses; everything else is `D`'s.
+pub type Recorded<D> = Intercepted<D, RecordedAnswers>;
+
+/// What of a recording a [`Recorded`] driver has given out.
 #[derive(Debug)]
-pub struct Recorded<D> {
-    inner: D,
+pub struct RecordedAnswers {
     /// Held while the inner driver allocates and frees, so that answers keep the recorded order.
     /// Calls without addresses do not take it.
-    books: Mutex<Books>,
+    lists: Mutex<Lists>,
 }
 
 #[derive(Debug)]
-struct Books {
+struct Lists {
     segments: Answers,
     reservations: Answers,
+}
+
+impl Lists {
+    /// The list that answers a call.
+    fn of(&mut self, call: &str) -> &mut Answers {
+        if matches!(call, "allocate" | "free") {
+            &mut self.segments
+        } else {
+            &mut self.reservations
+        }
+    }
 }
 
 /// One list of the recording and what of it is given out.
@@ -59,36 +67,21 @@ struct Inner {
     size_bytes: u64,
 }
 
-impl<D: Driver> Recorded<D> {
+impl<D: Driver> Intercepted<D, RecordedAnswers> {
     /// Wraps a driver.
     #[must_use]
     pub fn new(inner: D, addresses: RecordedAddresses) -> Self {
         let answers = |what, recorded| Answers { what, recorded, given: 0, live: BTreeMap::new() };
-        Self {
-            inner,
-            books: Mutex::new(Books {
-                segments: answers("segment", addresses.segments),
-                reservations: answers("reservation", addresses.mappings),
-            }),
-        }
-    }
-
-    /// The driver that does the work. Its addresses are not the recorded ones.
-    #[must_use]
-    pub fn inner(&self) -> &D {
-        &self.inner
-    }
-
-    /// The inner driver's address for a recorded one.
-    fn inward(&self, address: u64) -> u64 {
-        let books = self.books.lock();
-        let found = books.segments.inward(address);
-        found.or_else(|| books.reservations.inward(address)).unwrap_or(address)
+        let lists = Lists {
+            segments: answers("segment", addresses.segments),
+            reservations: answers("reservation", addresses.mappings),
+        };
+        Self::with(inner, RecordedAnswers { lists: Mutex::new(lists) })
     }
 }
 
 impl Answers {
-    /// The next address of the recording. It counts as given once [`put`](Self::put) has it.
+    /// The next address of the recording. It counts as given when `given` does.
     fn peek(&self, call: &'static str) -> DriverResult<u64> {
         let fail = |message| DriverError::new(DriverErrorKind::Other, call, 0, message);
         let Some(&next) = self.recorded.get(self.given) else {
@@ -100,11 +93,6 @@ impl Answers {
             return Err(fail(message));
         }
         Ok(next)
-    }
-
-    fn put(&mut self, recorded: u64, inner: Inner) {
-        self.given += 1;
-        self.live.insert(recorded, inner);
     }
 
     /// What starts at exactly this recorded address.
@@ -122,179 +110,63 @@ impl Answers {
     }
 }
 
-impl<D: Driver> Driver for Recorded<D> {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-
-    forward! { @driver_without_addresses inner }
-
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        let segments = &mut self.books.lock().segments;
-        let recorded = segments.peek("allocate")?;
-        let address = self.inner.allocate(size_bytes)?;
-        segments.put(recorded, Inner { address, size_bytes });
-        Ok(recorded)
-    }
-
-    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let segments = &mut self.books.lock().segments;
-        let inner = segments.at("free", address)?;
-        self.inner.free(inner.address, size_bytes)?;
-        segments.live.remove(&address);
-        Ok(())
-    }
-
-    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        let (to, from) = (self.inward(to), self.inward(from));
-        self.inner.copy(to, from, size_bytes, stream)
-    }
-
-    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
-        self.inner.copy_from_host(self.inward(to), from, stream)
-    }
-
-    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
-        self.inner.copy_to_host(to, self.inward(from), stream)
-    }
-
-    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        self.inner.fill(self.inward(to), byte, size_bytes, stream)
-    }
-
-    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
-        self.inner.is_per_thread_stream(stream)
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.inner.virtual_memory().map(|_| self as _)
-    }
-
-    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        self.inner.memory_pools()
-    }
-
-    fn ipc(&self) -> Option<&dyn Ipc> {
-        self.inner.ipc().map(|_| self as _)
-    }
-
-    fn peers(&self) -> Option<&dyn Peers> {
-        self.inner.peers().map(|_| self as _)
-    }
-
-    fn capture(&self) -> Option<&dyn Capture> {
-        self.inner.capture()
-    }
-
-    fn processes(&self) -> Option<&dyn Processes> {
-        self.inner.processes()
-    }
-}
-
-impl<D: Driver> VirtualMemory for Recorded<D> {
-    fn granularity_bytes(&self) -> u64 {
-        let part = self.inner.virtual_memory();
-        part.expect("announced only when the inner driver has it").granularity_bytes()
-    }
-
-    forward! { @virtual_without_addresses inner_virtual }
-
-    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
-        let reservations = &mut self.books.lock().reservations;
-        let recorded = reservations.peek("reserve")?;
-        let address = inner_virtual(self, "reserve")?.reserve(size_bytes)?;
-        reservations.live.insert(recorded, Inner { address, size_bytes });
-        Ok(recorded)
-    }
-
-    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let reservations = &mut self.books.lock().reservations;
-        let inner = reservations.at("unreserve", address)?;
-        inner_virtual(self, "unreserve")?.unreserve(inner.address, size_bytes)?;
-        reservations.live.remove(&address);
-        Ok(())
-    }
-
-    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
-        let inner = inner_virtual(self, "map")?;
-        inner.map(self.inward(address), size_bytes, piece)
-    }
-
-    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
-        let inner = inner_virtual(self, "set_access")?;
-        inner.set_access(self.inward(address), size_bytes, device)?;
-        self.books.lock().reservations.given += 1;
-        Ok(())
-    }
-
-    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let inner = inner_virtual(self, "unmap")?;
-        inner.unmap(self.inward(address), size_bytes)
-    }
-}
-
-impl<D: Driver> Ipc for Recorded<D> {
-    fn share(&self, base: u64) -> DriverResult<[u8; 64]> {
-        inner_ipc(self, "share")?.share(self.inward(base))
-    }
-
-    forward! { inner_ipc:
-        open(handle: &[u8; 64]) -> u64;
-        close(address: u64) -> ();
-    }
-}
-
-impl<D: Driver> Peers for Recorded<D> {
-    forward! { @peers_without_addresses inner_peers }
-
-    /// Translates both addresses where they are on this device; another device's recording is not
-    /// known here.
-    fn copy_peer(
+impl Interceptor for RecordedAnswers {
+    /// A recorded mapping has been given out once it is accessible; a segment when it is allocated.
+    fn around<T>(
         &self,
-        to: (DeviceId, u64),
-        from: (DeviceId, u64),
-        size_bytes: u64,
-        stream: StreamId,
-    ) -> DriverResult<()> {
-        let own = self.inner.info().device;
-        let inward = |(device, address)| match device == own {
-            true => (device, self.inward(address)),
-            false => (device, address),
-        };
-        inner_peers(self, "copy_peer")?.copy_peer(inward(to), inward(from), size_bytes, stream)
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        let answer = act()?;
+        if call == "set_access" {
+            self.lists.lock().reservations.given += 1;
+        }
+        Ok(answer)
     }
-}
 
-#[expect(clippy::unnecessary_wraps, reason = "the shape that `forward!` asks for")]
-fn inner<'a, D: Driver>(wrapper: &'a Recorded<D>, _call: &str) -> DriverResult<&'a D> {
-    Ok(&wrapper.inner)
-}
+    fn obtain(
+        &self,
+        call: &'static str,
+        size_bytes: u64,
+        act: impl FnOnce() -> DriverResult<u64>,
+    ) -> DriverResult<u64> {
+        let mut lists = self.lists.lock();
+        let answers = lists.of(call);
+        let recorded = answers.peek(call)?;
+        let address = act()?;
+        answers.live.insert(recorded, Inner { address, size_bytes });
+        if call == "allocate" {
+            answers.given += 1;
+        }
+        Ok(recorded)
+    }
 
-fn inner_virtual<'a, D: Driver>(
-    wrapper: &'a Recorded<D>,
-    call: &'static str,
-) -> DriverResult<&'a dyn VirtualMemory> {
-    part(call, wrapper.inner.virtual_memory())
-}
+    fn give_back(
+        &self,
+        call: &'static str,
+        address: u64,
+        act: impl FnOnce(u64) -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        let mut lists = self.lists.lock();
+        let answers = lists.of(call);
+        act(answers.at(call, address)?.address)?;
+        answers.live.remove(&address);
+        Ok(())
+    }
 
-fn inner_ipc<'a, D: Driver>(
-    wrapper: &'a Recorded<D>,
-    call: &'static str,
-) -> DriverResult<&'a dyn Ipc> {
-    part(call, wrapper.inner.ipc())
-}
-
-fn inner_peers<'a, D: Driver>(
-    wrapper: &'a Recorded<D>,
-    call: &'static str,
-) -> DriverResult<&'a dyn Peers> {
-    part(call, wrapper.inner.peers())
+    fn address(&self, address: u64) -> u64 {
+        let lists = self.lists.lock();
+        let found = lists.segments.inward(address);
+        found.or_else(|| lists.reservations.inward(address)).unwrap_or(address)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::driver::sim::{Sim, SimOptions};
+    use crate::driver::{Exportable, VirtualMemory};
+    use crate::ids::{DeviceId, StreamId};
     use crate::size::MIB;
 
     fn recorded(segments: &[u64], mappings: &[u64]) -> Recorded<Sim> {

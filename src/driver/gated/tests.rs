@@ -1,8 +1,8 @@
 //! Held work stays held until it is let go, and nothing waits for ever.
 
 use super::*;
-use crate::driver::Host;
 use crate::driver::host::HostOptions;
+use crate::driver::{Exportable, Host};
 use crate::size::MIB;
 
 const LANE: StreamId = StreamId(64);
