@@ -13,8 +13,8 @@ use std::thread;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{Compat, Config, Settings};
-use stratalloc::driver::Driver;
 use stratalloc::driver::sim::EventMode;
+use stratalloc::driver::{Driver, Intercepted};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
@@ -212,7 +212,7 @@ fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, 
     let machine = SimMachine::with_events(1 << 30, EventMode::Immediate);
     // Company that must come is waited for; where none can come, a little patience is enough.
     let turns = if unlocked && limit_bytes.is_none() { 1 << 24 } else { 20_000 };
-    let driver = Arc::new(Meeting::new(Arc::clone(&machine.0), turns));
+    let driver = Arc::new(Intercepted::with(Arc::clone(&machine.0), Meeting::new(turns)));
     let settings = Settings { release_lock_on_device_allocate: unlocked, ..Settings::default() };
     let strategy = build(
         &Config::from_settings(settings),
@@ -235,7 +235,7 @@ fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, 
     let engine = strategy.engine().expect("the native strategy has an engine");
     crate::common::law::check_all(engine, machine.used_bytes()).expect("the laws hold at rest");
     let served = served.into_iter().filter(|served| *served).count();
-    (driver.most_inside(), served, machine.used_bytes())
+    (driver.interceptor().most_inside(), served, machine.used_bytes())
 }
 
 #[test]

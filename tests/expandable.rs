@@ -22,7 +22,7 @@ use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
 
 use crate::common::base::Base;
-use crate::common::plain::Plain;
+use crate::common::plain::plain;
 use crate::common::{Checked, Segments, law};
 
 /// Runs each function on every device.
@@ -357,7 +357,7 @@ fn a_request_larger_than_the_reserve_says_which_key_to_raise() {
 }
 
 fn a_device_without_virtual_memory_refuses_and_says_why<D: Base>() {
-    let driver = Arc::new(Plain { inner: Arc::new(D::with_bytes(1 << 30)) });
+    let driver = plain(Arc::new(D::with_bytes(1 << 30)));
     let config = Config::parse(ON, &KeyTable::default()).expect("a legal string");
     let refused = registry::build(&config, Arc::clone(&driver) as _, BuildOptions::default());
     let message = refused.expect_err("it cannot").to_string();

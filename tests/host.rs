@@ -1,16 +1,14 @@
 //! The host device catches a block that is reused too early: its bytes are wrong, visibly.
 //!
-//! The same program runs twice, on the device itself and on a double that lies about events. Only
-//! with the lie does the allocator hand the block out while another stream still writes to it.
+//! The same program runs twice, on the device itself and on a double that records events on the wrong
+//! stream. Only there does the allocator hand the block out while another stream still writes to it.
 use std::sync::Arc;
 
 use stratalloc::allocator::{CrossStream, DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::driver::{
-    Brake, CaptureStatus, DeviceInfo, Driver, DriverResult, Gated, MemoryInfo,
-};
-use stratalloc::ids::{EventId, StreamId};
+use stratalloc::driver::{Brake, Driver, Gated, Intercepted, Interceptor};
+use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 
@@ -18,68 +16,13 @@ const OWNER: StreamId = StreamId(64);
 const OTHER: StreamId = StreamId(128);
 const BYTES: u64 = 64 * 1024;
 
-/// Says that every event has passed.
+/// Whatever stream is named, it is another one, where nothing runs.
 #[derive(Debug)]
-struct BrokenEventWait(Arc<Host>);
+struct WrongStream;
 
-impl Driver for BrokenEventWait {
-    fn query_event(&self, _: EventId) -> DriverResult<bool> {
-        Ok(true)
-    }
-    fn synchronize_event(&self, _: EventId) -> DriverResult<()> {
-        Ok(())
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
-    fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        self.0.memory_info()
-    }
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.0.allocate(size_bytes)
-    }
-    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        self.0.free(address, size_bytes)
-    }
-    fn create_stream(&self) -> DriverResult<StreamId> {
-        self.0.create_stream()
-    }
-    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.0.destroy_stream(stream)
-    }
-    fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.0.synchronize_stream(stream)
-    }
-    fn synchronize_device(&self) -> DriverResult<()> {
-        self.0.synchronize_device()
-    }
-    fn create_event(&self) -> DriverResult<EventId> {
-        self.0.create_event()
-    }
-    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
-        self.0.record_event(event, stream)
-    }
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
-        self.0.wait_event(stream, event)
-    }
-    fn destroy_event(&self, event: EventId) -> DriverResult<()> {
-        self.0.destroy_event(event)
-    }
-    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        self.0.copy(to, from, size_bytes, stream)
-    }
-    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
-        self.0.copy_from_host(to, from, stream)
-    }
-    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
-        self.0.copy_to_host(to, from, stream)
-    }
-    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        self.0.fill(to, byte, size_bytes, stream)
-    }
-    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
-        self.0.capture_status(stream)
+impl Interceptor for WrongStream {
+    fn stream(&self, _: StreamId) -> StreamId {
+        StreamId(192)
     }
 }
 
@@ -120,9 +63,9 @@ fn a_block_is_not_reused_while_another_stream_writes_to_it() {
 }
 
 #[test]
-fn a_broken_event_wait_shows_as_wrong_bytes() {
+fn events_on_the_wrong_stream_show_as_wrong_bytes() {
     let host = host();
-    let broken = Arc::new(BrokenEventWait(Arc::clone(&host)));
+    let broken = Arc::new(Intercepted::with(Arc::clone(&host), WrongStream));
     assert!(!bytes_survive(&host, broken));
 }
 

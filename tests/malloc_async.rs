@@ -495,8 +495,7 @@ fn peers_reach_pools_of_before_and_after() {
 
 #[test]
 fn a_device_without_pools_is_refused_with_a_reason() {
-    let driver = Arc::new(crate::common::plain::Plain { inner: SimMachine::new(64 * MIB).0 })
-        as Arc<dyn Driver>;
+    let driver = crate::common::plain::plain(SimMachine::new(64 * MIB).0);
     let error = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap_err();
     assert_eq!(error.kind, DriverErrorKind::NotSupported);
     assert!(error.to_string().contains("no stream-ordered memory pools"), "{error}");

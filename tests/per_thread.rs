@@ -12,14 +12,16 @@ use stratalloc::allocator::{
     Allocation, DeviceAllocator, PoolOptions, PoolScope, Request, ScopeFilter,
 };
 use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Gated, Recorded, RecordedAddresses};
-use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::driver::{
+    Capture, Driver, FaultPlan, Faulty, Interceptor, Recorded, RecordedAddresses,
+};
+use stratalloc::ids::{EventId, PoolId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
 
 use crate::common::law;
-use crate::common::threaded::{OWN, Threaded};
+use crate::common::threaded::{OWN, Threaded, threaded};
 
 const BOTH: [&str; 2] = ["", "expandable_segments:True"];
 
@@ -33,7 +35,7 @@ struct Bed {
 
 impl Bed {
     fn new(total_bytes: u64, conf: &str) -> Self {
-        let device = Threaded::new(total_bytes);
+        let device = threaded(total_bytes);
         let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
         let driver = Arc::clone(&device) as Arc<dyn Driver>;
         let strategy = build(&config, driver, BuildOptions { raw_addresses: true });
@@ -49,6 +51,18 @@ impl Bed {
     fn worked(&self, block: Allocation, stream: StreamId) -> Allocation {
         self.device.fill(block.address(), 1, block.size_bytes(), stream).expect("it takes work");
         block
+    }
+
+    /// Makes a stream wait for an event; if that is of a capture, it draws the stream in.
+    fn join(&self, stream: StreamId, event: EventId) {
+        self.device.wait_event(stream, event).expect("it takes work");
+    }
+
+    /// An event behind all that a stream has been given.
+    fn mark(&self, stream: StreamId) -> EventId {
+        let event = self.device.create_event().expect("sim has events");
+        self.device.record_event(event, stream).expect("it takes work");
+        event
     }
 
     #[track_caller]
@@ -98,13 +112,13 @@ fn a_block_changes_threads_only_when_the_freeing_threads_work_is_done() {
             let other = bed.elsewhere(|| bed.take(bytes, OWN));
             assert_ne!(other.address(), address, "{conf}: work runs on it still");
             assert_eq!(bed.live_and_draining(), (size, size));
-            bed.device.finish_own();
+            bed.device.interceptor().finish_own();
             let third = bed.elsewhere(|| bed.take(bytes, OWN));
             assert_eq!(third.address(), address, "{conf}: nobody works on it any more");
             bed.check();
             bed.give(other);
             bed.give(third);
-            bed.device.sim.complete_all();
+            bed.device.inner().complete_all();
             bed.strategy.caching().unwrap().empty_cache().unwrap();
             assert_eq!(bed.live_and_draining(), (0, 0));
             bed.check();
@@ -119,14 +133,14 @@ fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
         let block = bed.take(MIB, OWN);
         let address = block.address();
         // As if it had been handed over, behind the first thread's work.
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         let finish = bed.elsewhere(|| {
             bed.give(bed.worked(block, OWN));
-            bed.device.real(OWN)
+            bed.device.interceptor().stream(OWN)
         });
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         assert_ne!(bed.look(MIB, OWN), address, "{conf}: the second thread's work runs still");
-        bed.device.sim.complete_stream(finish);
+        bed.device.inner().complete_stream(finish);
         assert_eq!(bed.look(MIB, OWN), address, "{conf}");
         bed.check();
     }
@@ -138,7 +152,7 @@ fn one_threads_work_does_not_hold_back_what_another_freed_later() {
     let first = bed.look(MIB, OWN);
     let second = bed.elsewhere(|| {
         let second = bed.look(MIB, OWN);
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         second
     });
     assert_ne!(first, second);
@@ -153,7 +167,7 @@ fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
         let address = bed.look(20 * MIB, OWN);
         let other = bed.elsewhere(|| bed.take(20 * MIB, OWN));
         assert_eq!(other.address(), address, "{conf}");
-        assert_eq!(bed.device.sim.calls("synchronize_event"), 1, "{conf}");
+        assert_eq!(bed.device.inner().calls("synchronize_event"), 1, "{conf}");
         bed.give(other);
         // Another stream gets the memory by way of the device.
         let stream = bed.device.create_stream().unwrap();
@@ -171,7 +185,7 @@ fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
         bed.device.fill(address, 1, MIB, OWN).unwrap();
         raw.free_raw(address).unwrap();
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
-        bed.device.sim.complete_all();
+        bed.device.inner().complete_all();
         bed.strategy.cross_stream().unwrap().process_events().unwrap();
         let caching = bed.strategy.caching().expect("it caches");
         let there = caching.allocate_at(Request::new(MIB, OWN), address).unwrap();
@@ -194,14 +208,14 @@ fn a_private_pool_keeps_threads_apart_too() {
         bed.give(block);
         let other = bed.elsewhere(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         let third = bed.elsewhere(take);
         assert_eq!(third.address(), address, "{conf}");
         bed.give(other);
         bed.give(third);
         // Routed there by a scope.
         let scope = PoolScope::open(pools, pool, ScopeFilter::Stream(OWN)).unwrap();
-        bed.device.sim.complete_all();
+        bed.device.inner().complete_all();
         let address = bed.look(MIB, OWN);
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: in a scope");
         drop(scope);
@@ -219,7 +233,7 @@ fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
     let idle = pools.allocate_in(pool, Request::new(20 * MIB, OWN)).unwrap();
     bed.give(idle);
     bed.strategy.cross_stream().unwrap().process_events().unwrap();
-    bed.device.sim.complete_all();
+    bed.device.inner().complete_all();
     bed.strategy.cross_stream().unwrap().process_events().unwrap();
     let helped = bed.take(20 * MIB, OWN);
     bed.give(helped);
@@ -239,8 +253,9 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         let first = bed.look(MIB, OWN);
         assert_ne!(bed.look(MIB, OWN), first, "{conf}: nothing passes in a capture");
         // Other threads' streams are not captured: theirs goes on as ever.
-        let (before, stream) = bed.elsewhere(|| (bed.look(MIB, OWN), bed.device.real(OWN)));
-        bed.device.sim.complete_stream(stream);
+        let (before, stream) =
+            bed.elsewhere(|| (bed.look(MIB, OWN), bed.device.interceptor().stream(OWN)));
+        bed.device.inner().complete_stream(stream);
         assert_eq!(bed.elsewhere(|| bed.look(MIB, OWN)), before, "{conf}");
         // Work from before the capture is in no graph.
         let address = eager.address();
@@ -249,10 +264,10 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         let graph = scope.finish();
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by another thread");
         assert_ne!(bed.look(MIB, OWN), address, "{conf}: its work runs still");
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         assert_eq!(bed.look(MIB, OWN), address, "{conf}");
         drop(graph);
-        bed.device.sim.complete_all();
+        bed.device.inner().complete_all();
         bed.strategy.caching().unwrap().empty_cache().unwrap();
         bed.check();
     }
@@ -286,10 +301,10 @@ fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off()
         (block.address() == address, block)
     };
     process();
-    bed.device.sim.complete_stream(user);
+    bed.device.inner().complete_stream(user);
     let (reused, first) = there();
     assert!(!reused, "its own work runs still");
-    bed.device.finish_own();
+    bed.device.interceptor().finish_own();
     let (reused, second) = there();
     assert!(reused);
     [first, second].into_iter().for_each(|block| bed.give(block));
@@ -318,7 +333,7 @@ fn what_a_checkpoint_brings_back_obeys_too() {
         let take = || pools.allocate_in(pool, Request::new(MIB, OWN)).unwrap();
         let other = bed.elsewhere(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         let third = bed.elsewhere(take);
         assert_eq!(third.address(), address, "{conf}");
         [other, third].into_iter().for_each(|block| bed.give(block));
@@ -340,9 +355,9 @@ fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
         drop(scope.finish());
     });
     // A launch of the graph may run still, on a stream that only its thread can name.
-    bed.device.take_order();
+    bed.device.interceptor().take_order();
     bed.strategy.caching().unwrap().empty_cache().unwrap();
-    assert_eq!(bed.device.take_order(), ["synchronize_device", "unmap"]);
+    assert_eq!(bed.device.interceptor().take_order(), ["synchronize_device", "unmap"]);
     bed.check();
 }
 
@@ -354,17 +369,17 @@ fn use_by_a_threads_own_stream_of_another_streams_block_is_waited_for() {
     let address = block.address();
     bed.strategy.cross_stream().unwrap().record_stream(&block, OWN).unwrap();
     bed.give(bed.worked(block, OWN));
-    bed.device.sim.complete_stream(stream);
+    bed.device.inner().complete_stream(stream);
     assert_ne!(bed.elsewhere(|| bed.look(MIB, stream)), address);
-    bed.device.finish_own();
-    bed.device.sim.complete_stream(stream);
+    bed.device.interceptor().finish_own();
+    bed.device.inner().complete_stream(stream);
     assert_eq!(bed.elsewhere(|| bed.look(MIB, stream)), address);
     bed.check();
 }
 
 #[test]
 fn a_driver_that_fails_to_record_leaves_the_block_with_its_caller() {
-    let device = Arc::new(Faulty::new(Threaded::new(ROOMY)));
+    let device = Arc::new(Faulty::new(threaded(ROOMY)));
     let driver = Arc::clone(&device) as Arc<dyn Driver>;
     let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
     let block = strategy.allocate(Request::new(MIB, OWN)).unwrap();
@@ -374,7 +389,7 @@ fn a_driver_that_fails_to_record_leaves_the_block_with_its_caller() {
     device.disarm();
     strategy.free(error.allocation).unwrap();
     drop(strategy);
-    assert!(device.inner().sim.held().segments.is_empty());
+    assert!(device.inner().inner().held().segments.is_empty());
 }
 
 #[test]
@@ -396,13 +411,12 @@ fn on_a_device_without_such_a_stream_the_number_is_a_plain_one() {
 
 #[test]
 fn wrappers_of_a_device_hand_the_answer_through() {
-    let device = Threaded::new(ROOMY);
+    let device = threaded(ROOMY);
     assert!(Faulty::new(Arc::clone(&device)).is_per_thread_stream(OWN));
     let addresses = RecordedAddresses::default();
     assert!(Recorded::new(Arc::clone(&device), addresses).is_per_thread_stream(OWN));
     let shared = Arc::clone(&device) as Arc<dyn Driver>;
     assert!(shared.is_per_thread_stream(OWN) && !shared.is_per_thread_stream(StreamId(3)));
-    assert!(Gated::new(device).is_per_thread_stream(OWN));
 }
 
 /// The real thing: number 2 of a GPU, whose work a gate holds back.

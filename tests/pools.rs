@@ -19,7 +19,7 @@ use stratalloc::error::{DriverErrorKind, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 
-use crate::common::racing::Racing;
+use crate::common::racing::{Racing, capture_before_next_event, end_capture, racing};
 
 const HOME: StreamId = StreamId(0);
 const SIDE: StreamId = StreamId(0x40);
@@ -298,18 +298,18 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
 /// An event that is recorded inside a capture never passes.
 #[test]
 fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
-    let device = Racing::new(1 << 30);
+    let device = racing(1 << 30);
     let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
     let engine = Engine::new(Arc::<Racing>::clone(&device), &options).expect("the device can");
-    let side = device.sim.create_stream().unwrap();
+    let side = device.inner().create_stream().unwrap();
     let block = take(&engine, MIB, HOME);
     engine.record_stream(&block, side).unwrap();
-    device.capture_before_next_event(side);
+    capture_before_next_event(&device, side);
     engine.free(block).unwrap();
-    device.end_capture(side);
+    end_capture(&device, side);
     engine.poll_events().unwrap();
     engine.free(take(&engine, MIB, HOME)).unwrap();
-    device.sim.complete_all();
+    device.inner().complete_all();
     engine.free(take(&engine, MIB, HOME)).unwrap();
     assert_eq!(engine.statistics().active.all.current, 0);
     engine.check().unwrap();

@@ -1,21 +1,15 @@
 //! A driver whose allocations wait for company: it shows which misses may overlap.
 //!
-//! An allocation lets other threads run until a second one is inside, or for a bounded number of
-//! turns. Everything else goes straight to the simulated device.
+//! An allocation lets other threads run until a second one is inside, or for a bounded number of turns.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::yield_now;
 
-use stratalloc::driver::{CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, Sim};
-use stratalloc::ids::{EventId, StreamId};
+use stratalloc::driver::{DriverResult, Interceptor};
 
-use super::plain::straight;
-
-/// The simulated device with allocations that wait for company.
+/// Lets allocations wait for company.
 #[derive(Debug)]
 pub(crate) struct Meeting {
-    pub(crate) sim: Arc<Sim>,
     inside: AtomicUsize,
     most_inside: AtomicUsize,
     /// How often an allocation that is alone lets others run.
@@ -23,8 +17,8 @@ pub(crate) struct Meeting {
 }
 
 impl Meeting {
-    pub(crate) fn new(sim: Arc<Sim>, turns: u64) -> Self {
-        Self { sim, inside: AtomicUsize::new(0), most_inside: AtomicUsize::new(0), turns }
+    pub(crate) fn new(turns: u64) -> Self {
+        Self { inside: AtomicUsize::new(0), most_inside: AtomicUsize::new(0), turns }
     }
 
     /// How many allocations were inside at once, at most.
@@ -33,8 +27,15 @@ impl Meeting {
     }
 }
 
-impl Driver for Meeting {
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
+impl Interceptor for Meeting {
+    fn around<T>(
+        &self,
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        if call != "allocate" {
+            return act();
+        }
         let inside = self.inside.fetch_add(1, SeqCst) + 1;
         self.most_inside.fetch_max(inside, SeqCst);
         for _ in 0..self.turns {
@@ -43,10 +44,8 @@ impl Driver for Meeting {
             }
             yield_now();
         }
-        let address = self.sim.allocate(size_bytes);
+        let answer = act();
         self.inside.fetch_sub(1, SeqCst);
-        address
+        answer
     }
-
-    straight!(sim);
 }

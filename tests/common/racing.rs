@@ -1,62 +1,66 @@
-//! The simulated device where another thread begins a capture between two calls of this one.
+//! The simulated device where something happens between two calls.
 
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, Sim,
-};
-use stratalloc::ids::{EventId, StreamId};
-
-use super::plain::{forward, straight_but_records};
+use stratalloc::driver::{Capture, DriverResult, Intercepted, Interceptor, Sim};
+use stratalloc::ids::StreamId;
 
 /// Work finishes when a test says so.
-#[derive(Debug)]
-pub(crate) struct Racing {
-    pub(crate) sim: Sim,
-    /// Captured just before the next event is recorded.
-    next: Mutex<Option<StreamId>>,
+pub(crate) type Racing = Intercepted<Arc<Sim>, Before>;
+
+pub(crate) fn racing(total_bytes: u64) -> Arc<Racing> {
+    let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
+    let sim = SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() };
+    Arc::new(Intercepted::with(Arc::new(Sim::new(sim)), Before::default()))
 }
 
-impl Racing {
-    pub(crate) fn new(total_bytes: u64) -> Arc<Self> {
-        let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
-        let sim = SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() };
-        Arc::new(Self { sim: Sim::new(sim), next: Mutex::default() })
-    }
+/// Another thread begins to capture `stream` just before the next event is recorded.
+pub(crate) fn capture_before_next_event(device: &Racing, stream: StreamId) {
+    let sim = Arc::clone(device.inner());
+    let begin = move || _ = Capture::begin(&*sim, stream).expect("it is not captured");
+    device.interceptor().next("record_event", || on_another_thread(begin));
+}
 
-    /// Another thread begins to capture `stream` just before the next event is recorded.
-    pub(crate) fn capture_before_next_event(&self, stream: StreamId) {
-        *self.next.lock().expect("no test panics under it") = Some(stream);
-    }
+/// Ends a capture of another thread.
+pub(crate) fn end_capture(device: &Racing, stream: StreamId) {
+    on_another_thread(|| Capture::end(&**device.inner(), stream).expect("nobody broke it"));
+}
 
-    /// Ends a capture of another thread.
-    pub(crate) fn end_capture(&self, stream: StreamId) {
-        self.elsewhere(|| Capture::end(&self.sim, stream).expect("nobody broke it"));
-    }
+fn on_another_thread(act: impl FnOnce() + Send) {
+    std::thread::scope(|scope| scope.spawn(act).join().expect("it does not panic"));
+}
 
-    fn elsewhere(&self, act: impl FnOnce() + Send) {
-        std::thread::scope(|scope| scope.spawn(act).join().expect("it does not panic"));
+/// What happens just before the next call of one name.
+#[derive(Default)]
+pub(crate) struct Before(Mutex<Option<(&'static str, Act)>>);
+
+type Act = Box<dyn FnOnce() + Send>;
+
+impl Before {
+    pub(crate) fn next(&self, call: &'static str, act: impl FnOnce() + Send + 'static) {
+        *self.0.lock().expect("no test panics under it") = Some((call, Box::new(act)));
     }
 }
 
-impl Driver for Racing {
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.sim.allocate(size_bytes)
+impl fmt::Debug for Before {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Before")
     }
+}
 
-    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
-        let next = self.next.lock().expect("no test panics under it").take();
-        if let Some(next) = next {
-            self.elsewhere(|| {
-                Capture::begin(&self.sim, next).expect("it is not captured");
-            });
+impl Interceptor for Before {
+    fn around<T>(
+        &self,
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        let next =
+            self.0.lock().expect("no test panics under it").take_if(|(name, _)| *name == call);
+        if let Some((_, first)) = next {
+            first();
         }
-        self.sim.record_event(event, stream)
-    }
-
-    straight_but_records!(sim);
-    forward! { sim:
-        capture_status(stream: StreamId) -> DriverResult<CaptureStatus>;
+        act()
     }
 }

@@ -11,17 +11,16 @@ use stratalloc::allocator::{
 };
 use stratalloc::config::Settings;
 use stratalloc::driver::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, FaultPlan, Faulty, MemoryInfo,
-    MemoryPools, NodeId, Sim,
+    Capture, CaptureStatus, Driver, FaultPlan, Faulty, Intercepted, MemoryPools, NodeId,
 };
 use stratalloc::error::DriverErrorKind;
-use stratalloc::ids::{EventId, PoolId, StreamId};
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
 use super::{Bed, sim};
 use crate::common::machine::{Machine, SimMachine};
-use crate::common::plain::straight_but_captures;
+use crate::common::racing::Before;
 
 impl Bed<SimMachine> {
     fn stream(&self) -> StreamId {
@@ -341,47 +340,13 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     bed.give(next);
 }
 
-/// The simulated device; when it is next asked whether a stream is captured, something happens first.
-struct Asked {
-    sim: Arc<Sim>,
-    first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-}
-
-impl std::fmt::Debug for Asked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.sim.fmt(f)
-    }
-}
-
-impl Driver for Asked {
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.sim.allocate(size_bytes)
-    }
-
-    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
-        let first = self.first.lock().take();
-        first.into_iter().for_each(|act| act());
-        self.sim.capture_status(stream)
-    }
-
-    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        self.sim.memory_pools()
-    }
-
-    fn capture(&self) -> Option<&dyn Capture> {
-        Driver::capture(&*self.sim)
-    }
-
-    straight_but_captures!(sim);
-}
-
 #[test]
 fn a_free_that_comes_to_wait_is_charged_all_the_time() {
     // Whether somebody tells the allocator of the capture or it finds out.
     for told in [true, false] {
         let machine = SimMachine::new(256 * MIB);
         let sim = &machine.0;
-        let driver = Arc::new(Asked { sim: Arc::clone(sim), first: Mutex::default() });
+        let driver = Arc::new(Intercepted::with(Arc::clone(sim), Before::default()));
         let dyn_driver: Arc<dyn Driver> = driver.clone();
         let allocator =
             Arc::new(MallocAsyncAllocator::new(dyn_driver, &Settings::default()).unwrap());
@@ -395,9 +360,9 @@ fn a_free_that_comes_to_wait_is_charged_all_the_time() {
         });
         let (asks, tried) = (Arc::clone(&allocator), Arc::new(Mutex::new(None)));
         let result = Arc::clone(&tried);
-        *driver.first.lock() = Some(Box::new(move || {
+        driver.interceptor().next("capture_status", move || {
             *result.lock() = Some(asks.allocate(Request::new(2 * MIB, other)).is_ok());
-        }));
+        });
         allocator.free(block).unwrap();
         assert_eq!(*tried.lock(), Some(false), "told: {told}");
         Capture::end(&**sim, side).unwrap();

@@ -6,52 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use stratalloc::allocator::{Counters, DeviceAllocator, Pressure, Request};
 use stratalloc::config::Settings;
 use stratalloc::driver::sim::{CallCosts, SimOptions};
-use stratalloc::driver::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, FaultPlan, Faulty, MemoryInfo,
-    MemoryPools, ProcessUsage, Processes, Sim,
-};
+use stratalloc::driver::{Driver, FaultPlan, Faulty, ProcessUsage, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind, OutOfMemory};
-use stratalloc::ids::{EventId, StreamId};
+use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
+use crate::common::crowded::crowded;
 use crate::common::machine::SimMachine;
-use crate::common::plain::straight;
 
 const ON: StreamId = StreamId::DEFAULT;
-
-/// The simulated device, shared with other processes.
-#[derive(Debug)]
-struct Crowded {
-    sim: Sim,
-    list: Vec<ProcessUsage>,
-}
-
-impl Driver for Crowded {
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.sim.allocate(size_bytes)
-    }
-
-    straight!(sim);
-
-    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        self.sim.memory_pools()
-    }
-
-    fn capture(&self) -> Option<&dyn Capture> {
-        self.sim.capture()
-    }
-
-    fn processes(&self) -> Option<&dyn Processes> {
-        Some(self)
-    }
-}
-
-impl Processes for Crowded {
-    fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
-        Ok(self.list.clone())
-    }
-}
 
 /// The report of 40 MiB too many on a device of 100 MiB, of which others have 70.
 fn report_among_others(limit_bytes: Option<u64>) -> OutOfMemory {
@@ -62,8 +26,7 @@ fn report_among_others(limit_bytes: Option<u64>) -> OutOfMemory {
     let usage = |process, mib| ProcessUsage { process, used_bytes: mib * MIB };
     let list = vec![usage(std::process::id(), 30), usage(9, 70), usage(8, 0)];
     let allocator =
-        MallocAsyncAllocator::new(Arc::new(Crowded { sim, list }), &Settings::default())
-            .expect("it works");
+        MallocAsyncAllocator::new(crowded(sim, Ok(list)), &Settings::default()).expect("it works");
     allocator.caching().expect("it works").set_limit_bytes(limit_bytes);
     match allocator.allocate(Request::new(40 * MIB, ON)) {
         Err(AllocError::OutOfMemory(report)) => *report,

@@ -67,13 +67,13 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         bed.process();
         let size = 20 << 20;
         assert_eq!(bed.live_and_draining(), (0, size), "{conf}: only its thread could tell");
-        bed.device.take_order();
-        let events = bed.device.sim.calls("record_event");
+        bed.device.interceptor().take_order();
+        let events = bed.device.inner().calls("record_event");
         // Who needs the memory waits, for the device once, and for the other stream by an event: it may
         // be of another device.
         bed.strategy.caching().unwrap().empty_cache().unwrap();
-        assert_eq!(bed.device.take_order()[0], "synchronize_device", "{conf}");
-        assert_eq!(bed.device.sim.calls("record_event"), events + 1, "{conf}");
+        assert_eq!(bed.device.interceptor().take_order()[0], "synchronize_device", "{conf}");
+        assert_eq!(bed.device.inner().calls("record_event"), events + 1, "{conf}");
         assert_eq!(bed.live_and_draining(), (0, 0), "{conf}");
         bed.check();
     }
@@ -89,13 +89,13 @@ fn what_a_thread_freed_in_its_capture_is_settled_when_it_ends_that() {
             let graph = bed.capture(OWN);
             bed.give(eager);
             drop(graph.end(&bed));
-            (address, bed.device.real(OWN))
+            (address, bed.device.interceptor().stream(OWN))
         });
-        let waits = bed.device.sim.calls("synchronize_device");
+        let waits = bed.device.inner().calls("synchronize_device");
         assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other thread's work runs still");
-        bed.device.sim.complete_stream(stream);
+        bed.device.inner().complete_stream(stream);
         assert_eq!(bed.look(MIB, OWN), address, "{conf}");
-        assert_eq!(bed.device.sim.calls("synchronize_device"), waits, "{conf}");
+        assert_eq!(bed.device.inner().calls("synchronize_device"), waits, "{conf}");
         bed.check();
     }
 }
@@ -107,18 +107,18 @@ fn a_thread_that_ends_its_capture_ends_no_use_in_anothers() {
     let graph = bed.capture(stream);
     let block = bed.take(MIB, stream);
     let address = block.address();
-    bed.device.join(user, bed.device.mark(stream));
+    bed.join(user, bed.mark(stream));
     bed.use_by(&block, user);
     let block = bed.worked(block, user);
     bed.elsewhere(|| {
         bed.use_by(&block, OWN);
         bed.give(block);
         drop(bed.capture(OWN).end(&bed));
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         bed.process();
     });
     assert_ne!(bed.look(MIB, stream), address, "the streams are not joined");
-    bed.device.join(stream, bed.device.mark(user));
+    bed.join(stream, bed.mark(user));
     drop(graph.end(&bed));
     bed.check();
 }
@@ -131,14 +131,14 @@ fn a_captured_use_by_a_gone_threads_stream_ends_with_the_capture() {
     let pool = graph.pool;
     let block = bed.take(MIB, stream);
     let address = block.address();
-    let begun = bed.device.mark(stream);
+    let begun = bed.mark(stream);
     let done = bed.elsewhere(|| {
-        bed.device.join(OWN, begun);
+        bed.join(OWN, begun);
         bed.use_by(&block, OWN);
         bed.give(bed.worked(block, OWN));
-        bed.device.mark(OWN)
+        bed.mark(OWN)
     });
-    bed.device.join(stream, done);
+    bed.join(stream, done);
     let _kept = graph.end(&bed);
     assert_eq!(bed.take_in(pool, MIB, stream).address(), address);
 }
@@ -152,16 +152,16 @@ fn a_captured_use_by_another_threads_stream_outlasts_a_free_by_this_one() {
         let pool = graph.pool;
         let block = bed.take(MIB, stream);
         let address = block.address();
-        bed.device.join(OWN, bed.device.mark(stream));
+        bed.join(OWN, bed.mark(stream));
         bed.use_by(&block, OWN);
         let block = bed.worked(block, OWN);
         bed.elsewhere(|| {
             bed.give(block);
-            bed.device.finish_own();
+            bed.device.interceptor().finish_own();
             bed.process();
         });
         assert_ne!(bed.look(MIB, stream), address, "{conf}: the streams are not joined");
-        bed.device.join(stream, bed.device.mark(OWN));
+        bed.join(stream, bed.mark(OWN));
         let _kept = graph.end(&bed);
         assert_eq!(bed.take_in(pool, MIB, stream).address(), address, "{conf}");
         bed.check();
@@ -175,18 +175,18 @@ fn a_captured_use_by_one_threads_stream_is_not_joined_by_way_of_anothers() {
     let graph = bed.capture(stream);
     let block = bed.take(MIB, stream);
     let address = block.address();
-    let begun = bed.device.mark(stream);
-    bed.device.join(OWN, begun);
+    let begun = bed.mark(stream);
+    bed.join(OWN, begun);
     bed.use_by(&block, OWN);
     let block = bed.worked(block, OWN);
     let done = bed.elsewhere(|| {
-        bed.device.join(OWN, begun);
+        bed.join(OWN, begun);
         bed.give(block);
-        bed.device.mark(OWN)
+        bed.mark(OWN)
     });
-    bed.device.join(stream, done);
+    bed.join(stream, done);
     assert_ne!(bed.look(MIB, stream), address, "this thread's own stream is not joined");
-    bed.device.join(stream, bed.device.mark(OWN));
+    bed.join(stream, bed.mark(OWN));
     drop(graph.end(&bed));
     bed.check();
 }
@@ -208,7 +208,7 @@ fn a_graph_orders_only_what_was_taken_in_it() {
         let other = bed.elsewhere(|| bed.take_in(pool, MIB, OWN));
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
         drop(second.end(&bed));
-        bed.device.sim.complete_all();
+        bed.device.inner().complete_all();
         assert_eq!(bed.take_in(pool, MIB, OWN).address(), address, "{conf}");
         bed.check();
     }
@@ -220,13 +220,13 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
         let bed = Bed::new(ROOMY, conf);
         let graph = bed.capture(OWN);
         bed.look(4 * MIB, OWN);
-        let begun = bed.device.mark(OWN);
+        let begun = bed.mark(OWN);
         let block = bed.take(MIB, OWN);
         let mine = bed.look(2 * MIB, OWN);
         let ends = Capture::frontier(&*bed.device, OWN).unwrap();
         let address = block.address();
         let done = bed.elsewhere(|| {
-            bed.device.join(OWN, begun);
+            bed.join(OWN, begun);
             bed.give(block);
             assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other's work is not before it");
             // What the first thread freed may be taken, but then comes before.
@@ -244,12 +244,12 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
             });
             assert!(taken.address() != mine || is_behind, "{conf}");
             bed.give(bed.worked(taken, OWN));
-            bed.device.mark(OWN)
+            bed.mark(OWN)
         });
         // From now on both take from the pool.
         let again = bed.look(3 * MIB, OWN);
         assert_ne!(bed.look(3 * MIB, OWN), again, "{conf}: the other could have taken it");
-        bed.device.join(OWN, done);
+        bed.join(OWN, done);
         drop(graph.end(&bed));
         bed.process();
         bed.check();
@@ -263,9 +263,9 @@ fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
     let first = bed.look(MIB, OWN);
     assert_ne!(bed.look(MIB, OWN), first, "a launch of the graph is before nobody's work yet");
     let asked = || {
-        let before = bed.device.sim.calls("capture_status");
+        let before = bed.device.inner().calls("capture_status");
         bed.look(512, OWN);
-        bed.device.sim.calls("capture_status") - before
+        bed.device.inner().calls("capture_status") - before
     };
     // The first one takes a segment, and asks for that.
     asked();
@@ -276,9 +276,9 @@ fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
     assert_eq!(asked(), few);
     Capture::end(&*bed.device, OWN).unwrap();
     assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), first, "it waits for its own thread");
-    bed.device.sim.complete_all();
+    bed.device.inner().complete_all();
     bed.process();
-    bed.device.sim.complete_all();
+    bed.device.inner().complete_all();
     bed.process();
     assert_eq!(bed.live_and_draining().1, 0);
     bed.check();
@@ -290,7 +290,7 @@ fn cached_memory_of_such_a_stream_is_released_while_another_thread_captures() {
         let bed = Bed::new(20 * MIB, conf);
         let [captured, other] = [bed.stream(), bed.stream()];
         bed.look(20 * MIB, OWN);
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         bed.process();
         let graph = bed.capture(captured);
         bed.elsewhere(|| bed.look(20 * MIB, other));
@@ -306,9 +306,9 @@ fn pages_whose_work_is_known_to_be_done_are_unmapped_without_a_wait() {
     for (at, block) in blocks.into_iter().enumerate() {
         if at % 2 == 0 { bed.give(block) } else { drop(block) }
     }
-    bed.device.finish_own();
+    bed.device.interceptor().finish_own();
     bed.process();
-    bed.device.take_order();
+    bed.device.interceptor().take_order();
     bed.strategy.caching().unwrap().empty_cache().unwrap();
-    assert_eq!(bed.device.take_order(), ["unmap"; 3]);
+    assert_eq!(bed.device.interceptor().take_order(), ["unmap"; 3]);
 }

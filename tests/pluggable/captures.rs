@@ -12,7 +12,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
 
 use super::{User, over, sim};
-use crate::common::racing::Racing;
+use crate::common::racing::{Racing, capture_before_next_event, end_capture, racing};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -38,13 +38,13 @@ fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
 /// An event that is recorded inside a capture never passes.
 #[test]
 fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
-    let device = Racing::new(1 << 30);
+    let device = racing(1 << 30);
     let own = over(Arc::<Racing>::clone(&device), User::with_bytes(1 << 30).callbacks());
-    let side = device.sim.create_stream().unwrap();
-    device.capture_before_next_event(side);
+    let side = device.inner().create_stream().unwrap();
+    capture_before_next_event(&device, side);
     free_after(&own, side);
-    device.end_capture(side);
-    assert_eq!(active_in_the_end(&own, &device.sim), 0);
+    end_capture(&device, side);
+    assert_eq!(active_in_the_end(&own, device.inner()), 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use stratalloc::ids::{EventId, PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
 
 use super::{User, over};
-use crate::common::threaded::{OWN, Threaded};
+use crate::common::threaded::{OWN, Threaded, threaded};
 
 const MAIN: StreamId = StreamId(64);
 const POOL: PoolId = PoolId { capture: 0, user: 77 };
@@ -29,7 +29,7 @@ struct Bed {
 impl Bed {
     /// An allocator with a private pool that has one user.
     fn new() -> Self {
-        let (user, device) = (User::with_bytes(u64::MAX / 2), Threaded::new(1 << 30));
+        let (user, device) = (User::with_bytes(u64::MAX / 2), threaded(1 << 30));
         let own = over(Arc::clone(&device) as Arc<dyn Driver>, user.callbacks());
         let bed = Self { user, device, own };
         bed.pools().create_pool(POOL, PoolOptions::default()).expect("a new pool");
@@ -82,7 +82,7 @@ impl Bed {
     }
 
     fn synchronizations(&self) -> u64 {
-        self.device.sim.calls("synchronize_device")
+        self.device.inner().calls("synchronize_device")
     }
 }
 
@@ -96,13 +96,13 @@ fn an_idle_block_belongs_to_no_thread() {
     let bed = Bed::new();
     let address = bed.look();
     assert_ne!(elsewhere(|| bed.take(POOL).address()), address, "the work may run still");
-    bed.device.finish_own();
+    bed.device.interceptor().finish_own();
     // Whoever finds that it has passed, anybody gets it.
     elsewhere(|| bed.process());
     let mine = bed.take(POOL);
     assert_eq!(mine.address(), address, "the thread that freed it");
     bed.give(mine);
-    bed.device.finish_own();
+    bed.device.interceptor().finish_own();
     bed.process();
     assert_eq!(elsewhere(|| bed.look()), address, "another thread");
     assert_eq!(bed.user.heard(), [TAKEN; 2]);
@@ -115,8 +115,8 @@ fn a_block_that_waited_for_another_stream_too_belongs_to_no_thread() {
     let address = block.address();
     bed.crossing().record_stream(&block, MAIN).unwrap();
     bed.give(block);
-    bed.device.sim.complete_stream(MAIN);
-    bed.device.finish_own();
+    bed.device.inner().complete_stream(MAIN);
+    bed.device.interceptor().finish_own();
     elsewhere(|| bed.process());
     assert_eq!(bed.look(), address, "not kept for the thread that looked first");
 }
@@ -128,13 +128,13 @@ fn the_users_function_comes_behind_the_freeing_threads_work() {
         let block = bed.take(PoolId::DEFAULT);
         uses.iter().for_each(|used| bed.crossing().record_stream(&block, *used).unwrap());
         bed.give(block);
-        uses.iter().for_each(|used| bed.device.sim.complete_stream(*used));
+        uses.iter().for_each(|used| bed.device.inner().complete_stream(*used));
         let process = || {
             elsewhere(|| bed.process());
             bed.user.said.lock().clone()
         };
         assert_eq!(process(), [TAKEN], "{uses:?}");
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
         assert_eq!(process(), [TAKEN, GIVEN_BACK], "{uses:?}");
     }
 }
@@ -168,11 +168,11 @@ fn an_event_that_has_not_passed_says_nothing_of_another_threads_stream() {
     let address = third.address();
     elsewhere(|| {
         bed.give(third);
-        bed.device.finish_own();
+        bed.device.interceptor().finish_own();
     });
-    let asked = bed.device.sim.calls("query_event");
+    let asked = bed.device.inner().calls("query_event");
     bed.process();
-    assert_eq!(bed.device.sim.calls("query_event") - asked, 2, "one for each thread's stream");
+    assert_eq!(bed.device.inner().calls("query_event") - asked, 2, "one for each thread's stream");
     assert_eq!(bed.look(), address);
 }
 
@@ -189,7 +189,7 @@ fn a_block_freed_in_a_capture_comes_back_when_its_thread_has_gone() {
         });
         bed.process();
         assert_eq!(bed.user.heard(), [TAKEN], "nobody else can tell whether the capture has ended");
-        let events = || bed.device.sim.calls("record_event");
+        let events = || bed.device.inner().calls("record_event");
         let before = events();
         assert!(bed.empty_elsewhere());
         assert_eq!(bed.user.heard(), [GIVEN_BACK], "{used:?}: the device was waited for");
@@ -222,7 +222,7 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
     // What became of the capture is the device's to say.
     let _ = bed.device.end(OWN);
     bed.process();
-    bed.device.finish_own();
+    bed.device.interceptor().finish_own();
     bed.process();
     assert_eq!(bed.look(), address);
 }

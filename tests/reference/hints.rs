@@ -13,7 +13,7 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 
 use super::bed::{Bed, HOME, SIDE};
-use crate::common::plain::Plain;
+use crate::common::plain::plain;
 
 /// Sizes in MiB: what is taken first, which of them are freed, and the request that fails.
 struct Scenario {
@@ -36,8 +36,7 @@ impl Scenario {
         let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
         let total_bytes = self.total_mib * MIB;
         let sim = Arc::new(Sim::new(SimOptions { total_bytes, ..SimOptions::default() }));
-        let driver: Arc<dyn Driver> =
-            if self.has_pages { sim } else { Arc::new(Plain { inner: sim }) };
+        let driver: Arc<dyn Driver> = if self.has_pages { sim } else { plain(sim) };
         let strategy = build(&config, driver, BuildOptions::default()).expect("it can be built");
         let ask = |mib: u64| match strategy.allocate(Request::new(mib * MIB, HOME)) {
             Ok(block) => Ok(block),

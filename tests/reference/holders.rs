@@ -1,47 +1,17 @@
 //! Who holds the device: the report names the largest, and asks only when the device itself is short.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 use stratalloc::config::Config;
 use stratalloc::driver::sim::{CallCosts, SimOptions};
-use stratalloc::driver::{
-    CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, ProcessUsage, Processes, Sim,
-};
+use stratalloc::driver::{Driver, DriverResult, ProcessUsage, Sim};
 use stratalloc::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory};
-use stratalloc::ids::{EventId, StreamId};
+use stratalloc::ids::StreamId;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 
-use crate::common::plain::straight;
-
-/// The simulated device, shared with others: its list says what a test wants.
-#[derive(Debug)]
-struct Crowded {
-    sim: Sim,
-    list: DriverResult<Vec<ProcessUsage>>,
-    asked: AtomicUsize,
-}
-
-impl Driver for Crowded {
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.sim.allocate(size_bytes)
-    }
-
-    straight!(sim);
-
-    fn processes(&self) -> Option<&dyn Processes> {
-        Some(self)
-    }
-}
-
-impl Processes for Crowded {
-    fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
-        self.asked.fetch_add(1, SeqCst);
-        self.list.clone()
-    }
-}
+use crate::common::crowded::crowded;
 
 fn usage(process: u32, mib: u64) -> ProcessUsage {
     ProcessUsage { process, used_bytes: mib * MIB }
@@ -59,14 +29,14 @@ fn report_with(
         ..SimOptions::default()
     });
     sim.allocate(70 * MIB).expect("it fits");
-    let crowded = Arc::new(Crowded { sim, list, asked: AtomicUsize::new(0) });
+    let crowded = crowded(sim, list);
     let driver = Arc::clone(&crowded) as Arc<dyn Driver>;
     let strategy =
         build(&Config::default(), driver, BuildOptions::default()).expect("a legal string");
     let caching: &dyn Caching = strategy.engine().expect("built on the engine");
     caching.set_limit_bytes(limit_bytes);
     match strategy.allocate(Request::new(40 * MIB, StreamId::DEFAULT)) {
-        Err(AllocError::OutOfMemory(report)) => (*report, crowded.asked.load(SeqCst)),
+        Err(AllocError::OutOfMemory(report)) => (*report, crowded.interceptor().asked()),
         other => panic!("{other:?}"),
     }
 }

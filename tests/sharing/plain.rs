@@ -4,65 +4,24 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use stratalloc::allocator::Sharing;
-use stratalloc::driver::{
-    CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, Sim, VirtualMemory,
-};
+use stratalloc::driver::{DriverResult, Intercepted, Interceptor, Ipc, Parts, Sim};
 use stratalloc::error::{DriverError, DriverErrorKind};
-use stratalloc::ids::{EventId, StreamId};
 use stratalloc::sharing::{FormatError, SharedHandle, SharingError};
 
 use super::tools::{MIB, allocate, engine, forged, sim};
 
-/// The simulated device with handles for plain allocations. What is opened is nowhere.
-#[derive(Debug)]
+/// Handles for plain allocations. What is opened is nowhere.
+#[derive(Debug, Default)]
 struct Shares {
-    sim: Arc<Sim>,
     opened: Mutex<Vec<u64>>,
     refuses: Mutex<bool>,
 }
 
 const ELSEWHERE: u64 = 0x5_0000_0000;
 
-macro_rules! hand_through {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
-        $(fn $name(&self $(, $arg: $type)*) -> DriverResult<$out> {
-            self.sim.$name($($arg),*)
-        })*
-    };
-}
-
-impl Driver for Shares {
-    fn info(&self) -> DeviceInfo {
-        self.sim.info()
-    }
-
-    hand_through! {
-        memory_info() -> MemoryInfo;
-        allocate(size_bytes: u64) -> u64;
-        free(address: u64, size_bytes: u64) -> ();
-        create_stream() -> StreamId;
-        destroy_stream(stream: StreamId) -> ();
-        synchronize_stream(stream: StreamId) -> ();
-        synchronize_device() -> ();
-        create_event() -> EventId;
-        record_event(event: EventId, stream: StreamId) -> ();
-        query_event(event: EventId) -> bool;
-        synchronize_event(event: EventId) -> ();
-        wait_event(stream: StreamId, event: EventId) -> ();
-        destroy_event(event: EventId) -> ();
-        copy(to: u64, from: u64, size_bytes: u64, stream: StreamId) -> ();
-        copy_from_host(to: u64, from: &[u8], stream: StreamId) -> ();
-        copy_to_host(to: &mut [u8], from: u64, stream: StreamId) -> ();
-        fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> ();
-        capture_status(stream: StreamId) -> CaptureStatus;
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.sim.virtual_memory()
-    }
-
-    fn ipc(&self) -> Option<&dyn Ipc> {
-        Some(self)
+impl Interceptor for Shares {
+    fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
+        Parts { ipc: Some(self), ..parts }
     }
 }
 
@@ -88,8 +47,8 @@ impl Ipc for Shares {
     }
 }
 
-fn shares() -> Arc<Shares> {
-    Arc::new(Shares { sim: sim(), opened: Mutex::default(), refuses: Mutex::new(false) })
+fn shares() -> Arc<Intercepted<Arc<Sim>, Shares>> {
+    Arc::new(Intercepted::with(sim(), Shares::default()))
 }
 
 /// The handle as another process would have made it.
@@ -108,13 +67,13 @@ fn a_block_is_found_at_its_offset_and_its_segment_is_opened_once() {
     assert_eq!(handles[0].as_bytes().len(), 120);
     assert_eq!(ours.share(&b).unwrap().as_bytes(), handles[1].as_bytes());
     let opened = handles.each_ref().map(|handle| theirs.open(&from_elsewhere(handle)).unwrap());
-    assert_eq!(driver.opened.lock().len(), 1);
+    assert_eq!(driver.interceptor().opened.lock().len(), 1);
     for (opened, block) in opened.iter().zip([&a, &b]) {
         assert_eq!(opened.address(), block.address() + ELSEWHERE);
         assert_eq!(opened.size_bytes(), block.size_bytes());
     }
     drop(opened);
-    assert_eq!(driver.opened.lock().len(), 0);
+    assert_eq!(driver.interceptor().opened.lock().len(), 0);
 }
 
 #[test]
@@ -124,13 +83,13 @@ fn what_cannot_be_closed_is_closed_later() {
     let block = allocate(&engine, 3 * MIB);
     let handle = from_elsewhere(&engine.share(&block).unwrap());
     let opened = engine.open(&handle).unwrap();
-    *driver.refuses.lock() = true;
+    *driver.interceptor().refuses.lock() = true;
     drop(opened);
-    assert_eq!(driver.opened.lock().len(), 1);
+    assert_eq!(driver.interceptor().opened.lock().len(), 1);
     engine.empty_cache().unwrap_err();
-    *driver.refuses.lock() = false;
+    *driver.interceptor().refuses.lock() = false;
     engine.empty_cache().unwrap();
-    assert_eq!(driver.opened.lock().len(), 0);
+    assert_eq!(driver.interceptor().opened.lock().len(), 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use stratalloc::size::MIB;
 use stratalloc::switch::{SwitchError, Switchable};
 
 use super::bed::{ASYNC, Bed, NATIVE};
-use crate::common::plain::Plain;
+use crate::common::plain::plain;
 
 #[test]
 fn a_bad_string_changes_nothing_and_is_told_with_its_place() {
@@ -49,8 +49,7 @@ fn a_constructor_that_fails_changes_nothing() {
 
 #[test]
 fn a_device_that_cannot_do_it_changes_nothing() {
-    let inner = Arc::new(Sim::new(SimOptions::default()));
-    let driver: Arc<dyn Driver> = Arc::new(Plain { inner });
+    let driver: Arc<dyn Driver> = plain(Arc::new(Sim::new(SimOptions::default())));
     let config = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
     let switchable = Switchable::build(&config, driver, BuildOptions::default()).expect("it can");
     let block = switchable.allocate(Request::new(MIB, StreamId::DEFAULT)).expect("there is room");

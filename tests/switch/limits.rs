@@ -20,7 +20,7 @@ use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::Switchable;
 
 use super::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
-use crate::common::plain::Plain;
+use crate::common::plain::plain;
 
 fn fails(bed: &Bed, bytes: u64) -> String {
     match bed.switchable.allocate(Request::new(bytes, StreamId::DEFAULT)) {
@@ -263,7 +263,7 @@ fn a_fraction_in_a_further_string_spans_old_and_new() {
 fn a_further_string_that_the_device_refuses_moves_no_limit() {
     let config = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
     let options = SimOptions { total_bytes: 8 * GIB, ..SimOptions::default() };
-    let plain = Arc::new(Plain { inner: Arc::new(Sim::new(options)) });
+    let plain = plain(Arc::new(Sim::new(options)));
     let switchable = Switchable::build(&config, plain, BuildOptions::default())
         .expect("fixed segments need little");
     let further = "per_process_memory_fraction:0.25,expandable_segments:True";

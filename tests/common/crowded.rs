@@ -1,0 +1,41 @@
+//! The simulated device, shared with other processes: its list says what a test wants.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use stratalloc::driver::{
+    DriverResult, Intercepted, Interceptor, Parts, ProcessUsage, Processes, Sim,
+};
+
+pub(crate) type Crowded = Intercepted<Sim, Others>;
+
+pub(crate) fn crowded(sim: Sim, list: DriverResult<Vec<ProcessUsage>>) -> Arc<Crowded> {
+    Arc::new(Intercepted::with(sim, Others { list, asked: AtomicUsize::new(0) }))
+}
+
+/// Who holds memory of the device.
+#[derive(Debug)]
+pub(crate) struct Others {
+    list: DriverResult<Vec<ProcessUsage>>,
+    asked: AtomicUsize,
+}
+
+impl Others {
+    /// How often the list was asked for.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(SeqCst)
+    }
+}
+
+impl Interceptor for Others {
+    fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
+        Parts { processes: Some(self), ..parts }
+    }
+}
+
+impl Processes for Others {
+    fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
+        self.asked.fetch_add(1, SeqCst);
+        self.list.clone()
+    }
+}
