@@ -241,6 +241,20 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_between_devices_reaches_the_inner_address_of_its_own_side_only() {
+        let sim = Sim::new(SimOptions { reachable_devices: 1, ..SimOptions::default() });
+        let addresses = RecordedAddresses { segments: vec![0x1000_0000], mappings: vec![] };
+        let driver = Recorded::new(sim, addresses);
+        let own = (DeviceId(0), driver.allocate(MIB).unwrap());
+        let (other, peers) = (DeviceId(1), driver.peers().unwrap());
+        peers.enable_access(other).unwrap();
+        peers.copy_peer((other, own.1), own, MIB, StreamId::DEFAULT).unwrap();
+        peers.copy_peer(own, (other, own.1 + MIB), MIB, StreamId::DEFAULT).unwrap();
+        let beside = (own.0, own.1 + MIB);
+        peers.copy_peer(beside, own, MIB, StreamId::DEFAULT).unwrap_err();
+    }
+
+    #[test]
     fn a_reservation_is_answered_with_the_next_recorded_mapping() {
         let driver = recorded(&[], &[0x2000_0000, 0x2020_0000, 0x6000_0000]);
         let first = driver.reserve(4 * MIB).unwrap();
