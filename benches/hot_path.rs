@@ -54,9 +54,9 @@ fn cache_hit(criterion: &mut Criterion) {
             });
         }
         let strategy = build(&conf, true);
-        if let Some(raw) = stratalloc::allocator::DeviceAllocator::raw_addresses(&strategy) {
+        if let Some(raw) = Raw::of(&strategy) {
             group.bench_function(BenchmarkId::new("raw", 512), |bencher| {
-                bencher.iter(|| pair(&Raw(raw), 512));
+                bencher.iter(|| pair(&raw, 512));
             });
         }
         group.finish();

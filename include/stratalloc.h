@@ -123,7 +123,8 @@ stratalloc_status stratalloc_set_conf(uint64_t handle, const char *conf);
 // Puts the allocator that the string names behind the handle: new requests go there, blocks from
 // before stay valid and are freed through the same handle. The string is complete: what it does not say
 // has its default. A limit stays unless the string says another. If the call fails, everything is as it
-// was. It fails while a scope of a pool is open. May wait for the device, as releasing memory does.
+// was. It fails while a pool has users or a scope is open. May wait for the device, as releasing memory
+// does.
 //
 // # Safety
 //

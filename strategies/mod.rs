@@ -20,8 +20,8 @@ mod pluggable;
 use enum_dispatch::enum_dispatch;
 
 use crate::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PeerAccess, Pressure,
-    PrivatePools, RawAddresses, Request, Sharing,
+    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable,
+    PeerAccess, Pressure, PrivatePools, RawAddresses, Request, Sharing,
 };
 use crate::error::{AllocError, FreeError};
 use crate::layers::front::Fronted;

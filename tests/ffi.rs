@@ -156,17 +156,28 @@ fn a_guarded_block_keeps_what_is_written_at_once() {
 }
 
 #[test]
-fn the_last_user_of_a_pool_whose_allocator_was_switched_away_from_is_released() {
+fn a_pool_with_users_refuses_a_switch() {
     let handle = create("backend:native", "sim").unwrap();
     let mut pool = Pool::default();
     // SAFETY: the pool's name is ours.
     assert_eq!(unsafe { stratalloc_pool_create(handle, 0, &raw mut pool) }, Status::Ok);
     // SAFETY: the text ends with a zero.
-    let switched = unsafe { stratalloc_switch(handle, c"backend:cudaMallocAsync".as_ptr()) };
-    assert_eq!(switched, Status::Ok, "{}", last_error());
+    let switch = || unsafe { stratalloc_switch(handle, c"backend:cudaMallocAsync".as_ptr()) };
+    assert_eq!(switch(), Status::BadPool, "{}", last_error());
     assert_eq!(stratalloc_pool_release(handle, pool), Status::Ok, "{}", last_error());
+    assert_eq!(switch(), Status::Ok, "{}", last_error());
     assert_eq!(stratalloc_pool_release(handle, pool), Status::BadPool, "it has gone");
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
+}
+
+/// An address does not say which thread keeps the block.
+#[test]
+fn a_cache_of_each_thread_is_refused() {
+    assert_eq!(
+        create("backend:native,layers:[limit:1GiB,front]", "sim"),
+        Err(Status::NotSupported)
+    );
+    assert!(last_error().contains("front"), "{}", last_error());
 }
 
 /// The counters of an allocator, as text.
@@ -182,7 +193,7 @@ fn statistics(handle: u64) -> String {
 
 #[test]
 fn rare_events_of_a_strategy_are_among_the_counters() {
-    for layers in ["", ",layers:[track,statistics]", ",layers:[limit:1GiB,front]"] {
+    for layers in ["", ",layers:[track,statistics]", ",layers:[limit:1GiB]"] {
         let conf = &format!("backend:cudaMallocAsync{layers}");
         let handle = create(conf, "sim").unwrap();
         let block = allocate(handle, 1 << 20, 0).unwrap();

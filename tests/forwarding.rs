@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, PoolCheckpoint,
-    PoolOptions, Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
-    Token,
+    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
+    DeviceAllocator, Expandable, ExpandableSegment, FreeMemoryCallback, Freed, Imported,
+    OomObserver, PeerAccess, Place, PoolCheckpoint, PoolOptions, Pressure, PrivatePools,
+    RawAddresses, Request, Restored, ScopeFilter, Sharing, Token,
 };
 use stratalloc::config::{Config, FaultSetting, LayerSetting, Settings};
 use stratalloc::driver::sim::SimOptions;
@@ -25,7 +25,7 @@ use stratalloc::layers;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::sharing::{SharedHandle, SharingError};
 use stratalloc::stats::Statistics;
-use stratalloc::strategies::Strategy;
+use stratalloc::strategies::{CpuAllocator, Strategy};
 
 /// Answers everything in a way of its own, and counts what changes nothing else.
 #[derive(Debug)]
@@ -47,8 +47,13 @@ impl Witness {
 
 impl DeviceAllocator for Witness {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let Request { bytes, stream } = request;
-        Ok(Allocation::new(stream.0 + 7, bytes + 1, self.owner, Token([11, 12, 13])))
+        let Request { bytes, stream, place, .. } = request;
+        let address = match place {
+            Place::Pool(pool) => stream.0 + pool.user,
+            Place::Address(address) => address,
+            Place::Anywhere => stream.0 + 7,
+        };
+        Ok(Allocation::new(address, bytes + 1, self.owner, Token([11, 12, 13])))
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
@@ -81,6 +86,14 @@ impl DeviceAllocator for Witness {
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        Some(self)
+    }
+
+    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
+        Some(self)
+    }
+
+    fn expandable(&self) -> Option<&dyn Expandable> {
         Some(self)
     }
 
@@ -166,12 +179,9 @@ impl Caching for Witness {
         let (address, size_bytes) = (allocation.address(), allocation.size_bytes());
         Ok(BaseAllocation { address, size_bytes, expandable: true })
     }
+}
 
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        let (stream, rounded_bytes) = (request.stream, request.bytes);
-        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
-    }
-
+impl Expandable for Witness {
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
         self.hear(9);
         Vec::new()
@@ -207,11 +217,6 @@ impl PrivatePools for Witness {
         Err(PoolError::ScopeClosed { pool })
     }
 
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        let address = pool.user + request.bytes;
-        Ok(Allocation::new(address, 63, self.owner, Token([64, 65, 66])))
-    }
-
     fn empty_pool(&self, _: PoolId) -> Result<(), PoolError> {
         Err(PoolError::IsDefault)
     }
@@ -223,13 +228,16 @@ impl PrivatePools for Witness {
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         Err(PoolError::Unknown { pool })
     }
+}
 
+impl Checkpoints for Witness {
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
         Ok(PoolCheckpoint { pool, segments: Vec::new() })
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        Ok(Restored { freed: vec![checkpoint.pool.user], live: Vec::new() })
+        let freed = Freed { address: checkpoint.pool.user, size_bytes: 64 };
+        Ok(Restored { freed: vec![freed], live: Vec::new() })
     }
 }
 
@@ -248,12 +256,11 @@ impl Counters for Witness {
 }
 
 impl RawAddresses for Witness {
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        Ok(request.bytes + 51)
-    }
-
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
-        Err(HandleError::UnknownAddress { address: address + 52 })
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        match address {
+            0 => Ok(51),
+            _ => Err(HandleError::UnknownAddress { address: address + 52 }),
+        }
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
@@ -275,6 +282,16 @@ impl Pressure for Witness {
 /// asked and not what it dereferences to.
 #[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
 fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
+    answers_with_handles_come_through(through, witness);
+    let raw = through.raw_addresses().unwrap();
+    assert_eq!(raw.free_raw(0), Ok(51));
+    assert_eq!(raw.free_raw(1), Err(HandleError::UnknownAddress { address: 53 }));
+    let unknown = Err(HandleError::UnknownAddress { address: 114 });
+    assert_eq!(raw.record_stream_raw(1, StreamId(60)), unknown);
+}
+
+#[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
+fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
     let (side, marked) = (StreamId(60), 0x1111_1111_1111);
     witness.heard.store(0, Ordering::Relaxed);
 
@@ -302,10 +319,10 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
     caching.apply(&Config::default()).expect("the witness can");
     assert_eq!(caching.cache_info().unwrap().free_blocks, 34);
     assert_eq!(caching.layout(), []);
-    let nowhere = caching.allocate_at(Request::new(5, side), 512).unwrap_err();
-    assert!(matches!(nowhere, AllocError::NoBlockAt { address: 512, rounded_bytes: 5, .. }));
-    assert_eq!(caching.expandable_segments(), []);
-    caching.set_reserve_class(side, None);
+    assert_eq!(through.allocate(Request::new(5, side).at(512)).unwrap().address(), 512);
+    let expandable = through.expandable().unwrap();
+    assert_eq!(expandable.expandable_segments(), []);
+    expandable.set_reserve_class(side, None);
 
     let pools = through.private_pools().unwrap();
     let pool = PoolId { capture: 0, user: 8 };
@@ -316,23 +333,20 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
     assert_eq!(pools.pool_users(pool), Some(69));
     assert_eq!(pools.open_scope(pool, scope), Err(PoolError::ScopeOpen { pool }));
     assert_eq!(pools.close_scope(pool), Err(PoolError::ScopeClosed { pool }));
-    assert_eq!(pools.allocate_in(pool, Request::new(5, side)).unwrap().address(), 13);
+    let inside = through.allocate(Request::new(5, side).in_pool(pool)).unwrap();
+    assert_eq!(inside.address(), 68);
     assert_eq!(pools.empty_pool(pool), Err(PoolError::IsDefault));
     assert_eq!(pools.live_addresses(pool), Ok(vec![8]));
     assert_eq!(pools.pool_layout(pool), Err(PoolError::Unknown { pool }));
-    let checkpoint = pools.checkpoint(pool).unwrap();
-    assert_eq!(pools.restore(&checkpoint).unwrap().freed, [8]);
+    let checkpoints = through.checkpoints().unwrap();
+    let checkpoint = checkpoints.checkpoint(pool).unwrap();
+    let freed = Freed { address: 8, size_bytes: 64 };
+    assert_eq!(checkpoints.restore(&checkpoint).unwrap().freed, [freed]);
 
     let counters = through.counters().unwrap();
     assert_eq!(counters.statistics().num_ooms, 41);
     counters.reset_peaks();
     counters.reset_accumulated();
-
-    let raw = through.raw_addresses().unwrap();
-    assert_eq!(raw.allocate_raw(Request::new(5, side)).unwrap(), 56);
-    assert_eq!(raw.free_raw(1), Err(HandleError::UnknownAddress { address: 53 }));
-    let unknown = Err(HandleError::UnknownAddress { address: 114 });
-    assert_eq!(raw.record_stream_raw(1, side), unknown);
 
     let pressure = through.pressure().unwrap();
     pressure.add_free_memory_callback(Arc::new(|| true));
@@ -376,7 +390,7 @@ fn every_layer_hands_every_method_through() {
     answers_come_through(&layers::fault::fault(held(), when), &witness);
     answers_come_through(&layers::oom_retry::retry(held(), 3), &witness);
     answers_come_through(&layers::align::align(held(), 512, 512), &witness);
-    answers_come_through(&layers::front::front(held(), 0), &witness);
+    answers_with_handles_come_through(&layers::front::front(held(), 0), &witness);
     let path = std::env::temp_dir().join(format!("forwarding-{}.csv", std::process::id()));
     answers_come_through(&layers::log::log(held(), &path).unwrap(), &witness);
     let list = [
@@ -391,7 +405,8 @@ fn every_layer_hands_every_method_through() {
     let fronted = layers::front::front(Box::new(held()) as Box<dyn DeviceAllocator>, 0);
     let fronted = Strategy::from(fronted);
     assert!(fronted.engine().is_none());
-    answers_come_through(&fronted, &witness);
+    answers_with_handles_come_through(&fronted, &witness);
+    assert!(fronted.raw_addresses().is_none());
     std::fs::remove_file(&path).unwrap();
 }
 
@@ -476,4 +491,18 @@ fn the_comparison_sees_a_forgotten_method() {
     let text = "pub trait T {\n    fn a(&self);\n    fn b(&self) {}\n}\nmacro_rules! m {\n    (x) => {\n        fn a(&$s) {}\n    };\n}\n";
     assert_eq!(functions(text, "pub trait T", "}"), ["a", "b"]);
     assert_eq!(functions(text, "macro_rules! m", "}"), ["a"]);
+}
+
+/// Who has no private pools and cannot cut a block at an address says so.
+#[test]
+fn places_that_an_allocator_does_not_know_are_refused() {
+    let own = CpuAllocator::new(DeviceId(0), &Settings::default()).expect("the host has memory");
+    let pool = PoolId::next_user();
+    let request = Request::new(4096, StreamId::DEFAULT);
+    let refused = own.allocate(request.in_pool(pool)).unwrap_err();
+    assert!(matches!(refused, AllocError::Pool(PoolError::Unknown { pool: of }) if of == pool));
+    let refused = own.allocate(request.at(1 << 20)).unwrap_err();
+    assert!(matches!(refused, AllocError::NoBlockAt { address, .. } if address == 1 << 20));
+    let block = own.allocate(request.in_pool(PoolId::DEFAULT)).unwrap();
+    own.free(block).unwrap();
 }

@@ -155,7 +155,8 @@ fn replace_raw(strategy: &Strategy, live: &mut [u64], draws: &[Draw], steps: usi
             raw.free_raw(live[draw.place]).expect("a live address is taken back");
         }
         let request = Request::new(draw.bytes, StreamId::DEFAULT);
-        live[draw.place] = raw.allocate_raw(request).expect("the device is large enough");
+        live[draw.place] =
+            strategy.allocate(request).map(|b| b.address()).expect("the device is large enough");
     }
 }
 

@@ -181,14 +181,13 @@ fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
         let raw = bed.strategy.raw_addresses().expect("built with addresses");
-        let address = raw.allocate_raw(Request::new(MIB, OWN)).unwrap();
+        let address = bed.strategy.allocate(Request::new(MIB, OWN)).map(|b| b.address()).unwrap();
         bed.device.fill(address, 1, MIB, OWN).unwrap();
         raw.free_raw(address).unwrap();
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
         bed.device.inner().complete_all();
         bed.strategy.cross_stream().unwrap().process_events().unwrap();
-        let caching = bed.strategy.caching().expect("it caches");
-        let there = caching.allocate_at(Request::new(MIB, OWN), address).unwrap();
+        let there = bed.strategy.allocate(Request::new(MIB, OWN).at(address)).unwrap();
         bed.give(bed.worked(there, OWN));
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: at an address");
         bed.check();
@@ -202,7 +201,9 @@ fn a_private_pool_keeps_threads_apart_too() {
         let pools = bed.strategy.private_pools().expect("it has pools");
         let pool = PoolId::next_user();
         pools.create_pool(pool, PoolOptions::default()).unwrap();
-        let take = || bed.worked(pools.allocate_in(pool, Request::new(MIB, OWN)).unwrap(), OWN);
+        let take = || {
+            bed.worked(bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap(), OWN)
+        };
         let block = take();
         let address = block.address();
         bed.give(block);
@@ -230,7 +231,7 @@ fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
     let pool = PoolId::next_user();
     let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     pools.create_pool(pool, options).unwrap();
-    let idle = pools.allocate_in(pool, Request::new(20 * MIB, OWN)).unwrap();
+    let idle = bed.strategy.allocate(Request::new(20 * MIB, OWN).in_pool(pool)).unwrap();
     bed.give(idle);
     bed.strategy.cross_stream().unwrap().process_events().unwrap();
     bed.device.inner().complete_all();
@@ -297,7 +298,7 @@ fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off()
     let process = || bed.strategy.cross_stream().unwrap().process_events().unwrap();
     let there = || {
         process();
-        let block = pools.allocate_in(pool, Request::new(MIB, OWN)).unwrap();
+        let block = bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap();
         (block.address() == address, block)
     };
     process();
@@ -323,14 +324,18 @@ fn what_a_checkpoint_brings_back_obeys_too() {
         let result = bed.take(MIB, OWN);
         Capture::end(&*bed.device, OWN).unwrap();
         let graph = scope.finish();
-        let checkpoint = pools.checkpoint(pool).unwrap();
+        let checkpoint = bed.strategy.checkpoints().unwrap().checkpoint(pool).unwrap();
         let address = result.address();
         // Twice: what came back does not stand in the way of the next time.
-        assert_eq!(pools.restore(&checkpoint).unwrap().freed, [address], "{conf}");
-        let mut restored = pools.restore(&checkpoint).unwrap();
+        assert_eq!(
+            bed.strategy.checkpoints().unwrap().restore(&checkpoint).unwrap().freed[0].address,
+            address,
+            "{conf}"
+        );
+        let mut restored = bed.strategy.checkpoints().unwrap().restore(&checkpoint).unwrap();
         let again = restored.live.pop().expect("it was live");
         bed.give(bed.worked(again, OWN));
-        let take = || pools.allocate_in(pool, Request::new(MIB, OWN)).unwrap();
+        let take = || bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap();
         let other = bed.elsewhere(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
         bed.device.interceptor().finish_own();

@@ -226,10 +226,12 @@ impl<D: Base> History<D> {
         let Some(at) = usize::from(pick).checked_rem(self.checkpoints.len()) else {
             return Ok(());
         };
-        let Some(restored) = told(self.private().restore(&self.checkpoints[at]))? else {
+        let Some(restored) =
+            told(self.engine().checkpoints().unwrap().restore(&self.checkpoints[at]))?
+        else {
             return Ok(());
         };
-        let freed = |mine: &Mine| restored.freed.contains(&mine.block.address());
+        let freed = |mine: &Mine| restored.freed.iter().any(|f| f.address == mine.block.address());
         let (stale, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.held).into_iter().partition(freed);
         self.held = rest;
@@ -310,7 +312,7 @@ impl<D: Base> History<D> {
             }
             Op::TakeIn { pool, bytes, stream: n } => {
                 if let Some(pool) = self.pool(pool) {
-                    let made = self.private().allocate_in(pool, Request::new(bytes, stream(n)));
+                    let made = self.engine().allocate(Request::new(bytes, stream(n)).in_pool(pool));
                     self.took(made, stream(n), pool)?;
                 }
             }
@@ -358,7 +360,8 @@ impl<D: Base> History<D> {
             }
             Op::Checkpoint { pool } => {
                 if let Some(pool) = self.pool(pool)
-                    && let Some(taken) = told(self.private().checkpoint(pool))?
+                    && let Some(taken) =
+                        told(self.engine().checkpoints().unwrap().checkpoint(pool))?
                 {
                     self.checkpoints.truncate(3);
                     self.checkpoints.insert(0, taken);

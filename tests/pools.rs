@@ -42,7 +42,7 @@ fn take(engine: &Engine, bytes: u64, stream: StreamId) -> Allocation {
 }
 
 fn take_in(engine: &Engine, pool: PoolId, bytes: u64, stream: StreamId) -> Allocation {
-    engine.allocate_in(pool, Request::new(bytes, stream)).expect("there is memory")
+    engine.allocate(Request::new(bytes, stream).in_pool(pool)).expect("there is memory")
 }
 
 /// Starts a capture of `stream` in a pool on a thread of its own.
@@ -63,14 +63,14 @@ fn a_checkpoint_between_two_blocks_is_refused() {
     let pools: &dyn PrivatePools = &*engine;
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 4096, HOME);
-    let mut hostile = pools.checkpoint(pool.id()).unwrap();
+    let mut hostile = engine.checkpoints().unwrap().checkpoint(pool.id()).unwrap();
     engine.free(block).unwrap();
     let segment = &mut hostile.segments[0];
     segment.blocks.truncate(1);
     segment.address += 1;
     segment.blocks[0].address += 1;
     segment.size_bytes = segment.blocks[0].size_bytes;
-    let answer = pools.restore(&hostile);
+    let answer = engine.checkpoints().unwrap().restore(&hostile);
     assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{answer:?}");
     engine.check().unwrap();
 }
@@ -84,7 +84,7 @@ fn a_checkpoint_that_is_refused_changes_nothing_about_what_pressure_may_take() {
     let segments = pools.pool_layout(pool.id()).unwrap();
     let mut hostile = PoolCheckpoint { pool: pool.id(), segments };
     hostile.segments[0].address += 1 << 40;
-    pools.restore(&hostile).unwrap_err();
+    engine.checkpoints().unwrap().restore(&hostile).unwrap_err();
     engine.free(block).unwrap();
     let large = take_in(&engine, pool.id(), 50 * MIB, HOME);
     engine.free(large).unwrap();
@@ -97,11 +97,11 @@ fn oversize_blocks_of_a_checkpoint_stay() {
     let pools: &dyn PrivatePools = &*engine;
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 60 * MIB, HOME);
-    let checkpoint = pools.checkpoint(pool.id()).unwrap();
+    let checkpoint = engine.checkpoints().unwrap().checkpoint(pool.id()).unwrap();
     engine.free(block).unwrap();
-    let large = engine.allocate_in(pool.id(), Request::new(90 * MIB, HOME));
+    let large = engine.allocate(Request::new(90 * MIB, HOME).in_pool(pool.id()));
     assert!(large.is_err(), "what the checkpoint needs was released");
-    assert_eq!(pools.restore(&checkpoint).unwrap().live.len(), 1);
+    assert_eq!(engine.checkpoints().unwrap().restore(&checkpoint).unwrap().live.len(), 1);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_pool_that_a_captured_stream_used_keeps_its_memory() {
     Capture::end(&*sim, SIDE).unwrap();
     let _hold: PoolHold<'_> = graph.finish();
     // The graph writes here whenever it is launched.
-    engine.allocate_in(pool.id(), Request::new(90 * MIB, HOME)).unwrap_err();
+    engine.allocate(Request::new(90 * MIB, HOME).in_pool(pool.id())).unwrap_err();
     let layout = pools.pool_layout(pool.id()).unwrap();
     assert!(layout.iter().any(|segment| segment.address == address), "{layout:?}");
 }
@@ -248,7 +248,7 @@ fn a_pool_that_only_reserved_addresses_goes_too() {
     let (_sim, engine) = bed(64 * MIB, settings);
     let kept = take(&engine, 60 * MIB, HOME);
     let pool = MemoryPool::new(&*engine, PoolOptions::default()).unwrap();
-    engine.allocate_in(pool.id(), Request::new(20 * MIB, SIDE)).unwrap_err();
+    engine.allocate(Request::new(20 * MIB, SIDE).in_pool(pool.id())).unwrap_err();
     drop(pool);
     engine.empty_cache().unwrap();
     assert_eq!(engine.private_pool_count(), 0);
@@ -274,7 +274,7 @@ fn an_allocator_that_panics_leaves_nothing_behind() {
     let options = PoolOptions { allocator: Some(Arc::new(Rude)), ..PoolOptions::default() };
     let pool = MemoryPool::new(&*engine, options).unwrap();
     let request = Request::new(20 * MIB, HOME);
-    catch_unwind(AssertUnwindSafe(|| engine.allocate_in(pool.id(), request))).unwrap_err();
+    catch_unwind(AssertUnwindSafe(|| engine.allocate(request.in_pool(pool.id())))).unwrap_err();
     let block = take(&engine, 30 * MIB, HOME);
     engine.free(block).unwrap();
     drop(pool);

@@ -45,7 +45,7 @@ impl Case {
                     let raw = strategy.raw_addresses().expect("it was asked for");
                     for _ in 0..steps {
                         let request = Request::new(512, StreamId::DEFAULT);
-                        let address = raw.allocate_raw(request).expect(FITS);
+                        let address = strategy.allocate(request).expect(FITS).address();
                         raw.free_raw(address).expect(LIVE);
                     }
                 })

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use enum_dispatch::enum_dispatch;
 
 use crate::config::Config;
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory};
+use crate::error::{
+    AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory, PoolError,
+};
 use crate::history::SegmentLayout;
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::PoolKind;
@@ -22,27 +24,79 @@ use crate::stats::Statistics;
 
 pub use peers::PeerAccess;
 pub use pools::{
-    MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools, Restored,
-    ScopeFilter, SegmentAllocator,
+    Checkpoints, Freed, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools,
+    Restored, ScopeFilter, SegmentAllocator,
 };
 pub use sharing::{Imported, Sharing};
 
+/// Where a block must lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// Wherever the allocator likes; an open scope of a private pool routes it there.
+    #[default]
+    Anywhere,
+    /// In this pool, whatever scopes are open.
+    Pool(PoolId),
+    /// At exactly this address, in a free block of the request's stream and of the pool that scopes route it
+    /// to. What lies before it in that block is cut off and stays free. Looks at every free block of the
+    /// stream; never waits.
+    Address(u64),
+}
+
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Request {
     /// How many bytes; at least 1.
     pub bytes: u64,
     /// The stream whose work will use the memory first. A per-thread stream is the calling thread's, and
     /// then the thread that frees matters too: see [`StreamId`].
     pub stream: StreamId,
+    /// Where the block must lie.
+    pub place: Place,
 }
 
 impl Request {
-    /// `bytes` on `stream`.
+    /// `bytes` on `stream`, anywhere.
     #[inline]
     #[must_use]
     pub const fn new(bytes: u64, stream: StreamId) -> Self {
-        Self { bytes, stream }
+        Self { bytes, stream, place: Place::Anywhere }
+    }
+
+    /// The same in this pool, whatever scopes are open.
+    #[inline]
+    #[must_use]
+    pub const fn in_pool(self, pool: PoolId) -> Self {
+        Self { place: Place::Pool(pool), ..self }
+    }
+
+    /// The same at exactly this address.
+    #[inline]
+    #[must_use]
+    pub const fn at(self, address: u64) -> Self {
+        Self { place: Place::Address(address), ..self }
+    }
+
+    /// Refuses a request that says where its block must lie: for allocators that have no private pools and
+    /// cannot hand out exact addresses. The default pool is wherever such an allocator likes.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Pool`] for a pool, [`AllocError::NoBlockAt`] for an address.
+    #[inline]
+    pub fn refuse_place(&self) -> Result<(), AllocError> {
+        match self.place {
+            Place::Anywhere | Place::Pool(PoolId::DEFAULT) => Ok(()),
+            Place::Pool(pool) => Err(PoolError::Unknown { pool }.into()),
+            Place::Address(address) => Err(self.no_block_at(address)),
+        }
+    }
+
+    /// The refusal of an address, where nothing is rounded.
+    #[cold]
+    pub(crate) fn no_block_at(&self, address: u64) -> AllocError {
+        AllocError::NoBlockAt { address, rounded_bytes: self.bytes, stream: self.stream }
     }
 }
 
@@ -104,7 +158,8 @@ impl Allocation {
 pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     /// Hands out a block of at least `request.bytes`, valid for work on `request.stream` from now
     /// on. Does not wait when a cached block fits; otherwise it may wait for the driver and, under
-    /// memory pressure, for running work.
+    /// memory pressure, for running work. An allocator that knows no pools and no exact addresses
+    /// answers [`Request::refuse_place`] first.
     ///
     /// # Errors
     ///
@@ -156,6 +211,16 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
 
     /// Memory that only those share who ask for it.
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        None
+    }
+
+    /// Private pools that can go back to an earlier state.
+    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
+        None
+    }
+
+    /// Segments that grow by pages.
+    fn expandable(&self) -> Option<&dyn Expandable> {
         None
     }
 
@@ -213,6 +278,12 @@ macro_rules! forward_device_allocator {
         }
         fn private_pools(&$self) -> Option<&dyn $crate::allocator::PrivatePools> {
             $inner.private_pools()
+        }
+        fn checkpoints(&$self) -> Option<&dyn $crate::allocator::Checkpoints> {
+            $inner.checkpoints()
+        }
+        fn expandable(&$self) -> Option<&dyn $crate::allocator::Expandable> {
+            $inner.expandable()
         }
         fn peer_access(&$self) -> Option<&dyn $crate::allocator::PeerAccess> {
             $inner.peer_access()
@@ -291,23 +362,6 @@ pub trait Caching: Send + Sync {
     /// Every block of every segment, in address order.
     fn layout(&self) -> Vec<SegmentLayout>;
 
-    /// Hands out a block at exactly `address`, from a free block of the request's stream and pool.
-    /// What lies before it in that block is cut off and stays free. Looks at every free block of the
-    /// stream; never waits.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoBlockAt`] when no such block is free; nothing has changed then.
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError>;
-
-    /// Every expandable segment, in address order.
-    fn expandable_segments(&self) -> Vec<ExpandableSegment>;
-
-    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with `None` into
-    /// none. It counts for segments that are reserved from then on. A class that the configuration
-    /// does not name has the reserve of streams without one.
-    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>);
-
     /// What the block is a part of, for those who speak to the driver about it themselves. Never
     /// waits for the device; walks over the blocks of the segment.
     ///
@@ -315,6 +369,17 @@ pub trait Caching: Send + Sync {
     ///
     /// [`HandleError`] when the handle is foreign or stale.
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError>;
+}
+
+/// Segments that grow by pages.
+pub trait Expandable: Send + Sync {
+    /// Every expandable segment, in address order.
+    fn expandable_segments(&self) -> Vec<ExpandableSegment>;
+
+    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with `None` into
+    /// none. It counts for segments that are reserved from then on. A class that the configuration
+    /// does not name has the reserve of streams without one.
+    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>);
 }
 
 /// One range of address space that is mapped as it is needed.
@@ -373,21 +438,15 @@ pub trait Counters: Send + Sync {
     fn reset_accumulated(&self);
 }
 
-/// Blocks by bare address, for callers that keep nothing else.
+/// Blocks by bare address, for callers that keep nothing else: that of
+/// [`Allocation::address`], whose handle is dropped.
 pub trait RawAddresses: Send + Sync {
-    /// Hands out a block like [`DeviceAllocator::allocate`].
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; nothing has changed then.
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError>;
-
-    /// Frees the live block that starts at `address`.
+    /// Frees the live block that starts at `address`, and says how many bytes were asked for it.
     ///
     /// # Errors
     ///
     /// [`HandleError`]; nothing has changed then.
-    fn free_raw(&self, address: u64) -> Result<(), HandleError>;
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError>;
 
     /// Like [`CrossStream::record_stream`].
     ///

@@ -11,9 +11,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use super::{Allocation, Request};
-use crate::error::{AllocError, PoolError};
-use crate::history::SegmentLayout;
+use super::Allocation;
+use crate::error::PoolError;
+use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 
 /// Where a pool takes segments from instead of the driver. Called with no lock held, so it may use the
@@ -74,7 +74,7 @@ impl fmt::Debug for ScopeFilter {
     }
 }
 
-/// A pool's blocks at one moment, to go back to. Made by [`PrivatePools::checkpoint`].
+/// A pool's blocks at one moment, to go back to. Made by [`Checkpoints::checkpoint`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCheckpoint {
     /// The pool.
@@ -83,16 +83,26 @@ pub struct PoolCheckpoint {
     pub segments: Vec<SegmentLayout>,
 }
 
-/// What [`PrivatePools::restore`] did.
+/// What [`Checkpoints::restore`] did.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// Addresses that were live before; all handles to them are stale now.
-    pub freed: Vec<u64>,
+    /// Blocks that were live before; all handles to them are stale now.
+    pub freed: Vec<Freed>,
     /// The blocks that were live at the checkpoint, live again, each with a new handle.
     pub live: Vec<Allocation>,
 }
 
-/// Control over private pools. Nothing here waits unless it says so.
+/// A block that was freed without its handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// Where it started.
+    pub address: u64,
+    /// How many bytes were asked for.
+    pub size_bytes: u64,
+}
+
+/// Control over private pools. A request names one by [`Request::in_pool`](super::Request::in_pool), or
+/// is routed there by an open scope. Nothing here waits unless it says so.
 pub trait PrivatePools: Send + Sync {
     /// Makes a pool with one user: the caller.
     ///
@@ -137,14 +147,6 @@ pub trait PrivatePools: Send + Sync {
     /// scope was closed.
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// Allocates in a pool, whatever scopes are open. May wait as
-    /// [`allocate`](super::DeviceAllocator::allocate) does.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; nothing has changed then.
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError>;
-
     /// Gives the idle memory of a pool without users back to the driver. Waits for the events that
     /// its blocks wait for. Does nothing for a pool that is in use.
     ///
@@ -158,7 +160,12 @@ pub trait PrivatePools: Send + Sync {
     /// # Errors
     ///
     /// [`PoolError`] when the pool is unknown.
-    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError>;
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        let layout = self.pool_layout(pool)?;
+        let blocks = layout.iter().flat_map(|segment| &segment.blocks);
+        let live = blocks.filter(|block| block.state == BlockStateName::ActiveAllocated);
+        Ok(live.map(|block| block.address).collect())
+    }
 
     /// Every block of every segment of the pool, in address order.
     ///
@@ -166,7 +173,10 @@ pub trait PrivatePools: Send + Sync {
     ///
     /// [`PoolError`] when the pool is unknown.
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError>;
+}
 
+/// Private pools that can go back to an earlier state. Nothing here waits.
+pub trait Checkpoints: Send + Sync {
     /// The pool's blocks now. From here on its idle memory stays while it has users.
     ///
     /// # Errors

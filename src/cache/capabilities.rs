@@ -1,11 +1,12 @@
 //! The engine as the trait's capabilities.
 
+use super::cell::HeapCell;
 use super::engine::Engine;
 use crate::allocator::Allocation;
 use crate::allocator::{
-    BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, ExpandableSegment,
-    FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint, PoolOptions, Pressure,
-    PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
+    BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator,
+    Expandable, ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint,
+    PoolOptions, Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
@@ -49,6 +50,14 @@ impl DeviceAllocator for Engine {
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        Some(self)
+    }
+
+    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
+        Some(self)
+    }
+
+    fn expandable(&self) -> Option<&dyn Expandable> {
         Some(self)
     }
 
@@ -114,20 +123,18 @@ impl Caching for Engine {
         Self::layout(self)
     }
 
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        Self::allocate_at(self, request, address)
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        self.base_of(allocation)
     }
+}
 
+impl Expandable for Engine {
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
         Self::expandable_segments(self)
     }
 
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
         Self::set_reserve_class(self, stream, class);
-    }
-
-    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        self.base_of(allocation)
     }
 }
 
@@ -147,30 +154,39 @@ impl Counters for Engine {
 
 impl RawAddresses for Engine {
     #[inline]
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        self.allocate(request).map(|allocation| allocation.address())
-    }
-
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
-        let unknown = HandleError::UnknownAddress { address };
-        let heap = self.addresses.as_ref().and_then(|map| map.heap_of(address));
-        let Some(cell) = heap.and_then(|number| self.heaps.get(number)) else {
-            return Err(unknown);
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        let Some(cell) = self.cell_of(address) else {
+            return Err(HandleError::UnknownAddress { address });
         };
-        self.free_block(cell, address, |heap| heap.live_at(address)).map_err(|error| match error {
-            HandleError::Stale { .. } => unknown,
-            other => other,
-        })
+        match self.free_block(cell, address, |heap| heap.live_at(address)) {
+            Ok(size_bytes) => Ok(size_bytes),
+            Err(error) => Err(of_address(error)),
+        }
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        let unknown = HandleError::UnknownAddress { address };
-        let heap = self.addresses.as_ref().and_then(|map| map.heap_of(address));
-        let Some(cell) = heap.and_then(|number| self.heaps.get(number)) else {
-            return Err(unknown);
+        let Some(cell) = self.cell_of(address) else {
+            return Err(HandleError::UnknownAddress { address });
         };
-        self.record_use(cell, address, stream, |heap| heap.live_at(address)).map_err(|_| unknown)
+        self.record_use(cell, address, stream, |heap| heap.live_at(address)).map_err(of_address)
+    }
+}
+
+impl Engine {
+    /// The heap that may hold a block at `address`.
+    #[inline]
+    fn cell_of(&self, address: u64) -> Option<&HeapCell> {
+        let number = self.addresses.as_ref()?.heap_of(address)?;
+        Some(self.heaps.get(number)?)
+    }
+}
+
+/// The same refusal for who named the block by its address.
+#[cold]
+fn of_address(error: HandleError) -> HandleError {
+    match error {
+        HandleError::Stale { address } => HandleError::UnknownAddress { address },
+        other => other,
     }
 }
 
@@ -209,22 +225,16 @@ impl PrivatePools for Engine {
         Self::close_scope(self, pool)
     }
 
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        self.allocate_in_pool(pool, request)
-    }
-
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         Self::empty_pool(self, pool)
-    }
-
-    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
-        Self::live_addresses(self, pool)
     }
 
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         Self::pool_layout(self, pool)
     }
+}
 
+impl Checkpoints for Engine {
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
         Self::checkpoint(self, pool)
     }

@@ -121,7 +121,7 @@ impl Engine {
         let mut state = self.captures.state.lock();
         let Some(slot) = self.start_draining(cell, address, id, &uses, 1) else {
             drop(state);
-            return self.free_block(cell, address, find);
+            return self.free_block(cell, address, find).map(drop);
         };
         let (heap, pool, stream) = (cell.number, cell.pool(), cell.stream());
         state.last_serial += 1;

@@ -10,10 +10,10 @@
 use parking_lot::MutexGuard;
 
 use super::cell::{HeapCell, HeapState};
-use super::engine::{Engine, check_size};
+use super::engine::Engine;
 use super::growth::Growth;
 use super::inspect::add_segments;
-use crate::allocator::{Allocation, PoolCheckpoint, Request, Restored};
+use crate::allocator::{Allocation, Freed, PoolCheckpoint, Request, Restored};
 use crate::error::{AllocError, PoolError};
 use crate::heap::{FitRules, HandOut, Heap, Slot, SplitChange};
 use crate::history::{BlockStateName, SegmentLayout};
@@ -21,13 +21,12 @@ use crate::ids::{PoolId, StreamId};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 
 impl Engine {
-    /// See [`Caching::allocate_at`](crate::allocator::Caching::allocate_at).
+    /// Serves a request for an exact address.
     pub(super) fn allocate_at(
         &self,
         request: Request,
         address: u64,
     ) -> Result<Allocation, AllocError> {
-        check_size(request.bytes)?;
         let stream = request.stream;
         let pool = self.route(stream)?.to.map_or(PoolId::DEFAULT, |heaps| heaps.pool);
         let growth = self.growth.lock();
@@ -82,15 +81,7 @@ impl Engine {
         Some(made)
     }
 
-    /// See [`PrivatePools::live_addresses`](crate::allocator::PrivatePools::live_addresses).
-    pub(super) fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
-        let layout = self.pool_layout(pool)?;
-        let blocks = layout.iter().flat_map(|segment| &segment.blocks);
-        let live = blocks.filter(|block| block.state == BlockStateName::ActiveAllocated);
-        Ok(live.map(|block| block.address).collect())
-    }
-
-    /// See [`PrivatePools::checkpoint`](crate::allocator::PrivatePools::checkpoint).
+    /// See [`Checkpoints::checkpoint`](crate::allocator::Checkpoints::checkpoint).
     pub(super) fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
         self.settle_deferred()?;
         let mut growth = self.growth.lock();
@@ -101,7 +92,7 @@ impl Engine {
         Ok(PoolCheckpoint { pool, segments })
     }
 
-    /// See [`PrivatePools::restore`](crate::allocator::PrivatePools::restore).
+    /// See [`Checkpoints::restore`](crate::allocator::Checkpoints::restore).
     pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
         let pool = checkpoint.pool;
         self.settle_deferred()?;
@@ -136,10 +127,11 @@ impl Engine {
         &self,
         cell: &HeapCell,
         state: &mut MutexGuard<'_, HeapState>,
-        freed: &mut Vec<u64>,
+        freed: &mut Vec<Freed>,
     ) {
         for slot in state.heap.live_blocks() {
-            freed.push(state.heap.view(slot).address);
+            let address = state.heap.view(slot).address;
+            freed.push(Freed { address, size_bytes: state.heap.requested_bytes(slot) });
             state.heap.forget_uses(slot);
             self.give_back(cell, state, slot);
         }

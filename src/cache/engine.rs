@@ -15,7 +15,7 @@ use super::growth::Growth;
 use super::hooks::Hooks;
 use super::pools::PoolHeaps;
 use super::sharing::Shared;
-use crate::allocator::{Allocation, Request, Token};
+use crate::allocator::{Allocation, Place, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
@@ -121,27 +121,40 @@ impl Engine {
     /// # Errors
     ///
     /// [`AllocError`]; nothing has changed then.
-    #[inline]
+    #[inline(always)]
     pub fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        check_size(request.bytes)?;
-        if self.attention.any() {
-            return self.allocate_with_care(request);
+        // Where the caller names no place the compiler drops the question, and two numbers are passed on.
+        match request.place {
+            Place::Anywhere => self.allocate_anywhere(request.bytes, request.stream),
+            _ => self.allocate_with_care(request),
         }
-        self.allocate_by_default(request)
+    }
+
+    #[inline]
+    fn allocate_anywhere(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
+        check_size(bytes)?;
+        if self.attention.any() {
+            return self.allocate_with_care(Request::new(bytes, stream));
+        }
+        self.allocate_by_default(bytes, stream)
     }
 
     /// Allocates in the default pool. What a hit does is inlined here as a whole, however many callers it
     /// has elsewhere: as calls it costs 50 instructions more, which carry a handle through memory.
     #[inline]
-    pub(super) fn allocate_by_default(&self, request: Request) -> Result<Allocation, AllocError> {
-        let cell = match self.heaps.find(request.stream) {
+    pub(super) fn allocate_by_default(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Allocation, AllocError> {
+        let cell = match self.heaps.find(stream) {
             Some(cell) => cell,
-            None => return self.allocate_off_the_path(request),
+            None => return self.allocate_off_the_path(Request::new(bytes, stream)),
         };
-        if let Some(found) = self.serve(cell, &mut cell.lock(), request.bytes) {
+        if let Some(found) = self.serve(cell, &mut cell.lock(), bytes) {
             return Ok(found);
         }
-        self.allocate_under_pressure(cell, Home::of(request.stream), request)
+        self.allocate_under_pressure(cell, Home::of(stream), Request::new(bytes, stream))
     }
 
     /// Serves a request from the heap's free blocks.
@@ -237,7 +250,7 @@ impl Engine {
         let freed = self.own(&allocation).and_then(|(cell, id)| {
             self.free_block(cell, allocation.address(), |heap| heap.live(id, allocation.address()))
         });
-        freed.map_err(|reason| FreeError { reason, allocation })
+        freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
     /// The heap and the block that an allocation names.
@@ -252,22 +265,23 @@ impl Engine {
         Ok((cell.ok_or_else(stale)?, BlockId { slot: Slot(slot), generation }))
     }
 
-    /// Frees the live block that `find` finds in the heap of `cell`.
+    /// Frees the live block that `find` finds in the heap of `cell`, and says how many bytes were asked for
+    /// it.
     #[inline]
     pub(super) fn free_block(
         &self,
         cell: &HeapCell,
         address: u64,
         find: impl Fn(&Heap) -> Option<Slot>,
-    ) -> Result<(), HandleError> {
+    ) -> Result<u64, HandleError> {
         let mut state = cell.lock();
         let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
         if state.heap.is_used_elsewhere(slot) {
+            let requested_bytes = state.heap.requested_bytes(slot);
             drop(state);
-            return self.free_when_drained(cell, address, &find);
+            return self.free_when_drained(cell, address, &find).map(|()| requested_bytes);
         }
-        self.give_back_here(cell, &mut state, slot);
-        Ok(())
+        Ok(self.give_back_here(cell, &mut state, slot))
     }
 
     /// Makes the live block at `slot`, which no other stream uses, free.
@@ -277,7 +291,7 @@ impl Engine {
     }
 
     #[inline(always)]
-    fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
+    fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> u64 {
         let HeapState { heap, counters, policy } = state;
         let done = heap.free(slot, self.now());
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
@@ -286,6 +300,7 @@ impl Engine {
         if self.history.is_on() {
             self.record_free(done.address, done.requested_bytes, cell);
         }
+        done.requested_bytes
     }
 
     /// Makes a drained block free.

@@ -162,14 +162,14 @@ impl Engine {
                 state.heap.forget_uses(slot);
             }
             drop(state);
-            return self.free_block(cell, address, find);
+            return self.free_block(cell, address, find).map(drop);
         }
         let count = u32::try_from(waits.len()).expect("streams of a block are few");
         match self.start_draining(cell, address, id, &uses, count) {
             Some(slot) => self.wait_for_events(waits, cell, slot),
             None => {
                 self.give_events_back(waits);
-                return self.free_block(cell, address, find);
+                return self.free_block(cell, address, find).map(drop);
             }
         }
         Ok(())

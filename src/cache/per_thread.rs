@@ -29,7 +29,7 @@ impl Engine {
         let stream = request.stream;
         if !self.driver.is_per_thread_stream(stream) {
             self.add_heap(stream, false)?;
-            return self.allocate_by_default(request);
+            return self.allocate_by_default(request.bytes, request.stream);
         }
         let cell = match self.heaps.find_per_thread(stream) {
             Some(cell) => cell,

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{MutexGuard, RwLock};
 
 use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
-use super::engine::Engine;
+use super::engine::{Engine, check_size};
 use super::growth::Growth;
 use super::policy::HitPolicy;
-use crate::allocator::{Allocation, PoolOptions, Request, ScopeFilter, SegmentAllocator};
+use crate::allocator::{Allocation, Place, PoolOptions, Request, ScopeFilter, SegmentAllocator};
 use crate::driver::{CaptureStatus, capture_status_of};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::heap::Heap;
@@ -152,12 +152,18 @@ fn refuse(pool: PoolId) -> PoolError {
 }
 
 impl Engine {
-    /// Allocates while blocks wait for events, scopes are open or captures run.
+    /// Allocates while blocks wait for events, scopes are open or captures run, or where the request says.
     pub(super) fn allocate_with_care(&self, request: Request) -> Result<Allocation, AllocError> {
+        check_size(request.bytes)?;
+        match request.place {
+            Place::Anywhere => {}
+            Place::Pool(pool) => return self.allocate_in_pool(pool, request),
+            Place::Address(address) => return self.allocate_at(request, address),
+        }
         let Routed { to, status } = self.route(request.stream)?;
         match to {
             Some(heaps) => self.allocate_in_heaps(&heaps, request, status),
-            None => self.allocate_by_default(request),
+            None => self.allocate_by_default(request.bytes, request.stream),
         }
     }
 
@@ -169,17 +175,12 @@ impl Engine {
         Ok(routed)
     }
 
-    /// See [`PrivatePools::allocate_in`](crate::allocator::PrivatePools::allocate_in).
-    pub(super) fn allocate_in_pool(
-        &self,
-        pool: PoolId,
-        request: Request,
-    ) -> Result<Allocation, AllocError> {
-        super::engine::check_size(request.bytes)?;
+    /// Allocates in a pool, whatever scopes are open.
+    fn allocate_in_pool(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let status = capture_status_of(&*self.driver, request.stream)?;
         self.settle_waiting(request.stream, status)?;
         if pool == PoolId::DEFAULT {
-            return self.allocate_by_default(request);
+            return self.allocate_by_default(request.bytes, request.stream);
         }
         let heaps = Arc::clone(&self.growth.lock().pools.in_use(pool)?.heaps);
         self.allocate_in_heaps(&heaps, request, status)

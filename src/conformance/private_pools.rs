@@ -71,10 +71,11 @@ fn take(
     stream: StreamId,
 ) -> Result<Kept, String> {
     let request = Request::new(bytes, stream);
-    let (answer, whose) = match pool {
-        Some(pool) => (pools(bed)?.allocate_in(pool, request), format!("in pool {pool}")),
-        None => (bed.allocator.allocate(request), format!("on stream {stream}")),
+    let (request, whose) = match pool {
+        Some(pool) => (request.in_pool(pool), format!("in pool {pool}")),
+        None => (request, format!("on stream {stream}")),
     };
+    let answer = bed.allocator.allocate(request);
     let allocation = answer.map_err(|error| format!("{bytes} bytes {whose}: {error}"))?;
     let start = allocation.address();
     bed.lines.push(format!("allocate {bytes} bytes {whose}: a block at {start:#x}"));
@@ -203,7 +204,7 @@ fn ends(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     refused(bed, "use a pool without users", done)?;
     let done = pools(bed)?.open_scope(pool, ScopeFilter::this_thread());
     refused(bed, "open a scope of a pool without users", done)?;
-    let done = pools(bed)?.allocate_in(pool, Request::new(512, stream));
+    let done = bed.allocator.allocate(Request::new(512, stream).in_pool(pool));
     refused(bed, "allocate in a pool without users", done)?;
     holds(bed, pool, &[&last])?;
     give(bed, last)?;

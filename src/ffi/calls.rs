@@ -165,7 +165,8 @@ pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -
 /// Puts the allocator that the string names behind the handle: new requests go there, blocks from
 /// before stay valid and are freed through the same handle. The string is complete: what it does not say
 /// has its default. A limit stays unless the string says another. If the call fails, everything is as it
-/// was. It fails while a scope of a pool is open. May wait for the device, as releasing memory does.
+/// was. It fails while a pool has users or a scope is open. May wait for the device, as releasing memory
+/// does.
 ///
 /// # Safety
 ///

@@ -194,7 +194,7 @@ impl From<SwitchError> for Failure {
             SwitchError::Build(error) => return error.into(),
             SwitchError::Apply(error) => return error.into(),
             SwitchError::Peer(ref error) => of_driver(error),
-            SwitchError::ScopeOpen { .. } => Status::BadPool,
+            SwitchError::ScopeOpen { .. } | SwitchError::PoolInUse { .. } => Status::BadPool,
             SwitchError::Lacks { .. } => Status::NotSupported,
             SwitchError::TooMany { .. } => Status::OutOfMemory,
         };

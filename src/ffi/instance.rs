@@ -53,18 +53,24 @@ impl Instance {
     pub(super) fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, Failure> {
         let options = BuildOptions { raw_addresses: true };
         let allocator = Switchable::build(config, Arc::clone(&driver), options)?;
+        // A block leaves here as an address, and must be found by it.
+        if allocator.raw_addresses().is_none() {
+            let what = "blocks by bare address (layers:[front] serves callers with handles only)";
+            return Err(Failure::lacks(allocator.name(), what));
+        }
         Ok(Self { allocator, driver })
     }
 
     /// The address of a block.
     #[inline]
     pub(super) fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Failure> {
-        Ok(self.allocator.allocate_raw(Request::new(bytes, stream))?)
+        Ok(self.allocator.allocate(Request::new(bytes, stream))?.address())
     }
 
     #[inline]
     pub(super) fn free(&self, address: u64) -> Result<(), Failure> {
-        Ok(self.allocator.free_raw(address)?)
+        self.allocator.free_raw(address)?;
+        Ok(())
     }
 
     pub(super) fn raw(&self) -> Result<&dyn RawAddresses, Failure> {

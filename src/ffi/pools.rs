@@ -154,7 +154,7 @@ mod tests {
             let [own, other] = [(); 2].map(|()| faulty.create_stream().unwrap());
             let pool = PoolId::next_user();
             pools.create_pool(pool, PoolOptions::default()).unwrap();
-            let block = pools.allocate_in(pool, Request::new(4096, own)).unwrap();
+            let block = allocator.allocate(Request::new(4096, own).in_pool(pool)).unwrap();
             allocator.cross_stream().unwrap().record_stream(&block, other).unwrap();
             let capture = Capture::begin(&*faulty, own).unwrap();
             pools.open_scope(pool, ScopeFilter::Capture(capture)).unwrap();

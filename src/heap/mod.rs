@@ -76,6 +76,13 @@ impl Heap {
         self.slab.get(slot).view()
     }
 
+    /// How many bytes were asked for of a live block.
+    #[inline]
+    #[must_use]
+    pub(crate) fn requested_bytes(&self, slot: Slot) -> u64 {
+        self.slab.get(slot).requested_bytes
+    }
+
     /// The kind of a block.
     #[inline]
     #[must_use]

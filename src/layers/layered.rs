@@ -9,9 +9,10 @@ use std::fmt;
 use std::ops::Deref;
 
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, PoolCheckpoint,
-    PoolOptions, Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
+    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
+    DeviceAllocator, Expandable, ExpandableSegment, FreeMemoryCallback, Imported, OomObserver,
+    PeerAccess, PoolCheckpoint, PoolOptions, Pressure, PrivatePools, RawAddresses, Request,
+    Restored, ScopeFilter, Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
@@ -19,37 +20,6 @@ use crate::history::SegmentLayout;
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::Statistics;
-
-/// Through which call a block with a handle is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// [`DeviceAllocator::allocate`].
-    Plain,
-    /// [`Caching::allocate_at`] this address.
-    At(u64),
-    /// [`PrivatePools::allocate_in`] this pool.
-    In(PoolId),
-}
-
-impl Way {
-    /// Asks `inner` for a block in this way. May wait as that call does.
-    ///
-    /// # Errors
-    ///
-    /// Those of the call.
-    #[inline]
-    pub fn take<A: DeviceAllocator>(
-        self,
-        inner: &A,
-        request: Request,
-    ) -> Result<Allocation, AllocError> {
-        match self {
-            Self::Plain => inner.allocate(request),
-            Self::At(address) => caching_of(inner).allocate_at(request, address),
-            Self::In(pool) => pools_of(inner).allocate_in(pool, request),
-        }
-    }
-}
 
 /// What a layer does. Everything has a default that goes straight to the allocator below.
 pub trait Layer: fmt::Debug + Send + Sync {
@@ -59,14 +29,14 @@ pub trait Layer: fmt::Debug + Send + Sync {
     /// The allocator below.
     fn inner(&self) -> &Self::Inner;
 
-    /// Hands out a block with a handle. May wait as the allocator below does.
+    /// Hands out a block. May wait as the allocator below does.
     ///
     /// # Errors
     ///
     /// [`AllocError`]; nothing has changed then.
     #[inline]
-    fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
-        way.take(self.inner(), request)
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.inner().allocate(request)
     }
 
     /// Takes a block back.
@@ -75,27 +45,17 @@ pub trait Layer: fmt::Debug + Send + Sync {
     ///
     /// [`FreeError`] with the allocation as it was.
     #[inline]
-    fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         self.inner().free(allocation)
     }
 
-    /// Hands out a block by address.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; nothing has changed then.
-    #[inline]
-    fn take_raw(&self, request: Request) -> Result<u64, AllocError> {
-        raw_of(self.inner()).allocate_raw(request)
-    }
-
-    /// Takes a block back by address.
+    /// Takes a block back by address, and says how many bytes were asked for it.
     ///
     /// # Errors
     ///
     /// [`HandleError`]; nothing has changed then.
     #[inline]
-    fn give_raw(&self, address: u64) -> Result<(), HandleError> {
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         raw_of(self.inner()).free_raw(address)
     }
 
@@ -104,7 +64,7 @@ pub trait Layer: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`HandleError`]; nothing has changed then.
-    fn record_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         raw_of(self.inner()).record_stream_raw(address, stream)
     }
 
@@ -113,7 +73,7 @@ pub trait Layer: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`HandleError`]; nothing has changed then.
-    fn record(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         cross_of(self.inner()).record_stream(allocation, stream)
     }
 
@@ -121,6 +81,11 @@ pub trait Layer: fmt::Debug + Send + Sync {
     /// the blocks below by address (pools, sharing, exact addresses) are absent above.
     fn moves_blocks(&self) -> bool {
         false
+    }
+
+    /// Whether blocks can be given back by address, where the allocator below can do it.
+    fn serves_addresses(&self) -> bool {
+        true
     }
 
     /// The handle that the allocator below knows, for calls that only look; `None` when it is the same.
@@ -135,7 +100,7 @@ pub trait Layer: fmt::Debug + Send + Sync {
     ///
     /// [`PoolError`]; nothing has changed then.
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        pools_of(self.inner()).restore(checkpoint)
+        checkpoints_of(self.inner()).restore(checkpoint)
     }
 
     /// A scope is about to open. Called again with [`scope_closed`](Self::scope_closed) if it does not.
@@ -180,6 +145,14 @@ pub(super) fn caching_of<A: DeviceAllocator>(inner: &A) -> &dyn Caching {
 
 pub(super) fn pools_of<A: DeviceAllocator>(inner: &A) -> &dyn PrivatePools {
     inner.private_pools().expect(PRESENT)
+}
+
+pub(super) fn checkpoints_of<A: DeviceAllocator>(inner: &A) -> &dyn Checkpoints {
+    inner.checkpoints().expect(PRESENT)
+}
+
+fn expandable_of<A: DeviceAllocator>(inner: &A) -> &dyn Expandable {
+    inner.expandable().expect(PRESENT)
 }
 
 pub(super) fn raw_of<A: DeviceAllocator>(inner: &A) -> &dyn RawAddresses {
@@ -232,12 +205,12 @@ impl<L> Deref for Layered<L> {
 impl<L: Layer> DeviceAllocator for Layered<L> {
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.0.take(request, Way::Plain)
+        self.0.allocate(request)
     }
 
     #[inline]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        self.0.give(allocation)
+        self.0.free(allocation)
     }
 
     fn name(&self) -> &str {
@@ -257,7 +230,8 @@ impl<L: Layer> DeviceAllocator for Layered<L> {
     }
 
     fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        self.0.inner().raw_addresses().map(|_| self as &dyn RawAddresses)
+        let raw = self.0.inner().raw_addresses().filter(|_| self.0.serves_addresses());
+        raw.map(|_| self as &dyn RawAddresses)
     }
 
     fn pressure(&self) -> Option<&dyn Pressure> {
@@ -267,6 +241,15 @@ impl<L: Layer> DeviceAllocator for Layered<L> {
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
         let pools = self.0.inner().private_pools().filter(|_| !self.0.moves_blocks());
         pools.map(|_| self as &dyn PrivatePools)
+    }
+
+    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
+        let checkpoints = self.0.inner().checkpoints().filter(|_| !self.0.moves_blocks());
+        checkpoints.map(|_| self as &dyn Checkpoints)
+    }
+
+    fn expandable(&self) -> Option<&dyn Expandable> {
+        self.0.inner().expandable().map(|_| self as &dyn Expandable)
     }
 
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
@@ -281,7 +264,7 @@ impl<L: Layer> DeviceAllocator for Layered<L> {
 
 impl<L: Layer> CrossStream for Layered<L> {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        self.0.record(allocation, stream)
+        self.0.record_stream(allocation, stream)
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
@@ -319,24 +302,18 @@ impl<L: Layer> Caching for Layered<L> {
         caching_of(self.0.inner()).layout()
     }
 
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        if self.0.moves_blocks() {
-            let (rounded_bytes, stream) = (request.bytes, request.stream);
-            return Err(AllocError::NoBlockAt { address, rounded_bytes, stream });
-        }
-        self.0.take(request, Way::At(address))
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        self.seen(allocation, |below| caching_of(self.0.inner()).base_allocation(below))
     }
+}
 
+impl<L: Layer> Expandable for Layered<L> {
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        caching_of(self.0.inner()).expandable_segments()
+        expandable_of(self.0.inner()).expandable_segments()
     }
 
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        caching_of(self.0.inner()).set_reserve_class(stream, class);
-    }
-
-    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        self.seen(allocation, |below| caching_of(self.0.inner()).base_allocation(below))
+        expandable_of(self.0.inner()).set_reserve_class(stream, class);
     }
 }
 
@@ -356,17 +333,12 @@ impl<L: Layer> Counters for Layered<L> {
 
 impl<L: Layer> RawAddresses for Layered<L> {
     #[inline]
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        self.0.take_raw(request)
-    }
-
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
-        self.0.give_raw(address)
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        self.0.free_raw(address)
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        self.0.record_raw(address, stream)
+        self.0.record_stream_raw(address, stream)
     }
 }
 
@@ -434,10 +406,6 @@ impl<L: Layer> PrivatePools for Layered<L> {
         closed
     }
 
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        self.0.take(request, Way::In(pool))
-    }
-
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         pools_of(self.0.inner()).empty_pool(pool)
     }
@@ -449,9 +417,11 @@ impl<L: Layer> PrivatePools for Layered<L> {
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         pools_of(self.0.inner()).pool_layout(pool)
     }
+}
 
+impl<L: Layer> Checkpoints for Layered<L> {
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
-        pools_of(self.0.inner()).checkpoint(pool)
+        checkpoints_of(self.0.inner()).checkpoint(pool)
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {

@@ -52,6 +52,8 @@ impl Limit {
 impl Watch for Limit {
     type Note = ();
 
+    const KEEPS_BOOK: bool = false;
+
     #[inline]
     fn ask(&self, request: Request) -> Result<(), AllocError> {
         let fits =
@@ -78,7 +80,7 @@ impl Watch for Limit {
     fn took(&self, _: &Block) {}
 
     #[inline]
-    fn gave(&self, block: &Block, (): ()) {
-        self.held_bytes.fetch_sub(block.size_bytes, Ordering::Relaxed);
+    fn freed(&self, size_bytes: u64) {
+        self.held_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
     }
 }

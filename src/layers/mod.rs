@@ -36,7 +36,7 @@ pub mod statistics;
 pub mod track;
 mod watch;
 
-pub use layered::{Layer, Layered, Way};
+pub use layered::{Layer, Layered};
 pub use shift::{Placement, Shifted};
 pub use stack::{LayerError, wrap};
 pub use watch::{Block, Watch, Watching};

@@ -12,7 +12,7 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-use super::layered::{Layer, Way, cross_of, raw_of};
+use super::layered::{Layer, cross_of, raw_of};
 use super::watch::Block;
 use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
 use crate::error::{AllocError, DriverError, FreeError, HandleError};
@@ -44,25 +44,10 @@ pub trait Placement: fmt::Debug + Send + Sync {
     }
 }
 
-/// The block below.
-#[derive(Debug)]
-enum Below {
-    Handle(Allocation),
-    Address(u64),
-}
-
-impl Below {
-    fn address(&self) -> u64 {
-        match self {
-            Self::Handle(allocation) => allocation.address(),
-            Self::Address(address) => *address,
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Placed {
-    below: Below,
+    /// The block below.
+    below: Allocation,
     block: Block,
     serial: u64,
     used_by: Vec<StreamId>,
@@ -112,14 +97,14 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
     }
 
     /// Enters a block and returns its address above and its number.
-    fn enter(&self, request: Request, below: Below) -> Result<(u64, u64), AllocError> {
+    fn enter(&self, request: Request, below: Allocation) -> Result<(u64, u64), AllocError> {
         let start = below.address();
         let offset = self.place.offset_bytes(start);
         let block =
             Block { address: start + offset, size_bytes: request.bytes, stream: request.stream };
         if let Err(error) = self.place.placed(&block, start) {
             // Refused by its own maker: then it stays live there, as every block that is lost.
-            let _ = self.give_below(below);
+            let _ = self.inner.free(below);
             return Err(error.into());
         }
         let mut table = self.table.lock();
@@ -129,36 +114,27 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         Ok((block.address, serial))
     }
 
-    fn give_below(&self, below: Below) -> Result<(), (HandleError, Below)> {
-        match below {
-            Below::Handle(allocation) => self
-                .inner
-                .free(allocation)
-                .map_err(|error| (error.reason, Below::Handle(error.allocation))),
-            Below::Address(address) => raw_of(&self.inner)
-                .free_raw(address)
-                .map_err(|reason| (reason, Below::Address(address))),
-        }
-    }
-
     /// Gives the block at `address` back, if `is_meant`; `missing` says why not.
     fn leave(
         &self,
         address: u64,
         is_meant: impl FnOnce(&Placed) -> bool,
         missing: HandleError,
-    ) -> Result<(), HandleError> {
+    ) -> Result<u64, HandleError> {
         let found = match self.table.lock().blocks.entry(address) {
             Entry::Occupied(found) if is_meant(found.get()) => found.remove(),
             _ => return Err(missing),
         };
         let Placed { below, block, serial, used_by } = found;
         self.place.leaving(&block, below.address(), &used_by);
-        self.give_below(below).map_err(|(reason, below)| {
-            let placed = Placed { below, block, serial, used_by };
-            self.table.lock().blocks.insert(address, placed);
-            reason
-        })
+        match self.inner.free(below) {
+            Ok(()) => Ok(block.size_bytes),
+            Err(FreeError { reason, allocation: below }) => {
+                let placed = Placed { below, block, serial, used_by };
+                self.table.lock().blocks.insert(address, placed);
+                Err(reason)
+            }
+        }
     }
 
     /// Whose handle it is not, if it is not ours.
@@ -186,15 +162,9 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
             if !placed.used_by.contains(&stream) {
                 placed.used_by.push(stream);
             }
-            match &placed.below {
-                Below::Handle(allocation) => Below::Handle(copy_of(allocation)),
-                Below::Address(address) => Below::Address(*address),
-            }
+            copy_of(&placed.below)
         };
-        match below {
-            Below::Handle(below) => cross_of(&self.inner).record_stream(&below, stream),
-            Below::Address(below) => raw_of(&self.inner).record_stream_raw(below, stream),
-        }
+        cross_of(&self.inner).record_stream(&below, stream)
     }
 }
 
@@ -209,16 +179,17 @@ impl<A: DeviceAllocator, P: Placement> Layer for Shifted<A, P> {
         self.place.acts()
     }
 
-    fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         if !self.place.acts() {
-            return way.take(&self.inner, request);
+            return self.inner.allocate(request);
         }
-        let below = way.take(&self.inner, self.request_below(request)?)?;
-        let (address, serial) = self.enter(request, Below::Handle(below))?;
+        request.refuse_place()?;
+        let below = self.inner.allocate(self.request_below(request)?)?;
+        let (address, serial) = self.enter(request, below)?;
         Ok(Allocation::new(address, request.bytes, self.owner, token_of(serial)))
     }
 
-    fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         if !self.place.acts() {
             return self.inner.free(allocation);
         }
@@ -226,33 +197,25 @@ impl<A: DeviceAllocator, P: Placement> Layer for Shifted<A, P> {
         let is_meant = |placed: &Placed| token_of(placed.serial) == allocation.token();
         self.own(&allocation)
             .and_then(|()| self.leave(address, is_meant, HandleError::Stale { address }))
+            .map(drop)
             .map_err(|reason| FreeError { reason, allocation })
     }
 
-    fn take_raw(&self, request: Request) -> Result<u64, AllocError> {
-        let raw = raw_of(&self.inner);
-        if !self.place.acts() {
-            return raw.allocate_raw(request);
-        }
-        let below = raw.allocate_raw(self.request_below(request)?)?;
-        Ok(self.enter(request, Below::Address(below))?.0)
-    }
-
-    fn give_raw(&self, address: u64) -> Result<(), HandleError> {
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         if !self.place.acts() {
             return raw_of(&self.inner).free_raw(address);
         }
         self.leave(address, |_| true, HandleError::UnknownAddress { address })
     }
 
-    fn record_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         if !self.place.acts() {
             return raw_of(&self.inner).record_stream_raw(address, stream);
         }
         self.announce(address, stream, |_| true, HandleError::UnknownAddress { address })
     }
 
-    fn record(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         if !self.place.acts() {
             return cross_of(&self.inner).record_stream(allocation, stream);
         }
@@ -268,11 +231,6 @@ impl<A: DeviceAllocator, P: Placement> Layer for Shifted<A, P> {
         }
         let table = self.table.lock();
         let placed = table.blocks.get(&allocation.address())?;
-        match &placed.below {
-            Below::Handle(below) if token_of(placed.serial) == allocation.token() => {
-                Some(copy_of(below))
-            }
-            _ => None,
-        }
+        (token_of(placed.serial) == allocation.token()).then(|| copy_of(&placed.below))
     }
 }

@@ -82,6 +82,7 @@ impl Watch for Count {
     type Note = ();
 
     const COUNTS: bool = true;
+    const KEEPS_BOOK: bool = false;
 
     fn failed(&self, _: Request, error: &AllocError, _: bool) {
         if matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) {
@@ -96,11 +97,11 @@ impl Watch for Count {
         both(&mut own.bytes, block.size_bytes, |counter| counter.increase(bytes));
     }
 
-    fn gave(&self, block: &Block, (): ()) {
-        let bytes = signed(block.size_bytes);
+    fn freed(&self, size_bytes: u64) {
+        let bytes = signed(size_bytes);
         let mut own = self.own.lock();
-        both(&mut own.blocks, block.size_bytes, |counter| counter.decrease(1));
-        both(&mut own.bytes, block.size_bytes, |counter| counter.decrease(bytes));
+        both(&mut own.blocks, size_bytes, |counter| counter.decrease(1));
+        both(&mut own.bytes, size_bytes, |counter| counter.decrease(bytes));
     }
 
     fn statistics(&self, below: Option<Statistics>) -> Statistics {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::layered::{Layer, Way, pools_of, raw_of};
+use super::layered::{Layer, checkpoints_of, raw_of};
 use crate::allocator::{
     Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request, Restored, Token,
 };
@@ -38,8 +38,8 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     /// What it keeps with each live block.
     type Note: fmt::Debug + Send;
 
-    /// Whether live blocks are remembered. Without it only [`ask`](Self::ask), [`failed`](Self::failed),
-    /// [`broke_off`](Self::broke_off) and [`again`](Self::again) are called.
+    /// Whether live blocks are remembered. Without it [`freed`](Self::freed) is called for blocks that go
+    /// back, instead of [`giving`](Self::giving), [`kept`](Self::kept) and [`gave`](Self::gave).
     const KEEPS_BOOK: bool = true;
 
     /// Before the allocator below is asked.
@@ -97,6 +97,11 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         let _ = (block, note);
     }
 
+    /// So many bytes were given back, where no book is kept.
+    fn freed(&self, size_bytes: u64) {
+        let _ = size_bytes;
+    }
+
     /// The allocator goes; these blocks were never given back.
     fn ends(&self, live: Vec<(Block, Self::Note)>) {
         let _ = live;
@@ -121,8 +126,8 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
 #[derive(Debug)]
 struct Record<N> {
     block: Block,
-    /// The handle, if it was had with one.
-    handle: Option<(OwnerId, Token)>,
+    /// Its handle.
+    handle: (OwnerId, Token),
     /// When it was entered.
     serial: u64,
     note: N,
@@ -150,7 +155,7 @@ impl<N> Book<N> {
         &self.shards[usize::from(low) % SHARDS]
     }
 
-    fn enter(&self, block: Block, handle: Option<(OwnerId, Token)>, note: N) -> Option<Record<N>> {
+    fn enter(&self, block: Block, handle: (OwnerId, Token), note: N) -> Option<Record<N>> {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let record = Record { block, handle, serial, note };
         self.shard(block.address).lock().insert(block.address, record)
@@ -220,11 +225,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
 
     /// Asks until it is served, refused for good, or not to be asked again.
     #[inline]
-    fn attempts<T>(
-        &self,
-        request: Request,
-        take: impl Fn() -> Result<T, AllocError>,
-    ) -> Result<T, AllocError> {
+    fn attempts(&self, request: Request) -> Result<Allocation, AllocError> {
         if let Err(error) = self.watch.ask(request) {
             self.watch.failed(request, &error, false);
             return Err(error);
@@ -232,7 +233,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
         let asked = Asked { watch: &self.watch, request };
         let mut attempt = 1;
         loop {
-            match take() {
+            match self.inner.allocate(request) {
                 Ok(taken) => {
                     std::mem::forget(asked);
                     return Ok(taken);
@@ -250,11 +251,11 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
     }
 
     #[inline]
-    fn took(&self, block: Block, handle: Option<(OwnerId, Token)>) {
+    fn took(&self, block: Block, handle: (OwnerId, Token)) {
+        let note = self.watch.took(&block);
         if !W::KEEPS_BOOK {
             return;
         }
-        let note = self.watch.took(&block);
         // An allocator that hands out a live address has taken the old block back by itself.
         if let Some(lost) = self.book.enter(block, handle, note) {
             self.watch.gave(&lost.block, lost.note);
@@ -263,21 +264,20 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
 
     /// Strikes a block, lets `give` free it, and enters it again if that fails.
     #[inline]
-    fn gives<E>(
+    fn gives<T, E>(
         &self,
         address: u64,
         is_meant: impl FnOnce(&Record<W::Note>) -> bool,
-        give: impl FnOnce() -> Result<(), E>,
-    ) -> Result<(), E> {
-        let record = if W::KEEPS_BOOK { self.book.strike(address, is_meant) } else { None };
-        let Some(record) = record else {
+        give: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let Some(record) = self.book.strike(address, is_meant) else {
             return give();
         };
         self.watch.giving(&record.block);
         match give() {
-            Ok(()) => {
+            Ok(given) => {
                 self.watch.gave(&record.block, record.note);
-                Ok(())
+                Ok(given)
             }
             Err(error) => {
                 self.watch.kept(&record.block);
@@ -297,44 +297,47 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
     }
 
     #[inline]
-    fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
-        let found = self.attempts(request, || way.take(&self.inner, request))?;
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let found = self.attempts(request)?;
         let (address, size_bytes) = (found.address(), request.bytes);
         let block = Block { address, size_bytes, stream: request.stream };
-        self.took(block, Some((found.owner(), found.token())));
+        self.took(block, (found.owner(), found.token()));
         Ok(found)
     }
 
     #[inline]
-    fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let handle = Some((allocation.owner(), allocation.token()));
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        if !W::KEEPS_BOOK {
+            let size_bytes = allocation.size_bytes();
+            self.inner.free(allocation)?;
+            self.watch.freed(size_bytes);
+            return Ok(());
+        }
+        let handle = (allocation.owner(), allocation.token());
         // A handle of another allocator may name the same address; so may one that is stale.
         let is_meant = |record: &Record<W::Note>| record.handle == handle;
         self.gives(allocation.address(), is_meant, || self.inner.free(allocation))
     }
 
     #[inline]
-    fn take_raw(&self, request: Request) -> Result<u64, AllocError> {
-        let raw = raw_of(&self.inner);
-        let address = self.attempts(request, || raw.allocate_raw(request))?;
-        self.took(Block { address, size_bytes: request.bytes, stream: request.stream }, None);
-        Ok(address)
-    }
-
-    #[inline]
-    fn give_raw(&self, address: u64) -> Result<(), HandleError> {
-        self.gives(address, |_| true, || raw_of(&self.inner).free_raw(address))
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        let free = || raw_of(&self.inner).free_raw(address);
+        if !W::KEEPS_BOOK {
+            return free().inspect(|size_bytes| self.watch.freed(*size_bytes));
+        }
+        self.gives(address, |_| true, free)
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
         let before = self.book.serial.load(Ordering::Relaxed);
-        let restored = pools_of(&self.inner).restore(checkpoint)?;
-        if !W::KEEPS_BOOK {
-            return Ok(restored);
-        }
-        for address in &restored.freed {
+        let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
+        for freed in &restored.freed {
+            if !W::KEEPS_BOOK {
+                self.watch.freed(freed.size_bytes);
+                continue;
+            }
             // A block that was handed out since is another one.
-            if let Some(gone) = self.book.strike(*address, |record| record.serial < before) {
+            if let Some(gone) = self.book.strike(freed.address, |record| record.serial < before) {
                 self.watch.giving(&gone.block);
                 self.watch.gave(&gone.block, gone.note);
             }
@@ -347,7 +350,7 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
             let stream = segment.map(|segment| segment.stream).unwrap_or_default();
             let block = Block { address, size_bytes: allocation.size_bytes(), stream };
             self.watch.adopted(&block);
-            self.took(block, Some((allocation.owner(), allocation.token())));
+            self.took(block, (allocation.owner(), allocation.token()));
         }
         Ok(restored)
     }

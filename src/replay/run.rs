@@ -436,10 +436,13 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         if pool == PoolId::DEFAULT {
             return self.allocator.allocate(request);
         }
-        match self.allocator.private_pools() {
-            Some(pools) => pools.allocate_in(pool, request),
-            None => self.allocator.allocate(request),
-        }
+        self.allocate_in(pool, request)
+    }
+
+    #[cold]
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        let has_pools = self.allocator.private_pools().is_some();
+        self.allocator.allocate(if has_pools { request.in_pool(pool) } else { request })
     }
 
     fn free_in_use(

@@ -314,8 +314,7 @@ impl Verifier<'_> {
                 return Ok(placed);
             }
         }
-        let pools: &dyn PrivatePools = self.engine;
-        pools.allocate_in(pool, request)
+        self.engine.allocate(request.in_pool(pool))
     }
 
     /// An explicit call; returns how many of the recorded events were its own.

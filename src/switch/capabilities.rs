@@ -8,11 +8,11 @@
 use super::{Switchable, is_unknown};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure,
-    RawAddresses, Request, Sharing,
+    Expandable, ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure,
+    RawAddresses, Sharing,
 };
 use crate::config::Config;
-use crate::error::{AllocError, DriverError, DriverErrorKind, FractionError, HandleError};
+use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
 use crate::history::SegmentLayout;
 use crate::ids::{DeviceId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
@@ -142,15 +142,17 @@ impl Caching for Switchable {
         layout
     }
 
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        self.core.take(request, |generation| match generation.strategy.caching() {
-            Some(caching) => caching.allocate_at(request, address),
-            None => Err(lacks(&generation.strategy, "allocate_at").into()),
-        })
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        let base = |strategy: &Strategy| of_maker(strategy.caching()?.base_allocation(allocation));
+        let found = self.core.ask(|generation| base(&generation.strategy));
+        found.unwrap_or_else(|| Err(nobodys(allocation)))
     }
+}
 
+impl Expandable for Switchable {
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        let segments = |strategy: &Strategy| strategy.caching().map(Caching::expandable_segments);
+        let segments =
+            |strategy: &Strategy| strategy.expandable().map(Expandable::expandable_segments);
         let all =
             self.core.ask_all(|generation| segments(&generation.strategy).unwrap_or_default());
         let mut all: Vec<_> = all.into_iter().flatten().collect();
@@ -164,16 +166,10 @@ impl Caching for Switchable {
                 Some(class) => drop(state.classes.insert(stream, class.to_owned())),
                 None => drop(state.classes.remove(&stream)),
             }
-            if let Some(caching) = self.core.generations.current().strategy.caching() {
-                caching.set_reserve_class(stream, class);
+            if let Some(expandable) = self.core.generations.current().strategy.expandable() {
+                expandable.set_reserve_class(stream, class);
             }
         })
-    }
-
-    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        let base = |strategy: &Strategy| of_maker(strategy.caching()?.base_allocation(allocation));
-        let found = self.core.ask(|generation| base(&generation.strategy));
-        found.unwrap_or_else(|| Err(nobodys(allocation)))
     }
 }
 
@@ -197,19 +193,7 @@ impl Counters for Switchable {
 
 impl RawAddresses for Switchable {
     #[inline]
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        self.core.take(request, |generation| match &generation.strategy {
-            Strategy::Native(native) => native.engine().allocate_raw(request),
-            Strategy::Expandable(expandable) => expandable.engine().allocate_raw(request),
-            other => match other.raw_addresses() {
-                Some(raw) => raw.allocate_raw(request),
-                None => Err(lacks(other, "allocate_raw").into()),
-            },
-        })
-    }
-
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         let free = |strategy: &Strategy| match strategy {
             Strategy::Native(native) => of_maker(native.engine().free_raw(address)),
             Strategy::Expandable(expandable) => of_maker(expandable.engine().free_raw(address)),
@@ -217,12 +201,16 @@ impl RawAddresses for Switchable {
         };
         // What another answers is boxed, because what goes through here on a hit is copied.
         let freed = self.core.call(|generation| match free(&generation.strategy) {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(size_bytes)) => Ok(size_bytes),
             other => Err(boxed(other)),
         });
-        let Err(refused) = freed else { return Ok(()) };
-        if let Some(answer) = *refused {
-            return answer;
+        match freed {
+            Ok(size_bytes) => return Ok(size_bytes),
+            Err(refused) => {
+                if let Some(answer) = *refused {
+                    return answer;
+                }
+            }
         }
         let found = self.core.free_by(|generation| free(&generation.strategy));
         found.unwrap_or(Err(HandleError::UnknownAddress { address }))

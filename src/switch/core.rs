@@ -42,8 +42,6 @@ pub(super) struct Core {
     pub(super) hooks: Hooks,
     pub(super) state: Mutex<SwitchState>,
     pub(super) ledger: Mutex<Ledger>,
-    /// Pools that were made through here and may still have users.
-    pub(super) pools: Mutex<BTreeSet<PoolId>>,
     /// How many scopes are open: part of `state`, for those who only ask whether any is.
     pub(super) open_scopes: AtomicUsize,
     /// Shared by those who need that no scope opens (`no_scopes`), alone for who opens one. Before `state`.
@@ -68,6 +66,8 @@ pub(super) struct SwitchState {
     pub(super) limit_bytes: Option<u64>,
     pub(super) peers: Vec<DeviceId>,
     pub(super) classes: BTreeMap<StreamId, String>,
+    /// Pools of the current one that were made through here and may still have users.
+    pub(super) pools: BTreeSet<PoolId>,
     /// Pools with an open scope.
     pub(super) scopes: Vec<PoolId>,
     /// Pools whose maker is opening a scope, with no lock held: users' functions may run.
@@ -100,7 +100,6 @@ impl Core {
                     ..SwitchState::default()
                 }),
                 ledger: Mutex::default(),
-                pools: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
                 scope_gate: RwLock::new(()),
                 going_bytes: AtomicU64::new(0),
@@ -118,7 +117,7 @@ impl Core {
     /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
     fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
         // What is built and not put in force may wait for the device when it goes.
-        self.with_state(|state| state.refuse_scopes())?;
+        self.with_state(|state| self.refuse_pools(state))?;
         let strategy = registry::build(&config, Arc::clone(&self.driver), self.options)?;
         if self.options.raw_addresses && strategy.raw_addresses().is_none() {
             let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
@@ -201,6 +200,20 @@ impl Core {
         Ok(())
     }
 
+    /// While a scope is open, or a pool has users, nothing is switched.
+    fn refuse_pools(&self, state: &SwitchState) -> Result<(), SwitchError> {
+        if let Some(pool) = state.scopes.first().or(state.opening.first()) {
+            return Err(SwitchError::ScopeOpen { pool: *pool });
+        }
+        let current = self.generations.current();
+        let Some(pools) = current.strategy.private_pools() else { return Ok(()) };
+        let is_used = |pool: &&PoolId| pools.pool_users(**pool).is_some_and(|users| users > 0);
+        match state.pools.iter().find(is_used) {
+            Some(pool) => Err(SwitchError::PoolInUse { pool: *pool }),
+            None => Ok(()),
+        }
+    }
+
     fn install(
         &self,
         next: Generation,
@@ -211,7 +224,7 @@ impl Core {
         if edition.is_some_and(|edition| edition != state.edition) {
             return Ok(None);
         }
-        state.refuse_scopes()?;
+        self.refuse_pools(&state)?;
         if self.generations.retired() >= RETIRED_MAX {
             return Err(SwitchError::TooMany { limit: RETIRED_MAX });
         }
@@ -228,8 +241,9 @@ impl Core {
         }
         state.put(config);
         state.is_known = true;
+        state.pools.clear();
         let mut ledger = self.ledger.lock();
-        self.cut(&mut ledger);
+        self.begin_peaks(&mut ledger);
         let old = self.generations.replace(next);
         old.retire();
         drop(ledger);
@@ -339,12 +353,6 @@ impl SwitchState {
         }
     }
 
-    /// While a scope is open nothing is switched.
-    fn refuse_scopes(&self) -> Result<(), SwitchError> {
-        let any = self.scopes.first().or(self.opening.first());
-        any.map_or(Ok(()), |pool| Err(SwitchError::ScopeOpen { pool: *pool }))
-    }
-
     /// Puts a configuration in force.
     pub(super) fn put(&mut self, config: Config) {
         self.config = config;
@@ -360,9 +368,9 @@ impl SwitchState {
             };
             peers.enable_peer_access(*peer).map_err(SwitchError::Peer)?;
         }
-        if let Some(caching) = next.caching() {
+        if let Some(expandable) = next.expandable() {
             for (stream, class) in &self.classes {
-                caching.set_reserve_class(*stream, Some(class));
+                expandable.set_reserve_class(*stream, Some(class));
             }
         }
         Ok(())

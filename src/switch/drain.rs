@@ -19,7 +19,7 @@ use parking_lot::RwLockWriteGuard;
 use super::core::{Core, SwitchState};
 use super::generation::Generation;
 use super::hooks;
-use super::ledger::{CUTS_MAX, Ledger};
+use super::ledger::Ledger;
 use super::no_scopes::NoScopes;
 use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
@@ -217,21 +217,12 @@ impl Core {
             let _ = old.strategy.cross_stream().map(CrossStream::process_events);
         }
         let drained = self.has_drained(&old);
-        let few = self.generations.retired() <= CUTS_MAX;
-        if !old.is_retired() || !(few || drained) {
-            return None;
-        }
-        let mut ledger = self.ledger.lock();
-        if few {
-            self.cut(&mut ledger);
-        }
-        if !drained {
+        if !old.is_retired() || !drained {
             return None;
         }
         if still.is_none() {
             return Some(old);
         }
-        drop(ledger);
         // What the driver refuses now would be lost with it: it goes at a later look.
         let kept = |old: &Generation| !old.give_idle_back() || old.is_captures(&*self.driver);
         if !self.leaves_pool_to_others(&old) && kept(&old) {
@@ -265,7 +256,7 @@ impl Core {
         self.generations.all().iter().any(others)
     }
 
-    /// Whether no block of it is in callers' hands or waits for other streams, and no pool has users.
+    /// Whether no block of it is in callers' hands or waits for other streams.
     fn has_drained(&self, old: &Generation) -> bool {
         let (live, waiting) = old.await_frees();
         if live == 0 {
@@ -273,12 +264,7 @@ impl Core {
             old.is_due.store(true, Ordering::Relaxed);
             old.wants_look.store(true, Ordering::SeqCst);
         }
-        live == 0 && waiting == 0 && !self.any_pool_in_use(old)
-    }
-
-    fn any_pool_in_use(&self, old: &Generation) -> bool {
-        let Some(pools) = old.strategy.private_pools() else { return false };
-        self.pools.lock().iter().any(|pool| pools.pool_users(*pool).is_some_and(|users| users > 0))
+        live == 0 && waiting == 0
     }
 
     /// Looks at all retired ones, the oldest first.
@@ -384,16 +370,13 @@ impl Core {
         self.left();
     }
 
-    /// Each may reserve what the others leave of the limit. Retired ones grow too: their pools do.
+    /// The current one may reserve what the retired ones, which do not grow, leave of the limit.
     pub(super) fn spread(&self, state: &SwitchState) {
         let all = self.generations.all();
-        let held: Vec<_> = all.iter().map(|generation| generation.held_bytes()).collect();
-        let going = self.going_bytes.load(Ordering::SeqCst);
-        let sum = held.iter().sum::<u64>() + going;
-        for (generation, own) in all.iter().zip(held) {
-            if let Some(caching) = generation.strategy.caching() {
-                caching.set_limit_bytes(left_of(state.limit_bytes, sum - own));
-            }
+        let retired: u64 = all[1..].iter().map(|retired| retired.held_bytes()).sum();
+        let others = retired + self.going_bytes.load(Ordering::SeqCst);
+        if let Some(caching) = all[0].strategy.caching() {
+            caching.set_limit_bytes(left_of(state.limit_bytes, others));
         }
     }
 
@@ -413,22 +396,16 @@ impl Core {
         Generation::all_statistics(self.generations.all().iter().map(|generation| &**generation))
     }
 
-    /// Ends a span of peaks.
-    pub(super) fn cut(&self, ledger: &mut Ledger) {
-        ledger.cut(&self.all_statistics());
-        self.reset_own_peaks();
+    pub(super) fn reset_peaks(&self) {
+        self.begin_peaks(&mut self.ledger.lock());
     }
 
-    fn reset_own_peaks(&self) {
+    /// Peaks begin anew.
+    pub(super) fn begin_peaks(&self, ledger: &mut Ledger) {
+        ledger.reset_peaks();
         for generation in self.generations.all() {
             generation.strategy.counters().into_iter().for_each(Counters::reset_peaks);
         }
-    }
-
-    pub(super) fn reset_peaks(&self) {
-        let mut ledger = self.ledger.lock();
-        ledger.reset_peaks();
-        self.reset_own_peaks();
     }
 
     pub(super) fn reset_accumulated(&self) {

@@ -31,6 +31,12 @@ pub enum SwitchError {
         /// The pool.
         pool: PoolId,
     },
+    /// A pool of the present allocator has users: a graph may use its addresses.
+    #[error("pool {pool} has users; switch when they have released it")]
+    PoolInUse {
+        /// The pool.
+        pool: PoolId,
+    },
     /// The new allocator cannot do what callers of this one count on.
     #[error("backend:{name} has no {what}, which callers of this allocator count on")]
     Lacks {

@@ -1,25 +1,16 @@
 //! Counters over all allocators: the current one, the retired ones and those that have gone.
 //!
-//! Currents and sums are added up, so they are as exact as each allocator's own. **Peaks** are those of
-//! the sum. While nothing is retired they are the current allocator's. Otherwise time is cut into
-//! spans, at each switch and whenever an eighth of a retired one's blocks has been freed or the last
-//! one has: within a span the sum is at most the sum of the spans' own peaks. So a peak is never below
-//! the truth, and above it by at most what retired allocators gave back within one span. With more than
-//! [`CUTS_MAX`] retired ones spans end at switches only. Calls that overlap with a cut count to either
-//! side of it.
+//! Currents and sums are added up, so they are as exact as each allocator's own. **Peaks** begin anew at a
+//! switch: from then on they are the sum of each allocator's own peak, which is never below the truth and
+//! above it by at most what retired ones have given back since.
 
 use crate::stats::{Counter, PerPool, Statistics};
-
-/// With so many retired ones spans end at eighths and last blocks too.
-pub(super) const CUTS_MAX: usize = 8;
 
 /// What no living allocator knows any more.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Sums of allocators that have gone.
+    /// Sums of allocators that have gone, and their peaks since the last switch.
     gone: Statistics,
-    /// Peaks of spans that have ended.
-    peaks: Statistics,
     /// Requests that an allocator has refused and that were served all the same.
     rescued: i64,
 }
@@ -33,17 +24,7 @@ impl Ledger {
         }
         sum.num_ooms = (sum.num_ooms - self.rescued).max(0);
         sum.max_split_size = all.first().map_or(-1, |current| current.max_split_size);
-        let ended = counters(&mut self.peaks.clone()).map(|counter| counter.peak);
-        for (counter, ended) in counters(&mut sum).into_iter().zip(ended) {
-            counter.peak = counter.peak.max(ended).max(counter.current);
-        }
         sum
-    }
-
-    /// A span ends, in which these were the allocators' counters. Their own peaks begin anew.
-    pub(super) fn cut(&mut self, all: &[Statistics]) {
-        self.peaks = self.sum(all);
-        self.forget_gone_peaks();
     }
 
     /// An allocator has gone.
@@ -58,12 +39,7 @@ impl Ledger {
             counter.freed = counter.freed.wrapping_add(counter.current.min(unfreed));
             counter.current = 0;
         }
-        // Its peak counts until the span ends in which it went.
         add(&mut self.gone, &last);
-    }
-
-    fn forget_gone_peaks(&mut self) {
-        counters(&mut self.gone).into_iter().for_each(|counter| counter.peak = 0);
     }
 
     /// Refusals that no caller has heard of.
@@ -73,15 +49,14 @@ impl Ledger {
 
     /// Peaks begin anew.
     pub(super) fn reset_peaks(&mut self) {
-        self.peaks = Statistics::default();
-        self.forget_gone_peaks();
+        counters(&mut self.gone).into_iter().for_each(|counter| counter.peak = 0);
     }
 
     /// Sums begin anew.
     pub(super) fn reset_accumulated(&mut self) {
         let mut ended = std::mem::take(&mut self.gone);
         for (kept, ended) in counters(&mut self.gone).into_iter().zip(counters(&mut ended)) {
-            // Peaks are no sums: they stay until their span ends.
+            // Peaks are no sums.
             kept.peak = ended.peak;
         }
         self.rescued = 0;

@@ -21,8 +21,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PeerAccess, Pressure,
-    PrivatePools, RawAddresses, Request, Sharing,
+    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable,
+    PeerAccess, Pressure, PrivatePools, RawAddresses, Request, Sharing,
 };
 use crate::config::Config;
 use crate::driver::Driver;
@@ -266,6 +266,14 @@ impl DeviceAllocator for Switchable {
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
         self.core.any(|strategy| strategy.private_pools().is_some()).then_some(self as _)
+    }
+
+    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
+        self.core.any(|strategy| strategy.checkpoints().is_some()).then_some(self as _)
+    }
+
+    fn expandable(&self) -> Option<&dyn Expandable> {
+        self.core.any(|strategy| strategy.expandable().is_some()).then_some(self as _)
     }
 
     fn peer_access(&self) -> Option<&dyn PeerAccess> {

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::{Core, CpuAllocator, Place, UNLIMITED, fill_of, place_of};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, ExpandableSegment,
-    FreeMemoryCallback, OomObserver, Pressure, RawAddresses, Request,
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, FreeMemoryCallback,
+    OomObserver, Pressure, RawAddresses, Request,
 };
 use crate::config::{Acts, Config};
 use crate::driver::system::memory_info;
@@ -18,6 +18,7 @@ use crate::stats::Statistics;
 impl DeviceAllocator for CpuAllocator {
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        request.refuse_place()?;
         let handed = self.core.serve(request)?;
         Ok(self.core.allocation(handed, request.bytes))
     }
@@ -121,19 +122,6 @@ impl Caching for CpuAllocator {
         segments
     }
 
-    /// Blocks are never cut: always [`AllocError::NoBlockAt`].
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        let Request { bytes: rounded_bytes, stream } = request;
-        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
-    }
-
-    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        Vec::new()
-    }
-
-    /// Nothing is expandable: there is nothing to reserve.
-    fn set_reserve_class(&self, _: StreamId, _: Option<&str>) {}
-
     /// The block itself: each came from the system as it is.
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let address = allocation.address();
@@ -164,12 +152,7 @@ impl Counters for CpuAllocator {
 
 impl RawAddresses for CpuAllocator {
     #[inline]
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        self.core.serve(request).map(|handed| handed.address)
-    }
-
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         self.core.free_address(address)
     }
 

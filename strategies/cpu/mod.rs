@@ -234,7 +234,7 @@ impl CpuAllocator {
                 foreign(address);
                 Ok(())
             }
-            _ => self.core.free_address(address),
+            _ => self.core.free_address(address).map(drop),
         }
     }
 
@@ -328,7 +328,7 @@ impl Core {
 
     #[inline]
     fn serve(&self, request: Request) -> Result<Handed, AllocError> {
-        let Request { bytes, stream } = request;
+        let Request { bytes, stream, .. } = request;
         let mut blocks = self.blocks.lock();
         if let Some(found) = blocks.reuse(bytes, stream) {
             self.record(Action::Alloc, found.address, bytes, stream);
@@ -362,7 +362,7 @@ impl Core {
 
     /// Asks the source for a new block.
     fn take(&self, request: Request) -> Result<Handed, Refusal> {
-        let Request { bytes, stream } = request;
+        let Request { bytes, stream, .. } = request;
         {
             let mut blocks = self.blocks.lock();
             let charged = blocks.charged_bytes().saturating_add(bytes);
@@ -462,12 +462,13 @@ impl Core {
             return Err(HandleError::Foreign { owner, asked });
         }
         let place = place_of(allocation.token());
-        self.free_slot(place.slot, address, Some(place.life)).ok_or(HandleError::Stale { address })
+        let freed = self.free_slot(place.slot, address, Some(place.life));
+        freed.map(drop).ok_or(HandleError::Stale { address })
     }
 
     /// Frees the block of whichever instance lives at this address.
     #[inline]
-    fn free_address(&self, address: u64) -> Result<(), HandleError> {
+    fn free_address(&self, address: u64) -> Result<u64, HandleError> {
         let freed = match live::find(address, Some(self)) {
             Owner::Asker(slot) => self.free_slot(slot, address, None),
             Owner::Other(core, slot) => core.free_slot(slot, address, None),
@@ -478,7 +479,7 @@ impl Core {
 
     /// Frees a live block. `None` when it is not live there.
     #[inline]
-    fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<()> {
+    fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
         let age = self.trim_age_ns.load(Ordering::Relaxed);
         let now_ns = if age == UNLIMITED { 0 } else { self.now_ns() };
         self.free_locked(self.blocks.lock(), (slot, address, life), (now_ns, age))
@@ -490,7 +491,7 @@ impl Core {
         mut blocks: MutexGuard<'_, Blocks>,
         (slot, address, life): (u32, u64, Option<u64>),
         (now_ns, age): (u64, u64),
-    ) -> Option<()> {
+    ) -> Option<u64> {
         let (bytes, stream, life) = blocks.take_back(slot, address, life, now_ns)?;
         self.record(Action::FreeRequested, address, bytes, stream);
         self.record(Action::FreeCompleted, address, bytes, stream);
@@ -501,7 +502,7 @@ impl Core {
         } else if age != UNLIMITED || self.cached_max_bytes.load(Ordering::Relaxed) != UNLIMITED {
             self.after_free((slot, address, life), now_ns, age);
         }
-        Some(())
+        Some(bytes)
     }
 
     fn now_ns(&self) -> u64 {

@@ -53,7 +53,7 @@ impl Core {
 
     /// What a callback or another thread has freed meanwhile, else the system.
     fn try_again(&self, request: Request) -> Result<Handed, Refusal> {
-        let Request { bytes, stream } = request;
+        let Request { bytes, stream, .. } = request;
         let mut blocks = self.blocks.lock();
         if let Some(found) = blocks.reuse(bytes, stream) {
             self.record(Action::Alloc, found.address, bytes, stream);

@@ -10,8 +10,8 @@ use super::pressure::idle;
 use super::{MallocAsyncAllocator, UNLIMITED, serial_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint, PoolOptions,
-    Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter,
+    FreeMemoryCallback, OomObserver, PeerAccess, Place, PoolOptions, Pressure, PrivatePools,
+    RawAddresses, Request, ScopeFilter,
 };
 use crate::config::{Acts, Config};
 use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
@@ -25,12 +25,17 @@ use crate::stats::{Counter, PerPool, Statistics};
 
 impl DeviceAllocator for MallocAsyncAllocator {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.serve(None, request)
+        let pool = match request.place {
+            Place::Anywhere => None,
+            Place::Pool(pool) => Some(pool),
+            Place::Address(address) => return Err(request.no_block_at(address)),
+        };
+        self.serve(pool, request)
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let done = self.own(&allocation).and_then(|()| {
-            self.give_back(allocation.address(), Some(serial_of(allocation.token())))
+            self.give_back(allocation.address(), Some(serial_of(allocation.token()))).map(drop)
         });
         done.map_err(|reason| FreeError { reason, allocation })
     }
@@ -198,11 +203,7 @@ impl CrossStream for MallocAsyncAllocator {
 }
 
 impl RawAddresses for MallocAsyncAllocator {
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        self.serve(None, request).map(|allocation| allocation.address())
-    }
-
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         self.give_back(address, None)
     }
 
@@ -257,18 +258,6 @@ impl Caching for MallocAsyncAllocator {
     fn layout(&self) -> Vec<SegmentLayout> {
         self.layout_of(None)
     }
-
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        let (rounded_bytes, stream) = (request.bytes, request.stream);
-        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
-    }
-
-    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        Vec::new()
-    }
-
-    /// Nothing: no address space is reserved here.
-    fn set_reserve_class(&self, _stream: StreamId, _class: Option<&str>) {}
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         self.own(allocation)?;
@@ -381,31 +370,12 @@ impl PrivatePools for MallocAsyncAllocator {
         self.end_scope(pool)
     }
 
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        self.serve(Some(pool), request)
-    }
-
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.empty_private_pool(pool)
-    }
-
-    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
-        self.addresses_in(pool)
     }
 
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         self.addresses_in(pool)?;
         Ok(self.layout_of(Some(pool)))
-    }
-
-    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
-        self.addresses_in(pool)?;
-        Err(PoolError::NotSupported { pool, what: "checkpoints" })
-    }
-
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        let pool = checkpoint.pool;
-        self.addresses_in(pool)?;
-        Err(PoolError::NotSupported { pool, what: "checkpoints" })
     }
 }

@@ -26,7 +26,7 @@ enum Way {
 
 impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
-    pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<(), HandleError> {
+    pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
         let (block, way) = {
             let mut blocks = self.blocks.lock();
             let block = blocks.leave(address, serial)?;
@@ -36,14 +36,15 @@ impl MallocAsyncAllocator {
             }
             (block, way)
         };
+        let bytes = block.bytes;
         if way == Way::Careful {
             let given = self.free_with_care(address, &block);
-            return self.settle_free(address, block, given);
+            return self.settle_free(address, block, given).map(|()| bytes);
         }
         let given = match self.memory_pools().free_async(address, block.stream) {
             Ok(()) if way == Way::Plain => {
                 self.is_freed(address, &block);
-                return Ok(());
+                return Ok(bytes);
             }
             Ok(()) => Ok(Given::Freed),
             Err(error) => {
@@ -53,7 +54,7 @@ impl MallocAsyncAllocator {
                 self.after_refusal(address, &block, error)
             }
         };
-        self.settle_free(address, block, given)
+        self.settle_free(address, block, given).map(|()| bytes)
     }
 
     #[inline]

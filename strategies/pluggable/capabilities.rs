@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::table::State;
 use super::{NO_LIMIT, PluggableAllocator};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, Pressure, PrivatePools,
+    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
+    DeviceAllocator, FreeMemoryCallback, OomObserver, PeerAccess, Place, Pressure, PrivatePools,
     RawAddresses, Request,
 };
 use crate::config::{Acts, Config};
@@ -19,14 +19,18 @@ use crate::stats::Statistics;
 
 impl DeviceAllocator for PluggableAllocator {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.serve(self.route(request)?, request)
+        match request.place {
+            Place::Anywhere => self.serve(self.route(request)?, request),
+            Place::Pool(pool) => self.allocate_in(pool, request),
+            Place::Address(address) => Err(request.no_block_at(address)),
+        }
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let freed = self
             .check(&allocation)
             .and_then(|(address, mark)| self.free_block(address, Some(mark)));
-        freed.map_err(|reason| FreeError { reason, allocation })
+        freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
     fn name(&self) -> &str {
@@ -54,6 +58,10 @@ impl DeviceAllocator for PluggableAllocator {
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
+        Some(self)
+    }
+
+    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
         Some(self)
     }
 
@@ -152,19 +160,6 @@ impl Caching for PluggableAllocator {
         self.layout_of(|_| true)
     }
 
-    /// There are no blocks to cut: always [`AllocError::NoBlockAt`].
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        let Request { bytes: rounded_bytes, stream } = request;
-        Err(AllocError::NoBlockAt { address, rounded_bytes, stream })
-    }
-
-    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        Vec::new()
-    }
-
-    /// Segments of this backend are never expandable: there is nothing to reserve.
-    fn set_reserve_class(&self, _: StreamId, _: Option<&str>) {}
-
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let (address, mark) = self.check(allocation)?;
         let shard = self.table.lock(address);
@@ -202,11 +197,7 @@ impl Counters for PluggableAllocator {
 }
 
 impl RawAddresses for PluggableAllocator {
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        self.allocate(request).map(|allocation| allocation.address())
-    }
-
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         self.free_block(address, None).map_err(|error| match error {
             HandleError::Stale { address } => HandleError::UnknownAddress { address },
             other => other,

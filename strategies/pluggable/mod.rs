@@ -195,7 +195,7 @@ impl PluggableAllocator {
         request: Request,
         source: Option<Arc<dyn SegmentAllocator>>,
     ) -> Result<Result<Allocation, Refusal>, AllocError> {
-        let Request { bytes, stream } = request;
+        let Request { bytes, stream, .. } = request;
         let size_bytes = if source.is_some() { align_up(bytes, SEGMENT_BYTES) } else { bytes };
         let limit = self.limit_bytes.load(Ordering::Relaxed);
         let grown = |held: u64| held.checked_add(size_bytes).filter(|held| *held <= limit);
@@ -249,20 +249,20 @@ impl PluggableAllocator {
     }
 
     /// Frees the live block at an address, of that life if one is given.
-    fn free_block(&self, address: u64, mark: Option<Mark>) -> Result<(), HandleError> {
-        let (stream, uses, pool, mark) = {
+    fn free_block(&self, address: u64, mark: Option<Mark>) -> Result<u64, HandleError> {
+        let (stream, uses, pool, mark, bytes) = {
             let shard = self.table.lock(address);
             let unknown = HandleError::UnknownAddress { address };
             let stale = HandleError::Stale { address };
             let missing = if mark.is_some() { stale } else { unknown };
             let block = shard.live(address, mark).ok_or(missing)?;
-            (block.stream, block.uses.clone(), block.pool, block.mark)
+            (block.stream, block.uses.clone(), block.pool, block.mark, block.requested_bytes)
         };
         if !uses.is_empty() || self.driver.is_per_thread_stream(stream) {
-            return self.free_when_drained(address, mark, stream, &uses);
+            return self.free_when_drained(address, mark, stream, &uses).map(|()| bytes);
         }
         if self.retire(address, mark, State::Live, pool) {
-            Ok(())
+            Ok(bytes)
         } else {
             Err(HandleError::Stale { address })
         }

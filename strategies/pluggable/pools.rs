@@ -17,8 +17,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::PluggableAllocator;
 use super::table::{Block, State};
 use crate::allocator::{
-    Allocation, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored, ScopeFilter,
-    SegmentAllocator,
+    Allocation, Checkpoints, Freed, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
+    ScopeFilter, SegmentAllocator,
 };
 use crate::driver::plugin::StreamFilter;
 use crate::driver::{CaptureStatus, Driver, may_be_captured};
@@ -377,6 +377,24 @@ fn layout(address: u64, block: &Block) -> SegmentLayout {
     }
 }
 
+impl PluggableAllocator {
+    /// Allocates in a pool, whatever scopes are open.
+    pub(super) fn allocate_in(
+        &self,
+        pool: PoolId,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        if pool == PoolId::DEFAULT {
+            return self.serve(pool, request);
+        }
+        // Functions that keep pools route by scopes alone.
+        if self.callbacks.begin_pool.is_some() && self.route(request)? != pool {
+            return self.allocate_briefly(pool, request);
+        }
+        self.serve(pool, request)
+    }
+}
+
 impl PrivatePools for PluggableAllocator {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         if pool == PoolId::DEFAULT {
@@ -427,17 +445,6 @@ impl PrivatePools for PluggableAllocator {
         self.close(pool)
     }
 
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        if pool == PoolId::DEFAULT {
-            return self.serve(pool, request);
-        }
-        // Functions that keep pools route by scopes alone.
-        if self.callbacks.begin_pool.is_some() && self.route(request)? != pool {
-            return self.allocate_briefly(pool, request);
-        }
-        self.serve(pool, request)
-    }
-
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         if self.pools.lock().known(pool)?.users > 0 {
             return Ok(());
@@ -447,17 +454,13 @@ impl PrivatePools for PluggableAllocator {
         Ok(drained?)
     }
 
-    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
-        let live = |block: &Block| block.pool == pool && block.state == State::Live;
-        self.pools.lock().known(pool)?;
-        Ok(self.layout_of(live).into_iter().map(|segment| segment.address).collect())
-    }
-
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         self.pools.lock().known(pool)?;
         Ok(self.layout_of(|block| block.pool == pool))
     }
+}
 
+impl Checkpoints for PluggableAllocator {
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
         let mut known = self.pools.lock();
         known.in_use(pool)?;
@@ -479,7 +482,8 @@ impl PrivatePools for PluggableAllocator {
         for segment in live {
             self.table.lock(segment.address).keep(segment.address);
             known.keep(pool, (segment.stream, segment.size_bytes, segment.address));
-            restored.freed.push(segment.address);
+            let size_bytes = segment.blocks[0].requested_bytes;
+            restored.freed.push(Freed { address: segment.address, size_bytes });
         }
         for segment in &checkpoint.segments {
             let block = segment.blocks[0];

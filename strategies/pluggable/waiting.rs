@@ -128,7 +128,7 @@ impl PluggableAllocator {
             drop(shard);
             self.put_back(until);
             return match again {
-                true => self.free_block(address, Some(mark)),
+                true => self.free_block(address, Some(mark)).map(drop),
                 false => Err(HandleError::Stale { address }),
             };
         };

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use stratalloc::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    ExpandableSegment, FreeMemoryCallback, OomObserver, PoolCheckpoint, PoolOptions, Pressure,
-    PrivatePools, RawAddresses, Request, Restored, ScopeFilter,
+    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
+    DeviceAllocator, Expandable, FreeMemoryCallback, OomObserver, Place, PoolOptions, Pressure,
+    PrivatePools, RawAddresses, Request, ScopeFilter,
 };
 use stratalloc::config::Config;
 use stratalloc::conformance::configured;
@@ -73,10 +73,14 @@ impl Bent {
 
 impl DeviceAllocator for Bent {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        match *self.routed.lock() {
-            Some(pool) => self.pools().allocate_in(pool, request),
-            None => self.inner.allocate(request),
-        }
+        let routed = *self.routed.lock();
+        self.inner.allocate(match (request.place, routed) {
+            (Place::Pool(_), _) if self.bend == Bend::HasOnePool => {
+                request.in_pool(PoolId::DEFAULT)
+            }
+            (Place::Anywhere, Some(pool)) => request.in_pool(pool),
+            _ => request,
+        })
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
@@ -101,6 +105,14 @@ impl DeviceAllocator for Bent {
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
         Some(self)
+    }
+
+    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
+        self.inner.checkpoints()
+    }
+
+    fn expandable(&self) -> Option<&dyn Expandable> {
+        self.inner.expandable()
     }
 
     fn pressure(&self) -> Option<&dyn Pressure> {
@@ -139,18 +151,6 @@ impl Caching for Bent {
 
     fn layout(&self) -> Vec<SegmentLayout> {
         self.inner().layout()
-    }
-
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        self.inner().allocate_at(request, address)
-    }
-
-    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        self.inner().expandable_segments()
-    }
-
-    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        self.inner().set_reserve_class(stream, class);
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
@@ -192,40 +192,19 @@ impl PrivatePools for Bent {
         self.pools().close_scope(pool)
     }
 
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        let pool = if self.bend == Bend::HasOnePool { PoolId::DEFAULT } else { pool };
-        self.pools().allocate_in(pool, request)
-    }
-
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.pools().empty_pool(pool)
-    }
-
-    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
-        self.pools().live_addresses(pool)
     }
 
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         self.pools().pool_layout(pool)
     }
-
-    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
-        self.pools().checkpoint(pool)
-    }
-
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        self.pools().restore(checkpoint)
-    }
 }
 
 impl RawAddresses for Bent {
-    fn allocate_raw(&self, request: Request) -> Result<u64, AllocError> {
-        self.raw().allocate_raw(request)
-    }
-
-    fn free_raw(&self, address: u64) -> Result<(), HandleError> {
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         let done = self.raw().free_raw(address);
-        if self.bend == Bend::FreesAnyAddress { Ok(()) } else { done }
+        if self.bend == Bend::FreesAnyAddress { done.or(Ok(0)) } else { done }
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {

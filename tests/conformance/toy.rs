@@ -293,7 +293,7 @@ impl DeviceAllocator for Toy {
         self.settle()?;
         let found = self.cached(request);
         let block = found.map_or_else(|| self.fresh(request), Ok)?;
-        let Request { bytes, stream } = request;
+        let Request { bytes, stream, .. } = request;
         let block = Block { bytes, stream, others: BTreeSet::new(), ..block };
         let mut state = self.state.lock();
         if self.defect == Defect::Scribbles

@@ -17,7 +17,7 @@ use stratalloc::strategies::{
 use super::{ANY, Counted, hand_clock, over, statistics, take};
 
 fn take_raw(own: &CpuAllocator, bytes: u64) -> u64 {
-    own.allocate_raw(Request::new(bytes, ANY)).expect("there is enough")
+    own.allocate(Request::new(bytes, ANY)).map(|b| b.address()).expect("there is enough")
 }
 
 #[test]

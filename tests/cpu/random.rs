@@ -240,7 +240,7 @@ fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
                     buffer.fill(stratalloc::driver::system::Fill::Zero);
                     buffer.initialized().unwrap().fill(mark);
                     kept.push(buffer);
-                    let address = own.allocate_raw(Request::new(64, ANY)).unwrap();
+                    let address = own.allocate(Request::new(64, ANY)).map(|b| b.address()).unwrap();
                     // By whichever instance.
                     shared.free_raw(address).unwrap();
                     if kept.len() > 16 {

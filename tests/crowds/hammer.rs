@@ -131,7 +131,7 @@ impl Scene {
             self.claims.give_up(address, waits);
         }
         match self.strategy.raw_addresses().filter(|_| address & 512 == 0) {
-            Some(raw) => raw.free_raw(address).expect("it is live"),
+            Some(raw) => drop(raw.free_raw(address).expect("it is live")),
             None => self.strategy.free(block.allocation).expect("it is live"),
         }
         self.claims.at_most.add(-1);

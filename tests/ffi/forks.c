@@ -21,7 +21,7 @@
     } while (0)
 
 static const char *confs[] = {
-    "backend:native,layers:[front]",
+    "backend:native,layers:[statistics]",
     "backend:native,expandable_segments:True,max_split_size_mb:64,max_split_size_mb:128",
     "backend:cpu",
 };

@@ -178,7 +178,7 @@ fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
     let [own, side] = [(); 2].map(|()| device.create_stream().unwrap());
     let pools = fronted.private_pools().unwrap();
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
-    let block = pools.allocate_in(pool.id(), Request::new(4096, own)).unwrap();
+    let block = fronted.allocate(Request::new(4096, own).in_pool(pool.id())).unwrap();
     fronted.cross_stream().unwrap().record_stream(&block, side).unwrap();
     let capture = Capture::begin(&*device, own).unwrap();
     pools.open_scope(pool.id(), ScopeFilter::Capture(capture)).unwrap();
@@ -193,20 +193,9 @@ fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
 }
 
 #[test]
-fn by_address_only_what_was_taken_by_address_is_known() {
+fn callers_that_know_addresses_only_cannot_use_it() {
     let fronted = front(native(&sim(), true), KEPT_MAX);
-    let raw = fronted.raw_addresses().unwrap();
-    let typed = take(&fronted, 512, DEFAULT);
-    let address = typed.address();
-    let unknown = HandleError::UnknownAddress { address };
-    assert_eq!(raw.free_raw(address), Err(unknown.clone()));
-    assert_eq!(raw.record_stream_raw(address, SIDE), Err(unknown.clone()));
-    fronted.free(typed).unwrap();
-    assert_eq!(raw.free_raw(address), Err(unknown), "a kept block is nobody's");
-    fronted.caching().unwrap().empty_cache().unwrap();
-    let bare = raw.allocate_raw(Request::new(512, DEFAULT)).unwrap();
-    raw.free_raw(bare).unwrap();
-    assert_eq!(allocated(&fronted), 0);
+    assert!(fronted.raw_addresses().is_none());
 }
 
 #[test]

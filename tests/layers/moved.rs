@@ -60,7 +60,7 @@ fn handles_of_moved_blocks_are_checked() {
 fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below() {
     let aligned = align::align(native(&sim(), true), 4096, 512);
     let (block, raw) = (take(&aligned, 100, DEFAULT), aligned.raw_addresses().unwrap());
-    let bare = raw.allocate_raw(Request::new(100, DEFAULT)).unwrap();
+    let bare = aligned.allocate(Request::new(100, DEFAULT)).map(|b| b.address()).unwrap();
     assert!(block.address().is_multiple_of(4096) && bare.is_multiple_of(4096));
     let crossing = aligned.cross_stream().unwrap();
     crossing.record_stream(&block, StreamId(64)).unwrap();
@@ -73,7 +73,7 @@ fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below
     let told = aligned.counters().unwrap().statistics();
     assert_eq!((told.allocation.all.current, told.active.all.current), (0, 2), "both drain");
     assert!(aligned.private_pools().is_none() && aligned.sharing().is_none());
-    let at = aligned.caching().unwrap().allocate_at(Request::new(1, DEFAULT), 4096);
+    let at = aligned.allocate(Request::new(1, DEFAULT).at(4096));
     assert!(matches!(at, Err(AllocError::NoBlockAt { .. })));
 
     let enough = align::align(native(&sim(), true), 512, 512);
@@ -185,7 +185,7 @@ mod guards {
         let bed = Bed::new();
         let side = StreamId(64);
         let raw = bed.guarded.raw_addresses().unwrap();
-        let address = raw.allocate_raw(Request::new(64, DEFAULT)).unwrap();
+        let address = take(&bed.guarded, 64, DEFAULT).address();
         bed.host.synchronize_device().unwrap();
         raw.record_stream_raw(address, side).unwrap();
         let gate = bed.host.hold(side);

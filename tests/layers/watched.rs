@@ -96,10 +96,10 @@ fn a_handle_of_another_allocator_at_the_same_address_changes_no_count() {
 }
 
 #[test]
-fn blocks_are_counted_by_whichever_door_they_come_and_go() {
+fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     let counted = statistics::statistics(limit::limit(native(&sim(), true), 10_000));
     let raw = counted.raw_addresses().unwrap();
-    let first = raw.allocate_raw(Request::new(700, DEFAULT)).unwrap();
+    let first = counted.allocate(Request::new(700, DEFAULT)).map(|b| b.address()).unwrap();
     let typed = take(&counted, 600, DEFAULT);
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (1300, 2));
     raw.free_raw(typed.address()).unwrap();
@@ -108,16 +108,14 @@ fn blocks_are_counted_by_whichever_door_they_come_and_go() {
     assert!(counted.free(typed).is_err(), "it was given back by its address");
     assert_eq!(allocated(&counted), 0);
 
-    let caching = counted.caching().unwrap();
-    let at = caching.allocate_at(Request::new(512, DEFAULT), first + 1024).unwrap();
+    let at = counted.allocate(Request::new(512, DEFAULT).at(first + 1024)).unwrap();
     let pool = MemoryPool::new(counted.private_pools().unwrap(), PoolOptions::default()).unwrap();
-    let pools = counted.private_pools().unwrap();
-    let inside = pools.allocate_in(pool.id(), Request::new(100, DEFAULT)).unwrap();
+    let inside = counted.allocate(Request::new(100, DEFAULT).in_pool(pool.id())).unwrap();
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
-    let checkpoint = pools.checkpoint(pool.id()).unwrap();
-    let later = pools.allocate_in(pool.id(), Request::new(200, StreamId(1))).unwrap();
+    let checkpoint = counted.checkpoints().unwrap().checkpoint(pool.id()).unwrap();
+    let later = counted.allocate(Request::new(200, StreamId(1)).in_pool(pool.id())).unwrap();
     assert_eq!(allocated(&counted), 3);
-    let mut restored = pools.restore(&checkpoint).unwrap();
+    let mut restored = counted.checkpoints().unwrap().restore(&checkpoint).unwrap();
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
     assert!(counted.free(later).is_err() && counted.free(inside).is_err(), "both are stale");
     assert_eq!(allocated(&counted), 2);

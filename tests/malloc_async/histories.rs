@@ -140,7 +140,7 @@ impl<M: Machine + Sync> Run<M> {
         let stream = if of_graph { hand.stream } else { self.streams[stream % self.streams.len()] };
         let request = Request::new(bytes, stream);
         let block = match private && !of_graph {
-            true => self.bed.allocator.allocate_in(self.pool, request),
+            true => self.bed.allocator.allocate(request.in_pool(self.pool)),
             false => self.bed.allocator.allocate(request),
         };
         let block = block.expect("there is room");

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use stratalloc::allocator::{
-    Caching, Counters, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolOptions, PoolScope,
-    PrivatePools, Request, ScopeFilter, SegmentAllocator,
+    Caching, Counters, DeviceAllocator, MemoryPool, PoolOptions, PoolScope, PrivatePools, Request,
+    ScopeFilter, SegmentAllocator,
 };
 use stratalloc::config::Settings;
 use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, MemoryPools, Sim};
@@ -60,11 +60,11 @@ fn a_released_pool_lives_as_long_as_its_blocks() {
         bed.allocator.create_pool(id, PoolOptions::default()),
         Err(PoolError::Taken { pool: id })
     );
-    let block = bed.allocator.allocate_in(id, Request::new(MIB, ON)).unwrap();
+    let block = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id)).unwrap();
     bed.allocator.release_pool(id).unwrap();
     assert_eq!(bed.allocator.pool_users(id), Some(0));
     assert_eq!(bed.allocator.retain_pool(id), Err(PoolError::Released { pool: id }));
-    let refused = bed.allocator.allocate_in(id, Request::new(MIB, ON));
+    let refused = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id));
     assert!(matches!(refused, Err(AllocError::Pool(PoolError::Released { .. }))));
     bed.give(block);
     assert_eq!(bed.allocator.pool_users(id), None);
@@ -88,7 +88,7 @@ fn reserved_bytes_count_a_released_pool_until_its_last_block_has_gone() {
     let pools = [(); 2].map(|()| PoolId::next_user());
     let blocks = pools.map(|id| {
         bed.allocator.create_pool(id, PoolOptions::default()).unwrap();
-        bed.allocator.allocate_in(id, Request::new(64 * MIB, ON)).unwrap()
+        bed.allocator.allocate(Request::new(64 * MIB, ON).in_pool(id)).unwrap()
     });
     for id in pools {
         bed.allocator.release_pool(id).unwrap();
@@ -115,7 +115,7 @@ fn the_peak_of_reserved_bytes_outlives_pools_and_does_not_add_them_up() {
     let bed = sim(256);
     for round in 0..4 {
         let pool = MemoryPool::new(&bed.allocator, PoolOptions::default()).unwrap();
-        let block = bed.allocator.allocate_in(pool.id(), Request::new(64 * MIB, ON)).unwrap();
+        let block = bed.allocator.allocate(Request::new(64 * MIB, ON).in_pool(pool.id())).unwrap();
         bed.give(block);
         drop(pool);
         bed.machine.driver().synchronize_device().unwrap();
@@ -133,7 +133,7 @@ fn what_a_graph_holds_is_counted_once_when_its_pool_has_gone() {
     let id = PoolId::next_capture();
     let scope = PoolScope::open(&bed.allocator, id, ScopeFilter::Capture(capture)).unwrap();
     let inside = bed.take(MIB, stream);
-    let outside = bed.allocator.allocate_in(id, Request::new(MIB, ON)).unwrap();
+    let outside = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id)).unwrap();
     let reserved = || bed.allocator.statistics().reserved_bytes.all.current >> 20;
     assert_eq!(reserved(), 64);
     drop(scope);
@@ -154,7 +154,7 @@ fn idle_memory_of_a_pool_that_was_opted_in_saves_others() {
         let id = PoolId::next_user();
         let options = PoolOptions { use_on_oom: opted, ..PoolOptions::default() };
         bed.allocator.create_pool(id, options).unwrap();
-        let block = bed.allocator.allocate_in(id, Request::new(64 * MIB, ON)).unwrap();
+        let block = bed.allocator.allocate(Request::new(64 * MIB, ON).in_pool(id)).unwrap();
         bed.give(block);
         let wanted = bed.allocator.allocate(Request::new(96 * MIB, ON));
         match (opted, wanted) {
@@ -188,9 +188,7 @@ fn what_driver_pools_cannot_do_is_refused_by_name() {
     let whole = PoolOptions { no_split: true, ..PoolOptions::default() };
     assert_eq!(bed.allocator.create_pool(pool, whole), not("blocks that are never split"));
     bed.allocator.create_pool(pool, PoolOptions::default()).unwrap();
-    assert_eq!(bed.allocator.checkpoint(pool).map(drop), not("checkpoints"));
-    let checkpoint = PoolCheckpoint { pool, segments: Vec::new() };
-    assert_eq!(bed.allocator.restore(&checkpoint).map(drop), not("checkpoints"));
+    assert!(bed.allocator.checkpoints().is_none());
     assert_eq!(
         bed.allocator.open_scope(PoolId::DEFAULT, ScopeFilter::Stream(ON)),
         Err(PoolError::IsDefault)
@@ -234,7 +232,7 @@ fn a_captures_pool_takes_no_driver_pool_before_it_needs_one() {
     let inside = bed.take(MIB, stream);
     bed.give(inside);
     assert_eq!(driver.calls("create_pool"), 0);
-    let outside = bed.allocator.allocate_in(id, Request::new(MIB, ON)).unwrap();
+    let outside = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id)).unwrap();
     assert_eq!(driver.calls("create_pool"), 1, "this one comes from no graph");
     let idle = driver.usage(driver.default_pool().unwrap()).unwrap();
     assert_eq!(idle.used_bytes, 0, "and from nobody else's pool");
@@ -282,7 +280,7 @@ fn nobody_asks_the_driver_about_a_pool_that_was_destroyed() {
             let (bed, last) = (&bed, ids[63]);
             let asking = threads.spawn(move || {
                 loop {
-                    match bed.allocator.allocate_in(last, Request::new(4096, ON)) {
+                    match bed.allocator.allocate(Request::new(4096, ON).in_pool(last)) {
                         Ok(block) => bed.allocator.free(block).unwrap(),
                         Err(AllocError::Pool(_)) => break,
                         Err(error) => panic!("{error}"),

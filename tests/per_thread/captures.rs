@@ -21,8 +21,10 @@ impl Bed {
 
     #[track_caller]
     fn take_in(&self, pool: PoolId, bytes: u64, stream: StreamId) -> Allocation {
-        let pools = self.strategy.private_pools().expect("it has pools");
-        self.worked(pools.allocate_in(pool, Request::new(bytes, stream)).expect("it fits"), stream)
+        self.worked(
+            self.strategy.allocate(Request::new(bytes, stream).in_pool(pool)).expect("it fits"),
+            stream,
+        )
     }
 
     #[track_caller]

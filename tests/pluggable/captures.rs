@@ -125,7 +125,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         };
         let scope = || filter.clone().map(|filter| PoolScope::open(pools, pool, filter).unwrap());
         let take = |bytes| match way {
-            3 => pools.allocate_in(pool, Request::new(bytes, side)),
+            3 => own.allocate(Request::new(bytes, side).in_pool(pool)),
             _ => own.allocate(Request::new(bytes, side)),
         };
         let open = scope();

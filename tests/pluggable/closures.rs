@@ -125,7 +125,7 @@ fn wrong_handles_are_clean_errors_and_the_users_free_is_not_called() {
     let cross = own.cross_stream().unwrap();
     assert_eq!(cross.record_stream(&twin(), SIDE), Err(HandleError::Stale { address }));
     assert!(own.caching().unwrap().base_allocation(&twin()).is_err());
-    let inside = raw.allocate_raw(Request::new(4096, MAIN)).unwrap();
+    let inside = own.allocate(Request::new(4096, MAIN)).map(|b| b.address()).unwrap();
     assert!(raw.free_raw(inside + 512).is_err(), "no block starts inside a block");
     raw.free_raw(inside).unwrap();
     assert!(raw.free_raw(inside).is_err());
@@ -345,7 +345,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     let (give, back) = (Arc::clone(&inner), Arc::clone(&inner));
     let allocate = move |bytes, _: DeviceId, stream| {
         assert!(!a.load(Ordering::Relaxed), "broken");
-        give.raw_addresses()?.allocate_raw(Request::new(bytes, stream)).ok()
+        give.allocate(Request::new(bytes, stream)).map(|b| b.address()).ok()
     };
     let free = move |address, _, _, _| {
         assert!(!f.load(Ordering::Relaxed), "broken");

@@ -187,7 +187,7 @@ impl Bed {
         match op {
             Op::Take { bytes, stream, pool } => {
                 let request = Request::new(u64::from(bytes), self.stream(stream));
-                let made = self.pools().allocate_in(Self::pool(pool), request);
+                let made = self.own.allocate(request.in_pool(Self::pool(pool)));
                 self.took(made, request.stream, Self::pool(pool));
             }
             Op::TakeRouted { bytes, stream } => {
@@ -249,13 +249,13 @@ impl Bed {
 
     /// Takes a checkpoint, frees a block of the pool if there is one, and goes back.
     fn go_back(&mut self, pool: PoolId) {
-        let Ok(checkpoint) = self.pools().checkpoint(pool) else { return };
+        let Ok(checkpoint) = self.own.checkpoints().unwrap().checkpoint(pool) else { return };
         let addresses = self.pools().live_addresses(pool).expect("it is known");
         if let Some(at) = self.live.iter().position(|block| addresses.contains(&block.address())) {
             let block = self.live.swap_remove(at);
             self.own.free(block).expect("it is live");
         }
-        let Ok(restored) = self.pools().restore(&checkpoint) else { return };
+        let Ok(restored) = self.own.checkpoints().unwrap().restore(&checkpoint) else { return };
         self.live.retain(|block| !addresses.contains(&block.address()));
         self.live.extend(restored.live);
         assert!(self.pools().holds_exactly(pool, &addresses).expect("it is known"));

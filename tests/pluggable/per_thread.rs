@@ -45,7 +45,7 @@ impl Bed {
     }
 
     fn take(&self, pool: PoolId) -> Allocation {
-        self.pools().allocate_in(pool, Request::new(4096, OWN)).expect("there is enough")
+        self.own.allocate(Request::new(4096, OWN).in_pool(pool)).expect("there is enough")
     }
 
     fn give(&self, block: Allocation) {
@@ -230,12 +230,12 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
 #[test]
 fn a_live_block_cannot_be_taken_back_by_a_checkpoint() {
     let bed = Bed::new();
-    let checkpoint = bed.pools().checkpoint(POOL).unwrap();
+    let checkpoint = bed.own.checkpoints().unwrap().checkpoint(POOL).unwrap();
     let block = bed.take(POOL);
     let address = block.address();
-    let restored = elsewhere(|| bed.pools().restore(&checkpoint).map(|_| ()));
+    let restored = elsewhere(|| bed.own.checkpoints().unwrap().restore(&checkpoint).map(|_| ()));
     assert_eq!(restored, Err(PoolError::UsedElsewhere { pool: POOL, address }));
     bed.give(block);
-    assert!(bed.pools().restore(&checkpoint).is_ok(), "it waits on");
+    assert!(bed.own.checkpoints().unwrap().restore(&checkpoint).is_ok(), "it waits on");
     assert_ne!(elsewhere(|| bed.look()), address);
 }

@@ -76,8 +76,10 @@ fn misuse_of_pools_is_refused() {
     assert_eq!(pools.retain_pool(POOL), unknown);
     assert_eq!(pools.release_pool(POOL), unknown);
     assert_eq!(pools.empty_pool(POOL), unknown);
-    assert!(matches!(pools.allocate_in(POOL, request), Err(AllocError::Pool(_))));
-    assert!(pools.checkpoint(POOL).is_err() && pools.live_addresses(POOL).is_err());
+    assert!(matches!(own.allocate(request.in_pool(POOL)), Err(AllocError::Pool(_))));
+    assert!(
+        own.checkpoints().unwrap().checkpoint(POOL).is_err() && pools.live_addresses(POOL).is_err()
+    );
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
     let taken = Err(PoolError::Taken { pool: POOL });
     assert_eq!(pools.create_pool(POOL, PoolOptions::default()), taken);
@@ -86,7 +88,7 @@ fn misuse_of_pools_is_refused() {
     assert_eq!(pools.open_scope(POOL, ScopeFilter::Stream(MAIN)), open);
     pools.close_scope(POOL).unwrap();
     assert_eq!(pools.close_scope(POOL), Err(PoolError::ScopeClosed { pool: POOL }));
-    let block = pools.allocate_in(POOL, request).unwrap();
+    let block = own.allocate(request.in_pool(POOL)).unwrap();
     pools.release_pool(POOL).unwrap();
     pools.release_pool(POOL).unwrap();
     let released = PoolError::Released { pool: POOL };
@@ -116,7 +118,7 @@ fn a_pools_own_allocator_serves_it_and_gets_its_blocks_back() {
     let allocator = Some(Arc::clone(&source) as Arc<dyn SegmentAllocator>);
     let options = PoolOptions { allocator, ..PoolOptions::default() };
     let pool = MemoryPool::new(pools(&own), options).unwrap();
-    let block = pools(&own).allocate_in(pool.id(), Request::new(700, MAIN)).unwrap();
+    let block = own.allocate(Request::new(700, MAIN).in_pool(pool.id())).unwrap();
     assert_eq!(*source.0.lock(), [(block.address(), 1024)]);
     drop(pool);
     own.free(block).unwrap();
@@ -130,7 +132,7 @@ fn a_pool_that_helps_out_serves_the_default_pool_before_it_fails() {
     let own = over(sim(), user.callbacks());
     let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     let pool = MemoryPool::new(pools(&own), options).unwrap();
-    let block = pools(&own).allocate_in(pool.id(), Request::new(1000, MAIN)).unwrap();
+    let block = own.allocate(Request::new(1000, MAIN).in_pool(pool.id())).unwrap();
     let address = block.address();
     own.free(block).unwrap();
     let helped = take(&own, 900);
@@ -144,16 +146,16 @@ fn a_checkpoint_is_gone_back_to() {
     let (_, own) = plenty();
     let pools = pools(&own);
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
-    let in_pool = |bytes| pools.allocate_in(POOL, Request::new(bytes, MAIN)).unwrap();
+    let in_pool = |bytes| own.allocate(Request::new(bytes, MAIN).in_pool(POOL)).unwrap();
     let [stays, goes] = [in_pool(1000), in_pool(2000)];
     let (kept, lost) = (stays.address(), goes.address());
-    let checkpoint = pools.checkpoint(POOL).unwrap();
+    let checkpoint = own.checkpoints().unwrap().checkpoint(POOL).unwrap();
     own.free(goes).unwrap();
     let later = in_pool(500);
-    let restored = pools.restore(&checkpoint).unwrap();
+    let restored = own.checkpoints().unwrap().restore(&checkpoint).unwrap();
     let mut freed = [kept, later.address()];
     freed.sort_unstable();
-    assert_eq!(restored.freed, freed);
+    assert_eq!(restored.freed.iter().map(|f| f.address).collect::<Vec<_>>(), freed);
     let live: Vec<u64> = restored.live.iter().map(Allocation::address).collect();
     assert_eq!(live, [kept, lost]);
     assert!(own.free(stays).is_err() && own.free(later).is_err(), "old handles are stale");
@@ -161,7 +163,7 @@ fn a_checkpoint_is_gone_back_to() {
     restored.live.into_iter().for_each(|block| own.free(block).unwrap());
     pools.release_pool(POOL).unwrap();
     pools.empty_pool(POOL).unwrap();
-    assert!(pools.restore(&checkpoint).is_err());
+    assert!(own.checkpoints().unwrap().restore(&checkpoint).is_err());
     assert_eq!(own.counters().unwrap().statistics().reserved_bytes.all.current, 0);
 }
 
@@ -206,7 +208,7 @@ fn functions_that_keep_pools_are_told_and_asked_for_everything() {
         ["begin (0, 77)", "alloc 64 64", "free 64 64", "end (0, 77)"],
         "nothing is kept here"
     );
-    let outside = pool.allocate_in(POOL, Request::new(32, StreamId(1))).unwrap();
+    let outside = own.allocate(Request::new(32, StreamId(1)).in_pool(POOL)).unwrap();
     assert_eq!(user.heard(), ["begin (0, 77)", "alloc 32 1", "end (0, 77)"]);
     pool.release_pool(POOL).unwrap();
     assert_eq!(user.heard(), ["release (0, 77)", "release (0, 77)"], "as often as it began");
@@ -233,7 +235,7 @@ fn many_threads_ask_functions_that_keep_pools_for_one_pool() {
             scope.spawn(move || {
                 for _ in 0..200 {
                     let request = Request::new(64, StreamId(n));
-                    let block = pools(own).allocate_in(POOL, request).unwrap();
+                    let block = own.allocate(request.in_pool(POOL)).unwrap();
                     own.free(block).unwrap();
                 }
             });
@@ -261,8 +263,8 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     let (_, own) = plenty();
     let pools = pools(&own);
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
-    let block = pools.allocate_in(POOL, Request::new(512, MAIN)).unwrap();
-    let taken = pools.checkpoint(POOL).unwrap();
+    let block = own.allocate(Request::new(512, MAIN).in_pool(POOL)).unwrap();
+    let taken = own.checkpoints().unwrap().checkpoint(POOL).unwrap();
     type Change = fn(&mut SegmentLayout);
     let changes: [Change; 6] = [
         |segment| segment.blocks.clear(),
@@ -275,12 +277,12 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     for (at, change) in changes.into_iter().enumerate() {
         let mut hostile = taken.clone();
         change(&mut hostile.segments[0]);
-        let answer = pools.restore(&hostile);
+        let answer = own.checkpoints().unwrap().restore(&hostile);
         assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{at}: {answer:?}");
     }
     let mut twice = taken.clone();
     twice.segments.push(taken.segments[0].clone());
-    assert!(matches!(pools.restore(&twice), Err(PoolError::NotInPool { .. })));
+    assert!(matches!(own.checkpoints().unwrap().restore(&twice), Err(PoolError::NotInPool { .. })));
     own.free(block).unwrap();
-    assert_eq!(pools.restore(&taken).unwrap().live.len(), 1);
+    assert_eq!(own.checkpoints().unwrap().restore(&taken).unwrap().live.len(), 1);
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{
-    Allocation, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
+    Allocation, Checkpoints, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request,
+    ScopeFilter,
 };
 use stratalloc::cache::Engine;
 use stratalloc::config::{Config, KeyTable};
@@ -46,6 +47,10 @@ impl Bed {
 
     pub(crate) fn engine(&self) -> &Engine {
         self.strategy.engine().expect("built on the engine")
+    }
+
+    pub(crate) fn checkpoints(&self) -> &dyn Checkpoints {
+        self.strategy.checkpoints().expect("the engine has checkpoints")
     }
 
     pub(crate) fn pools(&self) -> &dyn PrivatePools {

@@ -298,7 +298,7 @@ fn a_use_from_before_the_capture_is_waited_for() {
         let pool = PoolId::next_user();
         bed.pools().create_pool(pool, Default::default()).unwrap();
         let request = Request::new(8 * MIB, stream);
-        let block = bed.pools().allocate_in(pool, request).unwrap();
+        let block = bed.strategy.allocate(request.in_pool(pool)).unwrap();
         let address = block.address();
         bed.record(&block, side);
         let scope = bed.capture(stream, pool);
@@ -311,11 +311,11 @@ fn a_use_from_before_the_capture_is_waited_for() {
         bed.end_capture(stream);
         drop(scope);
         bed.give(inside);
-        let waiting = bed.pools().allocate_in(pool, Request::new(16 * MIB, stream)).unwrap();
+        let waiting = bed.strategy.allocate(Request::new(16 * MIB, stream).in_pool(pool)).unwrap();
         assert_eq!(bed.statistics().active_bytes.all.current, 24 << 20, "it still waits");
         bed.give(waiting);
         bed.sim.complete_all();
-        let free = bed.pools().allocate_in(pool, request).unwrap();
+        let free = bed.strategy.allocate(request.in_pool(pool)).unwrap();
         assert_eq!(bed.statistics().active.all.current, 1);
         bed.give(free);
         bed.check();
@@ -454,7 +454,7 @@ impl Way {
     fn take(self, bed: &Bed, pool: PoolId, bytes: u64, stream: StreamId) -> Option<u64> {
         let request = Request::new(bytes, stream);
         let made = match self {
-            Self::Named => bed.pools().allocate_in(pool, request),
+            Self::Named => bed.strategy.allocate(request.in_pool(pool)),
             _ => bed.strategy.allocate(request),
         };
         let block = made.ok()?;
@@ -514,7 +514,7 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
                 let bytes = (12 + round as u64 % 3) * MIB;
                 let request = Request::new(bytes, stream);
                 let made = match way {
-                    Way::Named => bed.pools().allocate_in(pool, request),
+                    Way::Named => bed.strategy.allocate(request.in_pool(pool)),
                     _ => bed.strategy.allocate(request),
                 };
                 if let Ok(block) = made {

@@ -1,6 +1,6 @@
 //! Checkpoints of a pool and going back to them; blocks at exact addresses.
 
-use stratalloc::allocator::{Allocation, Caching, Counters, PoolCheckpoint, Request};
+use stratalloc::allocator::{Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request};
 use stratalloc::error::{AllocError, PoolError};
 use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
 use stratalloc::ids::{PoolId, StreamId};
@@ -24,7 +24,7 @@ impl Tree {
     }
 
     fn take(&self, bytes: u64) -> Allocation {
-        self.bed.pools().allocate_in(self.pool, Request::new(bytes, HOME)).expect("it fits")
+        self.bed.strategy.allocate(Request::new(bytes, HOME).in_pool(self.pool)).expect("it fits")
     }
 
     fn give(&self, block: Allocation) {
@@ -32,11 +32,11 @@ impl Tree {
     }
 
     fn checkpoint(&self) -> PoolCheckpoint {
-        self.bed.pools().checkpoint(self.pool).expect("nothing waits")
+        self.bed.checkpoints().checkpoint(self.pool).expect("nothing waits")
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Vec<Allocation> {
-        let restored = self.bed.pools().restore(checkpoint).expect("it fits");
+        let restored = self.bed.checkpoints().restore(checkpoint).expect("it fits");
         self.bed.check();
         restored.live
     }
@@ -71,10 +71,7 @@ fn going_back_reproduces_every_block() {
         assert!(
             live.iter().zip([512, MIB]).all(|(block, least)| block.size_bytes() >= least.min(512))
         );
-        let refused = other.into_iter().map(|b| {
-            use stratalloc::allocator::DeviceAllocator;
-            tree.bed.strategy.free(b)
-        });
+        let refused = other.into_iter().map(|b| tree.bed.strategy.free(b));
         assert!(refused.into_iter().all(|r| r.is_err()), "old handles are stale: {stale:#x}");
         live.into_iter().for_each(|block| tree.give(block));
         assert_eq!(tree.live(), [0; 0]);
@@ -108,8 +105,8 @@ fn what_was_allocated_later_is_undone() {
         let first = tree.take(MIB);
         let checkpoint = tree.checkpoint();
         let later: Vec<_> = [512, 30 * MIB, 100].map(|bytes| tree.take(bytes).address()).into();
-        let freed = tree.bed.pools().restore(&checkpoint).unwrap();
-        assert!(later.iter().all(|address| freed.freed.contains(address)));
+        let freed = tree.bed.strategy.checkpoints().unwrap().restore(&checkpoint).unwrap();
+        assert!(later.iter().all(|address| freed.freed.iter().any(|f| f.address == *address)));
         assert_eq!(tree.live(), [first.address()]);
         assert_eq!(freed.live.len(), 1);
         tree.bed.check();
@@ -126,7 +123,6 @@ fn blocks_may_die_after_going_back() {
     tree.give(live.pop().unwrap());
     assert_eq!(tree.live().len(), 1);
     let address = live.pop().unwrap().address();
-    use stratalloc::allocator::DeviceAllocator;
     tree.bed.strategy.raw_addresses().unwrap().free_raw(address).unwrap();
     assert_eq!(tree.live(), [0; 0]);
     tree.bed.check();
@@ -210,7 +206,7 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     let good = tree.checkpoint();
     let refused = |bad: &PoolCheckpoint| {
         let before = tree.bed.engine().layout();
-        let error = tree.bed.pools().restore(bad).unwrap_err();
+        let error = tree.bed.strategy.checkpoints().unwrap().restore(bad).unwrap_err();
         assert_eq!(tree.bed.engine().layout(), before, "{error}");
         error
     };
@@ -253,24 +249,29 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     assert_eq!(refused(&good), PoolError::UsedElsewhere { pool, address });
     tree.give(waiting);
     assert_eq!(refused(&good), PoolError::Draining { pool, address });
-    assert_eq!(tree.bed.pools().checkpoint(pool), Err(PoolError::Draining { pool, address }));
+    assert_eq!(
+        tree.bed.strategy.checkpoints().unwrap().checkpoint(pool),
+        Err(PoolError::Draining { pool, address })
+    );
     tree.bed.pools().release_pool(pool).unwrap();
-    assert_eq!(tree.bed.pools().checkpoint(pool), Err(PoolError::Released { pool }));
+    assert_eq!(
+        tree.bed.strategy.checkpoints().unwrap().checkpoint(pool),
+        Err(PoolError::Released { pool })
+    );
 }
 
 #[test]
 fn a_block_can_be_had_at_an_exact_address() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let caching: &dyn Caching = bed.engine();
         let whole = bed.take(20 * MIB, HOME);
         let base = whole.address();
         bed.give(whole);
-        let middle = caching.allocate_at(Request::new(3 * MIB, HOME), base + 5 * MIB).unwrap();
+        let middle = bed.strategy.allocate(Request::new(3 * MIB, HOME).at(base + 5 * MIB)).unwrap();
         assert_eq!(middle.address(), base + 5 * MIB);
         bed.check();
         let refused = |address: u64, bytes: u64| {
-            let error = caching.allocate_at(Request::new(bytes, HOME), address).unwrap_err();
+            let error = bed.strategy.allocate(Request::new(bytes, HOME).at(address)).unwrap_err();
             assert!(matches!(error, AllocError::NoBlockAt { .. }), "{error}");
         };
         refused(base + 5 * MIB, 2 * MIB);
@@ -279,9 +280,9 @@ fn a_block_can_be_had_at_an_exact_address() {
         refused(base + 8 * MIB, 13 * MIB);
         refused(u64::MAX - 511, 2 * MIB);
         refused(0, 2 * MIB);
-        assert!(caching.allocate_at(Request::new(2 * MIB, StreamId(9)), base).is_err());
-        let front = caching.allocate_at(Request::new(5 * MIB, HOME), base).unwrap();
-        let rest = caching.allocate_at(Request::new(12 * MIB, HOME), base + 8 * MIB).unwrap();
+        assert!(bed.strategy.allocate(Request::new(2 * MIB, StreamId(9)).at(base)).is_err());
+        let front = bed.strategy.allocate(Request::new(5 * MIB, HOME).at(base)).unwrap();
+        let rest = bed.strategy.allocate(Request::new(12 * MIB, HOME).at(base + 8 * MIB)).unwrap();
         [front, middle, rest].into_iter().for_each(|block| bed.give(block));
         bed.check();
         assert!(bed.reserved_bytes() < GIB);
@@ -299,8 +300,7 @@ fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
         let counters = bed.engine() as &dyn Counters;
         counters.reset_peaks();
         counters.reset_accumulated();
-        let caching: &dyn Caching = bed.engine();
-        let placed = caching.allocate_at(Request::new(2 * MIB, HOME), base + GIB).unwrap();
+        let placed = bed.strategy.allocate(Request::new(2 * MIB, HOME).at(base + GIB)).unwrap();
         let seen = bed.statistics();
         assert_eq!(seen.allocated_bytes.all.peak, 2 << 20, "{conf}");
         assert_eq!(seen.active_bytes.all.peak, 2 << 20, "{conf}");

@@ -1,6 +1,6 @@
 //! Address space of expandable segments: classes of streams, and what is listed.
 
-use stratalloc::allocator::{Caching, DeviceAllocator, MemoryPool, PoolOptions};
+use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::ids::StreamId;
 use stratalloc::size::{GIB, MIB, PoolKind};
@@ -13,8 +13,7 @@ const ON: &str = "expandable_segments:True";
 /// The address space that the first large segment of a stream reserves.
 fn reserved(bed: &Bed, stream: StreamId) -> u64 {
     let block = bed.take(30 * MIB, stream);
-    let caching: &dyn Caching = bed.engine();
-    let segments = caching.expandable_segments();
+    let segments = bed.strategy.expandable().unwrap().expandable_segments();
     let own = segments.iter().find(|s| s.stream == stream && s.kind == PoolKind::Large);
     let bytes = own.expect("it has one").reserved_bytes;
     bed.give(block);
@@ -46,7 +45,6 @@ fn a_stream_has_the_reserve_of_its_class() {
          expandable_segments_reserve_by_class:[side:0.25,tiny:8G]"
     );
     let bed = Bed::new(DEVICE_BYTES, &conf);
-    let caching: &dyn Caching = bed.engine();
     for (stream, class, expected) in [
         (1, Some("side"), 25 * GIB),
         (2, Some("tiny"), 8 * GIB),
@@ -55,11 +53,11 @@ fn a_stream_has_the_reserve_of_its_class() {
         (5, None, 40 * GIB),
     ] {
         let stream = StreamId(stream);
-        caching.set_reserve_class(stream, class);
+        bed.strategy.expandable().unwrap().set_reserve_class(stream, class);
         assert_eq!(reserved(&bed, stream), rounded(expected), "{class:?}");
     }
-    caching.set_reserve_class(StreamId(6), Some("tiny"));
-    caching.set_reserve_class(StreamId(6), None);
+    bed.strategy.expandable().unwrap().set_reserve_class(StreamId(6), Some("tiny"));
+    bed.strategy.expandable().unwrap().set_reserve_class(StreamId(6), None);
     assert_eq!(reserved(&bed, StreamId(6)), rounded(40 * GIB), "the class was taken away");
     bed.check();
 }
@@ -81,8 +79,7 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let report = bed.fail(20 * GIB, StreamId(0)).to_string();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");
-    let caching: &dyn Caching = bed.engine();
-    caching.set_reserve_class(StreamId(9), Some("side"));
+    bed.strategy.expandable().unwrap().set_reserve_class(StreamId(9), Some("side"));
     let report = bed.fail(20 * GIB, StreamId(9)).to_string();
     assert!(report.contains("expandable_segments_reserve_by_class."), "{report}");
     assert!(report.contains("class 'side'"), "{report}");
@@ -99,8 +96,10 @@ fn segments_of_all_streams_and_pools_are_listed() {
     let mut held = vec![bed.take(MIB, StreamId(7))];
     drop(scope);
     held.extend([bed.take(MIB, StreamId(0)), bed.take(45 * MIB, StreamId(0))]);
-    let caching: &dyn Caching = bed.engine();
-    let mut listed: Vec<_> = caching
+    let mut listed: Vec<_> = bed
+        .strategy
+        .expandable()
+        .unwrap()
         .expandable_segments()
         .iter()
         .map(|s| (s.stream.0, s.pool == pool.id(), s.kind, s.page_bytes, s.mapped_bytes))
@@ -116,8 +115,12 @@ fn segments_of_all_streams_and_pools_are_listed() {
     );
     held.into_iter().for_each(|block| bed.give(block));
     let off = Config::parse("", &KeyTable::default()).unwrap();
-    caching.apply(&off).unwrap();
+    bed.strategy.caching().unwrap().apply(&off).unwrap();
     bed.empty_cache();
-    assert_eq!(caching.expandable_segments().len(), 1, "the pool is in use");
+    assert_eq!(
+        bed.strategy.expandable().unwrap().expandable_segments().len(),
+        1,
+        "the pool is in use"
+    );
     bed.check();
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use stratalloc::allocator::{MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter};
+use stratalloc::allocator::{
+    DeviceAllocator, MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter,
+};
 use stratalloc::driver::{Capture, CaptureStatus, Driver};
 use stratalloc::error::{AllocError, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
@@ -110,7 +112,7 @@ fn a_pool_has_one_scope_at_a_time_and_says_so() {
     assert_eq!(pools.create_pool(pool, PoolOptions::default()), Err(PoolError::Taken { pool }));
     assert_eq!(pools.retain_pool(pool), Err(PoolError::Released { pool }));
     assert_eq!(pools.release_pool(pool), Err(PoolError::Released { pool }));
-    let refused = pools.allocate_in(pool, Request::new(1, HOME)).unwrap_err();
+    let refused = bed.strategy.allocate(Request::new(1, HOME).in_pool(pool)).unwrap_err();
     assert!(matches!(refused, AllocError::Pool(PoolError::Released { .. })), "{refused}");
     bed.empty_cache();
     assert_eq!(pools.pool_users(pool), None, "nothing is left of it");
@@ -274,7 +276,7 @@ fn released_pools_help_nobody() {
     let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     let id = PoolId::next_user();
     gone.pools().create_pool(id, helps).unwrap();
-    let kept = gone.pools().allocate_in(id, Request::new(30 * MIB, HOME)).unwrap();
+    let kept = gone.strategy.allocate(Request::new(30 * MIB, HOME).in_pool(id)).unwrap();
     gone.give(kept);
     gone.pools().release_pool(id).unwrap();
     let block = gone.take(30 * MIB, HOME);

@@ -47,8 +47,7 @@ fn a_request_of_nothing_or_of_more_than_an_exbibyte_changes_nothing() {
             AllocError::TooLarge { requested_bytes } => assert_eq!(requested_bytes, bytes),
             other => panic!("{bytes}: {other}"),
         }
-        let raw = bed.strategy.raw_addresses().unwrap();
-        raw.allocate_raw(Request::new(bytes, SIDE)).unwrap_err();
+        bed.strategy.allocate(Request::new(bytes, SIDE)).unwrap_err();
         assert_eq!(bed.state(), before);
     }
     assert_eq!(bed.fail(EIB, HOME).segment_bytes, EIB, "an exbibyte is merely out of memory");
@@ -135,9 +134,9 @@ fn bare_addresses_that_start_no_live_block_are_refused() {
     strangers.retain(|address| live.iter().all(|block| block.address() != *address));
     for address in strangers {
         let before = bed.state();
-        let unknown = Err(HandleError::UnknownAddress { address });
-        assert_eq!(raw.free_raw(address), unknown);
-        assert_eq!(raw.record_stream_raw(address, SIDE), unknown);
+        let unknown = HandleError::UnknownAddress { address };
+        assert_eq!(raw.free_raw(address), Err(unknown.clone()));
+        assert_eq!(raw.record_stream_raw(address, SIDE), Err(unknown));
         assert_eq!(bed.state(), before);
     }
     for block in live {

@@ -154,7 +154,8 @@ fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
         let options = PoolOptions { use_on_oom, ..PoolOptions::default() };
         let pool = PoolId { capture: 0, user: 1 };
         pools.create_pool(pool, options).expect("it is new");
-        let cached = pools.allocate_in(pool, Request::new(150 * MIB, HOME)).expect("it fits");
+        let cached =
+            bed.strategy.allocate(Request::new(150 * MIB, HOME).in_pool(pool)).expect("it fits");
         bed.give(cached);
         if use_on_oom {
             bed.give(bed.take(100 * MIB));
@@ -175,7 +176,7 @@ fn what_the_default_pool_caches_is_named_to_a_private_one() {
     let pools = bed.strategy.private_pools().expect("native has pools");
     let pool = PoolId { capture: 0, user: 1 };
     pools.create_pool(pool, PoolOptions::default()).expect("it is new");
-    let asked = pools.allocate_in(pool, Request::new(12 * MIB, HOME));
+    let asked = bed.strategy.allocate(Request::new(12 * MIB, HOME).in_pool(pool));
     let report = asked.expect_err("it is another pool's").to_string();
     assert!(report.contains("18.00 MiB are cached in other pools"), "{report}");
     assert!(!report.contains("streams, which"), "{report}");

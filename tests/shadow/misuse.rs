@@ -68,7 +68,7 @@ impl<M: Machine> Runner<'_, M> {
                 };
                 for address in self.addresses_of_nobody(pick) {
                     let told = match what {
-                        Bad::FreeUnknownAddress => raw.free_raw(address),
+                        Bad::FreeUnknownAddress => raw.free_raw(address).map(drop),
                         _ => raw.record_stream_raw(address, stream),
                     };
                     ensure_eq!(told, Err(HandleError::UnknownAddress { address }), "bare address");

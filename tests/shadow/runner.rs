@@ -227,10 +227,9 @@ impl<'m, M: Machine> Runner<'m, M> {
         self.mirror.begin(Some((bytes, stream)));
         // Where addresses are kept, every other request does without a handle.
         let bare = self.next_seed % 2 == 1;
-        let made = match self.raw().filter(|_| bare) {
-            Some(raw) => raw.allocate_raw(request).map(|address| (address, None)),
-            None => self.strategy.allocate(request).map(|a| (a.address(), Some(a))),
-        };
+        let bare = bare && self.raw().is_some();
+        let made = self.strategy.allocate(request);
+        let made = made.map(|block| (block.address(), (!bare).then_some(block)));
         let waited = self.waited();
         let events = self.replay(waited)?;
         self.check_polled()?;

@@ -31,7 +31,9 @@ fn bare_addresses_find_their_allocator() {
     let raw = bed.switchable.raw_addresses().expect("asked for");
     let mut addresses = Vec::new();
     for conf in [EXPANDABLE, ASYNC, NATIVE, EXPANDABLE] {
-        let take = |n: u64| raw.allocate_raw(Request::new(n * 1000, StreamId::DEFAULT));
+        let take = |n: u64| {
+            bed.switchable.allocate(Request::new(n * 1000, StreamId::DEFAULT)).map(|b| b.address())
+        };
         addresses.extend((1..9).map(|n| take(n).expect("there is room")));
         bed.switch(conf);
     }
@@ -93,11 +95,9 @@ fn an_open_scope_refuses_the_switch_and_names_its_pool() {
     assert!(matches!(error, SwitchError::ScopeOpen { pool: open } if open == pool.id()), "{error}");
     let inside = bed.take(MIB);
     drop(scope);
-    bed.switch(EXPANDABLE);
-    assert_eq!(pools.live_addresses(pool.id()).expect("known"), [inside.address()]);
-    bed.give(inside);
-    assert_eq!(bed.switchable.retired(), 1, "its pool has a user");
     drop(pool);
+    bed.switch(EXPANDABLE);
+    bed.give(inside);
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
 }
 
@@ -133,26 +133,27 @@ fn a_pool_of_an_allocator_without_pools_is_refused_as_such() {
 }
 
 #[test]
-fn pools_stay_with_the_allocator_that_made_them() {
+fn a_pool_with_users_refuses_the_switch_and_is_unknown_after_it() {
     let bed = Bed::new(NATIVE);
     let pools = bed.switchable.private_pools().expect("native has pools");
     let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
-    let request = Request::new(3 * MIB, StreamId::DEFAULT);
-    let first = pools.allocate_in(pool.id(), request).expect("there is room");
-    let checkpoint = pools.checkpoint(pool.id()).expect("nothing waits");
-    bed.switch(EXPANDABLE);
-    let second = pools.allocate_in(pool.id(), request).expect("its maker serves it");
-    assert_eq!(second.owner(), first.owner());
-    let restored = pools.restore(&checkpoint).expect("it can go back");
-    assert_eq!(restored.live.len(), 1);
-    let scope = PoolScope::open(pools, pool.id(), ScopeFilter::this_thread());
-    assert!(matches!(scope, Err(PoolError::NotSupported { .. })), "{scope:?}");
-    let again = pools.create_pool(pool.id(), PoolOptions::default());
-    assert_eq!(again, Err(PoolError::Taken { pool: pool.id() }));
-    restored.live.into_iter().for_each(|block| bed.give(block));
-    let unknown = PoolId { capture: 0, user: u64::MAX - 1 };
-    assert_eq!(pools.release_pool(unknown), Err(PoolError::Unknown { pool: unknown }));
+    let id = pool.id();
+    let request = Request::new(3 * MIB, StreamId::DEFAULT).in_pool(id);
+    let block = bed.switchable.allocate(request).expect("there is room");
+    for conf in [EXPANDABLE, ASYNC] {
+        let error = bed.switchable.switch(conf).expect_err("the pool has a user");
+        assert!(matches!(error, SwitchError::PoolInUse { pool } if pool == id), "{error}");
+    }
+    let again = bed.switchable.allocate(request).expect("nothing has changed");
+    assert_eq!(again.owner(), block.owner());
+    bed.give(again);
     drop(pool);
+    bed.switch(EXPANDABLE);
+    let refused = bed.switchable.allocate(request);
+    assert!(matches!(refused, Err(AllocError::Pool(PoolError::Unknown { .. }))), "{refused:?}");
+    assert_eq!(pools.pool_users(id), None);
+    assert_eq!(pools.release_pool(id), Err(PoolError::Unknown { pool: id }));
+    bed.give(block);
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
 }
 

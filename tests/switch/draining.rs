@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request};
+use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::Config;
 use stratalloc::driver::{Capture, CaptureStatus, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
-use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::error::{DriverErrorKind, HandleError};
+use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::switch::Switchable;
@@ -200,29 +200,5 @@ fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() 
         drop(scope);
         bed.switchable.cross_stream().unwrap().process_events().unwrap();
         assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{from}");
-    }
-}
-
-/// So does one whose private pool has no memory left.
-#[test]
-fn pressure_on_an_old_pool_breaks_no_capture_that_only_the_new_allocator_knows() {
-    for from in [NATIVE, EXPANDABLE, ASYNC] {
-        let bed = Bed::new(from);
-        let [home, captured] = std::array::from_fn(|_| bed.sim.create_stream().unwrap());
-        let pools = bed.switchable.private_pools().unwrap();
-        let pool = PoolId { capture: 0, user: 77 };
-        pools.create_pool(pool, PoolOptions::default()).unwrap();
-        let live = pools.allocate_in(pool, Request::new(30 * MIB, home)).unwrap();
-        bed.switch(NATIVE);
-        let scope = bed.capture(captured);
-        let most = bed.sim.memory_info().unwrap().total_bytes;
-        let refused = pools.allocate_in(pool, Request::new(most - MIB, home));
-        assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{from}: {refused:?}");
-        let status = bed.sim.capture_status(captured).unwrap();
-        assert!(matches!(status, CaptureStatus::Active { .. }), "{from}: {status:?}");
-        Capture::end(&*bed.sim, captured).unwrap();
-        drop(scope);
-        bed.give(live);
-        pools.release_pool(pool).unwrap();
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use stratalloc::allocator::{
-    Allocation, Counters, DeviceAllocator, MemoryPool, PoolOptions, Request,
-};
+use stratalloc::allocator::{Allocation, Counters, DeviceAllocator, Request};
 use stratalloc::cache::EngineOptions;
 use stratalloc::config::{Config, Settings};
 use stratalloc::driver::plugin::Callbacks;
@@ -167,24 +165,6 @@ fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
     assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1));
     let block = bed.take(50 * MIB);
     bed.give(block);
-}
-
-#[test]
-fn a_pool_of_a_retired_allocator_grows_within_the_common_limit() {
-    let bed = Bed::new(NATIVE);
-    bed.switchable.caching().expect("native caches").set_limit_bytes(Some(100 * MIB));
-    let pools = bed.switchable.private_pools().expect("native has pools");
-    let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
-    let take_in =
-        |mib: u64| pools.allocate_in(pool.id(), Request::new(mib * MIB, StreamId::DEFAULT));
-    let first = take_in(20).expect("there is room");
-    bed.switch(EXPANDABLE);
-    let new = bed.take(60 * MIB);
-    assert!(matches!(take_in(40), Err(AllocError::OutOfMemory(_))), "80 of 100 MiB are held");
-    let second = take_in(20).expect("the rest of the limit");
-    fails(&bed, 10 * MIB);
-    assert!(bed.used_bytes() <= 100 * MIB);
-    [first, second, new].into_iter().for_each(|block| bed.give(block));
 }
 
 #[test]

@@ -3,15 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use stratalloc::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, ExpandableSegment,
-    Request,
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, Request,
 };
 use stratalloc::cache::EngineOptions;
 use stratalloc::config::Config;
 use stratalloc::driver::Driver;
 use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use stratalloc::history::SegmentLayout;
-use stratalloc::ids::StreamId;
 use stratalloc::registry;
 use stratalloc::size::MIB;
 use stratalloc::strategies::NativeAllocator;
@@ -86,18 +84,6 @@ impl Caching for Fractionless {
 
     fn layout(&self) -> Vec<SegmentLayout> {
         self.cache().layout()
-    }
-
-    fn allocate_at(&self, request: Request, address: u64) -> Result<Allocation, AllocError> {
-        self.cache().allocate_at(request, address)
-    }
-
-    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        self.cache().expandable_segments()
-    }
-
-    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        self.cache().set_reserve_class(stream, class);
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {

@@ -20,6 +20,7 @@ use crate::driver::{Driver, DriverPoolId, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 use crate::size::{KIB, MIB};
+use crate::strategies::Strategy;
 
 /// How blocks are taken and given back.
 pub trait Client: Sync {
@@ -49,19 +50,30 @@ impl<A: DeviceAllocator> Client for Typed<'_, A> {
 }
 
 /// Keeps the address only.
-pub struct Raw<'a>(pub &'a dyn RawAddresses);
+pub struct Raw<'a> {
+    allocator: &'a Strategy,
+    addresses: &'a dyn RawAddresses,
+}
+
+impl<'a> Raw<'a> {
+    /// `None` where the allocator finds no blocks by address.
+    pub fn of(allocator: &'a Strategy) -> Option<Self> {
+        allocator.raw_addresses().map(|addresses| Self { allocator, addresses })
+    }
+}
 
 impl Client for Raw<'_> {
     type Block = u64;
 
     #[inline]
     fn take(&self, bytes: u64, stream: StreamId) -> u64 {
-        self.0.allocate_raw(Request::new(bytes, stream)).expect("cases fit the device")
+        let request = Request::new(bytes, stream);
+        self.allocator.allocate(request).expect("cases fit the device").address()
     }
 
     #[inline]
     fn give(&self, block: u64) {
-        self.0.free_raw(block).expect("cases free what they took");
+        self.addresses.free_raw(block).expect("cases free what they took");
     }
 }
 

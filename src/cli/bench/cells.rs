@@ -2,7 +2,6 @@
 
 use std::error::Error;
 
-use crate::allocator::DeviceAllocator;
 use crate::handle::Handle;
 use crate::ids::StreamId;
 use crate::size::{KIB, MIB};
@@ -96,7 +95,7 @@ pub(super) fn time(
     effort: Effort,
 ) -> Result<Option<f64>, Box<dyn Error>> {
     let Built { strategy, driver, streams } = build(cell.is_by_address(), cell.streams())?;
-    let raw = || strategy.raw_addresses().map(Raw);
+    let raw = || Raw::of(&strategy);
     Ok(match cell {
         Cell::Pair(bytes) => Some((loops.pair)(&Typed(&strategy), bytes, effort)),
         Cell::PairRaw(bytes) => raw().map(|raw| (loops.pair_raw)(&raw, bytes, effort)),

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::allocator::DeviceAllocator;
 use crate::config::Config;
 use crate::driver::Driver;
 use crate::ids::StreamId;
@@ -362,9 +361,8 @@ impl Session<'_> {
         self.crowds("threads_raw:own_stream", &self.thread_counts(), |session, what, threads| {
             let What::Allocator(config) = what else { return Ok(None) };
             let Built { strategy, driver, streams } = session.args.build(config, true, threads)?;
-            Ok(strategy
-                .raw_addresses()
-                .map(|raw| (session.loops.threads_raw)(&Raw(raw), &*driver, threads, &streams)))
+            let raw = Raw::of(&strategy);
+            Ok(raw.map(|raw| (session.loops.threads_raw)(&raw, &*driver, threads, &streams)))
         })
     }
 

@@ -12,11 +12,11 @@
 //! another thread's cache, so a thread that never calls again keeps its blocks until it ends.
 //!
 //! These go straight to the strategy below: blocks whose use by another stream was announced, while a scope
-//! of a private pool is open everything, requests for a pool or at an address, and calls by bare address.
-//! A block goes back as it came: one that was taken with a handle is unknown by its
-//! address. A forged second handle of a block is refused while the calling thread keeps the block; what
-//! another thread keeps, or holds anew, it cannot tell. When the allocator goes, what other threads keep
-//! goes with the strategy below.
+//! of a private pool is open everything, and requests for a pool or at an address. Callers that know
+//! addresses only cannot use it: an address does not say which thread keeps the block. A forged second
+//! handle of a block is refused while the calling thread keeps the block; what another thread keeps, or
+//! holds anew, it cannot tell. When the allocator goes, what other threads keep goes with the strategy
+//! below.
 
 mod local;
 
@@ -26,8 +26,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::layered::{Layer, Layered, Way, cross_of, raw_of};
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use super::layered::{Layer, Layered, cross_of};
+use crate::allocator::{Allocation, DeviceAllocator, Place, Request};
 use crate::error::{AllocError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
 use crate::sync::Global;
@@ -103,8 +103,6 @@ struct Shared<A> {
     /// What handles of the allocator below carry.
     owner_below: OnceLock<OwnerId>,
     streams: RwLock<Streams>,
-    /// Blocks that came through here with a handle, if there are callers that know addresses only.
-    handled: Option<Mutex<HashSet<u64>>>,
     /// Blocks that the allocator below did not take back yet.
     refused: Mutex<Vec<Allocation>>,
     threads: Mutex<Threads>,
@@ -161,7 +159,6 @@ fn take_place() -> usize {
 pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fronted<A> {
     let classes = u32::try_from(block_max_bytes.min(1 << 20) / STEP_BYTES).unwrap_or(0);
     let id = u64::from(OwnerId::next().number());
-    let handled = inner.raw_addresses().is_some().then(Mutex::default);
     let shared = Arc::new_cyclic(|this| Shared {
         inner,
         state: AtomicU64::new(id << 32),
@@ -172,7 +169,6 @@ pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fr
         phase: Mutex::default(),
         owner_below: OnceLock::new(),
         streams: RwLock::default(),
-        handled,
         refused: Mutex::default(),
         threads: Mutex::default(),
         this: Weak::clone(this),
@@ -272,19 +268,6 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         Some(first_owner)
     }
 
-    /// Frees one block for good; one that is refused is kept aside and offered again.
-    fn free_below(&self, below: Allocation) -> Result<(), FreeError> {
-        let address = below.address();
-        if let Some(handled) = &self.handled {
-            handled.lock().remove(&address);
-        }
-        let freed = self.inner.free(below);
-        if let (Err(_), Some(handled)) = (&freed, &self.handled) {
-            handled.lock().insert(address);
-        }
-        freed
-    }
-
     /// Lets go of what threads kept; returns whether anything went.
     fn release(&self) -> bool {
         let state = self.state.load(Ordering::SeqCst);
@@ -293,7 +276,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         let some = !leaving.is_empty() || !refused.is_empty();
         self.take_back(leaving);
         for below in refused {
-            if let Err(error) = self.free_below(below) {
+            if let Err(error) = self.inner.free(below) {
                 self.refused.lock().push(error.allocation);
             }
         }
@@ -331,9 +314,6 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         if routed || !known || found.size_bytes() != rounded.bytes {
             return Ok(found);
         }
-        if let Some(handled) = &self.handled {
-            handled.lock().insert(found.address());
-        }
         let owner = OwnerId::numbered(first_owner + class);
         Ok(Allocation::new(found.address(), request.bytes, owner, found.token()))
     }
@@ -361,7 +341,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
             let reason = HandleError::Stale { address: allocation.address() };
             return Err(FreeError { reason, allocation });
         };
-        self.free_below(below).map_err(|error| {
+        self.inner.free(below).map_err(|error| {
             if marked {
                 self.mark(allocation.address());
             }
@@ -386,11 +366,6 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         self.marked.store(marks.len(), Ordering::SeqCst);
         was
     }
-
-    /// Whether callers that know addresses only must not see this block.
-    fn is_handled(&self, address: u64) -> bool {
-        self.handled.as_ref().is_some_and(|handled| handled.lock().contains(&address))
-    }
 }
 
 impl<A: DeviceAllocator + 'static> Home for Shared<A> {
@@ -399,7 +374,7 @@ impl<A: DeviceAllocator + 'static> Home for Shared<A> {
             return;
         };
         for Leaving { held: Held { address, token }, bytes } in leaving {
-            if let Err(error) = self.free_below(Allocation::new(address, bytes, owner, token)) {
+            if let Err(error) = self.inner.free(Allocation::new(address, bytes, owner, token)) {
                 self.refused.lock().push(error.allocation);
             }
         }
@@ -435,10 +410,10 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
     }
 
     #[inline(always)]
-    fn take(&self, request: Request, way: Way) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let shared = &*self.shared;
-        if way != Way::Plain {
-            return way.take(&shared.inner, request);
+        if request.place != Place::Anywhere {
+            return shared.inner.allocate(request);
         }
         match local::take(shared.index, request, shared.state.load(Ordering::Relaxed)) {
             Some(found) => Ok(found),
@@ -447,7 +422,7 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
     }
 
     #[inline(always)]
-    fn give(&self, allocation: Allocation) -> Result<(), FreeError> {
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let shared = &*self.shared;
         let state = shared.state.load(Ordering::Relaxed);
         if shared.marked.load(Ordering::Relaxed) == 0
@@ -458,21 +433,11 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
         shared.give_below(allocation)
     }
 
-    fn give_raw(&self, address: u64) -> Result<(), HandleError> {
-        if self.shared.is_handled(address) {
-            return Err(HandleError::UnknownAddress { address });
-        }
-        raw_of(self.inner()).free_raw(address)
+    fn serves_addresses(&self) -> bool {
+        false
     }
 
-    fn record_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        if self.shared.is_handled(address) {
-            return Err(HandleError::UnknownAddress { address });
-        }
-        raw_of(self.inner()).record_stream_raw(address, stream)
-    }
-
-    fn record(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         let Some(below) = self.below(allocation) else {
             return cross_of(self.inner()).record_stream(allocation, stream);
         };
