@@ -75,7 +75,7 @@ impl Causes {
         causes
     }
 
-    fn add(&mut self, other: &Self) {
+    pub(super) fn add(&mut self, other: &Self) {
         self.requested_bytes += other.requested_bytes;
         self.rounding_bytes += other.rounding_bytes;
         self.waiting_bytes += other.waiting_bytes;
@@ -212,7 +212,8 @@ fn paint(
     Ok(Picture { moment, operations: at + 1, failed, causes, heaps, holders })
 }
 
-fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
+/// Why the memory of each heap of a layout is reserved.
+pub(super) fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     let mut heaps: BTreeMap<(StreamId, PoolId), HeapCauses> = BTreeMap::new();
     for segment in layout {
         let SegmentLayout { stream, pool, .. } = *segment;

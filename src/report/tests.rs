@@ -1,0 +1,1 @@
+//! What a page says of a recording is what the recording says.
