@@ -68,10 +68,13 @@ pub(crate) struct Peak {
 }
 
 impl Peak {
-    fn see(&mut self, moment: u32, bytes: u64) {
-        if bytes > self.bytes {
+    /// Whether it is the most so far.
+    fn see(&mut self, moment: u32, bytes: u64) -> bool {
+        let is_more = bytes > self.bytes;
+        if is_more {
             *self = Self { moment, bytes };
         }
+        is_more
     }
 }
 
@@ -108,6 +111,7 @@ impl Lives {
             pool_at: HashMap::new(),
             live_bytes: 0,
             reserved_bytes: 0,
+            has_grown: false,
         };
         walk.begin(&Start::of(trace));
         walk.note(0, 0);
@@ -213,6 +217,8 @@ struct Walk<'a> {
     pool_at: HashMap<PoolId, u32>,
     live_bytes: u64,
     reserved_bytes: u64,
+    /// Whether the most so far was reserved for a request that has no block yet.
+    has_grown: bool,
 }
 
 /// The place of `item` in `all`, where it is put if it is new.
@@ -257,6 +263,7 @@ impl Walk<'_> {
                 let pool = self.routing.pool_of(event);
                 self.lives.served += 1;
                 self.take(moment, address, size_bytes, stream, pool, event.stack, None);
+                self.served(moment);
             }
             Action::FreeRequested => self.give(moment, address),
             Action::FreeCompleted => self.end(moment, address),
@@ -287,7 +294,17 @@ impl Walk<'_> {
         let (live_bytes, reserved_bytes) = (self.live_bytes, self.reserved_bytes);
         self.lives.columns.see(moment, time_us, live_bytes, reserved_bytes);
         self.lives.peak_live.see(moment, live_bytes);
-        self.lives.peak_reserved.see(moment, reserved_bytes);
+        if self.lives.peak_reserved.see(moment, reserved_bytes) {
+            self.has_grown = true;
+        }
+    }
+
+    /// Memory was taken for a request: the peak is when that has its block, if no more is taken then.
+    fn served(&mut self, moment: u32) {
+        let peak = &mut self.lives.peak_reserved;
+        if std::mem::take(&mut self.has_grown) && self.reserved_bytes == peak.bytes {
+            peak.moment = moment;
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "an event and a start have these alike")]

@@ -36,7 +36,7 @@ function causesOf({ name, sentence, causes, all, heaps }) {
   const largest = Math.max(1, ...heaps.map(([, numbers]) => numbers.reduce((sum, number) => sum + number, 0)));
   const rows = heaps.slice(0, 16).map(([heap, numbers, free]) => {
     const sum = numbers.reduce((all, number) => all + number, 0);
-    return { cells: [heap, element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
+    return { cells: [element("span", { style: { whiteSpace: "nowrap" } }, heap), element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
   });
   const heading = [["stream", true], ["", true], ["reserved", false], ...shown.map((at) => [causes[at], false]), ["largest free block", false]];
   const more = heaps.length > 16 ? [element("p", { class: "quiet" }, `and ${heaps.length - 16} more`)] : [];
