@@ -39,9 +39,10 @@ pub(crate) struct Report {
 
 pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
     files::spare(&args.recordings.files, &args.output)?;
-    let settings = args.conf.iter().map(|text| {
-        args.recordings.parse_conf(text).map(|config| (text.clone(), config))
-    });
+    let settings = args
+        .conf
+        .iter()
+        .map(|text| args.recordings.parse_conf(text).map(|config| (text.clone(), config)));
     let options = Options {
         memory: args.recordings.memory(),
         advice: AdviceOptions { quick: args.quick, ..AdviceOptions::default() },
@@ -87,7 +88,12 @@ pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
 enum Target {
     Printed,
     /// A file beside the one that it will be.
-    Beside { file: File, path: PathBuf, becomes: PathBuf, is_done: bool },
+    Beside {
+        file: File,
+        path: PathBuf,
+        becomes: PathBuf,
+        is_done: bool,
+    },
     /// What is there and is no plain file: a device or a pipe.
     Into(File),
 }
@@ -108,7 +114,9 @@ impl Target {
             }
         }
         let mut name = std::ffi::OsString::from(".");
-        name.push(output.file_name().ok_or_else(|| format!("{}: no file's name", shown_path(output)))?);
+        name.push(
+            output.file_name().ok_or_else(|| format!("{}: no file's name", shown_path(output)))?,
+        );
         name.push(format!(".{}.part", std::process::id()));
         let path = output.with_file_name(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(named)?;

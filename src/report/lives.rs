@@ -236,7 +236,15 @@ fn place<T: Copy + Eq + std::hash::Hash>(
 impl Walk<'_> {
     fn begin(&mut self, start: &Start) {
         for held in start.held() {
-            self.hold(0, held.address, held.size_bytes, held.stream, held.kind, held.pool, held.expandable);
+            self.hold(
+                0,
+                held.address,
+                held.size_bytes,
+                held.stream,
+                held.kind,
+                held.pool,
+                held.expandable,
+            );
         }
         let layout = start.layout(self.settings);
         let sizes: HashMap<u64, u64> = layout
@@ -397,7 +405,8 @@ impl Walk<'_> {
         }
         // Pages are of the kind and the pool of those they lie beside.
         let beside = self.held.range(..address).next_back().map(|(_, at)| self.lives.segments[*at]);
-        let beside = beside.filter(|s| expandable && s.expandable && s.address + s.size_bytes == address);
+        let beside =
+            beside.filter(|s| expandable && s.expandable && s.address + s.size_bytes == address);
         let kind = beside.map_or(kind, |segment| segment.kind);
         let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
         let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
@@ -419,7 +428,9 @@ impl Walk<'_> {
     fn drop(&mut self, moment: u32, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
         loop {
-            let Some((&start, &at)) = self.held.range(..end.max(address.saturating_add(1))).next_back() else {
+            let Some((&start, &at)) =
+                self.held.range(..end.max(address.saturating_add(1))).next_back()
+            else {
                 return;
             };
             let segment = self.lives.segments[at];
@@ -441,7 +452,8 @@ impl Walk<'_> {
                     let size_bytes = to - from;
                     self.held.insert(from, self.lives.segments.len());
                     self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
-                    let rest = Segment { born: moment, gone: NEVER, address: from, size_bytes, ..segment };
+                    let rest =
+                        Segment { born: moment, gone: NEVER, address: from, size_bytes, ..segment };
                     self.lives.segments.push(rest);
                 }
             }

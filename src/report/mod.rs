@@ -19,7 +19,7 @@ mod tests;
 mod words;
 
 use crate::analysis::{
-    Advice, AdviceOptions, Figures, Memory, Moment, Picture, Recording, Streams, Why, counted_as,
+    Advice, AdviceOptions, Memory, Moment, Picture, Recording, Streams, Why, counted_as,
 };
 use crate::config::{Compat, Config};
 use crate::history::Action;
@@ -119,13 +119,12 @@ impl Report {
         let device = trace.device;
         let conf = trace.conf.clone();
         if trace.events.is_empty() {
-            notes.push(
-                "The file has no history: only what lived at the end is shown.".to_owned(),
-            );
+            notes.push("The file has no history: only what lived at the end is shown.".to_owned());
         }
         if operations(&trace) > OPERATIONS_SEARCHED && !options.needs {
             // A log of requests has no events of segments until it is repeated.
-            let trace = if trace.requests_only { logs::repeated_alone(trace, &config)? } else { trace };
+            let trace =
+                if trace.requests_only { logs::repeated_alone(trace, &config)? } else { trace };
             let lives = lives_of(&trace, config.as_ref(), &options.memory);
             notes.extend(began_late(&lives));
             let advice = unsearched(&lives);
@@ -138,7 +137,7 @@ impl Report {
                     notes: &notes,
                     lives: &lives,
                     stacks: &trace.stacks,
-                    limit: limit_of(&trace, &options.memory),
+                    limit: limit_of(&lives, &options.memory),
                     advice: &advice,
                     needs: &needs,
                 },
@@ -181,8 +180,8 @@ impl Report {
     }
 }
 
-const UNSEARCHED: &str =
-    "The recording has more than a million operations: --needs has the settings searched.";
+const UNSEARCHED: &str = "Settings were not searched, because the recording has more than a million operations: run the command again \
+     with --needs, which takes minutes.";
 
 fn operations(trace: &Trace) -> usize {
     let is_operation =
@@ -212,16 +211,15 @@ fn began_late(lives: &Lives) -> Option<String> {
 }
 
 /// The limit of a recording that is not repeated: as said, or the least that it can have been.
-fn limit_of(trace: &Trace, memory: &Memory) -> Option<LimitData> {
+fn limit_of(lives: &Lives, memory: &Memory) -> Option<LimitData> {
     let default = crate::driver::sim::SimOptions::default().total_bytes;
     let total_bytes = memory.total_bytes.unwrap_or(default);
     let by_fraction = memory.fraction.and_then(|part| limit_of_fraction(part, total_bytes));
     if let Some(bytes) = by_fraction.or(memory.total_bytes) {
         return Some(LimitData { bytes, source: "as said".to_owned() });
     }
-    let figures = Figures::of(trace);
-    (figures.ooms > 0 && memory.fraction.is_none()).then(|| LimitData {
-        bytes: figures.peak_reserved_bytes,
+    (!lives.failures.is_empty() && memory.fraction.is_none()).then(|| LimitData {
+        bytes: lives.peak_reserved.bytes,
         source: "the most that was reserved; requests failed".to_owned(),
     })
 }
@@ -239,8 +237,7 @@ fn unsearched(lives: &Lives) -> AdviceData {
         }
         PictureData::of(name, &picture, &Streams::default())
     };
-    let peak =
-        picture("peak of reserved bytes", lives.peak_reserved.moment, Moment::PeakReserved);
+    let peak = picture("peak of reserved bytes", lives.peak_reserved.moment, Moment::PeakReserved);
     let failed = lives.failures.first();
     let failed = failed.map(|f| picture("first failure", f.moment, Moment::FirstFailure));
     AdviceData {

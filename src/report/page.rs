@@ -39,7 +39,9 @@ pub(crate) fn page(sheets: &[String]) -> String {
     let script = SCRIPTS.concat();
     let mut rest = PAGE;
     let mut page = String::with_capacity(frame_bytes() + data.len() + 1024);
-    for (mark, text) in [("{{style}}", STYLE), ("{{about}}", &about), ("{{data}}", &data), ("{{script}}", &script)] {
+    for (mark, text) in
+        [("{{style}}", STYLE), ("{{about}}", &about), ("{{data}}", &data), ("{{script}}", &script)]
+    {
         let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
         page.push_str(before);
         page.push_str(text);

@@ -41,18 +41,32 @@ pub(crate) struct Kept {
     pub(crate) runs_left_out: usize,
 }
 
-/// Parts of the time line, of each of which the moment of the most live bytes can be shown.
-const PARTS: usize = 100;
+/// Parts of the time line, of each of which two moments can be shown: its first, and that of the most live
+/// bytes. Fewer where blocks would have to be joined otherwise.
+const PARTS: [usize; 2] = [100, 56];
 /// Failures that can be shown, the first ones and the last ones.
 const FAILURES: usize = 20;
 
 impl Kept {
+    /// Whether some blocks could be shown only together, or not at all.
+    pub(crate) fn is_short(&self) -> bool {
+        let is_joined = self.rows.iter().any(|row| row.blocks > 1);
+        is_joined || self.segments_left_out + self.runs_left_out > 0
+    }
+
     pub(crate) fn of(lives: &Lives, room: Room) -> Self {
         if lives.blocks.len() <= room.blocks && lives.segments.len() <= room.segments {
             let rows = lives.blocks.iter().map(|block| Row { block: *block, blocks: 1 }).collect();
             return Self { rows, segments: lives.segments.clone(), ..Self::default() };
         }
-        let moments = moments(lives);
+        let is_shown = |moments: &[u32]| {
+            let shown = lives.blocks.iter().filter(|b| is_shown(moments, b.born, b.gone));
+            shown.count() <= room.blocks
+        };
+        let mut moments = moments(lives, PARTS[0]);
+        if !is_shown(&moments) {
+            moments = self::moments(lives, PARTS[1]);
+        }
         let (segments, segments_left_out) = segments(lives, &moments, room.segments);
         let (mut rows, runs_left_out) = rows(lives, &moments, room.blocks);
         rows.sort_by_key(|row| (row.block.born, row.block.address));
@@ -61,19 +75,19 @@ impl Kept {
 }
 
 /// The moments that a large recording can be shown at.
-fn moments(lives: &Lives) -> Vec<u32> {
+fn moments(lives: &Lives, parts: usize) -> Vec<u32> {
     let mut moments = vec![0, lives.events, lives.peak_live.moment, lives.peak_reserved.moment];
     let failures = lives.failures.iter().map(|failure| failure.moment);
     moments.extend(failures.clone().take(FAILURES / 2));
     moments.extend(failures.rev().take(FAILURES / 2));
     let columns = &lives.columns.columns;
-    for part in columns.chunks(columns.len().div_ceil(PARTS).max(1)) {
+    for part in columns.chunks(columns.len().div_ceil(parts).max(1)) {
         let most = part.iter().max_by_key(|column| column.live_max_bytes);
         moments.extend(most.map(|column| column.live_peak_at));
     }
     // Moments in equal steps, for recordings whose live bytes hardly change.
-    let step = |part: usize| u64::from(lives.events) * part as u64 / PARTS as u64;
-    moments.extend((0..PARTS).filter_map(|part| u32::try_from(step(part)).ok()));
+    let step = |part: usize| u64::from(lives.events) * part as u64 / parts as u64;
+    moments.extend((0..parts).filter_map(|part| u32::try_from(step(part)).ok()));
     moments.sort_unstable();
     moments.dedup();
     moments

@@ -37,7 +37,15 @@ pub(crate) fn settings(
     let own = recording.config.clone().unwrap_or_default();
     chosen.push((recorded.clone(), own.with_compat(crate::config::Compat::PyTorch)));
     let others = advice.tried.iter().filter(|tried| tried.conf != recorded.conf);
-    for tried in others.take(SHOWN).chain(&advice.modelled) {
+    // Where both allocators need the same, one row is enough: PyTorch's own stands for both.
+    let is_alone = |tried: &&Tried| {
+        let same = |other: &Tried| {
+            other.for_pytorch() == Some(&tried.conf)
+                && other.need.needs_bytes == tried.need.needs_bytes
+        };
+        tried.for_pytorch().is_some() || !advice.tried.iter().any(same)
+    };
+    for tried in others.filter(is_alone).take(SHOWN).chain(&advice.modelled) {
         let Ok(config) = Config::parse(&tried.conf, &KeyTable::default()) else { continue };
         chosen.push((tried.clone(), config));
     }

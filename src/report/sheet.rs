@@ -8,8 +8,9 @@ use super::columns::{Column, fewer};
 use super::holders::Holders;
 use super::lives::{Lives, NEVER};
 use super::rows::{Kept, Room};
-use super::stacks::{Stacks, StackTable};
+use super::stacks::{StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
+use crate::analysis::counted_as;
 use crate::ids::PoolId;
 
 /// What a sheet is made of.
@@ -55,6 +56,8 @@ struct Sheet<'a> {
     pools: Vec<PoolData>,
     /// Pairs of a stream and a pool, by their places.
     heaps: Vec<[u32; 2]>,
+    /// Whether the moments' maps lack something.
+    is_short: bool,
     segments: SegmentsData,
     blocks: BlocksData,
     stacks: Stacks,
@@ -167,16 +170,33 @@ pub(crate) const COLUMNS: usize = 8192;
 /// the least does not fit.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     let mut bytes = most;
+    let mut found: Option<String> = None;
     while bytes >= 1024 {
-        let text = as_text(parts, &Detail::of(bytes));
-        if text.len() <= most {
-            return Some(text);
+        let (text, is_short) = as_text(parts, &Detail::of(bytes));
+        let fitting = scaled(bytes, most / 20 * 19, text.len());
+        if text.len() > most {
+            // Hostile texts take six times their length when they are escaped.
+            if found.is_some() {
+                return found;
+            }
+            bytes = fitting.min(bytes / 10 * 9);
+            continue;
         }
-        // Hostile texts take six times their length when they are escaped.
-        bytes = (bytes as u128 * most as u128 / (text.len() as u128 + 1)).min(bytes as u128 * 9 / 10)
-            as usize;
+        let has_grown = found.is_some();
+        found = Some(text);
+        // What the rows take was overestimated: there is room for more of them.
+        if has_grown || !is_short || fitting < bytes / 5 * 6 {
+            break;
+        }
+        bytes = fitting;
     }
-    None
+    found
+}
+
+/// `bytes` times `most` by `taken`.
+fn scaled(bytes: usize, most: usize, taken: usize) -> usize {
+    let product = bytes as u128 * most as u128 / (taken as u128 + 1);
+    usize::try_from(product).unwrap_or(bytes).min(4 * bytes)
 }
 
 /// Text that ends no script element, whatever stands in it: it stays the same JSON.
@@ -203,7 +223,8 @@ fn cut(text: &str, most: usize) -> String {
     format!("{kept} ...")
 }
 
-fn as_text(parts: &Parts<'_>, detail: &Detail) -> String {
+/// The text, and whether rows were joined or left out.
+fn as_text(parts: &Parts<'_>, detail: &Detail) -> (String, bool) {
     let Parts { name, device, conf, notes, lives, limit, advice, needs, .. } = parts;
     let kept = Kept::of(lives, detail.room);
     let table = stack_table(parts, &kept, detail);
@@ -225,7 +246,10 @@ fn as_text(parts: &Parts<'_>, detail: &Detail) -> String {
         has_times: lives.has_times(),
         duration_us: columns.end_us - columns.begin_us,
         limit: limit.as_ref(),
-        peak_reserved: Mark { moment: lives.peak_reserved.moment, bytes: lives.peak_reserved.bytes },
+        peak_reserved: Mark {
+            moment: lives.peak_reserved.moment,
+            bytes: lives.peak_reserved.bytes,
+        },
         peak_live: Mark { moment: lives.peak_live.moment, bytes: lives.peak_live.bytes },
         columns: columns_data(lives, detail.columns),
         failures: failures(lives, &table, detail.failures),
@@ -235,6 +259,7 @@ fn as_text(parts: &Parts<'_>, detail: &Detail) -> String {
         streams: lives.streams.iter().map(|stream| format!("{:#x}", stream.0)).collect(),
         pools: lives.pools.iter().map(pool_data).collect(),
         heaps: heaps.all,
+        is_short: kept.segments_left_out + kept.runs_left_out > 0,
         segments,
         blocks,
         holders: holders(lives, &table, detail.holders),
@@ -242,7 +267,7 @@ fn as_text(parts: &Parts<'_>, detail: &Detail) -> String {
         advice,
         needs,
     };
-    escaped(&serde_json::to_string(&sheet).unwrap_or_default())
+    (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())
 }
 
 fn left_out(kept: &Kept) -> Vec<String> {
@@ -254,10 +279,12 @@ fn left_out(kept: &Kept) -> Vec<String> {
         ));
     }
     if kept.segments_left_out > 0 {
-        notes.push(format!("{} small segments are not drawn.", kept.segments_left_out));
+        let count = counted_as(kept.segments_left_out as u64, "small segment", "small segments");
+        notes.push(format!("{count} found no room in the maps."));
     }
     if kept.runs_left_out > 0 {
-        notes.push(format!("{} runs of small blocks are not drawn.", kept.runs_left_out));
+        let count = counted_as(kept.runs_left_out as u64, "run", "runs");
+        notes.push(format!("{count} of small blocks found no room in the maps."));
     }
     notes
 }
@@ -317,8 +344,8 @@ fn base_and_unit(kept: &Kept) -> (u64, u64) {
     let segments = kept.segments.iter().map(|segment| (segment.address, segment.size_bytes));
     let all = || blocks.clone().chain(segments.clone());
     let base = all().map(|(address, _)| address).min().unwrap_or(0);
-    let is_aligned =
-        all().all(|(address, size)| (address - base).is_multiple_of(512) && size.is_multiple_of(512));
+    let is_aligned = all()
+        .all(|(address, size)| (address - base).is_multiple_of(512) && size.is_multiple_of(512));
     (base, if is_aligned { 512 } else { 1 })
 }
 
@@ -356,13 +383,7 @@ fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> SegmentsDat
     }
 }
 
-fn blocks(
-    kept: &Kept,
-    base: u64,
-    unit: u64,
-    heaps: &mut Heaps,
-    table: &StackTable,
-) -> BlocksData {
+fn blocks(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps, table: &StackTable) -> BlocksData {
     let mut data = BlocksData::default();
     data.born = differences(kept.rows.iter().map(|row| row.block.born.into()));
     for (at, row) in kept.rows.iter().enumerate() {

@@ -4,6 +4,7 @@ use super::lives::{Lives, NEVER};
 use super::rows::{Kept, Room};
 use super::sheet::escaped;
 use super::*;
+use crate::analysis::Figures;
 use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::replay::{Limits, TraceEvent, reader};
@@ -103,7 +104,9 @@ fn a_large_recording_keeps_peaks_and_failures_and_a_hundred_moments() {
     let moments = kept.moments.clone().unwrap();
     assert!(moments.len() >= 100, "{}", moments.len());
     assert!(moments.contains(&lives.peak_reserved.moment));
-    assert!(moments.contains(&lives.peak_live.moment) && moments.contains(&lives.failures[0].moment));
+    assert!(
+        moments.contains(&lives.peak_live.moment) && moments.contains(&lives.failures[0].moment)
+    );
     assert!(kept.rows.len() <= 20_000 && kept.segments.len() <= 2_000);
     assert_eq!((kept.runs_left_out, kept.segments_left_out), (0, 0));
     // Whatever was joined, all live bytes of each moment are there.

@@ -58,7 +58,8 @@ const HEAPS: usize = 64;
 
 impl PictureData {
     pub(crate) fn of(name: &'static str, picture: &Picture, streams: &Streams) -> Self {
-        let bytes = |causes: &crate::analysis::Causes| causes.rows().map(|(_, bytes)| bytes).to_vec();
+        let bytes =
+            |causes: &crate::analysis::Causes| causes.rows().map(|(_, bytes)| bytes).to_vec();
         let heaps = picture.heaps.iter().take(HEAPS);
         Self {
             name,
@@ -83,7 +84,8 @@ impl AdviceData {
     pub(crate) fn of(recording: &Recording, advice: &Advice, why: &Why) -> Self {
         let choices = advice.choices().into_iter();
         let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
-        let cut_short = if advice.is_cut_short { "; time ran out before all were tried" } else { "" };
+        let cut_short =
+            if advice.is_cut_short { "; time ran out before all were tried" } else { "" };
         Self {
             sentence: advice.sentence(recording),
             is_searched: true,
@@ -102,7 +104,11 @@ impl NeedsData {
     pub(crate) fn of(settings: &[Setting], points: usize) -> Self {
         let differences = |curve: &[u64]| {
             let before = std::iter::once(0).chain(curve.iter().copied());
-            curve.iter().zip(before).map(|(now, before)| i128::from(*now) - i128::from(before)).collect()
+            curve
+                .iter()
+                .zip(before)
+                .map(|(now, before)| i128::from(*now) - i128::from(before))
+                .collect()
         };
         #[expect(clippy::cast_precision_loss, reason = "shown to people")]
         let row = |setting: &Setting| {

@@ -47,7 +47,7 @@ function begin() {
   show(recordings[0]);
   let waits = 0;
   addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(redraw, 60); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showJumps(); showNeeds(); redraw(); });
+  scheme.addEventListener("change", () => { showJumps(); showNeeds(); redraw(); });
 }
 
 begin();

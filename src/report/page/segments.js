@@ -193,7 +193,15 @@ function place(width) {
 function saySegments() {
   const sum = (name) => map.heaps.reduce((all, heap) => all + heap[name], 0);
   const count = map.heaps.reduce((all, heap) => all + heap.segments.length, 0);
-  byId("segments-sums").textContent = `${when(state.recording, state.moment)}: ${plural(count, "segment", "segments")}, `
+  const failure = state.recording.failures.list.find(([moment]) => moment === state.moment);
+  const largest = map.heaps.reduce((most, heap) => heap.segments.reduce((all, segment) => Math.max(all, segment.largest), most), 0);
+  const failed = byId("segments-failed");
+  failed.hidden = !failure;
+  if (failure) {
+    failed.textContent = `A request of ${bytes(failure[1])} on stream ${state.recording.streams[failure[2]]} fails here, asked for by `
+      + `${toldBy(state.recording, failure[3])}. The largest free range has ${bytes(largest)}.`;
+  }
+  byId("segments-sums").textContent = `${when(state.recording, state.moment)}: ${state.recording.is_short ? "drawn are " : ""}${plural(count, "segment", "segments")}, `
     + `${bytes(sum("size"))} reserved, ${bytes(sum("requested"))} live, ${bytes(sum("idle"))} in idle segments, `
     + `${bytes(sum("rest"))} in rests of split segments` + (sum("waiting") ? `, ${bytes(sum("waiting"))} waiting for other streams` : "");
   showApart();

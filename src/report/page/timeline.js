@@ -168,8 +168,8 @@ function drawMarks(pen, width, height, yOf) {
     const y = yOf(limit.bytes);
     pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - right, y); pen.stroke();
     pen.setLineDash([]);
-    pen.textAlign = "right";
-    pen.fillText(`limit ${bytes(limit.bytes)}`, width - right - 4, y - 4);
+    pen.textAlign = "left";
+    pen.fillText(`limit ${bytes(limit.bytes)}`, left + 4, y - 4);
   }
   pen.textAlign = "center";
   pen.strokeStyle = pen.fillStyle = colour("limit");

@@ -14,11 +14,12 @@ function element(name, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const grouped = (number) => Math.round(number).toLocaleString("en-US");
 
+/// Large numbers are rounded up to whole MiB, as `advise` does.
 function bytes(number) {
   const size = Math.abs(number);
   if (size >= 1048576) {
     const mib = number / 1048576;
-    return `${size >= 1048576 * 100 ? grouped(mib) : mib.toFixed(1)} MiB`;
+    return `${size >= 1048576 * 100 ? grouped(Math.ceil(mib)) : mib.toFixed(1)} MiB`;
   }
   return size >= 1024 ? `${(number / 1024).toFixed(size % 1024 ? 1 : 0)} KiB` : `${number} B`;
 }
@@ -33,9 +34,17 @@ function duration(us) {
 
 const plural = (number, one, more) => `${grouped(number)} ${number === 1 ? one : more}`;
 
-/// A colour that the style names.
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+/// The colours that the style names, read once until they change.
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+const palette = new Map();
+scheme.addEventListener("change", () => palette.clear());
+
+function colour(name) {
+  if (!palette.has(name)) palette.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return palette.get(name);
+}
+
+const isDark = () => scheme.matches;
 
 /// One of many colours that are easy to tell apart, for the number of a stream, a pool or a stack.
 function hue(number, pale = false) {
