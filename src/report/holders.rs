@@ -54,14 +54,14 @@ impl Holders {
                 newest_events: age,
             });
             holder.blocks += 1;
-            holder.requested_bytes += block.requested_bytes;
+            holder.requested_bytes = holder.requested_bytes.saturating_add(block.requested_bytes);
             holder.oldest_events = holder.oldest_events.max(age);
             holder.newest_events = holder.newest_events.min(age);
             if holder.each_bytes != block.requested_bytes {
                 holder.each_bytes = 0;
             }
             all.blocks += 1;
-            all.requested_bytes += block.requested_bytes;
+            all.requested_bytes = all.requested_bytes.saturating_add(block.requested_bytes);
         }
         all.holders = found.into_values().collect();
         all.holders.sort_by_key(|holder| Reverse(holder.requested_bytes));

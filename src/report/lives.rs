@@ -14,6 +14,8 @@ use crate::ids::{PoolId, StreamId};
 use crate::replay::{PoolRouting, StackId, Start, Trace, TraceEvent};
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind, SMALL_SEGMENT_BYTES};
 
+/// What no device has: more is taken for this much, so that sums stay numbers.
+const MOST_BYTES: u64 = 1 << 44;
 /// The end of what lives at the end of the recording.
 pub(crate) const NEVER: u32 = u32::MAX;
 
@@ -289,7 +291,7 @@ impl Walk<'_> {
                 let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
                 self.lives.failures.push(Failure {
                     moment,
-                    requested_bytes: size_bytes,
+                    requested_bytes: size_bytes.min(MOST_BYTES),
                     stream,
                     stack: event.stack,
                     device_free_bytes: address,
@@ -328,6 +330,8 @@ impl Walk<'_> {
     ) {
         // A file whose parts contradict each other may hand out what lives.
         self.end(born, address);
+        let requested_bytes = requested_bytes.min(MOST_BYTES);
+        let size_bytes = size_bytes.map(|bytes| bytes.min(MOST_BYTES));
         let size_bytes = size_bytes.unwrap_or_else(|| self.size_of(address, requested_bytes));
         let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
         let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
@@ -348,7 +352,7 @@ impl Walk<'_> {
 
     /// What a request gets at an address: the rest of the free memory there is cut off or kept.
     fn size_of(&self, address: u64, requested_bytes: u64) -> u64 {
-        let rounded = self.settings.roundup.round(requested_bytes.min(1 << 60));
+        let rounded = self.settings.roundup.round(requested_bytes);
         let Some((&start, &segment)) = self.held.range(..=address).next_back() else {
             return rounded;
         };
@@ -400,6 +404,7 @@ impl Walk<'_> {
         pool: PoolId,
         expandable: bool,
     ) {
+        let size_bytes = size_bytes.min(MOST_BYTES).min(u64::MAX - address);
         if self.held.contains_key(&address) {
             self.drop(born, address, size_bytes);
         }
@@ -418,7 +423,7 @@ impl Walk<'_> {
             stream,
             pool,
             address,
-            size_bytes: size_bytes.min(u64::MAX - address),
+            size_bytes,
             kind,
             expandable,
         });

@@ -201,7 +201,8 @@ fn began_late(lives: &Lives) -> Option<String> {
     if lives.events == 0 || before().next().is_none() {
         return None;
     }
-    let reserved: u64 = before().map(|segment| segment.size_bytes).sum();
+    let sizes = before().map(|segment| segment.size_bytes);
+    let reserved = sizes.fold(0, u64::saturating_add);
     let blocks = lives.blocks.iter().filter(|block| block.born == 0).count() as u64;
     Some(format!(
         "It begins late: {} lived and {} MiB were reserved before its first event.",

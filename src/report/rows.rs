@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::lives::{Block, Lives, NEVER, Segment};
+use super::lives::{Block, Lives, Segment};
 
 /// How much a page may hold of one recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,7 +188,8 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
                 Some((row, of)) if *of == end && row.block.freed == freed_at(block, moment) => {
                     let to = block.address.saturating_add(block.size_bytes);
                     row.block.size_bytes = to.saturating_sub(row.block.address);
-                    row.block.requested_bytes += block.requested_bytes;
+                    row.block.requested_bytes =
+                        row.block.requested_bytes.saturating_add(block.requested_bytes);
                     row.blocks += 1;
                     true
                 }
@@ -208,5 +209,5 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
 
 /// When a row that stands for one moment only says that it was freed.
 fn freed_at(block: &Block, moment: u32) -> u32 {
-    if moment < block.freed { (moment + 1).min(NEVER) } else { moment }
+    if moment < block.freed { moment + 1 } else { moment }
 }

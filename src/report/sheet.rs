@@ -80,6 +80,8 @@ struct ColumnsData {
     live_min: Vec<i128>,
     live_max: Vec<i128>,
     live_last: Vec<i128>,
+    /// The first moment of the most live bytes.
+    live_peak: Vec<i128>,
     reserved_min: Vec<i128>,
     reserved_max: Vec<i128>,
     reserved_last: Vec<i128>,
@@ -320,6 +322,7 @@ fn columns_data(lives: &Lives, most: usize) -> ColumnsData {
         live_min: of(|column| column.live_min_bytes),
         live_max: of(|column| column.live_max_bytes),
         live_last: of(|column| column.live_last_bytes),
+        live_peak: of(|column| column.live_peak_at.into()),
         reserved_min: of(|column| column.reserved_min_bytes),
         reserved_max: of(|column| column.reserved_max_bytes),
         reserved_last: of(|column| column.reserved_last_bytes),
@@ -384,8 +387,8 @@ fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> SegmentsDat
 }
 
 fn blocks(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps, table: &StackTable) -> BlocksData {
-    let mut data = BlocksData::default();
-    data.born = differences(kept.rows.iter().map(|row| row.block.born.into()));
+    let born = differences(kept.rows.iter().map(|row| row.block.born.into()));
+    let mut data = BlocksData { born, ..BlocksData::default() };
     for (at, row) in kept.rows.iter().enumerate() {
         let block = &row.block;
         data.life.push(span(block.born, block.freed));
@@ -430,7 +433,9 @@ fn holders(lives: &Lives, table: &StackTable, most: usize) -> Vec<HoldersData> {
             blocks: all.blocks,
             by_stack: all.has_stacks,
             list: list.collect(),
-            rest_bytes: rest.iter().map(|holder| holder.requested_bytes).sum(),
+            rest_bytes: rest
+                .iter()
+                .fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum)),
             rest_blocks: rest.iter().map(|holder| holder.blocks).sum(),
         }
     };
@@ -445,14 +450,16 @@ fn stack_table(parts: &Parts<'_>, kept: &Kept, detail: &Detail) -> StackTable {
         if let Some(stack) = row.block.stack {
             let span = row.block.freed.min(lives.events + 1).saturating_sub(row.block.born);
             let area = u128::from(row.block.requested_bytes) * u128::from(span);
-            *weight.entry(stack).or_default() += area;
+            let all = weight.entry(stack).or_default();
+            *all = all.saturating_add(area);
         }
     }
     for (_, moment) in told_moments(lives) {
         for holder in Holders::of(lives, moment).holders.iter().take(detail.holders) {
             if let Some(stack) = holder.stack {
                 let area = u128::from(holder.requested_bytes) * u128::from(lives.events + 1);
-                *weight.entry(stack).or_default() += area;
+                let all = weight.entry(stack).or_default();
+                *all = all.saturating_add(area);
             }
         }
     }

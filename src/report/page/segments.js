@@ -129,8 +129,8 @@ function drawSegments() {
       else pen.fillRect(x, piece.y, Math.max(w > 3 ? w - 0.6 : w, 1), ROW);
       if (part.block !== NOTHING && part.block === state.block) outline(pen, x, piece.y, Math.max(w, 2));
     }
-    frame(pen, recording, piece);
   }
+  drawFrames(pen, recording);
   saySegments();
 }
 
@@ -141,13 +141,22 @@ function outline(pen, x, y, w) {
   pen.lineWidth = 1;
 }
 
-/// Private pools have a frame of their own colour, expandable ranges a broken one.
-function frame(pen, recording, { x, y, w, segment, heap }) {
-  const isPrivate = recording.pools[recording.heaps[heap.heap][1]].private;
-  pen.strokeStyle = colour(isPrivate ? "private" : "frame");
-  pen.lineWidth = isPrivate ? 2 : 1;
-  pen.setLineDash(segment.expandable ? [5, 3] : []);
-  if (w > 3) pen.strokeRect(x + 0.5, y + 0.5, w - 1, ROW - 1);
+/// Private pools have a frame of their own colour, expandable ranges a broken one. All of a kind are drawn at once.
+function drawFrames(pen, recording) {
+  const kinds = new Map();
+  for (const { x, y, w, segment, heap } of map.pieces) {
+    if (w <= 3) continue;
+    const isPrivate = recording.pools[recording.heaps[heap.heap][1]].private;
+    const kind = `${isPrivate}${segment.expandable}`;
+    if (!kinds.has(kind)) kinds.set(kind, { path: new Path2D(), isPrivate, expandable: segment.expandable });
+    kinds.get(kind).path.rect(x + 0.5, y + 0.5, w - 1, ROW - 1);
+  }
+  for (const { path, isPrivate, expandable } of kinds.values()) {
+    pen.strokeStyle = colour(isPrivate ? "private" : "frame");
+    pen.lineWidth = isPrivate ? 2 : 1;
+    pen.setLineDash(expandable ? [5, 3] : []);
+    pen.stroke(path);
+  }
   pen.setLineDash([]);
   pen.lineWidth = 1;
 }
@@ -246,7 +255,7 @@ function segmentsLegend() {
   const each = (place, name, number) => [...new Set(pairs.map((pair) => pair[place]))].slice(0, 24).map((at) => [name(at), hue(number(at))]);
   const items = {
     state: [["live", colour("live")], ["live, and keeps free ranges apart", colour("apart")], ["waiting for other streams", colour("waiting")],
-      ["free, in a segment that is partly live", colour("rest")], ["free: the whole segment is idle", colour("idle")]],
+      ["rest of a split segment: free, and the segment is partly live", colour("rest")], ["whole idle segment", colour("idle")]],
     stream: [...each(0, (at) => `stream ${recording.streams[at]}`, (at) => at), ["free: the same, pale", colour("cached")]],
     pool: [...each(1, (at) => `${recording.pools[at].name}, large`, (at) => at * 2 + 1), ...each(1, (at) => `${recording.pools[at].name}, small`, (at) => at * 2)],
     age: [["young", ageColourAt(0)], ["older", ageColourAt(0.5)], ["oldest", ageColourAt(1)], ["free", colour("cached")]],
@@ -273,7 +282,7 @@ function partLines({ segment, heap, part }) {
   const { recording, moment } = state;
   const kind = (segment.expandable ? "expandable " : "") + (segment.large ? "large" : "small");
   const own = `in a ${kind} segment of ${bytes(segment.size)}, ${heapName(recording, heap.heap)}: ${bytes(segment.free)} free in ${plural(segment.ranges, "range", "ranges")}`;
-  if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "in a segment that is partly live" : "the whole segment is idle"}`, own];
+  if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "the rest of a split segment" : "the whole segment is idle"}`, own];
   const keeper = segment.keepers.find((keeper) => keeper.run.includes(part));
   const apart = keeper ? [`keeps ${bytes(keeper.before)} and ${bytes(keeper.behind)} of free memory apart`] : [];
   return [...blockTip(recording, part.block, moment), ...apart, own];

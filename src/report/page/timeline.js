@@ -39,21 +39,23 @@ function areasOf(recording) {
   return recording.areas;
 }
 
-/// For each pixel the least and the most of live and reserved bytes between its moments.
+/// For each pixel the least and the most of live and reserved bytes between its moments, and the moment whose
+/// blocks are drawn there: that of the most live bytes.
 function pixels(recording, inner) {
   const { column } = recording;
-  const found = { live: new Float64Array(inner), low: new Float64Array(inner), reserved: new Float64Array(inner) };
+  const found = { live: new Float64Array(inner), low: new Float64Array(inner), reserved: new Float64Array(inner), at: new Float64Array(inner) };
   const width = inner + timeline.left + timeline.right;
   let from = placeOf(column.start, Math.floor(momentAtX(timeline.left, width)));
   for (let x = 0; x < inner; x++) {
     const to = placeOf(column.start, Math.floor(momentAtX(timeline.left + x + 1, width)));
-    let live = 0, low = Infinity, reserved = 0;
+    let live = -1, low = Infinity, reserved = 0, peak = from;
     for (let at = from; at <= Math.max(from, to - 1); at++) {
-      live = Math.max(live, column.live_max[at]);
+      if (column.live_max[at] > live) { live = column.live_max[at]; peak = at; }
       low = Math.min(low, column.live_min[at]);
       reserved = Math.max(reserved, column.reserved_max[at]);
     }
     found.live[x] = live; found.low[x] = low; found.reserved[x] = reserved;
+    found.at[x] = to > from ? column.live_peak[peak] : Math.floor(momentAtX(timeline.left + x, width));
     from = Math.max(from, to);
   }
   return found;
@@ -85,7 +87,7 @@ function drawTimeline() {
   area(found.reserved, colour("cached"));
   area(found.live, colour("rounding"));
   area(found.low, colour("live"));
-  drawAreas(pen, inner, tall, yOf);
+  drawAreas(pen, inner, tall, yOf, found.at);
   pen.strokeStyle = colour("frame");
   pen.lineWidth = 1.2;
   pen.beginPath();
@@ -95,19 +97,28 @@ function drawTimeline() {
   drawMarks(pen, width, height, yOf);
 }
 
+/// The first pixel whose moment is not before this one.
+function pixelOf(moments, moment) {
+  let low = 0, high = moments.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (moments[middle] < moment) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
 /// Blocks one upon another, those that live longest at the bottom.
-function drawAreas(pen, inner, tall, yOf) {
+function drawAreas(pen, inner, tall, yOf, moments) {
   const { recording } = state;
   const { blocks } = recording;
-  const width = inner + timeline.left + timeline.right;
-  const [begin, end] = [momentAtX(timeline.left, width), momentAtX(timeline.left + inner, width)];
+  const [begin, end] = [moments[0], moments[inner - 1]];
   const perPixel = timeline.most / tall;
   const shown = [];
   for (const at of areasOf(recording)) {
     if (blocks.requested[at] < perPixel || blocks.born[at] > end || blocks.freed[at] <= begin) continue;
-    const from = Math.max(0, Math.floor(xOf(blocks.born[at], width) - timeline.left));
-    const freed = blocks.freed[at] === NEVER ? recording.events + 1 : blocks.freed[at];
-    const to = blocks.freed[at] === NEVER ? inner : Math.min(inner, Math.ceil(xOf(freed, width) - timeline.left));
+    const from = pixelOf(moments, blocks.born[at]);
+    const to = pixelOf(moments, blocks.freed[at]);
+    const freed = Math.min(blocks.freed[at], recording.events + 1);
     if (to > from) shown.push({ at, from, to, life: freed - blocks.born[at] });
     if (shown.length >= AREAS_MOST) break;
   }
@@ -209,12 +220,19 @@ function areaAt(x, y, width, height) {
   return NOTHING;
 }
 
-/// The bytes at a moment, as far as the columns tell.
+/// The bytes at a moment: exactly where its rows are here, otherwise as the columns tell.
 function bytesAt(recording, moment) {
-  const at = placeOf(recording.column.start, moment);
-  const { live_last, reserved_last, live_max, reserved_max } = recording.column;
-  const peak = (mark, last, most) => mark.moment === moment ? most[at] : last[at];
-  return { live: peak(recording.peak_live, live_last, live_max), reserved: peak(recording.peak_reserved, reserved_last, reserved_max) };
+  const { column, blocks, segments, moments } = recording;
+  const known = !moments || moments[placeOf(moments, moment)] === moment;
+  if (!known || recording.is_short) {
+    const at = placeOf(column.start, moment);
+    const peak = (mark, name) => mark.moment === moment ? mark.bytes : column[`${name}_last`][at];
+    return { live: peak(recording.peak_live, "live"), reserved: peak(recording.peak_reserved, "reserved") };
+  }
+  const sums = { live: 0, reserved: 0 };
+  for (let at = 0; at < blocks.length && blocks.born[at] <= moment; at++) if (moment < blocks.freed[at]) sums.live += blocks.requested[at];
+  for (let at = 0; at < segments.length && segments.born[at] <= moment; at++) if (moment < segments.gone[at]) sums.reserved += segments.size[at];
+  return sums;
 }
 
 function when(recording, moment) {
