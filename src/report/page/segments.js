@@ -207,8 +207,8 @@ function saySegments() {
   const failed = byId("segments-failed");
   failed.hidden = !failure;
   if (failure) {
-    failed.textContent = `A request of ${bytes(failure[1])} on stream ${state.recording.streams[failure[2]]} fails here, asked for by `
-      + `${toldBy(state.recording, failure[3])}. The largest free range has ${bytes(largest)}.`;
+    const who = failure[3] >= 0 ? `, asked for by ${toldBy(state.recording, failure[3])}` : "";
+    failed.textContent = `A request of ${bytes(failure[1])} on stream ${state.recording.streams[failure[2]]} fails here${who}. The largest free range has ${bytes(largest)}.`;
   }
   byId("segments-sums").textContent = `${when(state.recording, state.moment)}: ${state.recording.is_short ? "drawn are " : ""}${plural(count, "segment", "segments")}, `
     + `${bytes(sum("size"))} reserved, ${bytes(sum("requested"))} live, ${bytes(sum("idle"))} in idle segments, `
@@ -242,8 +242,9 @@ function showApart() {
     };
   });
   const all = rows.reduce((sum, { segment }) => sum + segment.free, 0);
+  const back = rows.some(({ segment }) => segment.expandable) ? "only whole pages of expandable ranges can be given back" : "cannot be given back";
   const said = element("p", { class: "quiet" }, rows.length
-    ? `${plural(rows.length, "segment is", "segments are")} partly live: ${bytes(all)} of free memory in them can serve requests of their own stream and pool only, and cannot be given back.`
+    ? `${plural(rows.length, "segment is", "segments are")} partly live: ${bytes(all)} of free memory in them can serve requests of their own stream and pool only, and ${back}.`
     : "Nothing: no segment is partly live with more than half a MiB free.");
   byId("apart").replaceChildren(said, ...(cells.length ? [table([["free", false], ["ranges", false], ["largest range", false],
     ["segment", true], ["kept by", true], ["the smallest of them, asked for by", true]], cells)] : []));
@@ -281,7 +282,8 @@ function partAt(x, y) {
 function partLines({ segment, heap, part }) {
   const { recording, moment } = state;
   const kind = (segment.expandable ? "expandable " : "") + (segment.large ? "large" : "small");
-  const own = `in a ${kind} segment of ${bytes(segment.size)}, ${heapName(recording, heap.heap)}: ${bytes(segment.free)} free in ${plural(segment.ranges, "range", "ranges")}`;
+  const own = `in a ${kind} segment of ${bytes(segment.size)}, ${heapName(recording, heap.heap)}: `
+    + (segment.free ? `${bytes(segment.free)} free in ${plural(segment.ranges, "range", "ranges")}` : "nothing free");
   if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "the rest of a split segment" : "the whole segment is idle"}`, own];
   const keeper = segment.keepers.find((keeper) => keeper.run.includes(part));
   const apart = keeper ? [`keeps ${bytes(keeper.before)} and ${bytes(keeper.behind)} of free memory apart`] : [];
