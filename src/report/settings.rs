@@ -45,9 +45,15 @@ pub(crate) fn settings(
         };
         tried.for_pytorch().is_some() || !advice.tried.iter().any(same)
     };
-    for tried in others.filter(is_alone).take(SHOWN).chain(&advice.modelled) {
+    for tried in others.filter(is_alone).take(SHOWN) {
         let Ok(config) = Config::parse(&tried.conf, &KeyTable::default()) else { continue };
         chosen.push((tried.clone(), config));
+    }
+    if let Some(Tried { conf, need }) = &advice.modelled
+        && let Ok(config) = Config::parse(conf, &KeyTable::default())
+    {
+        let conf = format!("{conf} (a model)");
+        chosen.push((Tried { conf, need: need.clone() }, config));
     }
     for (conf, config) in asked {
         let is_known = |(_, known): &(Tried, Config)| known.settings() == config.settings();

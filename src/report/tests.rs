@@ -186,3 +186,38 @@ fn a_block_that_waits_for_other_streams_is_freed_before_it_is_gone() {
     assert_eq!((lives.peak_reserved.moment, lives.peak_live.moment), (2, 3));
     assert_eq!(lives.pools, [PoolId::DEFAULT]);
 }
+
+/// Numbers that no device has, in an order that no allocator makes.
+#[test]
+fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
+    let sizes = [0, 1, 511, 20 * MIB, u64::MAX / 2, u64::MAX];
+    let addresses = [0, 512, 1 << 40, (1 << 40) + 7, u64::MAX - 5, u64::MAX];
+    let actions = [
+        Action::SegmentMap,
+        Action::Alloc,
+        Action::SegmentAlloc,
+        Action::FreeRequested,
+        Action::OutOfMemory,
+        Action::SegmentUnmap,
+        Action::FreeCompleted,
+        Action::SegmentFree,
+    ];
+    let mut trace = Trace::default();
+    let mut random = 88_172_645_463_325_252_u64;
+    for _ in 0..20_000 {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let pick = |of: usize, shift: u32| usize::try_from(random >> shift).unwrap() % of;
+        let (action, stream) = (actions[pick(8, 9)], StreamId(random >> 62));
+        let (address, size) = (addresses[pick(6, 17)], sizes[pick(6, 29)]);
+        let time_us = random % 1000;
+        trace.events.push(TraceEvent { time_us, ..TraceEvent::new(action, address, size, stream) });
+    }
+    let lives = lives(&trace);
+    assert!(unsearched(&lives).pictures.len() == 2);
+    for most in [2_000_000, 80_000] {
+        let (text, _) = sheet_of(&trace, most).unwrap();
+        assert!(text.len() <= most);
+    }
+}

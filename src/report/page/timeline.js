@@ -335,7 +335,7 @@ function hoverTimeline(event, x, y, width, height) {
   const lines = [`${when(recording, moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved`];
   if (failure && y < height / 2) {
     const [, size, stream, stack] = failure;
-    lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, `asked for by ${toldBy(recording, stack)}`);
+    lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`asked for by ${toldBy(recording, stack)}`] : []));
   } else if (at !== NOTHING) {
     lines.unshift(...blockTip(recording, at, moment));
   }

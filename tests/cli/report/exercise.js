@@ -83,7 +83,8 @@ function exercise(recording) {
   said.area = hoverArea();
   said.start = state.moment;
   const before = picture("segments-canvas");
-  choose(Math.floor(recording.events / 3));
+  const third = Math.floor(recording.events / 3);
+  choose(shownMoment(recording, third) === said.start ? recording.events : third);
   said.otherMoment = state.moment;
   said.otherMap = picture("segments-canvas") !== before;
   const timelineCanvas = byId("timeline-canvas");
