@@ -17,7 +17,7 @@ pub(crate) struct Column {
     pub(crate) live_peak_at: u32,
 }
 
-/// All moments of a recording, in equal parts. Each column says the least, the most and the last of its moments.
+/// All moments of a recording, in equal parts: each column says the least, the most and the last of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
     /// How many moments there are.

@@ -2,8 +2,8 @@
 //!
 //! A moment is a number of events that are done: 0 is before the first, and after the last there is one more.
 //! What lives at a moment `m` has `born <= m < gone`. Free memory has no rows: it is what no block of a
-//! segment covers. Sizes of blocks are not recorded; they follow from the recorded rounding and from where the
-//! next block begins, as in the allocator that made the recording.
+//! segment covers. Sizes of blocks are not recorded; they follow from the recorded rounding and from where
+//! the next block begins, as in the allocator that made the recording.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,7 +1,7 @@
 //! One page that shows where the memory of recordings went.
 //!
-//! [`lives`] reads off the events when each block and each segment came and went, [`rows`] and [`columns`] thin
-//! that without losing a peak, [`settings`] repeats the recording under several settings, and [`sheet`] puts
+//! [`lives`] reads off the events when each block and each segment came and went, [`rows`] and [`columns`]
+//! thin that without losing a peak, [`settings`] repeats the recording under several settings, and [`sheet`] puts
 //! all of it into the data of a page; `page` is the page itself. Sentences come from `analysis`, which knows
 //! nothing of pages. Nothing here prints or writes files. The format of the data is in `docs/report.md`.
 
@@ -75,8 +75,8 @@ impl Report {
         self.left_out
     }
 
-    /// Adds a recording: one device of a file. `config` is its configuration, if it can be repeated, or why it
-    /// cannot; `progress` is called with the settings done and those known so far.
+    /// Adds a recording: one device of a file. `config` is its configuration, if it can be repeated, or why
+    /// it cannot; `progress` is called with the settings done and those known so far.
     ///
     /// # Errors
     ///

@@ -168,8 +168,8 @@ impl Detail {
 /// The most columns of a time line.
 pub(crate) const COLUMNS: usize = 8192;
 
-/// The data as text that may stand inside a page's script element: at most `most` bytes of it. None where even
-/// the least does not fit.
+/// The data as text that may stand inside a page's script element: at most `most` bytes of it. None where
+/// even the least does not fit.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     let mut bytes = most;
     let mut found: Option<String> = None;

@@ -1,4 +1,4 @@
-//! Pages in a browser: headless Chromium opens a copy that uses itself (`exercise.js`) and says what happened.
+//! Pages in a browser: headless Chromium opens a copy that uses itself (`exercise.js`) and says what it saw.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! A recording of four million events: made here, and only where `STRATALLOC_LARGE` is set, because it takes a
-//! minute and a gigabyte of disk.
+//! A recording of four million events: made here, and only where `STRATALLOC_LARGE` is set, because it takes
+//! a minute and a gigabyte of disk.
 
 use std::io::{BufWriter, Write};
 use std::time::Instant;
