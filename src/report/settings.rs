@@ -13,6 +13,10 @@ pub(crate) struct Setting {
     pub(crate) conf: String,
     /// Whether it is the recorded one.
     pub(crate) is_recorded: bool,
+    /// Whether only a model of the driver can try it.
+    pub(crate) is_model: bool,
+    /// Whether somebody asked for it.
+    pub(crate) is_asked: bool,
     pub(crate) need: Need,
     /// Reserved bytes in each column, on the smallest device on which it runs.
     pub(crate) at_need: Vec<u64>,
@@ -49,11 +53,10 @@ pub(crate) fn settings(
         let Ok(config) = Config::parse(&tried.conf, &KeyTable::default()) else { continue };
         chosen.push((tried.clone(), config));
     }
-    if let Some(Tried { conf, need }) = &advice.modelled
-        && let Ok(config) = Config::parse(conf, &KeyTable::default())
+    if let Some(tried) = &advice.modelled
+        && let Ok(config) = Config::parse(&tried.conf, &KeyTable::default())
     {
-        let conf = format!("{conf} (a model)");
-        chosen.push((Tried { conf, need: need.clone() }, config));
+        chosen.push((tried.clone(), config));
     }
     for (conf, config) in asked {
         let is_known = |(_, known): &(Tried, Config)| known.settings() == config.settings();
@@ -70,7 +73,10 @@ pub(crate) fn settings(
             None => Vec::new(),
         };
         let unlimited = curve(recording, &config, Room::Endless, &columns)?;
-        all.push(Setting { conf, is_recorded: at == 0, need, at_need, unlimited });
+        let is_asked = asked.iter().any(|(_, known)| known.settings() == config.settings());
+        let is_model = advice.modelled.as_ref().is_some_and(|modelled| modelled.conf == conf);
+        let is_recorded = at == 0;
+        all.push(Setting { conf, is_recorded, is_model, is_asked, need, at_need, unlimited });
     }
     all.sort_by_key(|setting| setting.need.needs_bytes.unwrap_or(u64::MAX));
     Ok(all)

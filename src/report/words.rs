@@ -43,6 +43,8 @@ pub(crate) struct NeedsData {
 pub(crate) struct NeedData {
     conf: String,
     recorded: bool,
+    model: bool,
+    asked: bool,
     needs: Option<u64>,
     retries: Option<u64>,
     device_calls: Option<u64>,
@@ -116,6 +118,8 @@ impl NeedsData {
             NeedData {
                 conf: setting.conf.clone(),
                 recorded: setting.is_recorded,
+                model: setting.is_model,
+                asked: setting.is_asked,
                 needs: setting.need.needs_bytes,
                 retries: cost.map(|cost| cost.retries),
                 device_calls: cost.map(|cost| cost.device_calls),

@@ -1,6 +1,6 @@
 // What the recording needs under other settings, and how much each reserves.
 
-const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.conf || "(default)");
+const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.conf || "(default)") + (row.model ? " (a model)" : "");
 
 function showNeeds() {
   const { needs } = state.recording;
@@ -11,10 +11,12 @@ function showNeeds() {
     return;
   }
   const told = (number) => number == null ? "-" : grouped(number);
-  const least = Math.min(...rows.map((row) => row.needs ?? Infinity));
+  const least = Math.min(...rows.filter((row) => !row.model).map((row) => row.needs ?? Infinity));
+  const best = rows.findIndex((row) => !row.model && row.needs === least);
+  state.strong = new Set(rows.map((row, at) => at).filter((at) => at === best || rows[at].recorded || rows[at].asked));
   const cells = rows.map((row, at) => ({
-    strong: row.needs === least,
-    cells: [element("span", {}, element("i", { style: { background: hue(at), display: "inline-block", width: ".75rem", height: ".75rem", marginRight: ".5rem" } }), settingName(row)),
+    strong: at === best, act: () => { if (!state.strong.delete(at)) state.strong.add(at); drawNeeds(); },
+    cells: [element("span", { class: "key" }, element("i", { style: { background: hue(at) } }), settingName(row)),
       row.needs == null ? "no device suffices" : bytes(row.needs), told(row.retries), told(row.device_calls),
       row.device_ms == null ? "-" : row.device_ms.toFixed(1), bytes(row.reserved_unlimited)],
   }));
@@ -48,17 +50,21 @@ function drawNeeds() {
   for (const at of ticks(0, events, inner / 130)) pen.fillText(grouped(at), left + at / Math.max(1, events) * inner, height - 6);
   pen.textAlign = "left";
   pen.fillText("event", 4, height - 6);
-  curves.forEach((curve, at) => {
+  const order = curves.map((curve, at) => at).sort((a, b) => state.strong.has(a) - state.strong.has(b));
+  for (const at of order) {
+    const curve = curves[at];
     pen.strokeStyle = hue(at);
-    pen.lineWidth = needs.rows[at].recorded ? 2.6 : 1.6;
+    pen.lineWidth = state.strong.has(at) ? 2.2 : 1.2;
+    pen.globalAlpha = state.strong.has(at) ? 1 : 0.35;
     pen.beginPath();
     curve.forEach((number, point) => {
       pen.lineTo(left + point / needs.points * inner, yOf(number));
       pen.lineTo(left + (point + 1) / needs.points * inner, yOf(number));
     });
     pen.stroke();
-  });
+  }
   pen.lineWidth = 1;
+  pen.globalAlpha = 1;
   legend("needs-legend", needs.rows.map((row, at) => [settingName(row), hue(at)]));
 }
 

@@ -159,4 +159,4 @@ function blockTip(recording, at, moment) {
 
 /// What is shown: which recording, which moment, and how.
 const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", by: "state", wide: 1,
-  block: NOTHING, holders: "0", curve: "at_need", flame: [] };
+  block: NOTHING, holders: "0", curve: "at_need", strong: new Set() };
