@@ -1,9 +1,10 @@
 //! One page that shows where the memory of recordings went.
 //!
-//! [`lives`] reads off the events when each block and each segment came and went, [`rows`] and [`columns`]
-//! thin that without losing a peak, [`settings`] repeats the recording under several settings, and [`sheet`]
-//! puts all of it into the data of a page; `page` is the page itself. Sentences come from `analysis`, which
-//! knows nothing of pages. Nothing here prints or writes files. The format of the data is in `docs/report.md`.
+//! [`lives`] reads off the events when each block and each segment came and went, [`rows`] and
+//! [`columns`] thin that without losing a peak, [`settings`] repeats the recording under several settings,
+//! and [`sheet`] puts all of it into the data of a page; `page` is the page itself. Sentences come from
+//! `analysis`, which knows nothing of pages. Nothing here prints or writes files. The format of the data is
+//! in `docs/report.md`.
 
 mod columns;
 mod holders;
