@@ -61,10 +61,15 @@ impl Causes {
             match block.state {
                 BlockStateName::ActiveAllocated => {
                     let requested = block.requested_bytes.min(block.size_bytes);
-                    causes.requested_bytes += requested;
-                    causes.rounding_bytes += block.size_bytes - requested;
+                    causes.add(&Self {
+                        requested_bytes: requested,
+                        rounding_bytes: block.size_bytes - requested,
+                        ..Self::default()
+                    });
                 }
-                BlockStateName::ActivePendingFree => causes.waiting_bytes += block.size_bytes,
+                BlockStateName::ActivePendingFree => {
+                    causes.add(&Self { waiting_bytes: block.size_bytes, ..Self::default() })
+                }
                 BlockStateName::Inactive => free_bytes += block.size_bytes,
             }
         }

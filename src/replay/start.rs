@@ -330,7 +330,7 @@ impl Back {
         if address > at {
             self.held.insert(at, Held { size_bytes: address - at, ..held });
         }
-        let held_end = at + held.size_bytes;
+        let held_end = at.saturating_add(held.size_bytes);
         if held_end > end {
             self.held.insert(end, Held { size_bytes: held_end - end, ..held });
         }
