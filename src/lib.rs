@@ -64,6 +64,8 @@ pub mod layers;
 pub mod registry;
 #[cfg(feature = "replay")]
 pub mod replay;
+#[cfg(feature = "cli")]
+pub(crate) mod report;
 pub(crate) mod scopes;
 pub mod sharing;
 pub mod size;

@@ -4,6 +4,7 @@ mod advise;
 mod bench;
 mod files;
 mod needs;
+mod report;
 mod words;
 
 use std::io::Write;

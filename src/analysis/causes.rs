@@ -48,9 +48,10 @@ impl Causes {
     /// All of them: what is reserved.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        let Self { requested_bytes, rounding_bytes, waiting_bytes, .. } = self;
-        let in_use = requested_bytes + rounding_bytes + waiting_bytes;
-        in_use + self.split_rest_bytes + self.idle_segment_bytes + self.driver_bytes
+        let Self { requested_bytes, rounding_bytes, waiting_bytes, .. } = *self;
+        let in_use = [requested_bytes, rounding_bytes, waiting_bytes];
+        let free = [self.split_rest_bytes, self.idle_segment_bytes, self.driver_bytes];
+        in_use.into_iter().chain(free).fold(0, u64::saturating_add)
     }
 
     fn of(segment: &SegmentLayout) -> Self {
@@ -60,10 +61,15 @@ impl Causes {
             match block.state {
                 BlockStateName::ActiveAllocated => {
                     let requested = block.requested_bytes.min(block.size_bytes);
-                    causes.requested_bytes += requested;
-                    causes.rounding_bytes += block.size_bytes - requested;
+                    causes.add(&Self {
+                        requested_bytes: requested,
+                        rounding_bytes: block.size_bytes - requested,
+                        ..Self::default()
+                    });
                 }
-                BlockStateName::ActivePendingFree => causes.waiting_bytes += block.size_bytes,
+                BlockStateName::ActivePendingFree => {
+                    causes.add(&Self { waiting_bytes: block.size_bytes, ..Self::default() })
+                }
                 BlockStateName::Inactive => free_bytes += block.size_bytes,
             }
         }
@@ -75,13 +81,13 @@ impl Causes {
         causes
     }
 
-    fn add(&mut self, other: &Self) {
-        self.requested_bytes += other.requested_bytes;
-        self.rounding_bytes += other.rounding_bytes;
-        self.waiting_bytes += other.waiting_bytes;
-        self.split_rest_bytes += other.split_rest_bytes;
-        self.idle_segment_bytes += other.idle_segment_bytes;
-        self.driver_bytes += other.driver_bytes;
+    pub(super) fn add(&mut self, other: &Self) {
+        self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
+        self.rounding_bytes = self.rounding_bytes.saturating_add(other.rounding_bytes);
+        self.waiting_bytes = self.waiting_bytes.saturating_add(other.waiting_bytes);
+        self.split_rest_bytes = self.split_rest_bytes.saturating_add(other.split_rest_bytes);
+        self.idle_segment_bytes = self.idle_segment_bytes.saturating_add(other.idle_segment_bytes);
+        self.driver_bytes = self.driver_bytes.saturating_add(other.driver_bytes);
     }
 }
 
@@ -212,7 +218,8 @@ fn paint(
     Ok(Picture { moment, operations: at + 1, failed, causes, heaps, holders })
 }
 
-fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
+/// Why the memory of each heap of a layout is reserved.
+pub(super) fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     let mut heaps: BTreeMap<(StreamId, PoolId), HeapCauses> = BTreeMap::new();
     for segment in layout {
         let SegmentLayout { stream, pool, .. } = *segment;

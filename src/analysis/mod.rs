@@ -35,6 +35,8 @@ mod needs;
 mod recording;
 mod streams;
 mod trial;
+#[cfg(feature = "cli")]
+mod why;
 mod words;
 
 pub use advice::{Advice, AdviceOptions, Tried};
@@ -48,6 +50,8 @@ pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
 pub use streams::{StreamUse, Streams};
 pub use trial::{Room, Trial, fits, measure};
 #[cfg(feature = "cli")]
-pub(crate) use trial::{measure_watched, without_files};
+pub(crate) use trial::{measure_watched, watch, without_files};
 #[cfg(feature = "cli")]
-pub(crate) use words::{counted_as, grouped};
+pub(crate) use why::Why;
+#[cfg(feature = "cli")]
+pub(crate) use words::{Choice, counted_as, grouped, heap_name, told_stack};

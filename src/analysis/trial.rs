@@ -1,6 +1,8 @@
 //! One replay of a recording on one simulated device.
 
 use std::cell::Cell;
+#[cfg(feature = "cli")]
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::device::{Calls, add_taken, counted, open_sim};
@@ -130,6 +132,29 @@ fn measure_on(
 pub fn fits(recording: &Recording, config: &Config, total_bytes: u64) -> Result<bool, ReplayError> {
     let (strategy, sim) = open(recording, config, Room::Device { total_bytes })?;
     replay::is_served(&recording.workload, &strategy, Some(sim))
+}
+
+/// Repeats a recording once. `begun` gets the allocator before the first operation; `look` sees the number of
+/// each operation, when it is done, and what is taken from the device then.
+///
+/// # Errors
+///
+/// As [`measure`].
+#[cfg(feature = "cli")]
+pub(crate) fn watch(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    begun: &dyn Fn(&Strategy),
+    look: &mut dyn FnMut(usize, &Strategy, u64),
+) -> Result<(), ReplayError> {
+    let (strategy, sim, held) = open_with_start(recording, config, room)?;
+    begun(&strategy);
+    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+    replay::walk(&recording.workload, &strategy, brake, held, |step| {
+        look(step.at, &strategy, sim.used_bytes());
+        ControlFlow::Continue(())
+    })
 }
 
 /// The strategy with what was there when the recording began, by the numbers of the workload's blocks;

@@ -3,11 +3,17 @@
 use std::collections::BTreeMap;
 
 use super::advice::{Advice, Tried};
+#[cfg(feature = "cli")]
+use super::causes::HeapCauses;
 use super::causes::{Causes, Moment, Picture};
 use super::needs::Cost;
 use super::recording::Recording;
 use super::streams::Streams;
+#[cfg(feature = "cli")]
+use crate::ids::PoolId;
 use crate::ids::StreamId;
+#[cfg(feature = "cli")]
+use crate::replay::{Frame, StackId, Stacks};
 use crate::size::MIB;
 
 /// A saving below this part of the need is none.
@@ -214,6 +220,78 @@ impl Picture {
             mib(peaks),
             mib(streams.peak_live_bytes)
         ))
+    }
+}
+
+/// A stream and its pool.
+#[cfg(feature = "cli")]
+pub(crate) fn heap_name(heap: &HeapCauses) -> String {
+    let stream = format!("stream {:#x}", heap.stream.0);
+    match heap.pool {
+        PoolId::DEFAULT => stream,
+        PoolId { capture, user } => format!("{stream} pool {capture}.{user}"),
+    }
+}
+
+#[cfg(feature = "cli")]
+impl Recording {
+    /// What may be reserved, and who says so.
+    pub(crate) fn limit_sentence(&self) -> Option<String> {
+        let limit = self.limit?;
+        #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+        let mib = limit.bytes as f64 / MIB as f64;
+        Some(format!("The limit is {mib:.1} MiB: {}.", limit.source))
+    }
+}
+
+/// Who asked: the innermost frame of the user's own code and, if it is another, the innermost one.
+#[cfg(feature = "cli")]
+pub(crate) fn told_stack(stacks: &Stacks, stack: Option<StackId>) -> String {
+    let Some(stack) = stack else { return "(no stack recorded)".to_owned() };
+    let told = |frame: Frame<'_>| format!("{}:{} {}", frame.file, frame.line, frame.function);
+    let innermost = stacks.frames(stack).next();
+    let own = stacks.frames(stack).find(Frame::is_of_user);
+    match (own, innermost) {
+        (Some(own), Some(innermost)) if own != innermost => {
+            format!("{}, in {}", told(own), innermost.function)
+        }
+        (Some(frame), _) | (None, Some(frame)) => told(frame),
+        (None, None) => "(an empty stack)".to_owned(),
+    }
+}
+
+/// What to set, for one allocator.
+#[cfg(feature = "cli")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// The allocator.
+    pub(crate) whose: &'static str,
+    /// The variable and its value.
+    pub(crate) set: String,
+    /// What the recording then needs.
+    pub(crate) needs: String,
+}
+
+#[cfg(feature = "cli")]
+impl Advice {
+    /// What to set in PyTorch's own allocator and in this project's.
+    pub(crate) fn choices(&self) -> Vec<Choice> {
+        let both = [
+            ("PyTorch's own allocator", "PYTORCH_CUDA_ALLOC_CONF", self.best_for_pytorch()),
+            ("stratalloc", "ALLOC_CONF", self.best_for_stratalloc()),
+        ];
+        let choice = |whose, variable, tried: &Tried| {
+            let conf = tried.for_pytorch().unwrap_or(&tried.conf);
+            let set = match conf.is_empty() {
+                true => "(nothing to set)".to_owned(),
+                false => format!("{variable}={conf}"),
+            };
+            let needs = format!("needs {} MiB", mib(tried.need.needs_bytes.unwrap_or(u64::MAX)));
+            Choice { whose, set, needs }
+        };
+        both.into_iter()
+            .filter_map(|(whose, variable, tried)| Some(choice(whose, variable, tried?)))
+            .collect()
     }
 }
 

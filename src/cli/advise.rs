@@ -8,11 +8,10 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    Advice, AdviceOptions, Causes, HeapCauses, Holder, Moment, Picture, Recording, Room, Streams,
-    Tried, counted_as, grouped,
+    Advice, AdviceOptions, Causes, Choice, Holder, Picture, Recording, Streams, Tried, Why,
+    counted_as, grouped, heap_name, told_stack,
 };
-use crate::config::{Compat, Config, shown};
-use crate::ids::PoolId;
+use crate::config::shown;
 use crate::replay::{Frame, Stacks, Trace};
 
 use super::outcome::{Outcome, out, tell};
@@ -38,13 +37,6 @@ pub(crate) fn run(args: &Advise) -> Result<Outcome, Box<dyn Error>> {
         .each(Devices::Each, &mut |name, trace| advise(args, name, trace).map(|()| Outcome::Good))
 }
 
-/// The moments that are looked at, under the recorded configuration.
-struct Why {
-    streams: Streams,
-    peak: Option<Picture>,
-    failure: Option<Picture>,
-}
-
 fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>> {
     let own = settings::recorded(&trace.conf);
     if let Err(error) = &own {
@@ -59,7 +51,7 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>>
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    let why = why(&recording)?;
+    let why = Why::of(&recording)?;
     if args.json {
         writeln!(out(), "{}", as_json(name, &recording, &advice, &why))?;
         return Ok(());
@@ -76,43 +68,15 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-fn why(recording: &Recording) -> Result<Why, Box<dyn Error>> {
-    let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-    let take = |config: &Config, moment| {
-        // What was there when the recording began is there on the recorded device.
-        let starts = recording.layout_for(config).is_some()
-            && recording.figures.peak_reserved_bytes <= recording.total_bytes();
-        let limited = recording.limit.is_some() || starts;
-        let room = if limited { Room::Limited } else { Room::Endless };
-        Picture::take(recording, config, room, moment)
-    };
-    Ok(Why {
-        streams: Streams::of(&recording.workload),
-        peak: take(&config, Moment::PeakReserved)?,
-        failure: take(&config, Moment::FirstFailure)?,
-    })
-}
-
 fn write_advice(name: &str, recording: &Recording, advice: &Advice) -> std::io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(name))?;
     writeln!(out, "{}", emphasised(&advice.sentence(recording)))?;
-    if let Some(limit) = recording.limit {
-        let bytes = mib(limit.bytes as f64);
-        writeln!(out, "The limit is {bytes} MiB: {}.", limit.source)?;
+    if let Some(limit) = recording.limit_sentence() {
+        writeln!(out, "{limit}")?;
     }
-    let lines = [
-        ("PyTorch's own allocator", "PYTORCH_CUDA_ALLOC_CONF", advice.best_for_pytorch()),
-        ("stratalloc", "ALLOC_CONF", advice.best_for_stratalloc()),
-    ];
-    for (whose, variable, tried) in lines {
-        let Some(tried) = tried else { continue };
-        let conf = tried.for_pytorch().unwrap_or(&tried.conf);
-        let set = match conf.is_empty() {
-            true => "(nothing to set)".to_owned(),
-            false => format!("{variable}={conf}"),
-        };
-        writeln!(out, "  {whose:<24} {set}  needs {} MiB", needs(tried))?;
+    for Choice { whose, set, needs } in advice.choices() {
+        writeln!(out, "  {whose:<24} {set}  {needs}")?;
     }
     writeln!(out)
 }
@@ -216,29 +180,6 @@ fn write_picture(picture: &Picture, streams: &Streams) -> std::io::Result<()> {
     writeln!(out)
 }
 
-fn heap_name(heap: &HeapCauses) -> String {
-    let stream = format!("stream {:#x}", heap.stream.0);
-    match heap.pool {
-        PoolId::DEFAULT => stream,
-        PoolId { capture, user } => format!("{stream} pool {capture}.{user}"),
-    }
-}
-
-/// The innermost frame of the user's own code and, if it is another, the innermost one.
-fn told_stack(stacks: &Stacks, holder: &Holder) -> String {
-    let Some(stack) = holder.stack else { return "(no stack recorded)".to_owned() };
-    let told = |frame: Frame<'_>| format!("{}:{} {}", frame.file, frame.line, frame.function);
-    let innermost = stacks.frames(stack).next();
-    let own = stacks.frames(stack).find(Frame::is_of_user);
-    match (own, innermost) {
-        (Some(own), Some(innermost)) if own != innermost => {
-            format!("{}, in {}", told(own), innermost.function)
-        }
-        (Some(frame), _) | (None, Some(frame)) => told(frame),
-        (None, None) => "(an empty stack)".to_owned(),
-    }
-}
-
 fn write_holders(picture: &Picture, stacks: &Stacks) -> std::io::Result<()> {
     let holders = &picture.holders;
     let mut out = out();
@@ -269,7 +210,7 @@ fn write_holders(picture: &Picture, stacks: &Stacks) -> std::io::Result<()> {
                     true => grouped(oldest),
                     false => format!("{} to {}", grouped(newest), grouped(oldest)),
                 });
-                row.push(told_stack(stacks, holder));
+                row.push(told_stack(stacks, holder.stack));
                 row
             })
             .collect();
@@ -350,7 +291,7 @@ fn holders_json(picture: &Picture, stacks: &Stacks) -> Value {
             "blocks": holder.blocks,
             "newest_requests": holder.newest_requests,
             "oldest_requests": holder.oldest_requests,
-            "asked_for_by": told_stack(stacks, holder),
+            "asked_for_by": told_stack(stacks, holder.stack),
             "frames": frames(holder),
         })
     });

@@ -16,6 +16,7 @@ mod info;
 mod outcome;
 mod recordings;
 mod replay;
+mod report;
 mod settings;
 mod show;
 mod table;
@@ -52,6 +53,8 @@ enum Command {
     Advise(advise::Advise),
     /// Strategies side by side on the same recordings.
     Compare(compare::Compare),
+    /// One page that shows where memory went, for a browser.
+    Report(report::Report),
     /// Time the hot path beside the floors of this machine.
     Bench(bench::Bench),
     /// What a shell needs to complete this program's words: its output goes where the shell looks.
@@ -85,6 +88,7 @@ impl Command {
             Self::Bench(args) => args.json = true,
             Self::Explain(_) => return Err("explain"),
             Self::Info(_) => return Err("info"),
+            Self::Report(_) => return Err("report"),
             Self::Completions(_) => return Err("completions"),
         }
         Ok(())
@@ -126,6 +130,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Advise(args) => advise::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
         Command::Bench(args) => bench::run(args, loops),
         Command::Completions(args) => args.run().map_err(Into::into),
     };

@@ -15,6 +15,8 @@ mod trace;
 mod verify;
 mod workload;
 
+#[cfg(feature = "cli")]
+pub(crate) use pools::PoolRouting;
 pub use reader::{Limits, TraceError};
 #[cfg(feature = "analysis")]
 pub(crate) use run::{Manner, run_as, walk};

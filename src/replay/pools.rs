@@ -15,7 +15,7 @@ use crate::ids::PoolId;
 
 /// Ranges of addresses with their pools, as they come and go.
 #[derive(Debug, Default)]
-pub(super) struct PoolRouting {
+pub(crate) struct PoolRouting {
     /// Whether there is any pool but the default one.
     any: bool,
     /// Of each recorded segment that lives to the end, by the index of its first event.
@@ -29,7 +29,7 @@ pub(super) struct PoolRouting {
 
 impl PoolRouting {
     /// `total_bytes` is what the recorded device had: a reservation has nine eighths of it.
-    pub(super) fn of(trace: &Trace, total_bytes: u64) -> Self {
+    pub(crate) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };
         let said = trace.events.iter().filter_map(TraceEvent::said_pool);
@@ -66,7 +66,7 @@ impl PoolRouting {
     }
 
     /// Takes note of segment event number `at`.
-    pub(super) fn see(&mut self, at: usize, event: &TraceEvent) {
+    pub(crate) fn see(&mut self, at: usize, event: &TraceEvent) {
         if !self.any {
             return;
         }
@@ -84,18 +84,26 @@ impl PoolRouting {
     }
 
     /// The pool of a request.
-    pub(super) fn pool_of(&self, request: &TraceEvent) -> PoolId {
+    pub(crate) fn pool_of(&self, request: &TraceEvent) -> PoolId {
         if let Some(said) = request.said_pool() {
             return said;
         }
-        if !self.any || request.action != Action::Alloc {
+        match request.action {
+            Action::Alloc => self.pool_at(request.address),
+            _ => PoolId::DEFAULT,
+        }
+    }
+
+    /// The pool of the segment that an address lies in.
+    pub(crate) fn pool_at(&self, address: u64) -> PoolId {
+        if !self.any {
             return PoolId::DEFAULT;
         }
-        let segment = self.segments.range(..=request.address).next_back();
-        if let Some((_, (_, pool))) = segment.filter(|(_, (end, _))| request.address < *end) {
+        let segment = self.segments.range(..=address).next_back();
+        if let Some((_, (_, pool))) = segment.filter(|(_, (end, _))| address < *end) {
             return *pool;
         }
-        let start = self.reservation(request.address);
+        let start = self.reservation(address);
         start.map_or(PoolId::DEFAULT, |start| self.reservations[&start])
     }
 

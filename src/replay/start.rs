@@ -33,6 +33,26 @@ pub struct LiveBlock {
     pub draining: bool,
 }
 
+impl LiveBlock {
+    /// Its size, where the final layout still has it.
+    #[cfg(feature = "cli")]
+    pub(crate) fn size_bytes(&self) -> Option<u64> {
+        self.size_bytes
+    }
+}
+
+/// A segment, or a run of pages, that was there before the first event.
+#[cfg(feature = "cli")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldBefore {
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) stream: StreamId,
+    pub(crate) kind: PoolKind,
+    pub(crate) pool: PoolId,
+    pub(crate) expandable: bool,
+}
+
 /// Memory that was held before the first event.
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -100,6 +120,15 @@ impl Start {
                 _ => {}
             }
         }
+    }
+
+    /// What was held, by address.
+    #[cfg(feature = "cli")]
+    pub(crate) fn held(&self) -> impl Iterator<Item = HeldBefore> {
+        self.held.iter().map(|(&address, held)| {
+            let Held { size_bytes, stream, kind, pool, expandable } = *held;
+            HeldBefore { address, size_bytes, stream, kind, pool, expandable }
+        })
     }
 
     /// Bytes that were held.
@@ -301,7 +330,7 @@ impl Back {
         if address > at {
             self.held.insert(at, Held { size_bytes: address - at, ..held });
         }
-        let held_end = at + held.size_bytes;
+        let held_end = at.saturating_add(held.size_bytes);
         if held_end > end {
             self.held.insert(end, Held { size_bytes: held_end - end, ..held });
         }

@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 23] = [
+const LAYERS: [Layer; 24] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -41,7 +41,9 @@ const LAYERS: [Layer; 23] = [
     Layer { never: &["heap", "cache", "layers", "strategies"], ..layer("conformance") },
     layer("replay"),
     layer("analysis"),
-    Layer { never: &["analysis"], ..layer("ffi") },
+    // Pictures of what the analysis and the replays say: it asks no allocator itself.
+    Layer { never: &["heap", "cache", "layers"], ..layer("report") },
+    Layer { never: &["analysis", "report"], ..layer("ffi") },
     Layer { never: &["ffi"], ..layer("cli") },
 ];
 

@@ -1,0 +1,150 @@
+//! `stratalloc report`: one page that shows where memory went.
+
+use std::error::Error;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::analysis::{AdviceOptions, counted_as};
+use crate::config::shown;
+use crate::replay::Trace;
+use crate::report::{self, Options, PAGE_BYTES};
+
+use super::files;
+use super::outcome::{Outcome, out, tell};
+use super::recordings::{Devices, Recordings};
+use super::settings;
+use super::show::{mib, progress, shown_path};
+
+/// Arguments of `report`.
+#[derive(Args, Debug)]
+pub(crate) struct Report {
+    #[command(flatten)]
+    recordings: Recordings,
+    /// The page to write; - is standard output.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// A configuration to show beside those that are found; can be given several times.
+    #[arg(long)]
+    conf: Vec<String>,
+    /// Search settings also for recordings of more than a million operations: minutes.
+    #[arg(long)]
+    needs: bool,
+    /// Try only the settings that help most often: seconds instead of up to a minute.
+    #[arg(long)]
+    quick: bool,
+}
+
+pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
+    files::spare(&args.recordings.files, &args.output)?;
+    let settings = args
+        .conf
+        .iter()
+        .map(|text| args.recordings.parse_conf(text).map(|config| (text.clone(), config)));
+    let options = Options {
+        memory: args.recordings.memory(),
+        advice: AdviceOptions { quick: args.quick, ..AdviceOptions::default() },
+        needs: args.needs,
+        settings: settings.collect::<Result<_, _>>()?,
+    };
+    let target = Target::open(&args.output)?;
+    let mut report = report::Report::new(options, args.recordings.files.len());
+    let mut add = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
+        let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
+        if let Err(error) = &own {
+            tell(format_args!("note: {}: shown with PyTorch's default: {error}", shown(name)));
+        }
+        let bar = progress(1, &format!("trying settings on {}", shown(name)));
+        report.add(name, trace, own, &|done, known| {
+            bar.set_length(known as u64);
+            bar.set_position(done as u64);
+        })?;
+        bar.finish_and_clear();
+        Ok(Outcome::Good)
+    };
+    let outcome = args.recordings.each(Devices::Each, &mut add)?;
+    if report.left_out() > 0 {
+        let count = counted_as(report.left_out() as u64, "recording", "recordings");
+        let most = PAGE_BYTES / 1_000_000;
+        tell(format_args!("note: {count} found no room on the page, which has {most} MB at most"));
+    }
+    if report.recordings() == 0 {
+        return Ok(Outcome::Failed);
+    }
+    let page = report.page();
+    let is_printed = target.is_printed();
+    target.write(page.as_bytes())?;
+    if !is_printed {
+        let count = counted_as(report.recordings() as u64, "recording", "recordings");
+        let (size, path) = (mib(page.len() as f64), shown_path(&args.output));
+        writeln!(out(), "{path}: {count}, {size} MiB; open it in a browser")?;
+    }
+    Ok(outcome)
+}
+
+/// Where a page goes. A file is there when all of it is written, and not before.
+enum Target {
+    Printed,
+    /// A file beside the one that it will be.
+    Beside {
+        file: File,
+        path: PathBuf,
+        becomes: PathBuf,
+        is_done: bool,
+    },
+    /// What is there and is no plain file: a device or a pipe.
+    Into(File),
+}
+
+impl Target {
+    /// Fails before anything is read where the page could not be written.
+    fn open(output: &Path) -> Result<Self, Box<dyn Error>> {
+        if output == Path::new("-") {
+            return Ok(Self::Printed);
+        }
+        let named = |error: io::Error| format!("{}: {error}", shown_path(output));
+        if let Ok(metadata) = fs::metadata(output) {
+            if metadata.is_dir() {
+                return Err(format!("{}: it is a folder", shown_path(output)).into());
+            }
+            if !metadata.is_file() {
+                return Ok(Self::Into(OpenOptions::new().write(true).open(output).map_err(named)?));
+            }
+        }
+        let mut name = std::ffi::OsString::from(".");
+        name.push(
+            output.file_name().ok_or_else(|| format!("{}: no file's name", shown_path(output)))?,
+        );
+        name.push(format!(".{}.part", std::process::id()));
+        let path = output.with_file_name(name);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(named)?;
+        Ok(Self::Beside { file, path, becomes: output.to_owned(), is_done: false })
+    }
+
+    fn is_printed(&self) -> bool {
+        matches!(self, Self::Printed)
+    }
+
+    fn write(mut self, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
+        match &mut self {
+            Self::Printed => out().write_all(bytes)?,
+            Self::Into(file) => file.write_all(bytes)?,
+            Self::Beside { file, path, becomes, is_done } => {
+                let written = file.write_all(bytes).and_then(|()| fs::rename(path, &*becomes));
+                written.map_err(|error| format!("{}: {error}", shown_path(becomes)))?;
+                *is_done = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if let Self::Beside { path, is_done: false, .. } = self {
+            let _ = fs::remove_file(path);
+        }
+    }
+}

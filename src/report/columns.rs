@@ -1,0 +1,143 @@
+//! Bytes over the events of a recording, thinned into columns that keep every peak.
+
+/// What happened to the bytes between two moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Column {
+    /// Its first moment.
+    pub(crate) first: u32,
+    /// When its first moment was, in microseconds of the recorded machine's clock.
+    pub(crate) time_us: u64,
+    pub(crate) live_min_bytes: u64,
+    pub(crate) live_max_bytes: u64,
+    pub(crate) live_last_bytes: u64,
+    pub(crate) reserved_min_bytes: u64,
+    pub(crate) reserved_max_bytes: u64,
+    pub(crate) reserved_last_bytes: u64,
+    /// The first moment of the most live bytes.
+    pub(crate) live_peak_at: u32,
+}
+
+/// All moments of a recording, in equal parts: each column says the least, the most and the last of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Columns {
+    /// How many moments there are.
+    pub(crate) moments: u64,
+    /// How many columns there will be.
+    count: u64,
+    pub(crate) columns: Vec<Column>,
+    /// The first time that an event says; 0 where none does.
+    pub(crate) begin_us: u64,
+    pub(crate) end_us: u64,
+}
+
+impl Columns {
+    /// At most `most` columns for the moments 0 to `last`.
+    pub(crate) fn new(most: usize, last: u32) -> Self {
+        let moments = u64::from(last) + 1;
+        Self { moments, count: moments.min(most.max(1) as u64), ..Self::default() }
+    }
+
+    /// The column of a moment.
+    pub(crate) fn of(&self, moment: u32) -> usize {
+        let at = u64::from(moment) * self.count / self.moments.max(1);
+        usize::try_from(at).unwrap_or(0)
+    }
+
+    /// Moments come in their order.
+    pub(crate) fn see(&mut self, moment: u32, time_us: u64, live_bytes: u64, reserved_bytes: u64) {
+        // A clock that goes back, or an event that says no time, is no later than what came before.
+        if time_us > 0 {
+            if self.begin_us == 0 {
+                self.begin_us = time_us;
+                self.end_us = time_us;
+                self.columns.iter_mut().for_each(|column| column.time_us = time_us);
+            }
+            self.end_us = self.end_us.max(time_us);
+        }
+        let time_us = self.end_us;
+        if self.of(moment) >= self.columns.len() {
+            self.columns.push(Column {
+                first: moment,
+                time_us,
+                live_min_bytes: live_bytes,
+                live_max_bytes: live_bytes,
+                live_last_bytes: live_bytes,
+                reserved_min_bytes: reserved_bytes,
+                reserved_max_bytes: reserved_bytes,
+                reserved_last_bytes: reserved_bytes,
+                live_peak_at: moment,
+            });
+        }
+        if let Some(column) = self.columns.last_mut() {
+            if live_bytes > column.live_max_bytes {
+                column.live_max_bytes = live_bytes;
+                column.live_peak_at = moment;
+            }
+            column.live_min_bytes = column.live_min_bytes.min(live_bytes);
+            column.live_last_bytes = live_bytes;
+            column.reserved_max_bytes = column.reserved_max_bytes.max(reserved_bytes);
+            column.reserved_min_bytes = column.reserved_min_bytes.min(reserved_bytes);
+            column.reserved_last_bytes = reserved_bytes;
+        }
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.columns.shrink_to_fit();
+    }
+}
+
+/// The same columns in fewer: each keeps the least, the most and the last of those that it takes in.
+pub(crate) fn fewer(columns: &[Column], most: usize) -> Vec<Column> {
+    if columns.len() <= most.max(1) {
+        return columns.to_vec();
+    }
+    let each = columns.len().div_ceil(most.max(1));
+    let joined = columns.chunks(each).map(|part| {
+        let mut one = part[0];
+        for column in &part[1..] {
+            if column.live_max_bytes > one.live_max_bytes {
+                one.live_max_bytes = column.live_max_bytes;
+                one.live_peak_at = column.live_peak_at;
+            }
+            one.live_min_bytes = one.live_min_bytes.min(column.live_min_bytes);
+            one.live_last_bytes = column.live_last_bytes;
+            one.reserved_max_bytes = one.reserved_max_bytes.max(column.reserved_max_bytes);
+            one.reserved_min_bytes = one.reserved_min_bytes.min(column.reserved_min_bytes);
+            one.reserved_last_bytes = column.reserved_last_bytes;
+        }
+        one
+    });
+    joined.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peak_of_one_event_among_a_million_is_kept() {
+        let last = 1_000_000;
+        let mut columns = Columns::new(1000, last);
+        for moment in 0..=last {
+            let bytes = if moment == 654_321 { 99_000 } else { u64::from(moment % 7) };
+            columns.see(moment, u64::from(moment) + 5, bytes, 2 * bytes);
+        }
+        assert_eq!(columns.columns.len(), 1000);
+        let column = columns.columns[columns.of(654_321)];
+        assert_eq!((column.live_max_bytes, column.reserved_max_bytes), (99_000, 198_000));
+        assert_eq!((column.live_peak_at, column.live_min_bytes), (654_321, 0));
+        assert_eq!((columns.begin_us, columns.end_us), (5, 1_000_005));
+        let less = fewer(&columns.columns, 10);
+        assert_eq!(less.len(), 10);
+        assert_eq!(less.iter().map(|column| column.live_max_bytes).max(), Some(99_000));
+        assert_eq!(less[9].live_last_bytes, columns.columns[999].live_last_bytes);
+    }
+
+    #[test]
+    fn a_short_recording_has_a_column_for_each_moment() {
+        let mut columns = Columns::new(1000, 2);
+        (0..=2).for_each(|moment| columns.see(moment, 0, u64::from(moment), 8));
+        let live: Vec<_> = columns.columns.iter().map(|c| c.live_last_bytes).collect();
+        assert_eq!((live, columns.end_us), (vec![0, 1, 2], 0));
+    }
+}

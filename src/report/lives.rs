@@ -1,0 +1,467 @@
+//! When each block and each segment of a recording came and went, read off its events in one pass.
+//!
+//! A moment is a number of events that are done: 0 is before the first, and after the last there is one more.
+//! What lives at a moment `m` has `born <= m < gone`. Free memory has no rows: it is what no block of a
+//! segment covers. Sizes of blocks are not recorded; they follow from the recorded rounding and from where
+//! the next block begins, as in the allocator that made the recording.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::columns::Columns;
+use crate::config::Settings;
+use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
+use crate::replay::{PoolRouting, StackId, Start, Trace, TraceEvent};
+use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind, SMALL_SEGMENT_BYTES};
+
+/// What no device has: more is taken for this much, so that sums stay numbers.
+const MOST_BYTES: u64 = 1 << 44;
+/// The end of what lives at the end of the recording.
+pub(crate) const NEVER: u32 = u32::MAX;
+
+/// A block from its request to the moment at which it was free again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// The first moment at which it lives; 0 if it lived before the first event.
+    pub(crate) born: u32,
+    /// The first moment at which its caller has given it back.
+    pub(crate) freed: u32,
+    /// The first moment at which it is free: later than `freed` where it waits for other streams.
+    pub(crate) gone: u32,
+    /// The place of its stream in [`Lives::streams`].
+    pub(crate) stream: u32,
+    /// The place of its pool in [`Lives::pools`].
+    pub(crate) pool: u32,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) requested_bytes: u64,
+    pub(crate) stack: Option<StackId>,
+}
+
+/// A segment, or a run of pages of one, from the call that took it to the one that gave it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) born: u32,
+    pub(crate) gone: u32,
+    pub(crate) stream: u32,
+    pub(crate) pool: u32,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) kind: PoolKind,
+    pub(crate) expandable: bool,
+}
+
+/// A request that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) moment: u32,
+    pub(crate) requested_bytes: u64,
+    pub(crate) stream: u32,
+    pub(crate) stack: Option<StackId>,
+    /// What the device had free, as recorded.
+    pub(crate) device_free_bytes: u64,
+}
+
+/// The most of something, and the first moment at which it was so much.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Peak {
+    pub(crate) moment: u32,
+    pub(crate) bytes: u64,
+}
+
+impl Peak {
+    /// Whether it is the most so far.
+    fn see(&mut self, moment: u32, bytes: u64) -> bool {
+        let is_more = bytes > self.bytes;
+        if is_more {
+            *self = Self { moment, bytes };
+        }
+        is_more
+    }
+}
+
+/// Everything that lived in a recording.
+#[derive(Debug, Default)]
+pub(crate) struct Lives {
+    /// How many events there are: the last moment.
+    pub(crate) events: u32,
+    /// In the order in which they were born.
+    pub(crate) blocks: Vec<Block>,
+    /// In the order in which they were born.
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) failures: Vec<Failure>,
+    pub(crate) streams: Vec<StreamId>,
+    pub(crate) pools: Vec<PoolId>,
+    pub(crate) columns: Columns,
+    pub(crate) peak_reserved: Peak,
+    pub(crate) peak_live: Peak,
+    /// How many requests were served.
+    pub(crate) served: u64,
+}
+
+impl Lives {
+    /// Reads them off the events. `total_bytes` is what the recorded device had.
+    pub(crate) fn of(trace: &Trace, settings: &Settings, total_bytes: u64, columns: usize) -> Self {
+        let events = u32::try_from(trace.events.len()).unwrap_or(NEVER - 1).min(NEVER - 1);
+        let mut walk = Walk {
+            lives: Self { events, columns: Columns::new(columns, events), ..Self::default() },
+            settings,
+            routing: PoolRouting::of(trace, total_bytes),
+            live: BTreeMap::new(),
+            held: BTreeMap::new(),
+            stream_at: HashMap::new(),
+            pool_at: HashMap::new(),
+            live_bytes: 0,
+            reserved_bytes: 0,
+            has_grown: false,
+        };
+        walk.begin(&Start::of(trace));
+        walk.note(0, 0);
+        for (at, event) in (0..events).zip(&trace.events) {
+            walk.routing.see(at as usize, event);
+            walk.step(at + 1, event);
+            walk.note(at + 1, event.time_us);
+        }
+        walk.lives.columns.finish();
+        walk.lives
+    }
+
+    /// Whether any event says when it was.
+    pub(crate) fn has_times(&self) -> bool {
+        self.columns.end_us > self.columns.begin_us
+    }
+
+    /// The layout at a moment, as a snapshot would list it.
+    pub(crate) fn layout(&self, moment: u32) -> Vec<SegmentLayout> {
+        let is_there = |born: u32, gone: u32| born <= moment && moment < gone;
+        let mut segments: Vec<Segment> =
+            self.segments.iter().filter(|s| is_there(s.born, s.gone)).copied().collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        let mut blocks: Vec<&Block> =
+            self.blocks.iter().filter(|b| is_there(b.born, b.gone)).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        let mut layout: Vec<SegmentLayout> = Vec::new();
+        for segment in segments {
+            let stream = self.streams[segment.stream as usize];
+            let pool = self.pools[segment.pool as usize];
+            if let Some(last) = layout.last_mut()
+                && last.expandable
+                && segment.expandable
+                && (last.stream, last.kind, last.pool) == (stream, segment.kind, pool)
+                && last.address + last.size_bytes == segment.address
+            {
+                last.size_bytes += segment.size_bytes;
+                continue;
+            }
+            let Segment { address, size_bytes, kind, expandable, .. } = segment;
+            let blocks = Vec::new();
+            layout.push(SegmentLayout {
+                address,
+                size_bytes,
+                stream,
+                kind,
+                pool,
+                expandable,
+                blocks,
+            });
+        }
+        let mut rest = blocks.as_slice();
+        for segment in &mut layout {
+            let before = rest.partition_point(|block| block.address < segment.address);
+            rest = &rest[before..];
+            let end = segment.address.saturating_add(segment.size_bytes);
+            let inside = rest.partition_point(|block| block.address < end);
+            segment.blocks = tiles(&rest[..inside], moment, segment.address, end);
+            rest = &rest[inside..];
+        }
+        layout
+    }
+}
+
+/// The blocks of one segment, live and free, without gaps.
+fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout> {
+    let mut blocks = Vec::new();
+    let mut at = start;
+    let free = |address: u64, to: u64| BlockLayout {
+        address,
+        size_bytes: to - address,
+        requested_bytes: 0,
+        state: BlockStateName::Inactive,
+    };
+    for block in live.iter().filter(|block| block.address >= start) {
+        if block.address > at {
+            blocks.push(free(at, block.address));
+        }
+        let state = match moment < block.freed {
+            true => BlockStateName::ActiveAllocated,
+            false => BlockStateName::ActivePendingFree,
+        };
+        let Block { address, size_bytes, requested_bytes, .. } = **block;
+        blocks.push(BlockLayout { address, size_bytes, requested_bytes, state });
+        at = at.max(block.address.saturating_add(block.size_bytes));
+    }
+    if at < end {
+        blocks.push(free(at, end));
+    }
+    blocks
+}
+
+/// The state while the events pass.
+struct Walk<'a> {
+    lives: Lives,
+    settings: &'a Settings,
+    routing: PoolRouting,
+    /// Blocks that are not free, by address: their places in `lives.blocks`.
+    live: BTreeMap<u64, usize>,
+    /// Segments and runs of pages that are there, by address: their places in `lives.segments`.
+    held: BTreeMap<u64, usize>,
+    stream_at: HashMap<StreamId, u32>,
+    pool_at: HashMap<PoolId, u32>,
+    live_bytes: u64,
+    reserved_bytes: u64,
+    /// Whether the most so far was reserved for a request that has no block yet.
+    has_grown: bool,
+}
+
+/// The place of `item` in `all`, where it is put if it is new.
+fn place<T: Copy + Eq + std::hash::Hash>(
+    all: &mut Vec<T>,
+    known: &mut HashMap<T, u32>,
+    item: T,
+) -> u32 {
+    *known.entry(item).or_insert_with(|| {
+        all.push(item);
+        u32::try_from(all.len() - 1).unwrap_or(0)
+    })
+}
+
+impl Walk<'_> {
+    fn begin(&mut self, start: &Start) {
+        for held in start.held() {
+            self.hold(
+                0,
+                held.address,
+                held.size_bytes,
+                held.stream,
+                held.kind,
+                held.pool,
+                held.expandable,
+            );
+        }
+        let layout = start.layout(self.settings);
+        let sizes: HashMap<u64, u64> = layout
+            .iter()
+            .flatten()
+            .flat_map(|segment| &segment.blocks)
+            .filter(|block| block.state != BlockStateName::Inactive)
+            .map(|block| (block.address, block.size_bytes))
+            .collect();
+        for block in &start.blocks {
+            let known = sizes.get(&block.address).copied().or(block.size_bytes());
+            let requested = block.requested_bytes;
+            self.take(0, block.address, requested, block.stream, block.pool, None, known);
+            if block.draining {
+                self.give(0, block.address);
+            }
+        }
+    }
+
+    fn step(&mut self, moment: u32, event: &TraceEvent) {
+        let TraceEvent { action, address, size_bytes, stream, .. } = *event;
+        match action {
+            Action::Alloc => {
+                let pool = self.routing.pool_of(event);
+                self.lives.served += 1;
+                self.take(moment, address, size_bytes, stream, pool, event.stack, None);
+                self.served(moment);
+            }
+            Action::FreeRequested => self.give(moment, address),
+            Action::FreeCompleted => self.end(moment, address),
+            Action::SegmentAlloc | Action::SegmentMap => {
+                let expandable = action == Action::SegmentMap;
+                let kind = match size_bytes <= SMALL_SEGMENT_BYTES {
+                    true => PoolKind::Small,
+                    false => PoolKind::Large,
+                };
+                let pool = event.said_pool().unwrap_or_else(|| self.routing.pool_at(address));
+                self.hold(moment, address, size_bytes, stream, kind, pool, expandable);
+            }
+            Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),
+            Action::OutOfMemory => {
+                let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
+                self.lives.failures.push(Failure {
+                    moment,
+                    requested_bytes: size_bytes.min(MOST_BYTES),
+                    stream,
+                    stack: event.stack,
+                    device_free_bytes: address,
+                });
+            }
+        }
+    }
+
+    fn note(&mut self, moment: u32, time_us: u64) {
+        let (live_bytes, reserved_bytes) = (self.live_bytes, self.reserved_bytes);
+        self.lives.columns.see(moment, time_us, live_bytes, reserved_bytes);
+        self.lives.peak_live.see(moment, live_bytes);
+        if self.lives.peak_reserved.see(moment, reserved_bytes) {
+            self.has_grown = true;
+        }
+    }
+
+    /// Memory was taken for a request: the peak is when that has its block, if no more is taken then.
+    fn served(&mut self, moment: u32) {
+        let peak = &mut self.lives.peak_reserved;
+        if std::mem::take(&mut self.has_grown) && self.reserved_bytes == peak.bytes {
+            peak.moment = moment;
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an event and a start have these alike")]
+    fn take(
+        &mut self,
+        born: u32,
+        address: u64,
+        requested_bytes: u64,
+        stream: StreamId,
+        pool: PoolId,
+        stack: Option<StackId>,
+        size_bytes: Option<u64>,
+    ) {
+        // A file whose parts contradict each other may hand out what lives.
+        self.end(born, address);
+        let requested_bytes = requested_bytes.min(MOST_BYTES);
+        let size_bytes = size_bytes.map(|bytes| bytes.min(MOST_BYTES));
+        let size_bytes = size_bytes.unwrap_or_else(|| self.size_of(address, requested_bytes));
+        let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
+        let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
+        self.live.insert(address, self.lives.blocks.len());
+        self.live_bytes = self.live_bytes.saturating_add(requested_bytes);
+        self.lives.blocks.push(Block {
+            born,
+            freed: NEVER,
+            gone: NEVER,
+            stream,
+            pool,
+            address,
+            size_bytes,
+            requested_bytes,
+            stack,
+        });
+    }
+
+    /// What a request gets at an address: the rest of the free memory there is cut off or kept.
+    fn size_of(&self, address: u64, requested_bytes: u64) -> u64 {
+        let rounded = self.settings.roundup.round(requested_bytes);
+        let Some((&start, &segment)) = self.held.range(..=address).next_back() else {
+            return rounded;
+        };
+        let segment = &self.lives.segments[segment];
+        let end = start.saturating_add(segment.size_bytes);
+        if segment.expandable || address >= end {
+            return rounded;
+        }
+        let next = self.live.range(address.saturating_add(1)..end).next();
+        let room = next.map_or(end, |(next, _)| *next) - address;
+        let Some(rest) = room.checked_sub(rounded) else {
+            return room;
+        };
+        let is_cut = match segment.kind {
+            PoolKind::Small => rest >= MIN_BLOCK_BYTES,
+            PoolKind::Large => {
+                self.settings.max_split_bytes.is_none_or(|most| rounded < most)
+                    && rest > LARGE_REST_MIN_BYTES
+            }
+        };
+        if is_cut { rounded } else { room }
+    }
+
+    fn give(&mut self, moment: u32, address: u64) {
+        if let Some(&at) = self.live.get(&address) {
+            let block = &mut self.lives.blocks[at];
+            if block.freed == NEVER {
+                block.freed = moment;
+                self.live_bytes = self.live_bytes.saturating_sub(block.requested_bytes);
+            }
+        }
+    }
+
+    fn end(&mut self, moment: u32, address: u64) {
+        self.give(moment, address);
+        if let Some(at) = self.live.remove(&address) {
+            self.lives.blocks[at].gone = moment;
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an event and a start have these alike")]
+    fn hold(
+        &mut self,
+        born: u32,
+        address: u64,
+        size_bytes: u64,
+        stream: StreamId,
+        kind: PoolKind,
+        pool: PoolId,
+        expandable: bool,
+    ) {
+        let size_bytes = size_bytes.min(MOST_BYTES).min(u64::MAX - address);
+        if self.held.contains_key(&address) {
+            self.drop(born, address, size_bytes);
+        }
+        // Pages are of the kind and the pool of those they lie beside.
+        let beside = self.held.range(..address).next_back().map(|(_, at)| self.lives.segments[*at]);
+        let beside =
+            beside.filter(|s| expandable && s.expandable && s.address + s.size_bytes == address);
+        let kind = beside.map_or(kind, |segment| segment.kind);
+        let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
+        let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
+        self.held.insert(address, self.lives.segments.len());
+        self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
+        self.lives.segments.push(Segment {
+            born,
+            gone: NEVER,
+            stream,
+            pool,
+            address,
+            size_bytes,
+            kind,
+            expandable,
+        });
+    }
+
+    /// Gives a range back. Of runs of pages that reach beyond it the rest stays.
+    fn drop(&mut self, moment: u32, address: u64, size_bytes: u64) {
+        let end = address.saturating_add(size_bytes);
+        loop {
+            let Some((&start, &at)) =
+                self.held.range(..end.max(address.saturating_add(1))).next_back()
+            else {
+                return;
+            };
+            let segment = self.lives.segments[at];
+            let segment_end = start + segment.size_bytes;
+            if segment_end <= address || (start < address && !segment.expandable) {
+                return;
+            }
+            self.held.remove(&start);
+            self.lives.segments[at].gone = moment;
+            self.reserved_bytes = self.reserved_bytes.saturating_sub(segment.size_bytes);
+            if !segment.expandable {
+                if start == address {
+                    return;
+                }
+                continue;
+            }
+            for (from, to) in [(start, address), (end, segment_end)] {
+                if from < to {
+                    let size_bytes = to - from;
+                    self.held.insert(from, self.lives.segments.len());
+                    self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
+                    let rest =
+                        Segment { born: moment, gone: NEVER, address: from, size_bytes, ..segment };
+                    self.lives.segments.push(rest);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Logs of requests, which say no decisions: they are repeated, and what the replay did is shown.
+
+use crate::analysis::{Memory, Recording, Room, watch};
+use crate::config::{Compat, Config};
+use crate::history::{Action, Event};
+use crate::replay::{ReplayError, Trace, TraceEvent};
+use crate::strategies::Strategy;
+
+/// The events of a replay of the recorded requests, as a recording.
+pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
+    let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
+    let room = if recording.limit.is_some() { Room::Limited } else { Room::Endless };
+    let mut events: Vec<TraceEvent> = Vec::new();
+    let mut seen: Vec<Event> = Vec::new();
+    let mut segments = Vec::new();
+    let is_request =
+        |event: &&TraceEvent| matches!(event.action, Action::Alloc | Action::OutOfMemory);
+    let mut requests = recording.trace.events.iter().filter(is_request);
+    let last = recording.workload.ops.len().saturating_sub(1);
+    let mut time_us = 0;
+    let seeded = recording.workload.seeded as usize;
+    let begun = |strategy: &Strategy| {
+        if let Some(engine) = strategy.engine() {
+            engine.history().start(usize::MAX);
+        }
+    };
+    watch(recording, &config, room, &begun, &mut |at, strategy, _| {
+        let Some(engine) = strategy.engine() else { return };
+        engine.history().drain_into(&mut seen);
+        for event in seen.drain(..) {
+            let mut stack = None;
+            if at >= seeded
+                && matches!(event.action, Action::Alloc | Action::OutOfMemory)
+                && let Some(request) = requests.next()
+            {
+                stack = request.stack;
+                time_us = time_us.max(request.time_us);
+            }
+            let Event { action, address, size_bytes, stream, pool } = event;
+            events.push(TraceEvent {
+                pool,
+                says_pool: true,
+                stack,
+                time_us,
+                ..TraceEvent::new(action, address, size_bytes, stream)
+            });
+        }
+        if at == last {
+            segments = engine.layout();
+        }
+    })?;
+    let Trace { conf, device, other_devices, stacks, .. } = &recording.trace;
+    let (conf, stacks) = (conf.clone(), stacks.clone());
+    let (device, other_devices) = (*device, *other_devices);
+    Ok(Trace { events, segments, conf, device, other_devices, requests_only: false, stacks })
+}
+
+/// The same for a log of which nothing else is asked.
+pub(crate) fn repeated_alone(trace: Trace, config: &Option<Config>) -> Result<Trace, ReplayError> {
+    repeated(&Recording::new(trace, config.clone(), Memory::default()))
+}

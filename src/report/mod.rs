@@ -1,0 +1,250 @@
+//! One page that shows where the memory of recordings went.
+//!
+//! [`lives`] reads off the events when each block and each segment came and went, [`rows`] and
+//! [`columns`] thin that without losing a peak, [`settings`] repeats the recording under several settings,
+//! and [`sheet`] puts all of it into the data of a page; `page` is the page itself. Sentences come from
+//! `analysis`, which knows nothing of pages. Nothing here prints or writes files. The format of the data is
+//! in `docs/report.md`.
+
+mod columns;
+mod holders;
+mod lives;
+mod logs;
+mod page;
+mod rows;
+mod settings;
+mod sheet;
+mod stacks;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use crate::analysis::{
+    Advice, AdviceOptions, Memory, Moment, Picture, Recording, Streams, Why, counted_as,
+};
+use crate::config::{Compat, Config};
+use crate::history::Action;
+use crate::replay::{ReplayError, Trace};
+use crate::size::{MIB, limit_of_fraction};
+
+use lives::Lives;
+use sheet::{LimitData, Parts};
+use words::{AdviceData, NeedsData, PictureData};
+
+/// The most bytes of a page.
+pub(crate) const PAGE_BYTES: usize = 10_000_000;
+
+/// Recordings of more operations than this are searched for needs only when somebody wants it.
+const OPERATIONS_SEARCHED: usize = 1_000_000;
+
+/// What is wanted of a page.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// What was said of the memory.
+    pub(crate) memory: Memory,
+    pub(crate) advice: AdviceOptions,
+    /// Whether large recordings are searched for needs too.
+    pub(crate) needs: bool,
+    /// Settings to show besides.
+    pub(crate) settings: Vec<(String, Config)>,
+}
+
+/// A page that recordings are added to.
+#[derive(Debug)]
+pub(crate) struct Report {
+    options: Options,
+    /// What each file may take.
+    share_bytes: usize,
+    sheets: Vec<String>,
+    left_out: usize,
+}
+
+impl Report {
+    /// A page for so many files.
+    pub(crate) fn new(options: Options, files: usize) -> Self {
+        let share_bytes = (PAGE_BYTES - page::frame_bytes() - 64 * 1024) / files.max(1);
+        Self { options, share_bytes, sheets: Vec::new(), left_out: 0 }
+    }
+
+    /// How many recordings it shows.
+    pub(crate) fn recordings(&self) -> usize {
+        self.sheets.len()
+    }
+
+    /// How many recordings found no room.
+    pub(crate) fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Adds a recording: one device of a file. `config` is its configuration, if it can be repeated, or why
+    /// it cannot; `progress` is called with the settings done and those known so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when a replay fails in a way that is not about memory.
+    pub(crate) fn add(
+        &mut self,
+        name: &str,
+        trace: Trace,
+        config: Result<Config, String>,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<(), ReplayError> {
+        let share_bytes = self.share_bytes / (trace.other_devices as usize + 1);
+        let sheet = self.sheet(name, trace, config, share_bytes, progress)?;
+        match sheet {
+            Some(sheet) => self.sheets.push(sheet),
+            None => self.left_out += 1,
+        }
+        Ok(())
+    }
+
+    /// The page.
+    pub(crate) fn page(&self) -> String {
+        page::page(&self.sheets)
+    }
+
+    fn sheet(
+        &self,
+        name: &str,
+        trace: Trace,
+        config: Result<Config, String>,
+        most: usize,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Option<String>, ReplayError> {
+        let options = &self.options;
+        let mut notes = Vec::new();
+        if let Err(error) = &config {
+            notes.push(format!("Shown with PyTorch's default settings: {error}"));
+        }
+        let config = config.ok();
+        let device = trace.device;
+        let conf = trace.conf.clone();
+        if trace.events.is_empty() {
+            notes.push("The file has no history: only what lived at the end is shown.".to_owned());
+        }
+        if operations(&trace) > OPERATIONS_SEARCHED && !options.needs {
+            // A log of requests has no events of segments until it is repeated.
+            let trace =
+                if trace.requests_only { logs::repeated_alone(trace, &config)? } else { trace };
+            let lives = lives_of(&trace, config.as_ref(), &options.memory);
+            notes.extend(began_late(&lives));
+            let advice = unsearched(&lives);
+            let needs = NeedsData { missing: Some(UNSEARCHED.to_owned()), ..NeedsData::default() };
+            return Ok(sheet::sheet(
+                &Parts {
+                    name,
+                    device,
+                    conf: &conf,
+                    notes: &notes,
+                    lives: &lives,
+                    stacks: &trace.stacks,
+                    limit: limit_of(&lives, &options.memory),
+                    advice: &advice,
+                    needs: &needs,
+                },
+                most,
+            ));
+        }
+        let recording = Recording::new(trace, config, options.memory);
+        let shown = match recording.trace.requests_only {
+            true => {
+                notes.push(
+                    "The file is a log of requests: what is shown is a replay of them.".to_owned(),
+                );
+                Some(logs::repeated(&recording)?)
+            }
+            false => None,
+        };
+        let trace = shown.as_ref().unwrap_or(&recording.trace);
+        let lives = lives_of(trace, recording.config.as_ref(), &options.memory);
+        notes.extend(began_late(&lives));
+        let advice = Advice::search(&recording, &options.advice, progress)?;
+        let why = Why::of(&recording)?;
+        let settings = settings::settings(&recording, &lives, &advice, &options.settings)?;
+        Ok(sheet::sheet(
+            &Parts {
+                name,
+                device,
+                conf: &conf,
+                notes: &notes,
+                lives: &lives,
+                stacks: &trace.stacks,
+                limit: recording.limit.map(|limit| LimitData {
+                    bytes: limit.bytes,
+                    source: limit.source.to_string(),
+                }),
+                advice: &AdviceData::of(&recording, &advice, &why),
+                needs: &NeedsData::of(&settings, settings::points(&lives)),
+            },
+            most,
+        ))
+    }
+}
+
+const UNSEARCHED: &str = "Settings were not searched, because the recording has more than a million operations: run the command again \
+     with --needs, which takes minutes.";
+
+fn operations(trace: &Trace) -> usize {
+    let is_operation =
+        |action| matches!(action, Action::Alloc | Action::FreeRequested | Action::OutOfMemory);
+    trace.events.iter().filter(|event| is_operation(event.action)).count()
+}
+
+fn lives_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Lives {
+    let config = config.cloned().unwrap_or_default().with_compat(Compat::PyTorch);
+    let default = crate::driver::sim::SimOptions::default().total_bytes;
+    let total_bytes = memory.total_bytes.unwrap_or(0).max(default);
+    Lives::of(trace, config.settings(), total_bytes, sheet::COLUMNS)
+}
+
+fn began_late(lives: &Lives) -> Option<String> {
+    let before = || lives.segments.iter().filter(|segment| segment.born == 0);
+    if lives.events == 0 || before().next().is_none() {
+        return None;
+    }
+    let sizes = before().map(|segment| segment.size_bytes);
+    let reserved = sizes.fold(0, u64::saturating_add);
+    let blocks = lives.blocks.iter().filter(|block| block.born == 0).count() as u64;
+    Some(format!(
+        "It begins late: {} lived and {} MiB were reserved before its first event.",
+        counted_as(blocks, "block", "blocks"),
+        crate::analysis::grouped(reserved.div_ceil(MIB))
+    ))
+}
+
+/// The limit of a recording that is not repeated: as said, or the least that it can have been.
+fn limit_of(lives: &Lives, memory: &Memory) -> Option<LimitData> {
+    let default = crate::driver::sim::SimOptions::default().total_bytes;
+    let total_bytes = memory.total_bytes.unwrap_or(default);
+    let by_fraction = memory.fraction.and_then(|part| limit_of_fraction(part, total_bytes));
+    if let Some(bytes) = by_fraction.or(memory.total_bytes) {
+        return Some(LimitData { bytes, source: "as said".to_owned() });
+    }
+    (!lives.failures.is_empty() && memory.fraction.is_none()).then(|| LimitData {
+        bytes: lives.peak_reserved.bytes,
+        source: "the most that was reserved; requests failed".to_owned(),
+    })
+}
+
+/// What can be said without a replay.
+fn unsearched(lives: &Lives) -> AdviceData {
+    let picture = |name, moment: u32, which| {
+        let layout = lives.layout(moment);
+        let mut picture = Picture::of_layout(&layout, which, moment as usize);
+        if let (Moment::FirstFailure, Some(failure)) = (which, lives.failures.first()) {
+            picture.failed = Some(crate::analysis::Failed {
+                requested_bytes: failure.requested_bytes,
+                stream: lives.streams[failure.stream as usize],
+            });
+        }
+        PictureData::of(name, &picture, &Streams::default())
+    };
+    let peak = picture("peak of reserved bytes", lives.peak_reserved.moment, Moment::PeakReserved);
+    let failed = lives.failures.first();
+    let failed = failed.map(|f| picture("first failure", f.moment, Moment::FirstFailure));
+    AdviceData {
+        sentence: UNSEARCHED.to_owned(),
+        pictures: std::iter::once(peak).chain(failed).collect(),
+        ..AdviceData::default()
+    }
+}

@@ -1,0 +1,46 @@
+// What to set, and the causes of reserved memory: the sentences are those of `stratalloc advise`.
+
+const CAUSE_COLOURS = ["live", "rounding", "waiting", "rest", "idle", "driver"];
+
+function showAdvice() {
+  const { recording } = state;
+  const { advice } = recording;
+  showFacts(recording);
+  byId("sentence").textContent = advice.sentence;
+  byId("set").replaceChildren(...(advice.set.length ? [element("div", { class: "set" },
+    ...advice.set.flatMap(([whose, set, needs]) => [element("span", { class: "quiet" }, `in ${whose}`), element("span", {}, element("code", {}, set), ` ${needs}`)]))] : []));
+  byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
+  byId("notes").replaceChildren(...recording.notes.map((note) => element("p", { class: "note" }, note)));
+  const origin = advice.is_searched ? "These figures are of a replay, as the command advise prints them; the pictures below show what was recorded." : "";
+  byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf), element("p", { class: "quiet" }, origin));
+}
+
+function showFacts(recording) {
+  const fact = (name, text, bad) => element("span", { class: bad ? "bad" : null }, `${name} `, element("b", {}, text));
+  const failures = recording.failures.total;
+  byId("facts").replaceChildren(
+    fact("recording", recording.name), fact("device", String(recording.device)), fact("settings", recording.conf || "(default)"),
+    fact("events", grouped(recording.events)), ...(recording.has_times ? [fact("time", duration(recording.duration_us))] : []),
+    fact("most reserved", bytes(recording.peak_reserved.bytes)), fact("most live", bytes(recording.peak_live.bytes)),
+    ...(recording.limit ? [fact("limit", bytes(recording.limit.bytes))] : []),
+    fact("requests that failed", grouped(failures), failures > 0));
+}
+
+/// The sentence of a moment, all causes as a bar, and a row for each stream and pool.
+function causesOf({ name, sentence, causes, all, heaps }) {
+  const total = all.reduce((sum, number) => sum + number, 0);
+  const shown = causes.map((cause, at) => at).filter((at) => all[at] > 0);
+  const bar = (numbers, of) => shown.map((at) => element("i", { style: { width: `${100 * numbers[at] / Math.max(1, of)}%`, background: `var(--${CAUSE_COLOURS[at]})` },
+    title: `${causes[at]}: ${bytes(numbers[at])}` }));
+  const keys = element("div", { class: "legend" }, ...shown.map((at) => element("span", {},
+    element("i", { style: { background: `var(--${CAUSE_COLOURS[at]})` } }), `${causes[at]}: ${bytes(all[at])} (${percent(all[at], total)})`)));
+  const largest = Math.max(1, ...heaps.map(([, numbers]) => numbers.reduce((sum, number) => sum + number, 0)));
+  const rows = heaps.slice(0, 16).map(([heap, numbers, free]) => {
+    const sum = numbers.reduce((all, number) => all + number, 0);
+    return { cells: [element("span", { style: { whiteSpace: "nowrap" } }, heap), element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
+  });
+  const heading = [["stream", true], ["", true], ["reserved", false], ...shown.map((at) => [causes[at], false]), ["largest free block", false]];
+  const more = heaps.length > 16 ? [element("p", { class: "quiet" }, `and ${heaps.length - 16} more`)] : [];
+  return [element("h3", {}, name === "first failure" ? "When the first request fails" : "At the peak of reserved bytes"), element("p", {}, sentence),
+    element("div", { class: "stack", role: "img", "aria-label": sentence }, ...bar(all, total)), keys, ...(rows.length > 0 ? [table(heading, rows)] : []), ...more];
+}

@@ -1,0 +1,123 @@
+// The recordings of the page, from the script elements that hold them. docs/report.md describes the format.
+"use strict";
+
+const NEVER = 0xffffffff;
+const NOTHING = -1;
+
+/// Numbers that are told as differences to the one before.
+function summed(differences) {
+  const numbers = new Float64Array(differences.length);
+  let sum = 0;
+  differences.forEach((difference, at) => { sum += difference; numbers[at] = sum; });
+  return numbers;
+}
+
+/// When something ends that lives so long; -1 is never.
+function ends(from, lives) {
+  return Uint32Array.from(lives, (life, at) => life < 0 ? NEVER : from[at] + life);
+}
+
+function unpack(sheet) {
+  const { columns, blocks, segments, unit } = sheet;
+  const column = Object.fromEntries(Object.entries(columns).map(([name, list]) => [name, summed(list)]));
+  const born = Uint32Array.from(summed(blocks.born));
+  const freed = ends(born, blocks.life);
+  const gone = Uint32Array.from(blocks.wait, (wait, at) => wait < 0 || freed[at] === NEVER ? NEVER : freed[at] + wait);
+  const size = Float64Array.from(blocks.size, (units) => units * unit);
+  const count = new Uint32Array(born.length).fill(1);
+  blocks.runs.forEach(([at, several]) => { count[at] = several; });
+  const held = Uint32Array.from(summed(segments.born));
+  return {
+    ...sheet,
+    column,
+    blocks: {
+      length: born.length, born, freed, gone, size, count,
+      address: Float64Array.from(blocks.address, (units) => units * unit),
+      requested: size.map((bytes, at) => bytes - blocks.unused[at]),
+      heap: Uint32Array.from(blocks.heap), stack: Int32Array.from(blocks.stack),
+    },
+    segments: {
+      length: held.length, born: held, gone: ends(held, segments.life),
+      address: Float64Array.from(segments.address, (units) => units * unit),
+      size: Float64Array.from(segments.size, (units) => units * unit),
+      heap: Uint32Array.from(segments.heap), large: segments.large, expandable: segments.expandable,
+    },
+  };
+}
+
+/// The last place whose number is not above `number`.
+function placeOf(numbers, number) {
+  let low = 0, high = numbers.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (numbers[middle] <= number) low = middle; else high = middle - 1;
+  }
+  return low;
+}
+
+/// When a moment was, in microseconds from the first event.
+function timeOf(recording, moment) {
+  const { start, time_us } = recording.column;
+  const at = placeOf(start, moment);
+  const last = at + 1 >= start.length;
+  const [from, to] = [start[at], last ? recording.events + 1 : start[at + 1]];
+  const [begin, end] = [time_us[at], last ? recording.duration_us : time_us[at + 1]];
+  return to > from ? begin + (end - begin) * (moment - from) / (to - from) : begin;
+}
+
+function momentAt(recording, time) {
+  const { start, time_us } = recording.column;
+  const at = placeOf(time_us, time);
+  const last = at + 1 >= start.length;
+  const [from, to] = [start[at], last ? recording.events : start[at + 1]];
+  const [begin, end] = [time_us[at], last ? recording.duration_us : time_us[at + 1]];
+  return end > begin ? from + (to - from) * Math.min(1, (time - begin) / (end - begin)) : from;
+}
+
+/// The moment beside this one that can be shown.
+function shownMoment(recording, moment) {
+  const whole = Math.max(0, Math.min(recording.events, Math.round(moment)));
+  const { moments } = recording;
+  if (!moments) return whole;
+  const at = placeOf(moments, whole);
+  const next = Math.min(at + 1, moments.length - 1);
+  return whole - moments[at] <= moments[next] - whole ? moments[at] : moments[next];
+}
+
+/// The places of what lives at a moment.
+function aliveAt(rows, moment) {
+  const places = [];
+  for (let at = 0; at < rows.length; at++) {
+    if (rows.born[at] > moment) break;
+    if (moment < rows.gone[at]) places.push(at);
+  }
+  return places;
+}
+
+function heapName(recording, heap) {
+  const [stream, pool] = recording.heaps[heap];
+  const { name, private: isPrivate } = recording.pools[pool];
+  return `stream ${recording.streams[stream]}` + (isPrivate ? `, ${name}` : "");
+}
+
+function addressOf(recording, offset) {
+  return "0x" + (BigInt(recording.base) + BigInt(offset)).toString(16);
+}
+
+/// Who asked for a block, in a line.
+function toldBy(recording, stack) {
+  if (stack === -2) return "(its stack is left out to keep the page small)";
+  return stack < 0 ? "(no stack recorded)" : recording.stacks.told[stack];
+}
+
+/// The frames of a stack, the innermost first.
+function framesOf(recording, stack) {
+  if (stack < 0) return [];
+  const { texts, frames, stacks } = recording.stacks;
+  return stacks[stack].map((at) => {
+    const [file, name, line, own] = frames[at];
+    return { file: texts[file], name: texts[name], line, own: own === 1 };
+  });
+}
+
+const recordings = [...document.querySelectorAll("script.recording")].map((element) => unpack(JSON.parse(element.textContent)));

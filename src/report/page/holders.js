@@ -1,0 +1,157 @@
+// Who holds the live bytes: a flame graph of their stacks, and the largest holders as a table.
+
+const FLAME_ROW = 20;
+
+/// The holders at one of the told moments, or at the chosen one: [stack, stream, each, blocks, bytes, newest, oldest].
+function holdersNow(recording) {
+  const told = recording.holders[Number(state.holders)];
+  if (told) return told;
+  const { blocks } = recording;
+  const { moment } = state;
+  const found = new Map();
+  let byStack = false;
+  const live = aliveAt(blocks, moment).filter((at) => moment < blocks.freed[at]);
+  for (const at of live) if (blocks.stack[at] !== -1) byStack = true;
+  for (const at of live) {
+    const [stream] = recording.heaps[blocks.heap[at]];
+    const key = byStack ? blocks.stack[at] : `${stream} ${blocks.requested[at]}`;
+    const age = moment - blocks.born[at];
+    const row = found.get(key) || [blocks.stack[at], stream, blocks.requested[at], 0, 0, age, age];
+    row[3] += blocks.count[at]; row[4] += blocks.requested[at];
+    row[5] = Math.min(row[5], age); row[6] = Math.max(row[6], age);
+    if (row[2] !== blocks.requested[at]) row[2] = 0;
+    found.set(key, row);
+  }
+  const list = [...found.values()].sort((a, b) => b[4] - a[4]);
+  const sum = (place) => list.reduce((all, row) => all + row[place], 0);
+  return { name: "the chosen moment", moment, bytes: sum(4), blocks: sum(3), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
+}
+
+/// Names from the outermost to the innermost.
+function pathOf(recording, { by_stack: byStack }, [stack, stream, each]) {
+  if (!byStack) return [{ name: `stream ${recording.streams[stream]}` }, { name: each ? `blocks of ${exactly(each)}` : "blocks of several sizes" }];
+  if (stack < 0) return [{ name: toldBy(recording, stack) }];
+  return framesOf(recording, stack).reverse().map((frame) => ({
+    name: frame.name || frame.file, own: frame.own, place: `${frame.file}${frame.line ? ":" + frame.line : ""}`,
+  }));
+}
+
+function treeOf(recording, holders) {
+  const root = { name: "all live bytes", bytes: holders.bytes, blocks: holders.blocks, children: new Map(), depth: 0 };
+  for (const row of holders.list) {
+    let node = root;
+    for (const step of pathOf(recording, holders, row)) {
+      const key = `${step.name}\n${step.place || ""}`;
+      if (!node.children.has(key)) node.children.set(key, { ...step, bytes: 0, blocks: 0, children: new Map(), depth: node.depth + 1, parent: node });
+      node = node.children.get(key);
+      node.bytes += row[4];
+      node.blocks += row[3];
+    }
+  }
+  if (holders.rest_bytes) root.children.set("", { name: "smaller holders", bytes: holders.rest_bytes, blocks: holders.rest_blocks, children: new Map(), depth: 1, parent: root });
+  return root;
+}
+
+const flames = { root: null, top: null };
+
+function nameHash(name) {
+  let hash = 7;
+  for (const sign of name) hash = (hash * 31 + sign.codePointAt(0)) % 9973;
+  return hash;
+}
+
+/// Draws the tree below `top`, which is as wide as all, and those that lead to it.
+function drawFlames(top) {
+  flames.top = top;
+  const box = byId("flames");
+  const width = box.clientWidth;
+  const made = [];
+  let deepest = 0;
+  const add = (node, x, w) => {
+    deepest = Math.max(deepest, node.depth);
+    const share = `${bytes(node.bytes)}, ${percent(node.bytes, flames.root.bytes)}`;
+    const says = `${node.name}${node.place ? ` (${node.place})` : ""}: ${share}, ${plural(node.blocks, "block", "blocks")}`;
+    const background = node === flames.root ? (isDark() ? "#8fa1b8" : "#c8d2de")
+      : `hsl(${node.own ? 205 : 28} ${node.own ? 62 : 45}% ${72 - nameHash(node.name) % 12}%)`;
+    const button = element("button", { type: "button", "aria-label": says, tabindex: made.length ? "-1" : "0",
+      style: { left: `${x}px`, top: `${node.depth * FLAME_ROW}px`, width: `${Math.max(2, w)}px`, background },
+      onclick: () => { drawFlames(node === flames.top && node.parent ? node.parent : node); },
+      onpointermove: (event) => tip(event, [node.name, ...(node.place ? [node.place] : []), `${share} of the live bytes, ${plural(node.blocks, "block", "blocks")}`]),
+      onpointerleave: () => tip(null, null), onfocus: () => { byId("flames-says").textContent = says; },
+    }, w > 30 ? node.name + (w > 260 ? ` ${share}` : "") : "");
+    button.node = node;
+    made.push(button);
+  };
+  const ways = [];
+  for (let node = top; node; node = node.parent) ways.unshift(node);
+  ways.forEach((node) => add(node, 0, width));
+  const below = (node, x, w) => {
+    let at = x;
+    const children = [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
+    for (const child of children) {
+      const wide = w * child.bytes / Math.max(1, node.bytes);
+      if (wide < 1.5 || made.length > 3000) break;
+      add(child, at, wide);
+      below(child, at, wide);
+      at += wide;
+    }
+  };
+  below(top, 0, width);
+  box.style.height = `${(deepest + 1) * FLAME_ROW}px`;
+  box.replaceChildren(...made);
+  const chosen = made[ways.length - 1];
+  made.forEach((button) => { button.tabIndex = button === chosen ? 0 : -1; });
+  return chosen;
+}
+
+/// Arrow keys go to what called, what was called and what stands beside.
+function flameKeys(event) {
+  const node = document.activeElement?.node;
+  if (!node) return;
+  const buttons = [...byId("flames").children];
+  const beside = node.parent ? buttons.filter((button) => button.node.parent === node.parent) : [];
+  const at = beside.findIndex((button) => button.node === node);
+  const next = {
+    ArrowUp: () => buttons.find((button) => button.node === node.parent),
+    ArrowDown: () => buttons.find((button) => button.node.parent === node),
+    ArrowLeft: () => beside[at - 1], ArrowRight: () => beside[at + 1],
+  }[event.key];
+  if (event.key === "Enter" || event.key === " ") { event.preventDefault(); drawFlames(node).focus(); return; }
+  if (event.key === "Escape") { event.preventDefault(); drawFlames(flames.root).focus(); return; }
+  if (!next) return;
+  event.preventDefault();
+  next()?.focus();
+}
+
+function drawHolders() {
+  const { recording } = state;
+  const holders = holdersNow(recording);
+  flames.root = treeOf(recording, holders);
+  drawFlames(flames.root);
+  byId("flames-says").textContent = `${plural(holders.blocks, "block", "blocks")} hold ${bytes(holders.bytes)} at ${when(recording, holders.moment)}`
+    + (holders.by_stack ? "; the outermost frames are on top, the user's own are blue." : "; no stacks are recorded, so this is by stream and size.");
+  const rows = holders.list.slice(0, 25).map((row) => {
+    const [stack, stream, each, blocks, size, newest, oldest] = row;
+    const who = holders.by_stack ? whoElement(recording, stack) : `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
+    return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), newest === oldest ? grouped(oldest) : `${grouped(newest)} to ${grouped(oldest)}`, who] };
+  });
+  const heading = [["bytes", false], ["", false], ["blocks", false], ["events ago", false], [holders.by_stack ? "asked for by" : "what", true]];
+  byId("holders-table").replaceChildren(table(heading, rows));
+}
+
+function whoElement(recording, stack) {
+  const frames = framesOf(recording, stack);
+  const told = toldBy(recording, stack);
+  if (frames.length < 2) return told;
+  const line = (frame) => element("li", {}, `${frame.file}${frame.line ? ":" + frame.line : ""} ${frame.name}`);
+  return element("details", {}, element("summary", {}, told), element("ol", {}, ...frames.map(line)));
+}
+
+function showHolders() {
+  const { recording } = state;
+  const failure = recording.holders.findIndex(({ name }) => name === "first failure");
+  state.holders = String(failure >= 0 ? failure : 0);
+  const options = recording.holders.map(({ name }, at) => [String(at), name]);
+  byId("holders-bar").replaceChildren(choice("at", [...options, ["now", "the chosen moment"]], () => state.holders, (at) => { state.holders = at; drawHolders(); }));
+  drawHolders();
+}

@@ -1,0 +1,162 @@
+// Elements, numbers and colours for all panels. Text only ever becomes text.
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "style") Object.assign(made.style, value);
+    else if (value !== false && value != null) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const byId = (id) => document.getElementById(id);
+const grouped = (number) => Math.round(number).toLocaleString("en-US");
+
+/// Large numbers are rounded up to whole MiB, as `advise` does.
+function bytes(number) {
+  const size = Math.abs(number);
+  if (size >= 1048576) {
+    const mib = number / 1048576;
+    return `${size >= 1048576 * 100 ? grouped(Math.ceil(mib)) : mib.toFixed(1)} MiB`;
+  }
+  return size >= 1024 ? `${(number / 1024).toFixed(size % 1024 ? 1 : 0)} KiB` : `${number} B`;
+}
+
+const exactly = (number) => number >= 1024 ? `${bytes(number)} (${grouped(number)} bytes)` : bytes(number);
+const percent = (part, all) => all > 0 ? `${(100 * part / all).toFixed(part * 10 < all ? 1 : 0)} %` : "-";
+
+function duration(us) {
+  if (us >= 1e6) return `${(us / 1e6).toFixed(us >= 1e7 ? 1 : 2)} s`;
+  return us >= 1e3 ? `${(us / 1e3).toFixed(1)} ms` : `${Math.round(us)} µs`;
+}
+
+const plural = (number, one, more) => `${grouped(number)} ${number === 1 ? one : more}`;
+
+/// The colours that the style names, read once until they change.
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+const palette = new Map();
+scheme.addEventListener("change", () => palette.clear());
+
+function colour(name) {
+  if (!palette.has(name)) palette.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return palette.get(name);
+}
+
+const isDark = () => scheme.matches;
+
+/// One of many colours that are easy to tell apart, for the number of a stream, a pool or a stack.
+function hue(number, pale = false) {
+  const angle = (212 + number * 137.5) % 360;
+  if (pale) return isDark() ? `hsl(${angle} 22% 27%)` : `hsl(${angle} 45% 88%)`;
+  return isDark() ? `hsl(${angle} 48% ${58 + number % 3 * 5}%)` : `hsl(${angle} 52% ${60 - number % 3 * 6}%)`;
+}
+
+/// A canvas as many pixels large as it is shown, empty.
+function cleared(canvas, height) {
+  const ratio = window.devicePixelRatio || 1;
+  if (height) canvas.style.height = `${height}px`;
+  const width = canvas.clientWidth;
+  const tall = height || canvas.clientHeight;
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(tall * ratio));
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  pen.font = "12px system-ui, sans-serif";
+  return { pen, width, height: tall };
+}
+
+/// Round numbers up to `most`, some `count` of them.
+function ticks(from, to, count, base = 10) {
+  const raw = (to - from) / Math.max(1, count);
+  if (!(raw > 0)) return [];
+  const unit = base === 2 ? 2 ** Math.floor(Math.log2(raw)) : 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((part) => part * unit).find((part) => part >= raw);
+  const found = [];
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
+  return found;
+}
+
+function legend(id, items) {
+  byId(id).replaceChildren(...items.map(([name, background, border]) => element("span", {},
+    element("i", { style: { background, border: border ? `2px ${border}` : "none" } }), name)));
+}
+
+/// Buttons of which one is pressed.
+function choice(name, options, chosen, choose) {
+  const buttons = options.map(([value, text]) => element("button", {
+    type: "button", "aria-pressed": String(value === chosen()), "data-value": value,
+    onclick: () => {
+      choose(value);
+      buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(options[at][0] === chosen())));
+    },
+  }, text));
+  return element("span", { class: "group", role: "group", "aria-label": name }, element("span", {}, name), ...buttons);
+}
+
+const press = (text, label, act) => element("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
+
+/// A table; columns are [heading, is text], cells are texts or elements.
+function table(columns, rows) {
+  const cell = (kind, content, at) => element(kind, { class: columns[at][1] ? "text" : null }, content);
+  const head = element("tr", {}, ...columns.map(([name], at) => cell("th", name, at)));
+  const body = rows.map(({ cells, strong, act }) => element("tr", {
+    class: [strong ? "strong" : "", act ? "clickable" : ""].join(" ").trim() || null, tabindex: act ? "0" : null,
+    onclick: act || (() => {}), onkeydown: (event) => { if (act && event.key === "Enter") act(); },
+  }, ...cells.map((content, at) => cell("td", content, at))));
+  return element("div", { class: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
+}
+
+function framesList(frames, most) {
+  const line = (frame) => element("div", { class: frame.own ? "own" : null },
+    `${frame.file}${frame.line ? ":" + frame.line : ""} ${frame.name}`);
+  const rest = frames.length - most;
+  return element("div", { class: "frames" }, ...frames.slice(0, most).map(line),
+    ...(rest > 0 ? [element("div", {}, `and ${rest} more`)] : []));
+}
+
+/// Shows lines beside the pointer; elements are taken as they are.
+function tip(event, lines) {
+  const box = byId("tip");
+  if (!lines) { box.hidden = true; return; }
+  box.replaceChildren(...lines.map((line) => typeof line === "string" ? element("div", {}, line) : line));
+  box.hidden = false;
+  const { width, height } = box.getBoundingClientRect();
+  const left = event.clientX + 16 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 16;
+  const top = Math.min(event.clientY + 14, innerHeight - height - 8);
+  box.style.left = `${Math.max(4, left)}px`;
+  box.style.top = `${Math.max(4, top)}px`;
+}
+
+/// What is known of a block at a moment, as lines.
+function blockLines(recording, at, moment) {
+  const { blocks } = recording;
+  const several = blocks.count[at] > 1;
+  const what = several ? `${grouped(blocks.count[at])} small blocks together` : "Block";
+  const state = moment < blocks.freed[at] ? "live" : "waiting for other streams";
+  const [stream, pool] = recording.heaps[blocks.heap[at]];
+  const lines = [
+    `${what}: ${exactly(blocks.size[at])}, ${state}`,
+    `asked for ${exactly(blocks.requested[at])}`,
+    `stream ${recording.streams[stream]}, ${recording.pools[pool].name}`,
+  ];
+  if (!several) {
+    const ago = moment - blocks.born[at];
+    const time = recording.has_times ? ` (${duration(timeOf(recording, moment) - timeOf(recording, blocks.born[at]))})` : "";
+    lines.push(blocks.born[at] === 0 ? "age: older than the recording" : `age: ${plural(ago, "event", "events")}${time}`);
+    lines.push(`address ${addressOf(recording, blocks.address[at])}`);
+    lines.push(`asked for by ${toldBy(recording, blocks.stack[at])}`);
+  }
+  return lines;
+}
+
+function blockTip(recording, at, moment) {
+  const frames = framesOf(recording, recording.blocks.stack[at]);
+  const lines = blockLines(recording, at, moment);
+  return frames.length ? [...lines, framesList(frames, 8)] : lines;
+}
+
+/// What is shown: which recording, which moment, and how.
+const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", by: "state", wide: 1,
+  block: NOTHING, holders: "0", curve: "at_need", strong: new Set() };

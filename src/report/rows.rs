@@ -1,0 +1,213 @@
+//! Which moments a page can show, and the rows that it needs for them.
+//!
+//! A recording that is small enough keeps every block and every segment, so that each of its moments can be
+//! shown. Of a larger one some hundred moments are kept, the peaks and the failures among them, with all that
+//! lives then. Where even that is too much, small blocks beside each other become one row.
+
+use std::collections::HashSet;
+
+use super::lives::{Block, Lives, Segment};
+
+/// How much a page may hold of one recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Rows of blocks.
+    pub(crate) blocks: usize,
+    /// Rows of segments.
+    pub(crate) segments: usize,
+}
+
+/// A row of the map: one block, or several small ones beside each other with the free memory between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// A run of blocks has the stream, the pool and the place of the first, and the bytes of all.
+    pub(crate) block: Block,
+    /// How many blocks it stands for.
+    pub(crate) blocks: u32,
+}
+
+/// What is kept of a recording.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// The moments that can be shown, in their order; none where every moment can be.
+    pub(crate) moments: Option<Vec<u32>>,
+    /// By the moment at which they were born.
+    pub(crate) rows: Vec<Row>,
+    /// By the moment at which they were born.
+    pub(crate) segments: Vec<Segment>,
+    /// Segments that live at one of the moments and found no room.
+    pub(crate) segments_left_out: usize,
+    /// Runs of small blocks that found no room.
+    pub(crate) runs_left_out: usize,
+}
+
+/// Parts of the time line, of each of which two moments can be shown: its first, and that of the most live
+/// bytes. Fewer where blocks would have to be joined otherwise.
+const PARTS: [usize; 2] = [100, 56];
+/// Failures that can be shown, the first ones and the last ones.
+const FAILURES: usize = 20;
+
+impl Kept {
+    /// Whether some blocks could be shown only together, or not at all.
+    pub(crate) fn is_short(&self) -> bool {
+        let is_joined = self.rows.iter().any(|row| row.blocks > 1);
+        is_joined || self.segments_left_out + self.runs_left_out > 0
+    }
+
+    pub(crate) fn of(lives: &Lives, room: Room) -> Self {
+        if lives.blocks.len() <= room.blocks && lives.segments.len() <= room.segments {
+            let rows = lives.blocks.iter().map(|block| Row { block: *block, blocks: 1 }).collect();
+            return Self { rows, segments: lives.segments.clone(), ..Self::default() };
+        }
+        let is_shown = |moments: &[u32]| {
+            let shown = lives.blocks.iter().filter(|b| is_shown(moments, b.born, b.gone));
+            shown.count() <= room.blocks
+        };
+        let mut moments = moments(lives, PARTS[0]);
+        if !is_shown(&moments) {
+            moments = self::moments(lives, PARTS[1]);
+        }
+        let (segments, segments_left_out) = segments(lives, &moments, room.segments);
+        let (mut rows, runs_left_out) = rows(lives, &moments, room.blocks);
+        rows.sort_by_key(|row| (row.block.born, row.block.address));
+        Self { moments: Some(moments), rows, segments, segments_left_out, runs_left_out }
+    }
+}
+
+/// The moments that a large recording can be shown at.
+fn moments(lives: &Lives, parts: usize) -> Vec<u32> {
+    let mut moments = vec![0, lives.events, lives.peak_live.moment, lives.peak_reserved.moment];
+    let failures = lives.failures.iter().map(|failure| failure.moment);
+    moments.extend(failures.clone().take(FAILURES / 2));
+    moments.extend(failures.rev().take(FAILURES / 2));
+    let columns = &lives.columns.columns;
+    for part in columns.chunks(columns.len().div_ceil(parts).max(1)) {
+        let most = part.iter().max_by_key(|column| column.live_max_bytes);
+        moments.extend(most.map(|column| column.live_peak_at));
+    }
+    // Moments in equal steps, for recordings whose live bytes hardly change.
+    let step = |part: usize| u64::from(lives.events) * part as u64 / parts as u64;
+    moments.extend((0..parts).filter_map(|part| u32::try_from(step(part)).ok()));
+    moments.sort_unstable();
+    moments.dedup();
+    moments
+}
+
+/// Whether something lives at one of the moments.
+fn is_shown(moments: &[u32], born: u32, gone: u32) -> bool {
+    let at = moments.partition_point(|moment| *moment < born);
+    moments.get(at).is_some_and(|moment| *moment < gone)
+}
+
+/// How much of the time line something fills.
+fn area(lives: &Lives, born: u32, gone: u32, bytes: u64) -> u128 {
+    u128::from(gone.min(lives.events + 1) - born.min(lives.events)) * u128::from(bytes)
+}
+
+fn segments(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Segment>, usize) {
+    let shown = lives.segments.iter().filter(|s| is_shown(moments, s.born, s.gone));
+    let mut shown: Vec<Segment> = shown.copied().collect();
+    let left_out = shown.len().saturating_sub(most);
+    if left_out > 0 {
+        shown.sort_by_key(|s| std::cmp::Reverse(area(lives, s.born, s.gone, s.size_bytes)));
+        shown.truncate(most);
+        shown.sort_by_key(|segment| segment.born);
+    }
+    (shown, left_out)
+}
+
+fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
+    let one = |at: usize| Row { block: lives.blocks[at], blocks: 1 };
+    let mut shown: Vec<usize> = Vec::new();
+    let mut others: Vec<usize> = Vec::new();
+    for (at, block) in lives.blocks.iter().enumerate() {
+        match is_shown(moments, block.born, block.gone) {
+            true => shown.push(at),
+            false => others.push(at),
+        }
+    }
+    let areas = |all: &mut Vec<usize>, most: usize| {
+        all.sort_by_cached_key(|&at| {
+            let Block { born, freed, size_bytes, .. } = lives.blocks[at];
+            std::cmp::Reverse(area(lives, born, freed, size_bytes))
+        });
+        all.truncate(most);
+    };
+    if shown.len() <= most {
+        // The time line has room for the largest of those that come and go between two moments.
+        areas(&mut others, most - shown.len());
+        return (shown.into_iter().chain(others).map(one).collect(), 0);
+    }
+    areas(&mut others, most / 20);
+    let alone = most / 2;
+    shown.sort_by_cached_key(|&at| std::cmp::Reverse(lives.blocks[at].size_bytes));
+    let (kept, small) = shown.split_at(alone);
+    let mut rows: Vec<Row> = kept.iter().chain(&others).map(|&at| one(at)).collect();
+    let mut runs = runs(lives, moments, kept, small);
+    let room = most.saturating_sub(rows.len());
+    let left_out = runs.len().saturating_sub(room);
+    if left_out > 0 {
+        runs.sort_by_key(|run| std::cmp::Reverse(run.block.size_bytes));
+        runs.truncate(room);
+    }
+    rows.extend(runs);
+    (rows, left_out)
+}
+
+/// Small blocks beside each other, at each moment anew.
+fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<Row> {
+    let kept: HashSet<usize> = kept.iter().copied().collect();
+    let mut by_address: Vec<(Block, bool)> = kept
+        .iter()
+        .map(|&at| (lives.blocks[at], true))
+        .chain(small.iter().map(|&at| (lives.blocks[at], false)))
+        .collect();
+    by_address.sort_unstable_by_key(|(block, _)| block.address);
+    let mut ends: Vec<(u64, u64)> = Vec::new();
+    let mut runs = Vec::new();
+    for &moment in moments {
+        ends.clear();
+        let there = lives.segments.iter().filter(|s| s.born <= moment && moment < s.gone);
+        ends.extend(there.map(|s| (s.address, s.address.saturating_add(s.size_bytes))));
+        ends.sort_unstable();
+        let mut segments = ends.iter().peekable();
+        let mut run: Option<(Row, u64)> = None;
+        for (block, is_kept) in &by_address {
+            if block.born > moment || moment >= block.gone {
+                continue;
+            }
+            while segments.peek().is_some_and(|(_, end)| *end <= block.address) {
+                segments.next();
+            }
+            let end = segments.peek().map_or(u64::MAX, |(_, end)| *end);
+            if *is_kept {
+                runs.extend(run.take().map(|(row, _)| row));
+                continue;
+            }
+            let joined = match &mut run {
+                Some((row, of)) if *of == end && row.block.freed == freed_at(block, moment) => {
+                    let to = block.address.saturating_add(block.size_bytes);
+                    row.block.size_bytes = to.saturating_sub(row.block.address);
+                    row.block.requested_bytes =
+                        row.block.requested_bytes.saturating_add(block.requested_bytes);
+                    row.blocks += 1;
+                    true
+                }
+                _ => false,
+            };
+            if !joined {
+                runs.extend(run.take().map(|(row, _)| row));
+                let freed = freed_at(block, moment);
+                let block = Block { born: moment, freed, gone: moment + 1, stack: None, ..*block };
+                run = Some((Row { block, blocks: 1 }, end));
+            }
+        }
+        runs.extend(run.take().map(|(row, _)| row));
+    }
+    runs
+}
+
+/// When a row that stands for one moment only says that it was freed.
+fn freed_at(block: &Block, moment: u32) -> u32 {
+    if moment < block.freed { moment + 1 } else { moment }
+}

@@ -1,0 +1,135 @@
+//! What a recording needs under several settings, and how much each reserves while it runs.
+
+use crate::analysis::{Advice, Need, Recording, Room, SearchOptions, Tried, watch, without_files};
+use crate::config::{Config, KeyTable};
+use crate::history::Action;
+use crate::replay::{Op, ReplayError};
+
+use super::lives::Lives;
+
+/// One setting.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting {
+    pub(crate) conf: String,
+    /// Whether it is the recorded one.
+    pub(crate) is_recorded: bool,
+    /// Whether only a model of the driver can try it.
+    pub(crate) is_model: bool,
+    /// Whether somebody asked for it.
+    pub(crate) is_asked: bool,
+    pub(crate) need: Need,
+    /// Reserved bytes in each column, on the smallest device on which it runs.
+    pub(crate) at_need: Vec<u64>,
+    /// The same where nothing limits it.
+    pub(crate) unlimited: Vec<u64>,
+}
+
+/// How many settings are shown, those that somebody asked for and the recorded one apart.
+const SHOWN: usize = 6;
+/// How many points a curve has.
+const POINTS: usize = 800;
+
+/// The settings that `advice` found best, the recorded one and those that somebody asked for.
+pub(crate) fn settings(
+    recording: &Recording,
+    lives: &Lives,
+    advice: &Advice,
+    asked: &[(String, Config)],
+) -> Result<Vec<Setting>, ReplayError> {
+    let mut chosen: Vec<(Tried, Config)> = Vec::new();
+    let recorded = &advice.recorded;
+    let own = recording.config.clone().unwrap_or_default();
+    chosen.push((recorded.clone(), own.with_compat(crate::config::Compat::PyTorch)));
+    let others = advice.tried.iter().filter(|tried| tried.conf != recorded.conf);
+    // Where both allocators need the same, one row is enough: PyTorch's own stands for both.
+    let is_alone = |tried: &&Tried| {
+        let same = |other: &Tried| {
+            other.for_pytorch() == Some(&tried.conf)
+                && other.need.needs_bytes == tried.need.needs_bytes
+        };
+        tried.for_pytorch().is_some() || !advice.tried.iter().any(same)
+    };
+    for tried in others.filter(is_alone).take(SHOWN) {
+        let Ok(config) = Config::parse(&tried.conf, &KeyTable::default()) else { continue };
+        chosen.push((tried.clone(), config));
+    }
+    if let Some(tried) = &advice.modelled
+        && let Ok(config) = Config::parse(&tried.conf, &KeyTable::default())
+    {
+        chosen.push((tried.clone(), config));
+    }
+    for (conf, config) in asked {
+        let is_known = |(_, known): &(Tried, Config)| known.settings() == config.settings();
+        if !chosen.iter().any(is_known) {
+            let need = Need::search(recording, config, &SearchOptions::QUICK)?;
+            chosen.push((Tried { conf: conf.clone(), need }, without_files(config)));
+        }
+    }
+    let columns = columns_of_ops(recording, lives);
+    let mut all = Vec::new();
+    for (at, (Tried { conf, need }, config)) in chosen.into_iter().enumerate() {
+        let at_need = match need.needs_bytes {
+            Some(total_bytes) => curve(recording, &config, Room::Device { total_bytes }, &columns)?,
+            None => Vec::new(),
+        };
+        let unlimited = curve(recording, &config, Room::Endless, &columns)?;
+        let is_asked = asked.iter().any(|(_, known)| known.settings() == config.settings());
+        let is_model = advice.modelled.as_ref().is_some_and(|modelled| modelled.conf == conf);
+        let is_recorded = at == 0;
+        all.push(Setting { conf, is_recorded, is_model, is_asked, need, at_need, unlimited });
+    }
+    all.sort_by_key(|setting| setting.need.needs_bytes.unwrap_or(u64::MAX));
+    Ok(all)
+}
+
+/// The moments at which the points of a curve begin.
+pub(crate) fn points(lives: &Lives) -> usize {
+    POINTS.min(lives.events as usize + 1)
+}
+
+/// The point of the curve that each operation of the workload belongs to: requests are in the order of the
+/// recorded ones, and everything else belongs to the request before it.
+fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
+    let is_request = |action| matches!(action, Action::Alloc | Action::OutOfMemory);
+    let events = recording.trace.events.iter().zip(1_u32..);
+    let requests: Vec<u32> =
+        events.filter(|(event, _)| is_request(event.action)).map(|(_, moment)| moment).collect();
+    let (count, moments) = (points(lives) as u64, u64::from(lives.events) + 1);
+    let seeded = recording.workload.seeded;
+    let mut moment = 0;
+    let column = |op: &Op| {
+        if let Op::Allocate { id, .. } | Op::AllocateInVain { id, .. } = *op
+            && let Some(request) = id.checked_sub(seeded)
+        {
+            moment = requests.get(request as usize).copied().unwrap_or(moment);
+        }
+        u32::try_from(u64::from(moment) * count / moments).unwrap_or(0)
+    };
+    recording.workload.ops.iter().map(column).collect()
+}
+
+/// The most reserved bytes in each column.
+fn curve(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    columns: &[u32],
+) -> Result<Vec<u64>, ReplayError> {
+    let count = columns.last().map_or(0, |last| *last as usize + 1);
+    let mut most: Vec<Option<u64>> = vec![None; count];
+    let mut last = vec![0; count];
+    watch(recording, config, room, &|_| (), &mut |at, _, taken_bytes| {
+        let column = columns[at] as usize;
+        most[column] = Some(most[column].unwrap_or(0).max(taken_bytes));
+        last[column] = taken_bytes;
+    })?;
+    let mut before = 0;
+    let filled = most.into_iter().zip(last).map(|(most, last)| match most {
+        Some(most) => {
+            before = last;
+            most
+        }
+        None => before,
+    });
+    Ok(filled.collect())
+}

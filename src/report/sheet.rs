@@ -1,0 +1,474 @@
+//! The data of one recording, as the page reads it. `docs/report.md` describes every field.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use super::columns::{Column, fewer};
+use super::holders::Holders;
+use super::lives::{Lives, NEVER};
+use super::rows::{Kept, Room};
+use super::stacks::{StackTable, Stacks};
+use super::words::{AdviceData, NeedsData};
+use crate::analysis::counted_as;
+use crate::ids::PoolId;
+
+/// What a sheet is made of.
+pub(crate) struct Parts<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) device: u32,
+    pub(crate) conf: &'a str,
+    pub(crate) notes: &'a [String],
+    pub(crate) lives: &'a Lives,
+    pub(crate) stacks: &'a crate::replay::Stacks,
+    pub(crate) limit: Option<LimitData>,
+    pub(crate) advice: &'a AdviceData,
+    pub(crate) needs: &'a NeedsData,
+}
+
+/// The most that may be reserved.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct LimitData {
+    pub(crate) bytes: u64,
+    /// Where it comes from.
+    pub(crate) source: String,
+}
+
+#[derive(Serialize)]
+struct Sheet<'a> {
+    name: &'a str,
+    device: u32,
+    conf: &'a str,
+    notes: Vec<String>,
+    events: u32,
+    requests: u64,
+    has_times: bool,
+    duration_us: u64,
+    limit: Option<&'a LimitData>,
+    peak_reserved: Mark,
+    peak_live: Mark,
+    columns: ColumnsData,
+    failures: FailuresData,
+    moments: Option<Vec<u32>>,
+    base: String,
+    unit: u64,
+    streams: Vec<String>,
+    pools: Vec<PoolData>,
+    /// Pairs of a stream and a pool, by their places.
+    heaps: Vec<[u32; 2]>,
+    /// Whether the moments' maps lack something.
+    is_short: bool,
+    segments: SegmentsData,
+    blocks: BlocksData,
+    stacks: Stacks,
+    holders: Vec<HoldersData>,
+    advice: &'a AdviceData,
+    needs: &'a NeedsData,
+}
+
+#[derive(Serialize)]
+struct Mark {
+    moment: u32,
+    bytes: u64,
+}
+
+/// Each list holds differences to the number before.
+#[derive(Default, Serialize)]
+struct ColumnsData {
+    start: Vec<i128>,
+    time_us: Vec<i128>,
+    live_min: Vec<i128>,
+    live_max: Vec<i128>,
+    live_last: Vec<i128>,
+    /// The first moment of the most live bytes.
+    live_peak: Vec<i128>,
+    reserved_min: Vec<i128>,
+    reserved_max: Vec<i128>,
+    reserved_last: Vec<i128>,
+}
+
+#[derive(Serialize)]
+struct FailuresData {
+    total: usize,
+    /// Moment, bytes, place of the stream, place of the stack or -1, free bytes of the device.
+    list: Vec<(u32, u64, u32, i64, u64)>,
+}
+
+#[derive(Serialize)]
+struct PoolData {
+    name: String,
+    private: bool,
+}
+
+#[derive(Default, Serialize)]
+struct SegmentsData {
+    born: Vec<i128>,
+    life: Vec<i64>,
+    address: Vec<u64>,
+    size: Vec<u64>,
+    heap: Vec<u32>,
+    large: Vec<u8>,
+    expandable: Vec<u8>,
+}
+
+#[derive(Default, Serialize)]
+struct BlocksData {
+    born: Vec<i128>,
+    life: Vec<i64>,
+    wait: Vec<i64>,
+    address: Vec<u64>,
+    size: Vec<u64>,
+    unused: Vec<i128>,
+    heap: Vec<u32>,
+    stack: Vec<i64>,
+    /// Rows that stand for several blocks, by their places, and how many.
+    runs: Vec<(usize, u32)>,
+}
+
+#[derive(Serialize)]
+struct HoldersData {
+    name: &'static str,
+    moment: u32,
+    bytes: u64,
+    blocks: u64,
+    by_stack: bool,
+    /// Place of the stack or -1, place of the stream, bytes of each block or 0, blocks, bytes, and how many
+    /// events ago the newest and the oldest were asked for.
+    list: Vec<(i64, u32, u64, u64, u64, u32, u32)>,
+    /// What the others hold, that are not in the list.
+    rest_bytes: u64,
+    rest_blocks: u64,
+}
+
+/// How much of everything a sheet holds.
+#[derive(Clone, Copy)]
+struct Detail {
+    columns: usize,
+    room: Room,
+    stack_bytes: usize,
+    holders: usize,
+    failures: usize,
+    texts: usize,
+}
+
+impl Detail {
+    /// Parts of so many bytes; a row of a block takes about 40 of them.
+    fn of(bytes: usize) -> Self {
+        Self {
+            columns: (bytes / 400).clamp(32, COLUMNS),
+            room: Room { blocks: bytes * 6 / 10 / 42, segments: bytes / 10 / 36 },
+            stack_bytes: bytes / 6,
+            holders: (bytes / 4000).clamp(4, 300),
+            failures: (bytes / 2000).clamp(4, 500),
+            texts: (bytes / 100).clamp(200, 4000),
+        }
+    }
+}
+
+/// The most columns of a time line.
+pub(crate) const COLUMNS: usize = 8192;
+
+/// The data as text that may stand inside a page's script element: at most `most` bytes of it. None where
+/// even the least does not fit.
+pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
+    let mut bytes = most;
+    let mut found: Option<String> = None;
+    while bytes >= 1024 {
+        let (text, is_short) = as_text(parts, &Detail::of(bytes));
+        let fitting = scaled(bytes, most / 20 * 19, text.len());
+        if text.len() > most {
+            // Hostile texts take six times their length when they are escaped.
+            if found.is_some() {
+                return found;
+            }
+            bytes = fitting.min(bytes / 10 * 9);
+            continue;
+        }
+        let has_grown = found.is_some();
+        found = Some(text);
+        // What the rows take was overestimated: there is room for more of them.
+        if has_grown || !is_short || fitting < bytes / 5 * 6 {
+            break;
+        }
+        bytes = fitting;
+    }
+    found
+}
+
+/// `bytes` times `most` by `taken`.
+fn scaled(bytes: usize, most: usize, taken: usize) -> usize {
+    let product = bytes as u128 * most as u128 / (taken as u128 + 1);
+    usize::try_from(product).unwrap_or(bytes).min(4 * bytes)
+}
+
+/// Text that ends no script element, whatever stands in it: it stays the same JSON.
+pub(crate) fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len() + json.len() / 64);
+    for sign in json.chars() {
+        match sign {
+            '<' => text.push_str("\\u003c"),
+            '>' => text.push_str("\\u003e"),
+            '&' => text.push_str("\\u0026"),
+            '\u{2028}' => text.push_str("\\u2028"),
+            '\u{2029}' => text.push_str("\\u2029"),
+            _ => text.push(sign),
+        }
+    }
+    text
+}
+
+fn cut(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(most / 4).collect();
+    format!("{kept} ...")
+}
+
+/// The text, and whether rows were joined or left out.
+fn as_text(parts: &Parts<'_>, detail: &Detail) -> (String, bool) {
+    let Parts { name, device, conf, notes, lives, limit, advice, needs, .. } = parts;
+    let kept = Kept::of(lives, detail.room);
+    let table = stack_table(parts, &kept, detail);
+    let mut notes = notes.to_vec();
+    notes.extend(left_out(&kept));
+    let (base, unit) = base_and_unit(&kept);
+    let mut heaps = Heaps::default();
+    let segments = segments(&kept, base, unit, &mut heaps);
+    let blocks = blocks(&kept, base, unit, &mut heaps, &table);
+    let columns = &lives.columns;
+    let (name, conf) = (cut(name, detail.texts), cut(conf, detail.texts));
+    let sheet = Sheet {
+        name: &name,
+        device: *device,
+        conf: &conf,
+        notes: notes.iter().map(|note| cut(note, detail.texts)).collect(),
+        events: lives.events,
+        requests: lives.served + lives.failures.len() as u64,
+        has_times: lives.has_times(),
+        duration_us: columns.end_us - columns.begin_us,
+        limit: limit.as_ref(),
+        peak_reserved: Mark {
+            moment: lives.peak_reserved.moment,
+            bytes: lives.peak_reserved.bytes,
+        },
+        peak_live: Mark { moment: lives.peak_live.moment, bytes: lives.peak_live.bytes },
+        columns: columns_data(lives, detail.columns),
+        failures: failures(lives, &table, detail.failures),
+        moments: kept.moments.clone(),
+        base: format!("{base:#x}"),
+        unit,
+        streams: lives.streams.iter().map(|stream| format!("{:#x}", stream.0)).collect(),
+        pools: lives.pools.iter().map(pool_data).collect(),
+        heaps: heaps.all,
+        is_short: kept.segments_left_out + kept.runs_left_out > 0,
+        segments,
+        blocks,
+        holders: holders(lives, &table, detail.holders),
+        stacks: table.data,
+        advice,
+        needs,
+    };
+    (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())
+}
+
+fn left_out(kept: &Kept) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(moments) = &kept.moments {
+        notes.push(format!(
+            "The recording is large: {} of its moments can be shown, the peaks and the failures among them.",
+            moments.len()
+        ));
+    }
+    if kept.segments_left_out > 0 {
+        let count = counted_as(kept.segments_left_out as u64, "small segment", "small segments");
+        notes.push(format!("{count} found no room in the maps."));
+    }
+    if kept.runs_left_out > 0 {
+        let count = counted_as(kept.runs_left_out as u64, "run", "runs");
+        notes.push(format!("{count} of small blocks found no room in the maps."));
+    }
+    notes
+}
+
+fn pool_data(pool: &PoolId) -> PoolData {
+    match *pool {
+        PoolId::DEFAULT => PoolData { name: "default pool".to_owned(), private: false },
+        PoolId { capture, user } => {
+            PoolData { name: format!("private pool {capture}.{user}"), private: true }
+        }
+    }
+}
+
+/// Differences to the number before.
+fn differences(numbers: impl Iterator<Item = u64>) -> Vec<i128> {
+    let mut before = 0;
+    numbers
+        .map(|number| {
+            let difference = i128::from(number) - before;
+            before = i128::from(number);
+            difference
+        })
+        .collect()
+}
+
+fn columns_data(lives: &Lives, most: usize) -> ColumnsData {
+    let all = &lives.columns;
+    let columns = fewer(&all.columns, most);
+    let of = |what: fn(&Column) -> u64| differences(columns.iter().map(what));
+    ColumnsData {
+        start: differences(columns.iter().map(|column| column.first.into())),
+        time_us: differences(columns.iter().map(|c| c.time_us.saturating_sub(all.begin_us))),
+        live_min: of(|column| column.live_min_bytes),
+        live_max: of(|column| column.live_max_bytes),
+        live_last: of(|column| column.live_last_bytes),
+        live_peak: of(|column| column.live_peak_at.into()),
+        reserved_min: of(|column| column.reserved_min_bytes),
+        reserved_max: of(|column| column.reserved_max_bytes),
+        reserved_last: of(|column| column.reserved_last_bytes),
+    }
+}
+
+fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
+    let all = &lives.failures;
+    // The first ones and the last ones.
+    let ends = all.len().saturating_sub(most / 2);
+    let told = all.iter().enumerate().filter(|(at, _)| *at < most - most / 2 || *at >= ends);
+    let row = |failure: &super::lives::Failure| {
+        let stack = table.place(failure.stack);
+        (failure.moment, failure.requested_bytes, failure.stream, stack, failure.device_free_bytes)
+    };
+    FailuresData { total: all.len(), list: told.map(|(_, failure)| row(failure)).collect() }
+}
+
+/// The lowest address, and what all addresses and sizes are multiples of.
+fn base_and_unit(kept: &Kept) -> (u64, u64) {
+    let blocks = kept.rows.iter().map(|row| (row.block.address, row.block.size_bytes));
+    let segments = kept.segments.iter().map(|segment| (segment.address, segment.size_bytes));
+    let all = || blocks.clone().chain(segments.clone());
+    let base = all().map(|(address, _)| address).min().unwrap_or(0);
+    let is_aligned = all()
+        .all(|(address, size)| (address - base).is_multiple_of(512) && size.is_multiple_of(512));
+    (base, if is_aligned { 512 } else { 1 })
+}
+
+/// Pairs of a stream and a pool, each once.
+#[derive(Default)]
+struct Heaps {
+    all: Vec<[u32; 2]>,
+    known: HashMap<[u32; 2], u32>,
+}
+
+impl Heaps {
+    fn place(&mut self, stream: u32, pool: u32) -> u32 {
+        *self.known.entry([stream, pool]).or_insert_with(|| {
+            self.all.push([stream, pool]);
+            u32::try_from(self.all.len() - 1).unwrap_or(0)
+        })
+    }
+}
+
+/// How long something lives; -1 is to the end and beyond.
+fn span(from: u32, to: u32) -> i64 {
+    if to == NEVER { -1 } else { i64::from(to) - i64::from(from) }
+}
+
+fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> SegmentsData {
+    let all = &kept.segments;
+    SegmentsData {
+        born: differences(all.iter().map(|segment| segment.born.into())),
+        life: all.iter().map(|segment| span(segment.born, segment.gone)).collect(),
+        address: all.iter().map(|segment| (segment.address - base) / unit).collect(),
+        size: all.iter().map(|segment| segment.size_bytes / unit).collect(),
+        heap: all.iter().map(|segment| heaps.place(segment.stream, segment.pool)).collect(),
+        large: all.iter().map(|s| u8::from(s.kind == crate::size::PoolKind::Large)).collect(),
+        expandable: all.iter().map(|segment| u8::from(segment.expandable)).collect(),
+    }
+}
+
+fn blocks(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps, table: &StackTable) -> BlocksData {
+    let born = differences(kept.rows.iter().map(|row| row.block.born.into()));
+    let mut data = BlocksData { born, ..BlocksData::default() };
+    for (at, row) in kept.rows.iter().enumerate() {
+        let block = &row.block;
+        data.life.push(span(block.born, block.freed));
+        data.wait.push(if block.freed == NEVER { 0 } else { span(block.freed, block.gone) });
+        data.address.push((block.address - base) / unit);
+        data.size.push(block.size_bytes / unit);
+        data.unused.push(i128::from(block.size_bytes) - i128::from(block.requested_bytes));
+        data.heap.push(heaps.place(block.stream, block.pool));
+        data.stack.push(table.place(block.stack));
+        if row.blocks > 1 {
+            data.runs.push((at, row.blocks));
+        }
+    }
+    data
+}
+
+/// The moments whose holders are told.
+fn told_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
+    let mut told = vec![
+        ("peak of reserved bytes", lives.peak_reserved.moment),
+        ("peak of live bytes", lives.peak_live.moment),
+    ];
+    told.extend(lives.failures.first().map(|failure| ("first failure", failure.moment)));
+    told.push(("end", lives.events));
+    told
+}
+
+fn holders(lives: &Lives, table: &StackTable, most: usize) -> Vec<HoldersData> {
+    let of = |(name, moment): (&'static str, u32)| {
+        let all = Holders::of(lives, moment);
+        let (told, rest) = all.holders.split_at(all.holders.len().min(most));
+        let list = told.iter().map(|holder| {
+            let stack = table.place(holder.stack);
+            let (blocks, bytes) = (holder.blocks, holder.requested_bytes);
+            let ages = (holder.newest_events, holder.oldest_events);
+            (stack, holder.stream, holder.each_bytes, blocks, bytes, ages.0, ages.1)
+        });
+        HoldersData {
+            name,
+            moment,
+            bytes: all.requested_bytes,
+            blocks: all.blocks,
+            by_stack: all.has_stacks,
+            list: list.collect(),
+            rest_bytes: rest
+                .iter()
+                .fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum)),
+            rest_blocks: rest.iter().map(|holder| holder.blocks).sum(),
+        }
+    };
+    told_moments(lives).into_iter().map(of).collect()
+}
+
+/// The stacks that matter most first: those of the largest holders, then those of the largest areas.
+fn stack_table(parts: &Parts<'_>, kept: &Kept, detail: &Detail) -> StackTable {
+    let lives = parts.lives;
+    let mut weight: BTreeMap<crate::replay::StackId, u128> = BTreeMap::new();
+    for row in &kept.rows {
+        if let Some(stack) = row.block.stack {
+            let span = row.block.freed.min(lives.events + 1).saturating_sub(row.block.born);
+            let area = u128::from(row.block.requested_bytes) * u128::from(span);
+            let all = weight.entry(stack).or_default();
+            *all = all.saturating_add(area);
+        }
+    }
+    for (_, moment) in told_moments(lives) {
+        for holder in Holders::of(lives, moment).holders.iter().take(detail.holders) {
+            if let Some(stack) = holder.stack {
+                let area = u128::from(holder.requested_bytes) * u128::from(lives.events + 1);
+                let all = weight.entry(stack).or_default();
+                *all = all.saturating_add(area);
+            }
+        }
+    }
+    for failure in lives.failures.iter().take(detail.failures) {
+        if let Some(stack) = failure.stack {
+            *weight.entry(stack).or_default() += u128::MAX / 1_000_000;
+        }
+    }
+    let mut stacks: Vec<_> = weight.into_iter().collect();
+    stacks.sort_by_key(|(_, weight)| std::cmp::Reverse(*weight));
+    StackTable::of(parts.stacks, stacks.into_iter().map(|(stack, _)| stack), detail.stack_bytes)
+}

@@ -1,0 +1,134 @@
+//! What `advise` says, for the page: the sentences are made where `advise` gets them.
+
+use serde::Serialize;
+
+use super::settings::Setting;
+use crate::analysis::{Advice, Choice, Picture, Recording, Streams, Why, counted_as, heap_name};
+
+/// What to set, and why memory is reserved.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct AdviceData {
+    /// What to set; where nobody searched, how to have it searched.
+    pub(crate) sentence: String,
+    pub(crate) is_searched: bool,
+    /// Whose allocator, the variable with its value, and what the recording then needs.
+    pub(crate) set: Vec<(&'static str, String, String)>,
+    pub(crate) limit: Option<String>,
+    pub(crate) searched: Option<String>,
+    pub(crate) pictures: Vec<PictureData>,
+}
+
+/// The reserved bytes at one moment, by cause.
+#[derive(Debug, Serialize)]
+pub(crate) struct PictureData {
+    pub(crate) name: &'static str,
+    pub(crate) sentence: String,
+    pub(crate) causes: Vec<&'static str>,
+    /// Bytes of each cause.
+    pub(crate) all: Vec<u64>,
+    /// The same for each stream of each pool, and its largest free block.
+    pub(crate) heaps: Vec<(String, Vec<u64>, u64)>,
+}
+
+/// What the recording needs under each setting.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct NeedsData {
+    /// Why there are none.
+    pub(crate) missing: Option<String>,
+    pub(crate) points: usize,
+    pub(crate) rows: Vec<NeedData>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct NeedData {
+    conf: String,
+    recorded: bool,
+    model: bool,
+    asked: bool,
+    needs: Option<u64>,
+    retries: Option<u64>,
+    device_calls: Option<u64>,
+    device_ms: Option<f64>,
+    reserved_unlimited: u64,
+    /// Reserved bytes at each point; differences to the one before.
+    at_need: Vec<i128>,
+    unlimited: Vec<i128>,
+}
+
+/// How many streams and pools are told.
+const HEAPS: usize = 64;
+
+impl PictureData {
+    pub(crate) fn of(name: &'static str, picture: &Picture, streams: &Streams) -> Self {
+        let bytes =
+            |causes: &crate::analysis::Causes| causes.rows().map(|(_, bytes)| bytes).to_vec();
+        let heaps = picture.heaps.iter().take(HEAPS);
+        Self {
+            name,
+            sentence: picture.sentence(streams),
+            causes: picture.causes.rows().map(|(name, _)| name).to_vec(),
+            all: bytes(&picture.causes),
+            heaps: heaps
+                .map(|heap| (heap_name(heap), bytes(&heap.causes), heap.largest_free_bytes))
+                .collect(),
+        }
+    }
+}
+
+/// The pictures of the peak and of the first failure.
+pub(crate) fn pictures(why: &Why) -> Vec<PictureData> {
+    let told = [("peak of reserved bytes", &why.peak), ("first failure", &why.failure)];
+    let told = told.into_iter().filter_map(|(name, picture)| Some((name, picture.as_ref()?)));
+    told.map(|(name, picture)| PictureData::of(name, picture, &why.streams)).collect()
+}
+
+impl AdviceData {
+    pub(crate) fn of(recording: &Recording, advice: &Advice, why: &Why) -> Self {
+        let choices = advice.choices().into_iter();
+        let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
+        let cut_short =
+            if advice.is_cut_short { "; time ran out before all were tried" } else { "" };
+        Self {
+            sentence: advice.sentence(recording),
+            is_searched: true,
+            set: choices.map(|Choice { whose, set, needs }| (whose, set, needs)).collect(),
+            limit: recording.limit_sentence(),
+            searched: Some(format!(
+                "{searched} searched, {} more need more than three of them{cut_short}",
+                advice.passed_over
+            )),
+            pictures: pictures(why),
+        }
+    }
+}
+
+impl NeedsData {
+    pub(crate) fn of(settings: &[Setting], points: usize) -> Self {
+        let differences = |curve: &[u64]| {
+            let before = std::iter::once(0).chain(curve.iter().copied());
+            curve
+                .iter()
+                .zip(before)
+                .map(|(now, before)| i128::from(*now) - i128::from(before))
+                .collect()
+        };
+        #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+        let row = |setting: &Setting| {
+            let cost = setting.need.cost;
+            NeedData {
+                conf: setting.conf.clone(),
+                recorded: setting.is_recorded,
+                model: setting.is_model,
+                asked: setting.is_asked,
+                needs: setting.need.needs_bytes,
+                retries: cost.map(|cost| cost.retries),
+                device_calls: cost.map(|cost| cost.device_calls),
+                device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),
+                reserved_unlimited: setting.need.reserved_unlimited_bytes,
+                at_need: differences(&setting.at_need),
+                unlimited: differences(&setting.unlimited),
+            }
+        };
+        Self { missing: None, points, rows: settings.iter().map(row).collect() }
+    }
+}

@@ -1,0 +1,115 @@
+//! `report`: the page as a file, and as a browser shows it.
+
+mod browser;
+mod large;
+mod made;
+
+use serde_json::Value;
+
+use super::{Folder, run, text, trace};
+
+/// The data of a page: what stands in its script elements.
+fn recordings(page: &str) -> Vec<Value> {
+    let parts = page.split("<script type=\"application/json\" class=\"recording\">").skip(1);
+    let parts = parts.map(|part| part.split_once("</script>").expect("it ends").0);
+    parts.map(|json| serde_json::from_str(json).expect("it is JSON")).collect()
+}
+
+fn written(args: &[&str], page: &str) -> String {
+    let output = run(args);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let told = text(&output.stdout);
+    assert!(told.contains(page) && told.lines().count() == 1, "{told}");
+    std::fs::read_to_string(page).expect("it was written")
+}
+
+#[test]
+fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
+    let folder = Folder::new("report");
+    let out = folder.path("out.html");
+    let path = trace("multistream.default");
+    let path = path.to_str().unwrap();
+    let conf = "expandable_segments:True,roundup_power2_divisions:4";
+    let page = written(&["report", path, "--quick", "--conf", conf, "-o", &out], &out);
+    for id in ["timeline", "segments", "holders", "needs", "advice"] {
+        assert_eq!(page.matches(&format!("<section id=\"{id}\"")).count(), 1, "{id}");
+    }
+    assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("src="));
+    assert!(page.contains("default-src 'none'") && page.len() < 10_000_000);
+    assert!(page.contains("\"format\":\"stratalloc report\",\"version\":1"));
+    let [data] = &recordings(&page)[..] else { panic!("one recording") };
+    assert_eq!(data["peak_reserved"]["bytes"], 2_187_329_536_u64);
+    assert_eq!(data["moments"], Value::Null);
+    let rows = data["needs"]["rows"].as_array().unwrap();
+    assert!(
+        rows.iter().any(|row| row["conf"] == conf)
+            && rows.iter().any(|row| row["recorded"] == true)
+    );
+    // The words are those of `advise`.
+    let advise = run(&["advise", path, "--quick", "--json"]);
+    let advise: Value = serde_json::from_slice(&advise.stdout).unwrap();
+    assert_eq!(data["advice"]["sentence"], advise["sentence"]);
+    assert_eq!(data["advice"]["pictures"][0]["sentence"], advise["causes"]["why"]);
+    let leftovers = std::fs::read_dir(folder.path("")).unwrap().count();
+    assert_eq!(leftovers, 1, "nothing but the page");
+}
+
+#[test]
+fn text_from_a_recording_is_data_and_no_markup() {
+    let folder = Folder::new("report-hostile");
+    let file = folder.file(&format!("a{}.json", "<img src=x>"), &made::hostile());
+    let out = folder.path("out.html");
+    let page = written(&["report", &file, "--quick", "-o", &out], &out);
+    assert!(!page.contains("<img") && !page.contains("</script><img"));
+    let data = recordings(&page);
+    assert_eq!(data[0]["name"], "a<img src=x>");
+    let texts = data[0]["stacks"]["texts"].as_array().unwrap();
+    assert!(texts.iter().any(|text| text == made::HOSTILE), "{texts:?}");
+}
+
+#[test]
+fn each_device_and_each_file_is_on_the_page_and_a_bad_one_stops_no_other() {
+    let folder = Folder::new("report-several");
+    let two = folder.file("two.json", &made::two_devices());
+    let plain = folder.file("plain.json", &made::without_history());
+    let (bad, out) = (folder.file("bad.json", "{}"), folder.path("out.html"));
+    let output = run(&["report", &two, &bad, &plain, "--quick", "-o", &out]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("bad.json"));
+    let data = recordings(&std::fs::read_to_string(&out).unwrap());
+    let names: Vec<&str> = data.iter().filter_map(|data| data["name"].as_str()).collect();
+    assert_eq!(names, ["two device 1", "two device 0", "plain"]);
+    assert!(data[2]["notes"][0].as_str().unwrap().contains("no history"), "{}", data[2]["notes"]);
+}
+
+#[test]
+fn a_page_goes_over_no_recording_and_is_there_only_when_it_is_whole() {
+    let folder = Folder::new("report-manners");
+    let file = folder.file("keep.json", &made::without_history());
+    let content = std::fs::read_to_string(&file).unwrap();
+    let roundabout = folder.path("./keep.json");
+    for output in [&file, &roundabout] {
+        let ended = run(&["report", &file, "-o", output]);
+        assert_eq!(ended.status.code(), Some(2), "{}", text(&ended.stderr));
+        assert!(text(&ended.stderr).contains("would be written over the recording"));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), content);
+    }
+    let old = folder.file("old.html", "an older page");
+    let broken = folder.file("broken.json", "{");
+    assert_eq!(run(&["report", &broken, "-o", &old]).status.code(), Some(1));
+    assert_eq!(std::fs::read_to_string(&old).unwrap(), "an older page");
+    assert_eq!(run(&["report", &file, "--quick", "-o", &old]).status.code(), Some(0));
+    assert!(std::fs::read_to_string(&old).unwrap().starts_with("<!doctype html>"));
+    let nowhere = folder.path("no/such/folder/out.html");
+    let ended = run(&["report", &file, "-o", &nowhere]);
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(text(&ended.stderr).contains("no/such/folder"), "{}", text(&ended.stderr));
+    assert_eq!(run(&["report", &file]).status.code(), Some(2), "no -o");
+    assert_eq!(run(&["report", &file, "-o", "x", "--format", "json"]).status.code(), Some(2));
+    let printed = run(&["report", &file, "--quick", "-o", "-"]);
+    assert!(text(&printed.stdout).starts_with("<!doctype html>"));
+    let mut names: Vec<_> =
+        std::fs::read_dir(folder.path("")).unwrap().map(|f| f.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["broken.json", "keep.json", "old.html"]);
+}

@@ -1,0 +1,160 @@
+//! Pages in a browser: headless Chromium opens a copy that uses itself (`exercise.js`) and says what it saw.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::super::{Folder, run, text, trace};
+use super::made;
+
+/// The browser, if there is one.
+pub(super) fn chromium() -> Option<PathBuf> {
+    if let Some(said) = std::env::var_os("CHROMIUM") {
+        return Some(said.into());
+    }
+    let folders: Vec<PathBuf> =
+        std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect())?;
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    names.iter().flat_map(|name| folders.iter().map(move |f| f.join(name))).find(|p| p.is_file())
+}
+
+/// Collects what goes wrong from the first line of the page on.
+const WATCH: &str = "<head><script>var problems = [];\
+    addEventListener('error', (event) => problems.push(`error: ${event.message}`));\
+    addEventListener('unhandledrejection', (event) => problems.push(`rejection: ${event.reason}`));\
+    addEventListener('securitypolicyviolation', (event) => problems.push(`request: ${event.blockedURI}`));\
+    for (const name of ['error', 'warn']) console[name] = (...said) => problems.push(`console: ${said.join(' ')}`);\
+    </script>";
+
+/// What a page says of itself in the browser.
+pub(super) fn used(browser: &Path, folder: &Folder, page: &str) -> Value {
+    let page = std::fs::read_to_string(page).expect("the page was written");
+    let copy = page.replacen("<head>", WATCH, 1);
+    let exercise = format!("<script>{}</script></body>", include_str!("exercise.js"));
+    let copy = copy.replacen("</body>", &exercise, 1);
+    let path = folder.file("used.html", &copy);
+    let output = Command::new(browser)
+        .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"])
+        .args(["--disable-background-networking", "--enable-logging=stderr", "--timeout=120000"])
+        .args(["--disable-dev-shm-usage", "--window-size=1280,900"])
+        .arg(format!("--user-data-dir={}", folder.path("browser")))
+        .arg(format!("file://{path}"))
+        .output()
+        .expect("the browser runs");
+    let (dom, told) = (text(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
+    // The test reads canvases back, of which the browser says that it is slow.
+    let errors = told.lines().filter(|line| line.contains("CONSOLE") && !line.contains("willRead"));
+    assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
+    let result = dom.rsplit_once("RESULT").and_then(|(_, rest)| rest.split_once("TLUSER"));
+    let (result, _) = result.unwrap_or_else(|| panic!("the page says nothing: {told}"));
+    serde_json::from_str(result).expect("the page says JSON")
+}
+
+/// What holds of every page. `seen` has what a page said of one recording.
+pub(super) fn is_well(said: &Value) {
+    assert_eq!(said["problems"], serde_json::json!([]), "{said:#}");
+    assert_eq!(said["requests"], serde_json::json!([]), "{said:#}");
+    assert_eq!(said["images"], 0, "{said:#}");
+    for seen in said["recordings"].as_array().expect("a list") {
+        assert_eq!(seen["panels"].as_array().map(Vec::len), Some(5), "{seen:#}");
+        let text = |name: &str| seen[name].as_str().unwrap_or_default().to_owned();
+        assert!(
+            text("sentence").len() > 20 && text("causes").contains("MiB are reserved"),
+            "{seen:#}"
+        );
+        assert!(text("needs").len() > 20 && text("sums").contains("reserved"), "{seen:#}");
+        let number = |name: &str| seen[name].as_u64().unwrap_or(0);
+        assert!(number("timelineColours") > 4 && number("segmentsColours") > 2, "{seen:#}");
+        assert!(number("flames") > 1 && number("holders") > 0, "{seen:#}");
+        assert!(seen["peakShown"] == true, "{seen:#}");
+        assert!(seen["zoomed"] == true || number("events") < 16, "{seen:#}");
+        if seen["block"] != Value::Null {
+            assert!(
+                seen["block"]["hasSize"] == true && seen["block"]["hasStack"] == true,
+                "{seen:#}"
+            );
+        }
+        assert_ne!(seen["area"], false, "{seen:#}");
+        if number("events") > 3 {
+            assert_ne!(seen["start"], seen["otherMoment"], "{seen:#}");
+            assert!(seen["otherMap"] == true && number("keyMoment") > 0, "{seen:#}");
+        }
+        for (what, ms) in seen["answers"].as_object().expect("times") {
+            let ms = ms.as_f64().unwrap_or(f64::INFINITY);
+            assert!(ms < 100.0, "{what} takes {ms:.0} ms: {seen:#}");
+        }
+    }
+}
+
+#[test]
+fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
+    let Some(browser) = chromium() else {
+        eprintln!("skipped: no Chromium");
+        return;
+    };
+    let folder = Folder::new("browser");
+    let shipped = ["serve.default", "unet.frac045", "unet.expandable", "cudagraph.default"];
+    let shipped = shipped.map(|name| trace(name).to_str().expect("names are text").to_owned());
+    let made = [
+        folder.file("hostile.json", &made::hostile()),
+        folder.file("no_history.json", &made::without_history()),
+        folder.file("two.json", &made::two_devices()),
+        folder.file("cut.json", &made::cut("multistream.default")),
+        folder.file("log.csv", &made::log()),
+    ];
+    let page = folder.path("page.html");
+    let files: Vec<&str> = shipped.iter().chain(&made).map(String::as_str).collect();
+    let output = run(&[&["report", "--quick", "-o", &page][..], &files].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said = used(&browser, &folder, &page);
+    is_well(&said);
+    assert_eq!(said["chooser"], true);
+    let seen = said["recordings"].as_array().expect("a list");
+    assert_eq!(seen.len(), 10, "one file has two devices: {said:#}");
+    let of = |name: &str| seen.iter().find(|seen| seen["name"] == name).expect("it is shown");
+    let serve = of("serve.default");
+    assert_eq!(serve["otherMap"], true);
+    assert!(serve["area"] == true && serve["block"]["hasSize"] == true, "{serve:#}");
+    assert!(
+        serve["sums"]
+            .as_str()
+            .is_some_and(|sums| sums.contains("8,568 MiB reserved, 961 MiB live")),
+        "{serve:#}"
+    );
+    let hostile = of("hostile");
+    assert!(hostile["block"]["frames"].as_u64() > Some(0), "{hostile:#}");
+    let shown = hostile["block"]["text"].as_str().unwrap_or_default();
+    assert!(shown.contains("</script><img src=x onerror=alert(1)>"), "{shown}");
+}
+
+/// The same for recordings that are not shipped: `STRATALLOC_RECORDINGS` names a folder.
+#[test]
+fn pages_of_recordings_from_elsewhere_answer_too() {
+    let (Some(browser), Some(recordings)) = (chromium(), std::env::var_os("STRATALLOC_RECORDINGS"))
+    else {
+        eprintln!("skipped: no Chromium, or STRATALLOC_RECORDINGS names no folder");
+        return;
+    };
+    let entries = std::fs::read_dir(recordings).expect("the folder is there");
+    let paths = entries.map(|entry| entry.expect("it can be read").path());
+    let is_one = |path: &PathBuf| {
+        [".pickle", ".json", ".csv"].iter().any(|end| path.to_string_lossy().contains(end))
+            && !path.to_string_lossy().ends_with("stats.json")
+    };
+    let mut paths: Vec<PathBuf> = paths.filter(is_one).collect();
+    paths.sort();
+    for path in paths {
+        let folder = Folder::new("elsewhere");
+        let page = folder.path("page.html");
+        let path = path.to_str().expect("names are text");
+        let output = run(&["report", "--quick", path, "-o", &page]);
+        assert_eq!(output.status.code(), Some(0), "{path}: {}", text(&output.stderr));
+        assert!(std::fs::metadata(&page).expect("it is there").len() <= 10_000_000, "{path}");
+        let said = used(&browser, &folder, &page);
+        is_well(&said);
+        for seen in said["recordings"].as_array().expect("a list") {
+            eprintln!("{path}: load {} ms, {}", said["load"], seen["answers"]);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+// Uses the page as a person does and says what happened. The test appends this to a copy of a page.
+"use strict";
+
+function answerOf(act) {
+  // The best of five: other programs run on the machine too.
+  let best = Infinity;
+  for (let round = 0; round < 5; round++) {
+    const begin = performance.now();
+    act();
+    // What was drawn is on the canvas only when somebody looks.
+    for (const canvas of document.querySelectorAll("canvas")) canvas.getContext("2d").getImageData(0, 0, 1, 1);
+    best = Math.min(best, performance.now() - begin);
+  }
+  return best;
+}
+
+function coloursOf(id) {
+  const canvas = byId(id);
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const colours = new Set();
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 0) colours.add(data[at] << 16 | data[at + 1] << 8 | data[at + 2]);
+  return colours.size;
+}
+
+const picture = (id) => byId(id).toDataURL();
+
+function point(canvas, type, x, y) {
+  const box = canvas.getBoundingClientRect();
+  canvas.dispatchEvent(new PointerEvent(type, { clientX: box.left + x, clientY: box.top + y, bubbles: true, pointerId: 1 }));
+}
+
+const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+const tipText = () => byId("tip").hidden ? "" : byId("tip").textContent;
+
+/// Points at a block of the map, one with a stack if there is one.
+function hoverBlock(recording) {
+  const found = [];
+  for (const piece of map.pieces) {
+    for (const part of piece.segment.parts) {
+      if (part.block === NOTHING || part.from < piece.from || part.from >= piece.from + piece.size) continue;
+      const x = piece.x + (part.from + Math.min(part.size, piece.from + piece.size - part.from) / 2 - piece.from) * piece.w / piece.size;
+      const wide = part.size * piece.w / piece.size;
+      found.push({ x, y: piece.y + 7, block: part.block, wide, rank: (recording.blocks.stack[part.block] >= 0 ? 1e12 : 0) + wide });
+    }
+  }
+  found.sort((a, b) => b.rank - a.rank);
+  if (!found.length) return null;
+  point(byId("segments-canvas"), "pointermove", found[0].x, found[0].y);
+  const frames = framesOf(recording, recording.blocks.stack[found[0].block]);
+  const text = tipText();
+  point(byId("segments-canvas"), "pointerleave", 0, 0);
+  return { text, hasSize: text.includes(exactly(recording.blocks.size[found[0].block])), hasStack: frames.length === 0 || text.includes(frames[0].file), frames: frames.length };
+}
+
+function hoverArea() {
+  const canvas = byId("timeline-canvas");
+  const tall = canvas.clientHeight - timeline.top - timeline.bottom;
+  let below = 0;
+  const column = timeline.shown.length ? timeline.shown[0].from : -1;
+  for (const { at, from, to } of timeline.shown) {
+    if (column < from || column >= to) continue;
+    const size = state.recording.blocks.requested[at];
+    point(canvas, "pointermove", timeline.left + column + 0.5, timeline.top + tall - (below + size / 2) / timeline.most * tall);
+    const text = tipText();
+    point(canvas, "pointerleave", 0, 0);
+    return text.includes(exactly(size)) && text.includes("stream ") && text.includes("age: ") && text.includes("pool");
+  }
+  return null;
+}
+
+function exercise(recording) {
+  const said = { name: recording.name, events: recording.events, moments: recording.moments?.length ?? recording.events + 1 };
+  said.panels = ["timeline", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
+  said.sentence = byId("sentence").textContent;
+  said.causes = byId("causes").textContent;
+  said.timelineColours = coloursOf("timeline-canvas");
+  said.segmentsColours = coloursOf("segments-canvas");
+  said.flames = byId("flames").children.length;
+  said.holders = byId("holders-table").querySelectorAll("tbody tr").length;
+  said.needs = byId("needs-table").textContent;
+  said.curves = recording.needs.rows.length ? coloursOf("needs-canvas") : null;
+  said.block = hoverBlock(recording);
+  said.area = hoverArea();
+  said.start = state.moment;
+  const before = picture("segments-canvas");
+  const third = Math.floor(recording.events / 3);
+  choose(shownMoment(recording, third) === said.start ? recording.events : third);
+  said.otherMoment = state.moment;
+  said.otherMap = picture("segments-canvas") !== before;
+  const timelineCanvas = byId("timeline-canvas");
+  key(timelineCanvas, "Home");
+  key(timelineCanvas, "ArrowRight");
+  said.keyMoment = state.moment;
+  key(timelineCanvas, "+");
+  said.zoomed = state.to - state.from < 1;
+  key(timelineCanvas, "0");
+  key(timelineCanvas, "p");
+  said.peakShown = state.moment === recording.peak_reserved.moment;
+  said.sums = byId("segments-sums").textContent;
+  key(byId("segments-canvas"), "ArrowRight");
+  said.keyBlock = state.block !== NOTHING && byId("segments-says").textContent.length > 10;
+  const { moments, events } = recording;
+  const some = [0.1, 0.35, 0.6, 0.85, 1].map((share) => moments ? moments[Math.floor(share * (moments.length - 1))] : Math.floor(share * events));
+  said.answers = {
+    moment: Math.max(...some.map((moment) => answerOf(() => choose(moment)))),
+    zoom: answerOf(() => { zoom(0.3); }), pan: answerOf(() => look(state.from + 0.05)), all: answerOf(() => look(0, 1)),
+    colours: Math.max(...["stream", "pool", "age", "state"].map((by) => answerOf(() => { state.by = by; drawSegments(); }))),
+    hover: answerOf(() => point(timelineCanvas, "pointermove", 300, 200)),
+    hoverMap: answerOf(() => point(byId("segments-canvas"), "pointermove", 100, 30)),
+    holders: answerOf(() => drawHolders()),
+  };
+  point(timelineCanvas, "pointerleave", 0, 0);
+  state.holders = "now";
+  choose(recording.peak_live.moment);
+  said.holdersNow = byId("flames").children.length;
+  return said;
+}
+
+const said = { load: performance.now(), recordings: [] };
+try {
+  const select = byId("recording");
+  recordings.forEach((recording, at) => {
+    select.value = String(at);
+    const begin = performance.now();
+    if (at > 0) select.dispatchEvent(new Event("change"));
+    const shown = performance.now() - begin;
+    said.recordings.push({ ...exercise(recording), shown });
+  });
+} catch (error) {
+  problems.push(`the test: ${error.stack}`);
+}
+said.problems = problems;
+said.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
+said.images = document.querySelectorAll("img, iframe, object, embed, link").length;
+said.chooser = !byId("chooser").hidden;
+const result = document.createElement("pre");
+result.id = "result";
+result.textContent = "RESULT" + JSON.stringify(said).replace(/[&<>]/g, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0")) + "TLUSER";
+document.body.append(result);
