@@ -405,6 +405,9 @@ impl Walk<'_> {
         expandable: bool,
     ) {
         let size_bytes = size_bytes.min(MOST_BYTES).min(u64::MAX - address);
+        if size_bytes == 0 {
+            return;
+        }
         if self.held.contains_key(&address) {
             self.drop(born, address, size_bytes);
         }
@@ -432,10 +435,11 @@ impl Walk<'_> {
     /// Gives a range back. Of runs of pages that reach beyond it the rest stays.
     fn drop(&mut self, moment: u32, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
+        if end == address {
+            return;
+        }
         loop {
-            let Some((&start, &at)) =
-                self.held.range(..end.max(address.saturating_add(1))).next_back()
-            else {
+            let Some((&start, &at)) = self.held.range(..end).next_back() else {
                 return;
             };
             let segment = self.lives.segments[at];
