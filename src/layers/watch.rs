@@ -223,29 +223,22 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
         self.book.all(tell)
     }
 
-    /// Asks until it is served, refused for good, or not to be asked again.
-    #[inline]
-    fn attempts(&self, request: Request) -> Result<Allocation, AllocError> {
-        if let Err(error) = self.watch.ask(request) {
-            self.watch.failed(request, &error, false);
-            return Err(error);
-        }
-        let asked = Asked { watch: &self.watch, request };
+    /// A request was refused: asks again as long as the watcher wants it.
+    #[cold]
+    #[inline(never)]
+    fn refused(
+        &self,
+        request: Request,
+        mut refused: Result<Allocation, AllocError>,
+    ) -> Result<Allocation, AllocError> {
         let mut attempt = 1;
         loop {
-            match self.inner.allocate(request) {
-                Ok(taken) => {
-                    std::mem::forget(asked);
-                    return Ok(taken);
-                }
+            match refused {
                 Err(error) if self.watch.again(&self.inner, request, &error, attempt) => {
                     attempt += 1;
+                    refused = self.inner.allocate(request);
                 }
-                Err(error) => {
-                    std::mem::forget(asked);
-                    self.watch.failed(request, &error, true);
-                    return Err(error);
-                }
+                answer => return answer,
             }
         }
     }
@@ -298,20 +291,37 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
 
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let found = self.attempts(request)?;
-        let (address, size_bytes) = (found.address(), request.bytes);
-        let block = Block { address, size_bytes, stream: request.stream };
-        self.took(block, (found.owner(), found.token()));
-        Ok(found)
+        if let Err(error) = self.watch.ask(request) {
+            self.watch.failed(request, &error, false);
+            return Err(error);
+        }
+        let asked = Asked { watch: &self.watch, request };
+        // One variable from here to the caller: each further copy costs a hit some nanoseconds.
+        let mut taken = self.inner.allocate(request);
+        if taken.is_err() {
+            taken = self.refused(request, taken);
+        }
+        std::mem::forget(asked);
+        match &taken {
+            Ok(found) => {
+                let (address, size_bytes) = (found.address(), request.bytes);
+                let block = Block { address, size_bytes, stream: request.stream };
+                self.took(block, (found.owner(), found.token()));
+            }
+            Err(error) => self.watch.failed(request, error, true),
+        }
+        taken
     }
 
     #[inline]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         if !W::KEEPS_BOOK {
             let size_bytes = allocation.size_bytes();
-            self.inner.free(allocation)?;
-            self.watch.freed(size_bytes);
-            return Ok(());
+            let freed = self.inner.free(allocation);
+            if freed.is_ok() {
+                self.watch.freed(size_bytes);
+            }
+            return freed;
         }
         let handle = (allocation.owner(), allocation.token());
         // A handle of another allocator may name the same address; so may one that is stale.
