@@ -392,7 +392,7 @@ pub fn build(
         return Err(LayerError::NotHere { layer: "guard", why, driver }.into());
     }
     let aligned_bytes = if strategy.engine().is_some() { MIN_BLOCK_BYTES } else { 1 };
-    let wrap = |layers| layers::wrap(Box::new(strategy), layers, &driver, aligned_bytes);
+    let wrap = |layers| layers::wrap(strategy.into_box(), layers, &driver, aligned_bytes);
     Ok(match settings.layers.as_slice() {
         [LayerSetting::Front { block_max_bytes }, rest @ ..] => {
             front(wrap(rest)?, *block_max_bytes).into()

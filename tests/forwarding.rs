@@ -320,7 +320,7 @@ fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &
     assert_eq!(caching.cache_info().unwrap().free_blocks, 34);
     assert_eq!(caching.layout(), []);
     assert_eq!(through.allocate(Request::new(5, side).at(512)).unwrap().address(), 512);
-    let expandable = through.expandable().unwrap();
+    let expandable = through.expandable().expect("it has segments that grow");
     assert_eq!(expandable.expandable_segments(), []);
     expandable.set_reserve_class(side, None);
 
@@ -338,7 +338,7 @@ fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &
     assert_eq!(pools.empty_pool(pool), Err(PoolError::IsDefault));
     assert_eq!(pools.live_addresses(pool), Ok(vec![8]));
     assert_eq!(pools.pool_layout(pool), Err(PoolError::Unknown { pool }));
-    let checkpoints = through.checkpoints().unwrap();
+    let checkpoints = through.checkpoints().expect("it has checkpoints");
     let checkpoint = checkpoints.checkpoint(pool).unwrap();
     let freed = Freed { address: 8, size_bytes: 64 };
     assert_eq!(checkpoints.restore(&checkpoint).unwrap().freed, [freed]);

@@ -324,15 +324,23 @@ fn what_a_checkpoint_brings_back_obeys_too() {
         let result = bed.take(MIB, OWN);
         Capture::end(&*bed.device, OWN).unwrap();
         let graph = scope.finish();
-        let checkpoint = bed.strategy.checkpoints().unwrap().checkpoint(pool).unwrap();
+        let checkpoint =
+            bed.strategy.checkpoints().expect("it has checkpoints").checkpoint(pool).unwrap();
         let address = result.address();
         // Twice: what came back does not stand in the way of the next time.
         assert_eq!(
-            bed.strategy.checkpoints().unwrap().restore(&checkpoint).unwrap().freed[0].address,
+            bed.strategy
+                .checkpoints()
+                .expect("it has checkpoints")
+                .restore(&checkpoint)
+                .unwrap()
+                .freed[0]
+                .address,
             address,
             "{conf}"
         );
-        let mut restored = bed.strategy.checkpoints().unwrap().restore(&checkpoint).unwrap();
+        let mut restored =
+            bed.strategy.checkpoints().expect("it has checkpoints").restore(&checkpoint).unwrap();
         let again = restored.live.pop().expect("it was live");
         bed.give(bed.worked(again, OWN));
         let take = || bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap();

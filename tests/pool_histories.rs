@@ -226,8 +226,9 @@ impl<D: Base> History<D> {
         let Some(at) = usize::from(pick).checked_rem(self.checkpoints.len()) else {
             return Ok(());
         };
-        let Some(restored) =
-            told(self.engine().checkpoints().unwrap().restore(&self.checkpoints[at]))?
+        let Some(restored) = told(
+            self.engine().checkpoints().expect("it has checkpoints").restore(&self.checkpoints[at]),
+        )?
         else {
             return Ok(());
         };
@@ -360,8 +361,9 @@ impl<D: Base> History<D> {
             }
             Op::Checkpoint { pool } => {
                 if let Some(pool) = self.pool(pool)
-                    && let Some(taken) =
-                        told(self.engine().checkpoints().unwrap().checkpoint(pool))?
+                    && let Some(taken) = told(
+                        self.engine().checkpoints().expect("it has checkpoints").checkpoint(pool),
+                    )?
                 {
                     self.checkpoints.truncate(3);
                     self.checkpoints.insert(0, taken);

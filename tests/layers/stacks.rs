@@ -128,7 +128,7 @@ fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
     let device = Arc::new(B::with_bytes(256 << 20));
     let path = log_path();
     // Over a cache of each thread there are no bare addresses: every other history goes without.
-    let front = if ops_of_all[0].len() % 2 == 0 { "front:1MiB," } else { "" };
+    let front = if ops_of_all[0].len().is_multiple_of(2) { "front:1MiB," } else { "" };
     let text = format!(
         "layers:[statistics,{front}track,log:\"{}\",oom_retry:1,limit:120MiB,\
          fault:[probability:0.05,seed:3],align:4KiB,{guard}statistics]",

@@ -112,10 +112,12 @@ fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     let pool = MemoryPool::new(counted.private_pools().unwrap(), PoolOptions::default()).unwrap();
     let inside = counted.allocate(Request::new(100, DEFAULT).in_pool(pool.id())).unwrap();
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
-    let checkpoint = counted.checkpoints().unwrap().checkpoint(pool.id()).unwrap();
+    let checkpoint =
+        counted.checkpoints().expect("it has checkpoints").checkpoint(pool.id()).unwrap();
     let later = counted.allocate(Request::new(200, StreamId(1)).in_pool(pool.id())).unwrap();
     assert_eq!(allocated(&counted), 3);
-    let mut restored = counted.checkpoints().unwrap().restore(&checkpoint).unwrap();
+    let mut restored =
+        counted.checkpoints().expect("it has checkpoints").restore(&checkpoint).unwrap();
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
     assert!(counted.free(later).is_err() && counted.free(inside).is_err(), "both are stale");
     assert_eq!(allocated(&counted), 2);

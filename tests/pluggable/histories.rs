@@ -249,13 +249,19 @@ impl Bed {
 
     /// Takes a checkpoint, frees a block of the pool if there is one, and goes back.
     fn go_back(&mut self, pool: PoolId) {
-        let Ok(checkpoint) = self.own.checkpoints().unwrap().checkpoint(pool) else { return };
+        let Ok(checkpoint) = self.own.checkpoints().expect("it has checkpoints").checkpoint(pool)
+        else {
+            return;
+        };
         let addresses = self.pools().live_addresses(pool).expect("it is known");
         if let Some(at) = self.live.iter().position(|block| addresses.contains(&block.address())) {
             let block = self.live.swap_remove(at);
             self.own.free(block).expect("it is live");
         }
-        let Ok(restored) = self.own.checkpoints().unwrap().restore(&checkpoint) else { return };
+        let Ok(restored) = self.own.checkpoints().expect("it has checkpoints").restore(&checkpoint)
+        else {
+            return;
+        };
         self.live.retain(|block| !addresses.contains(&block.address()));
         self.live.extend(restored.live);
         assert!(self.pools().holds_exactly(pool, &addresses).expect("it is known"));

@@ -230,12 +230,17 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
 #[test]
 fn a_live_block_cannot_be_taken_back_by_a_checkpoint() {
     let bed = Bed::new();
-    let checkpoint = bed.own.checkpoints().unwrap().checkpoint(POOL).unwrap();
+    let checkpoint = bed.own.checkpoints().expect("it has checkpoints").checkpoint(POOL).unwrap();
     let block = bed.take(POOL);
     let address = block.address();
-    let restored = elsewhere(|| bed.own.checkpoints().unwrap().restore(&checkpoint).map(|_| ()));
+    let restored = elsewhere(|| {
+        bed.own.checkpoints().expect("it has checkpoints").restore(&checkpoint).map(|_| ())
+    });
     assert_eq!(restored, Err(PoolError::UsedElsewhere { pool: POOL, address }));
     bed.give(block);
-    assert!(bed.own.checkpoints().unwrap().restore(&checkpoint).is_ok(), "it waits on");
+    assert!(
+        bed.own.checkpoints().expect("it has checkpoints").restore(&checkpoint).is_ok(),
+        "it waits on"
+    );
     assert_ne!(elsewhere(|| bed.look()), address);
 }

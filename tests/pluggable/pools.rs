@@ -78,7 +78,8 @@ fn misuse_of_pools_is_refused() {
     assert_eq!(pools.empty_pool(POOL), unknown);
     assert!(matches!(own.allocate(request.in_pool(POOL)), Err(AllocError::Pool(_))));
     assert!(
-        own.checkpoints().unwrap().checkpoint(POOL).is_err() && pools.live_addresses(POOL).is_err()
+        own.checkpoints().expect("it has checkpoints").checkpoint(POOL).is_err()
+            && pools.live_addresses(POOL).is_err()
     );
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
     let taken = Err(PoolError::Taken { pool: POOL });
@@ -149,10 +150,10 @@ fn a_checkpoint_is_gone_back_to() {
     let in_pool = |bytes| own.allocate(Request::new(bytes, MAIN).in_pool(POOL)).unwrap();
     let [stays, goes] = [in_pool(1000), in_pool(2000)];
     let (kept, lost) = (stays.address(), goes.address());
-    let checkpoint = own.checkpoints().unwrap().checkpoint(POOL).unwrap();
+    let checkpoint = own.checkpoints().expect("it has checkpoints").checkpoint(POOL).unwrap();
     own.free(goes).unwrap();
     let later = in_pool(500);
-    let restored = own.checkpoints().unwrap().restore(&checkpoint).unwrap();
+    let restored = own.checkpoints().expect("it has checkpoints").restore(&checkpoint).unwrap();
     let mut freed = [kept, later.address()];
     freed.sort_unstable();
     assert_eq!(restored.freed.iter().map(|f| f.address).collect::<Vec<_>>(), freed);
@@ -163,7 +164,7 @@ fn a_checkpoint_is_gone_back_to() {
     restored.live.into_iter().for_each(|block| own.free(block).unwrap());
     pools.release_pool(POOL).unwrap();
     pools.empty_pool(POOL).unwrap();
-    assert!(own.checkpoints().unwrap().restore(&checkpoint).is_err());
+    assert!(own.checkpoints().expect("it has checkpoints").restore(&checkpoint).is_err());
     assert_eq!(own.counters().unwrap().statistics().reserved_bytes.all.current, 0);
 }
 
@@ -264,7 +265,7 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     let pools = pools(&own);
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
     let block = own.allocate(Request::new(512, MAIN).in_pool(POOL)).unwrap();
-    let taken = own.checkpoints().unwrap().checkpoint(POOL).unwrap();
+    let taken = own.checkpoints().expect("it has checkpoints").checkpoint(POOL).unwrap();
     type Change = fn(&mut SegmentLayout);
     let changes: [Change; 6] = [
         |segment| segment.blocks.clear(),
@@ -277,12 +278,18 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     for (at, change) in changes.into_iter().enumerate() {
         let mut hostile = taken.clone();
         change(&mut hostile.segments[0]);
-        let answer = own.checkpoints().unwrap().restore(&hostile);
+        let answer = own.checkpoints().expect("it has checkpoints").restore(&hostile);
         assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{at}: {answer:?}");
     }
     let mut twice = taken.clone();
     twice.segments.push(taken.segments[0].clone());
-    assert!(matches!(own.checkpoints().unwrap().restore(&twice), Err(PoolError::NotInPool { .. })));
+    assert!(matches!(
+        own.checkpoints().expect("it has checkpoints").restore(&twice),
+        Err(PoolError::NotInPool { .. })
+    ));
     own.free(block).unwrap();
-    assert_eq!(own.checkpoints().unwrap().restore(&taken).unwrap().live.len(), 1);
+    assert_eq!(
+        own.checkpoints().expect("it has checkpoints").restore(&taken).unwrap().live.len(),
+        1
+    );
 }

@@ -105,7 +105,13 @@ fn what_was_allocated_later_is_undone() {
         let first = tree.take(MIB);
         let checkpoint = tree.checkpoint();
         let later: Vec<_> = [512, 30 * MIB, 100].map(|bytes| tree.take(bytes).address()).into();
-        let freed = tree.bed.strategy.checkpoints().unwrap().restore(&checkpoint).unwrap();
+        let freed = tree
+            .bed
+            .strategy
+            .checkpoints()
+            .expect("it has checkpoints")
+            .restore(&checkpoint)
+            .unwrap();
         assert!(later.iter().all(|address| freed.freed.iter().any(|f| f.address == *address)));
         assert_eq!(tree.live(), [first.address()]);
         assert_eq!(freed.live.len(), 1);
@@ -206,7 +212,8 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     let good = tree.checkpoint();
     let refused = |bad: &PoolCheckpoint| {
         let before = tree.bed.engine().layout();
-        let error = tree.bed.strategy.checkpoints().unwrap().restore(bad).unwrap_err();
+        let error =
+            tree.bed.strategy.checkpoints().expect("it has checkpoints").restore(bad).unwrap_err();
         assert_eq!(tree.bed.engine().layout(), before, "{error}");
         error
     };
@@ -250,12 +257,12 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     tree.give(waiting);
     assert_eq!(refused(&good), PoolError::Draining { pool, address });
     assert_eq!(
-        tree.bed.strategy.checkpoints().unwrap().checkpoint(pool),
+        tree.bed.strategy.checkpoints().expect("it has checkpoints").checkpoint(pool),
         Err(PoolError::Draining { pool, address })
     );
     tree.bed.pools().release_pool(pool).unwrap();
     assert_eq!(
-        tree.bed.strategy.checkpoints().unwrap().checkpoint(pool),
+        tree.bed.strategy.checkpoints().expect("it has checkpoints").checkpoint(pool),
         Err(PoolError::Released { pool })
     );
 }

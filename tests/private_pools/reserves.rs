@@ -13,7 +13,8 @@ const ON: &str = "expandable_segments:True";
 /// The address space that the first large segment of a stream reserves.
 fn reserved(bed: &Bed, stream: StreamId) -> u64 {
     let block = bed.take(30 * MIB, stream);
-    let segments = bed.strategy.expandable().unwrap().expandable_segments();
+    let segments =
+        bed.strategy.expandable().expect("it has segments that grow").expandable_segments();
     let own = segments.iter().find(|s| s.stream == stream && s.kind == PoolKind::Large);
     let bytes = own.expect("it has one").reserved_bytes;
     bed.give(block);
@@ -53,11 +54,20 @@ fn a_stream_has_the_reserve_of_its_class() {
         (5, None, 40 * GIB),
     ] {
         let stream = StreamId(stream);
-        bed.strategy.expandable().unwrap().set_reserve_class(stream, class);
+        bed.strategy
+            .expandable()
+            .expect("it has segments that grow")
+            .set_reserve_class(stream, class);
         assert_eq!(reserved(&bed, stream), rounded(expected), "{class:?}");
     }
-    bed.strategy.expandable().unwrap().set_reserve_class(StreamId(6), Some("tiny"));
-    bed.strategy.expandable().unwrap().set_reserve_class(StreamId(6), None);
+    bed.strategy
+        .expandable()
+        .expect("it has segments that grow")
+        .set_reserve_class(StreamId(6), Some("tiny"));
+    bed.strategy
+        .expandable()
+        .expect("it has segments that grow")
+        .set_reserve_class(StreamId(6), None);
     assert_eq!(reserved(&bed, StreamId(6)), rounded(40 * GIB), "the class was taken away");
     bed.check();
 }
@@ -79,7 +89,10 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let report = bed.fail(20 * GIB, StreamId(0)).to_string();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");
-    bed.strategy.expandable().unwrap().set_reserve_class(StreamId(9), Some("side"));
+    bed.strategy
+        .expandable()
+        .expect("it has segments that grow")
+        .set_reserve_class(StreamId(9), Some("side"));
     let report = bed.fail(20 * GIB, StreamId(9)).to_string();
     assert!(report.contains("expandable_segments_reserve_by_class."), "{report}");
     assert!(report.contains("class 'side'"), "{report}");
@@ -118,7 +131,7 @@ fn segments_of_all_streams_and_pools_are_listed() {
     bed.strategy.caching().unwrap().apply(&off).unwrap();
     bed.empty_cache();
     assert_eq!(
-        bed.strategy.expandable().unwrap().expandable_segments().len(),
+        bed.strategy.expandable().expect("it has segments that grow").expandable_segments().len(),
         1,
         "the pool is in use"
     );
