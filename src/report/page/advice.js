@@ -11,7 +11,8 @@ function showAdvice() {
     ...advice.set.flatMap(([whose, set, needs]) => [element("span", { class: "quiet" }, `in ${whose}`), element("span", {}, element("code", {}, set), ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
   byId("notes").replaceChildren(...recording.notes.map((note) => element("p", { class: "note" }, note)));
-  const origin = advice.is_searched ? "These figures are of a replay, as the command advise prints them; the pictures below show what was recorded." : "";
+  const origin = advice.is_searched ? "These figures are of a repetition of the recording; the pictures below show what was recorded." : "";
+  byId("meaning").textContent = advice.is_searched ? "A recording needs the smallest device, or the smallest limit on a larger one, on which no request fails, there and above. On a device with more memory a cache keeps more than that." : "";
   byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf), element("p", { class: "quiet" }, origin));
 }
 
