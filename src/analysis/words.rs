@@ -64,13 +64,12 @@ fn cost(cost: Option<Cost>, before: Option<Cost>) -> String {
     let (Some(cost), Some(before)) = (cost, before) else { return String::new() };
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
     let ms = |ns: u64| ns as f64 / 1e6;
-    let more_ns = cost.device_ns.saturating_sub(before.device_ns);
     let retries = counted_as(cost.retries, "retry", "retries");
-    if more_ns == 0 {
-        let less = ms(before.device_ns - cost.device_ns);
-        return format!("; it costs {retries}, and device calls take {less:.1} ms less");
-    }
-    format!("; it costs {retries} and {:.1} ms more in device calls", ms(more_ns))
+    let calls = match cost.device_ns > before.device_ns {
+        true => format!("{:.1} ms more", ms(cost.device_ns - before.device_ns)),
+        false => format!("{:.1} ms less", ms(before.device_ns - cost.device_ns)),
+    };
+    format!("; it costs {retries} ({} before), and device calls take {calls}", before.retries)
 }
 
 impl Advice {
@@ -329,7 +328,7 @@ mod tests {
         assert_eq!(
             said,
             "Set max_split_size_mb:64 in PyTorch's own allocator: the recording then needs 1,493 MiB \
-             instead of 2,100 MiB (29 % less); it costs 1 retry, and device calls take 0.0 ms less."
+             instead of 2,100 MiB (29 % less); it costs 1 retry (1 before), and device calls take 0.0 ms less."
         );
         let theirs = tried("compat:pytorch", 1800);
         let said = advice(&[ours, theirs]).sentence(&recording());
