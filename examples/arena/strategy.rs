@@ -18,7 +18,9 @@ struct Arena {
 }
 
 impl DeviceAllocator for Arena {
-    fn allocate(&self, Request { bytes, stream, .. }: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        request.refuse_place()?; // No private pools, no exact addresses.
+        let (bytes, stream) = (request.bytes, request.stream);
         let (taken, last, live) = &mut *self.step.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes == 0 {
             return Err(AllocError::ZeroBytes);

@@ -15,6 +15,7 @@ use super::{Checked, Options};
 use crate::allocator::{Caching, RawAddresses, Request};
 use crate::driver::{Driver, FaultPlan, Faulty};
 use crate::error::DriverErrorKind;
+use crate::ids::PoolId;
 
 /// The device is taken in so many pieces.
 const PIECES: u64 = 32;
@@ -231,6 +232,25 @@ impl Case<'_> {
             Outcome::Held { runs: 1 }
         } else {
             Outcome::NotTested { why: "it takes no limit in bytes" }
+        })
+    }
+
+    /// Requests for a place where nobody has memory: a pool that was never made, an address between blocks.
+    pub(super) fn strange_places(&self) -> Result<(), Broken> {
+        self.once(&|bed| {
+            let request = Request::new(512, bed.streams[0]);
+            let pool = PoolId::next_user();
+            for (request, place) in [
+                (request.in_pool(pool), format!("in pool {pool}, which nobody made")),
+                (request.at(256), "at address 256, where no block starts".to_owned()),
+            ] {
+                bed.lines.push(format!("allocate 512 bytes {place}"));
+                if let Ok(block) = bed.allocator.allocate(request) {
+                    let start = block.address();
+                    return Err(format!("512 bytes {place}, were handed out at {start:#x}"));
+                }
+            }
+            bed.hand_everything_back()
         })
     }
 

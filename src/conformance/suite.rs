@@ -155,6 +155,7 @@ impl Case<'_> {
                     Op::Misuse { what, .. } => what.is_request(),
                     _ => matches!(op, Op::Allocate { .. } | Op::Free { .. }),
                 };
+                self.strange_places()?;
                 self.scripts(keep, &[laws::misuse_is_refused], false)
             }
             Property::WrongHandlesAreRefused => {

@@ -160,6 +160,12 @@ fn a_panic_on_zero_bytes_is_caught_with_its_words() {
     assert_eq!(failure.lines, ["allocate 0 bytes"]);
 }
 
+#[test]
+fn an_allocator_that_ignores_where_a_block_must_lie_is_caught() {
+    let failure = caught(Defect::IgnoresPlaces, Property::IllegalRequestsAreRefused);
+    assert!(failure.what.contains("which nobody made"), "{failure}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn work_that_really_runs_shows_reuse_that_is_too_early() {

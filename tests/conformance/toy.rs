@@ -40,6 +40,8 @@ pub(crate) enum Defect {
     Races,
     /// Has never any memory.
     ServesNobody,
+    /// Hands out a block anywhere, whatever place was asked for.
+    IgnoresPlaces,
     /// Says nothing with its error.
     MuteOutOfMemory,
     /// Writes into the first live block when it hands out another.
@@ -281,6 +283,9 @@ impl DeviceAllocator for Toy {
         }
         if request.bytes == 0 {
             return Err(AllocError::ZeroBytes);
+        }
+        if self.defect != Defect::IgnoresPlaces {
+            request.refuse_place()?;
         }
         if request.bytes > REQUEST_MAX_BYTES {
             return Err(AllocError::TooLarge { requested_bytes: request.bytes });
