@@ -18,7 +18,9 @@ use crate::config::{Config, KeyTable, LayerSetting, Settings, UserKey};
 use crate::driver::Driver;
 use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::error::{DriverError, DriverErrorKind};
+use crate::history::History;
 use crate::layers::front::front;
+use crate::layers::record::record;
 use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
 use crate::strategies::{
@@ -381,8 +383,20 @@ pub fn build(
     driver: Arc<dyn Driver>,
     options: BuildOptions,
 ) -> Result<Strategy, BuildError> {
+    build_recording_in(&Arc::default(), config, driver, options)
+}
+
+/// The same; what happens goes to `history`, where the strategy records at all.
+pub(crate) fn build_recording_in(
+    history: &Arc<History>,
+    config: &Config,
+    driver: Arc<dyn Driver>,
+    options: BuildOptions,
+) -> Result<Strategy, BuildError> {
     let settings = config.settings();
-    let strategy = strategy(settings, Arc::clone(&driver), options)?;
+    let strategy = strategy(settings, Arc::clone(&driver), options, history)?;
+    let info = driver.info();
+    history.describe(info.device, info.total_bytes, config);
     if settings.layers.is_empty() {
         return Ok(strategy);
     }
@@ -405,30 +419,38 @@ fn strategy(
     settings: &Settings,
     driver: Arc<dyn Driver>,
     options: BuildOptions,
+    history: &Arc<History>,
 ) -> Result<Strategy, BuildError> {
+    let history = Arc::clone(history);
     let name = settings.backend.as_str();
     if name == "native" {
-        let options =
-            EngineOptions { settings: settings.clone(), raw_addresses: options.raw_addresses };
+        let raw_addresses = options.raw_addresses;
+        let options = EngineOptions { settings: settings.clone(), raw_addresses, history };
         if settings.expandable_segments {
             return Ok(ExpandableAllocator::new(driver, &options)?.into());
         }
         return Ok(NativeAllocator::new(driver, &options)?.into());
     }
     if name == "cudaMallocAsync" {
-        return Ok(Box::new(MallocAsyncAllocator::new(driver, settings)?).into());
+        let own = MallocAsyncAllocator::new(driver, settings)?;
+        return Ok(Box::new(own).recording_in(history).into());
     }
     if name == "pluggable" {
-        return Ok(Box::new(build_pluggable(driver, settings)?).into());
+        let own = build_pluggable(driver, settings)?;
+        return Ok(Box::new(own).recording_in(history).into());
     }
     if name == "cpu" {
-        return Ok(build_cpu(&*driver, settings)?.into());
+        return Ok(build_cpu(&*driver, settings, history)?.into());
     }
     let Some(make) = settle(name) else {
         return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
     };
     match make(driver, settings) {
-        Ok(made) => Ok(made.into()),
+        Ok(made) if made.recording().is_some() => Ok(made.into()),
+        Ok(made) => {
+            let made: Box<dyn DeviceAllocator> = Box::new(record(made, history));
+            Ok(made.into())
+        }
         Err(source) => Err(match source.downcast::<DriverError>() {
             Ok(driver) => BuildError::Driver(*driver),
             Err(source) => BuildError::Refused { name: name.to_owned(), source },
@@ -438,7 +460,11 @@ fn strategy(
 
 /// On a device that has memory of its own, programs would take an address of the host for one of the
 /// device.
-fn build_cpu(driver: &dyn Driver, settings: &Settings) -> Result<CpuAllocator, DriverError> {
+fn build_cpu(
+    driver: &dyn Driver,
+    settings: &Settings,
+    history: Arc<History>,
+) -> Result<CpuAllocator, DriverError> {
     let info = driver.info();
     if !matches!(info.driver, "host" | "sim") {
         let message = format!(
@@ -447,7 +473,7 @@ fn build_cpu(driver: &dyn Driver, settings: &Settings) -> Result<CpuAllocator, D
         );
         return Err(DriverError::new(DriverErrorKind::NotSupported, "build", 0, message));
     }
-    CpuAllocator::new(info.device, settings)
+    CpuAllocator::recording_in(info.device, settings, history)
 }
 
 fn build_pluggable(

@@ -29,7 +29,7 @@ impl ExpandableAllocator {
     /// [`DriverError`] when the device cannot do what the settings ask for.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
         let settings = Settings { expandable_segments: true, ..options.settings.clone() };
-        let options = EngineOptions { settings, ..*options };
+        let options = EngineOptions { settings, ..options.clone() };
         Ok(Self { engine: Box::new(Engine::new(driver, &options)?) })
     }
 

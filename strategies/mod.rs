@@ -9,7 +9,8 @@
 //! | `cpu` | `cpu/` | the host's own, cached by exact size | programs on the host that ask for the same sizes again and again |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
-//! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box.
+//! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box. Only the
+//! engine's hit is inlined there: what the others would save for themselves it would pay.
 
 mod cpu;
 mod expandable;
@@ -21,7 +22,7 @@ use enum_dispatch::enum_dispatch;
 
 use crate::allocator::{
     Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable,
-    PeerAccess, Pressure, PrivatePools, RawAddresses, Request, Sharing,
+    PeerAccess, Pressure, PrivatePools, RawAddresses, Recording, Request, Sharing,
 };
 use crate::error::{AllocError, FreeError};
 use crate::layers::front::Fronted;

@@ -28,7 +28,7 @@ impl NativeAllocator {
     /// [`DriverError`] when the device cannot do what the settings ask for.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
         let settings = Settings { expandable_segments: false, ..options.settings.clone() };
-        let options = EngineOptions { settings, ..*options };
+        let options = EngineOptions { settings, ..options.clone() };
         Ok(Self { engine: Box::new(Engine::new(driver, &options)?) })
     }
 

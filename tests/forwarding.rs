@@ -11,7 +11,7 @@ use stratalloc::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
     DeviceAllocator, Expandable, ExpandableSegment, FreeMemoryCallback, Freed, Imported,
     OomObserver, PeerAccess, Place, PoolCheckpoint, PoolOptions, Pressure, PrivatePools,
-    RawAddresses, Request, Restored, ScopeFilter, Sharing, Token,
+    RawAddresses, Recording, Request, Restored, ScopeFilter, Sharing, Token,
 };
 use stratalloc::config::{Config, FaultSetting, LayerSetting, Settings};
 use stratalloc::driver::sim::SimOptions;
@@ -19,7 +19,7 @@ use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
 };
-use stratalloc::history::SegmentLayout;
+use stratalloc::history::{History, SegmentLayout, Snapshot};
 use stratalloc::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use stratalloc::layers;
 use stratalloc::registry::{self, BuildOptions};
@@ -32,11 +32,12 @@ use stratalloc::strategies::{CpuAllocator, Strategy};
 struct Witness {
     owner: OwnerId,
     heard: AtomicU64,
+    history: Arc<History>,
 }
 
 impl Witness {
     fn new() -> Self {
-        Self { owner: OwnerId::next(), heard: AtomicU64::new(0) }
+        Self { owner: OwnerId::next(), heard: AtomicU64::new(0), history: Arc::default() }
     }
 
     /// Each call without an answer leaves its own mark.
@@ -103,6 +104,21 @@ impl DeviceAllocator for Witness {
 
     fn sharing(&self) -> Option<&dyn Sharing> {
         Some(self)
+    }
+
+    fn recording(&self) -> Option<&dyn Recording> {
+        Some(self)
+    }
+}
+
+impl Recording for Witness {
+    fn history(&self) -> &Arc<History> {
+        &self.history
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        self.hear(12);
+        Snapshot::default()
     }
 }
 
@@ -292,7 +308,7 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
 
 #[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
 fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
-    let (side, marked) = (StreamId(60), 0x1111_1111_1111);
+    let (side, marked) = (StreamId(60), 0x1_1111_1111_1111);
     witness.heard.store(0, Ordering::Relaxed);
 
     let allocation = through.allocate(Request::new(5, side)).unwrap();
@@ -351,6 +367,9 @@ fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &
     let pressure = through.pressure().unwrap();
     pressure.add_free_memory_callback(Arc::new(|| true));
     pressure.add_oom_observer(Arc::new(|_| {}));
+    let recording = through.recording().expect("it records");
+    assert!(Arc::ptr_eq(recording.history(), &witness.history));
+    assert!(recording.snapshot().segments.is_empty());
     let peers = through.peer_access().unwrap();
     peers.enable_peer_access(DeviceId(3)).unwrap();
     assert_eq!(peers.peers(), [DeviceId(61)]);

@@ -29,6 +29,7 @@ mod forwarding;
     target_pointer_width = "64"
 ))]
 mod fuzz_corpus;
+mod history;
 #[cfg(all(feature = "replay", target_os = "linux"))]
 mod host;
 mod layers;

@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, RawAddresses, Request,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, RawAddresses, Recording,
+    Request,
 };
 use stratalloc::config::{Compat, Config, Settings};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, FaultPlan, Faulty, MemoryPools, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind, HandleError, OutOfMemory};
-use stratalloc::history::Action;
+use stratalloc::history::{Action, RecordOptions};
 use stratalloc::ids::{DeviceId, PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
@@ -238,7 +239,7 @@ fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
         count.fetch_add(1, Ordering::Relaxed);
     }));
     let kept = bed.take(64 * MIB, StreamId::DEFAULT);
-    bed.allocator.history().start(16);
+    bed.allocator.history().start(&RecordOptions::at_most(16));
     let report = bed.refused(100 * MIB);
     assert_eq!(seen.load(Ordering::Relaxed), 1);
     assert_eq!((report.allocated_bytes, report.reserved_bytes), (64 * MIB, 64 * MIB));

@@ -32,7 +32,7 @@ fn bed(total_bytes: u64, settings: Settings) -> (Arc<Sim>, Arc<Engine>) {
         costs: CallCosts::NONE,
         ..SimOptions::default()
     }));
-    let options = EngineOptions { settings, raw_addresses: true };
+    let options = EngineOptions { settings, raw_addresses: true, ..EngineOptions::default() };
     let engine = Engine::new(Arc::<Sim>::clone(&sim), &options).expect("the device can");
     (sim, Arc::new(engine))
 }
@@ -304,7 +304,11 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
 #[test]
 fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
     let device = racing(1 << 30);
-    let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
+    let options = EngineOptions {
+        settings: Settings::default(),
+        raw_addresses: true,
+        ..EngineOptions::default()
+    };
     let engine = Engine::new(Arc::<Racing>::clone(&device), &options).expect("the device can");
     let side = device.inner().create_stream().unwrap();
     let block = take(&engine, MIB, HOME);
@@ -328,7 +332,11 @@ fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
         ..SimOptions::default()
     };
     let device = Arc::new(Faulty::new(Sim::new(options)));
-    let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
+    let options = EngineOptions {
+        settings: Settings::default(),
+        raw_addresses: true,
+        ..EngineOptions::default()
+    };
     let engine = Engine::new(Arc::<Faulty<Sim>>::clone(&device), &options).expect("it can");
     let sim = device.inner();
     let side = sim.create_stream().unwrap();

@@ -6,6 +6,7 @@
 
 mod peers;
 mod pools;
+mod recording;
 mod sharing;
 
 use std::fmt;
@@ -27,6 +28,7 @@ pub use pools::{
     Checkpoints, Freed, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools,
     Restored, ScopeFilter, SegmentAllocator,
 };
+pub use recording::Recording;
 pub use sharing::{Imported, Sharing};
 
 /// Where a block must lie.
@@ -233,6 +235,12 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     fn sharing(&self) -> Option<&dyn Sharing> {
         None
     }
+
+    /// What happens, and who holds what. An allocator that is registered and has none gets one that looks on
+    /// from outside.
+    fn recording(&self) -> Option<&dyn Recording> {
+        None
+    }
 }
 
 /// Writes every method of [`DeviceAllocator`] as a call of the same method on an expression, for
@@ -290,6 +298,9 @@ macro_rules! forward_device_allocator {
         }
         fn sharing(&$self) -> Option<&dyn $crate::allocator::Sharing> {
             $inner.sharing()
+        }
+        fn recording(&$self) -> Option<&dyn $crate::allocator::Recording> {
+            $inner.recording()
         }
     };
 }

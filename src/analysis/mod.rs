@@ -33,6 +33,8 @@ mod holders;
 mod limit;
 mod needs;
 mod recording;
+#[cfg(feature = "cli")]
+mod snapshot;
 mod streams;
 mod trial;
 #[cfg(feature = "cli")]
@@ -47,6 +49,8 @@ pub use figures::Figures;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
 pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
+#[cfg(feature = "cli")]
+pub(crate) use snapshot::snapshot_of;
 pub use streams::{StreamUse, Streams};
 pub use trial::{Room, Trial, fits, measure};
 #[cfg(feature = "cli")]

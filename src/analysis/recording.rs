@@ -4,10 +4,10 @@ use std::fmt;
 
 use super::figures::{Figures, live_peak_bytes};
 use super::limit::infer;
-use crate::config::{Compat, Config};
+use crate::config::Config;
 use crate::driver::sim::SimOptions;
 use crate::history::SegmentLayout;
-use crate::replay::{self, Start, Trace, Verification, Workload};
+use crate::replay::{self, MadeHere, Start, Trace, Verification, Workload};
 use crate::size::{fraction_of_limit, limit_of_fraction};
 
 /// How much memory a recorded program had, as far as somebody says.
@@ -75,6 +75,8 @@ pub enum LimitSource {
     Fraction,
     /// The caller: it is all that the device has.
     TotalMemory,
+    /// The recording says it, because this library made it.
+    Recorded,
     /// The recording: under it a replay makes every recorded decision.
     Inferred {
         /// Requests that failed there, which is what tells it; without any, releases do.
@@ -87,6 +89,7 @@ impl fmt::Display for LimitSource {
         match *self {
             Self::Fraction => f.write_str("a fraction of the device, as said"),
             Self::TotalMemory => f.write_str("all that the device has, as said"),
+            Self::Recorded => f.write_str("as recorded"),
             Self::Inferred { ooms: 0 } => {
                 f.write_str("inferred: under it the recorded releases come out")
             }
@@ -114,15 +117,26 @@ impl Recording {
     /// Repeats the recording, so it takes as long as a replay of every event.
     #[must_use]
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
+        let made_here = trace.made_here.filter(|_| memory == Memory::default());
+        let memory = match made_here {
+            Some(MadeHere { total_bytes, .. }) => Memory { total_bytes, ..memory },
+            None => memory,
+        };
         let total_bytes = total_bytes(&memory);
         let mut figures = Figures::of(&trace);
         let (mut limit, mut inferred_limit) = (said_limit(&memory), None);
-        let own = config.as_ref().map(|config| config.clone().with_compat(Compat::PyTorch));
+        if let Some(MadeHere { limit_bytes, .. }) = made_here {
+            limit = limit_bytes.map(|bytes| Limit { bytes, source: LimitSource::Recorded });
+        }
+        let recorded_fraction = limit.filter(|limit| limit.source == LimitSource::Recorded);
+        let recorded_fraction = recorded_fraction.map(|l| fraction_of_limit(l.bytes, total_bytes));
+        let fraction = memory.fraction.or(recorded_fraction);
+        let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
         let exactly = |total_bytes, fraction| {
             let found = replay::verify(&trace, own.as_ref()?, total_bytes, fraction);
             found.ok().filter(Verification::is_exact)
         };
-        let mut exact = exactly(total_bytes, memory.fraction);
+        let mut exact = exactly(total_bytes, fraction);
         let mut workload = None;
         if let (None, Some(own)) = (&exact, &own) {
             // What was asked for is read on the recorded device, whichever is described.
@@ -189,7 +203,9 @@ impl Recording {
         match limit.source {
             LimitSource::Fraction => self.memory.fraction,
             LimitSource::TotalMemory => None,
-            LimitSource::Inferred { .. } => Some(fraction_of_limit(limit.bytes, total_bytes)),
+            LimitSource::Recorded | LimitSource::Inferred { .. } => {
+                Some(fraction_of_limit(limit.bytes, total_bytes))
+            }
         }
     }
 

@@ -1,16 +1,19 @@
 //! The engine as the trait's capabilities.
 
+use std::sync::Arc;
+
 use super::cell::HeapCell;
 use super::engine::Engine;
 use crate::allocator::Allocation;
 use crate::allocator::{
     BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator,
     Expandable, ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint,
-    PoolOptions, Pressure, PrivatePools, RawAddresses, Request, Restored, ScopeFilter, Sharing,
+    PoolOptions, Pressure, PrivatePools, RawAddresses, Recording, Request, Restored, ScopeFilter,
+    Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
-use crate::history::SegmentLayout;
+use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::stats::Statistics;
 
@@ -68,6 +71,10 @@ impl DeviceAllocator for Engine {
     fn sharing(&self) -> Option<&dyn Sharing> {
         Some(self)
     }
+
+    fn recording(&self) -> Option<&dyn Recording> {
+        Some(self)
+    }
 }
 
 impl PeerAccess for Engine {
@@ -112,7 +119,9 @@ impl Caching for Engine {
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        self.apply_settings(config.settings())
+        self.apply_settings(config.settings())?;
+        self.history.configured(config);
+        Ok(())
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
@@ -231,6 +240,16 @@ impl PrivatePools for Engine {
 
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         Self::pool_layout(self, pool)
+    }
+}
+
+impl Recording for Engine {
+    fn history(&self) -> &Arc<History> {
+        &self.history
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Self::snapshot(self)
     }
 }
 

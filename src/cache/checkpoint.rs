@@ -75,7 +75,7 @@ impl Engine {
         let slot = found.next()?;
         let placed =
             place_in(&mut state.heap, slot, address, size_bytes, requested_bytes, self.now());
-        let made = self.handed_out(cell, &mut state, &placed, requested_bytes);
+        let made = self.handed_out::<true>(cell, &mut state, &placed, requested_bytes);
         let captured = self.driver.is_per_thread_stream(stream) && self.is_capturing(stream);
         self.note_own_use(cell, &mut state.heap, placed.id.slot, captured);
         Some(made)
@@ -175,7 +175,7 @@ impl Engine {
         }
         let mut free = Vec::new();
         for (out, requested, wanted) in placed {
-            let made = self.handed_out(cell, state, &out, requested);
+            let made = self.handed_out::<true>(cell, state, &out, requested);
             if wanted {
                 self.note_own_use(cell, &mut state.heap, out.id.slot, true);
                 live.push(made);

@@ -2,8 +2,8 @@
 //!
 //! Read `pressure` next for what a miss does.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -20,7 +20,7 @@ use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::heap::{BlockId, Completed, FitRules, HandOut, Heap, Slot, StreamUse};
-use crate::history::{Action, Event, Recorder};
+use crate::history::{Action, Event, History, Moment};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
@@ -33,6 +33,8 @@ pub struct EngineOptions {
     pub settings: Settings,
     /// Whether live blocks can be found by bare address. Costs a little at each call.
     pub raw_addresses: bool,
+    /// Where what happens is recorded, while somebody asks for it.
+    pub history: Arc<History>,
 }
 
 /// The caching allocator of one device.
@@ -42,7 +44,7 @@ pub struct Engine {
     pub(super) device: DeviceInfo,
     pub(super) owner: OwnerId,
     pub(super) heaps: HeapTable,
-    pub(super) attention: Attention,
+    pub(super) attention: Arc<Attention>,
     pub(super) events: EventQueue,
     pub(super) scopes: Scopes<Arc<PoolHeaps>>,
     pub(super) captures: Captures,
@@ -53,7 +55,7 @@ pub struct Engine {
     pub(super) shared: Shared,
     /// Searches of the large pool since a limit and a threshold are set: the collector's clock.
     pub(super) clock: AtomicU64,
-    history: Recorder,
+    pub(super) history: Arc<History>,
 }
 
 impl Engine {
@@ -73,7 +75,7 @@ impl Engine {
             device,
             owner,
             heaps: HeapTable::default(),
-            attention: Attention::default(),
+            attention: Arc::default(),
             events: EventQueue::default(),
             scopes,
             captures: Captures::default(),
@@ -83,19 +85,15 @@ impl Engine {
             hooks: Hooks::new(owner),
             shared,
             clock: AtomicU64::new(0),
-            history: Recorder::default(),
+            history: Arc::clone(&options.history),
         };
+        let attention: Weak<Attention> = Arc::downgrade(&engine.attention);
+        engine.history.listen(attention);
         if options.settings.expandable_segments {
             engine.virtual_memory()?;
         }
         engine.captures.set_reuse(options.settings.graph_capture_record_stream_reuse);
         Ok(engine)
-    }
-
-    /// What happens, for those who want to know.
-    #[must_use]
-    pub fn history(&self) -> &Recorder {
-        &self.history
     }
 
     /// The number that this engine's allocations carry.
@@ -136,13 +134,14 @@ impl Engine {
         if self.attention.any() {
             return self.allocate_with_care(Request::new(bytes, stream));
         }
-        self.allocate_by_default(bytes, stream)
+        self.allocate_by_default::<false>(bytes, stream)
     }
 
-    /// Allocates in the default pool. What a hit does is inlined here as a whole, however many callers it
-    /// has elsewhere: as calls it costs 50 instructions more, which carry a handle through memory.
+    /// Allocates in the default pool. What a hit does is inlined here as a whole, however many callers it has
+    /// elsewhere: as calls it costs 50 instructions more, which carry a handle through memory. Here and below
+    /// `RECORDS` is false where the history was seen to be off.
     #[inline]
-    pub(super) fn allocate_by_default(
+    pub(super) fn allocate_by_default<const RECORDS: bool>(
         &self,
         bytes: u64,
         stream: StreamId,
@@ -151,7 +150,7 @@ impl Engine {
             Some(cell) => cell,
             None => return self.allocate_off_the_path(Request::new(bytes, stream)),
         };
-        if let Some(found) = self.serve(cell, &mut cell.lock(), bytes) {
+        if let Some(found) = self.serve::<RECORDS>(cell, &mut cell.lock(), bytes) {
             return Ok(found);
         }
         self.allocate_under_pressure(cell, Home::of(stream), Request::new(bytes, stream))
@@ -159,7 +158,7 @@ impl Engine {
 
     /// Serves a request from the heap's free blocks.
     #[inline(always)]
-    pub(super) fn serve(
+    pub(super) fn serve<const RECORDS: bool>(
         &self,
         cell: &HeapCell,
         state: &mut MutexGuard<'_, HeapState>,
@@ -175,7 +174,8 @@ impl Engine {
             return None;
         };
         let rules = state.policy.rules;
-        let found = self.hand_out_here(cell, state, slot, rounded_bytes, requested_bytes, &rules);
+        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, &rules, self.now());
+        let found = self.handed_out::<RECORDS>(cell, state, &out, requested_bytes);
         state.counters.hits += 1;
         Some(found)
     }
@@ -204,26 +204,13 @@ impl Engine {
         requested_bytes: u64,
         rules: &FitRules,
     ) -> Allocation {
-        self.hand_out_here(cell, state, slot, rounded_bytes, requested_bytes, rules)
-    }
-
-    #[inline(always)]
-    fn hand_out_here(
-        &self,
-        cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
-        slot: Slot,
-        rounded_bytes: u64,
-        requested_bytes: u64,
-        rules: &FitRules,
-    ) -> Allocation {
         let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, rules, self.now());
-        self.handed_out(cell, state, &out, requested_bytes)
+        self.handed_out::<true>(cell, state, &out, requested_bytes)
     }
 
     /// Counts and records a block that the heap has handed out.
     #[inline(always)]
-    pub(super) fn handed_out(
+    pub(super) fn handed_out<const RECORDS: bool>(
         &self,
         cell: &HeapCell,
         state: &mut MutexGuard<'_, HeapState>,
@@ -235,7 +222,9 @@ impl Engine {
         if counters.handed_out(out, requested_bytes, oversize) {
             self.ledger.settle(cell.number, counters, &self.heaps);
         }
-        self.record(Action::Alloc, out.address, requested_bytes, cell);
+        if RECORDS {
+            self.record(Action::Alloc, out.address, requested_bytes, cell);
+        }
         let token = Token([cell.number, out.id.slot.0, out.id.generation]);
         Allocation::new(out.address, requested_bytes, self.owner, token)
     }
@@ -279,28 +268,51 @@ impl Engine {
         if state.heap.is_used_elsewhere(slot) {
             let requested_bytes = state.heap.requested_bytes(slot);
             drop(state);
+            let _asks = self.history.of_free();
             return self.free_when_drained(cell, address, &find).map(|()| requested_bytes);
         }
-        Ok(self.give_back_here(cell, &mut state, slot))
+        let done = self.give_back_here(cell, &mut state, slot);
+        if self.history.is_on() {
+            self.record_freed(cell, state, done);
+        }
+        Ok(done.requested_bytes)
     }
 
     /// Makes the live block at `slot`, which no other stream uses, free.
     #[inline(never)]
     pub(super) fn give_back(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
-        self.give_back_here(cell, state, slot);
+        let done = self.give_back_here(cell, state, slot);
+        if let Some(moment) = self.history.moment() {
+            self.push_freed(moment, cell, done);
+        }
     }
 
     #[inline(always)]
-    fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> u64 {
+    fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> Completed {
         let HeapState { heap, counters, policy } = state;
         let done = heap.free(slot, self.now());
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
             self.ledger.settle(cell.number, counters, &self.heaps);
         }
-        if self.history.is_on() {
-            self.record_free(done.address, done.requested_bytes, cell);
-        }
-        done.requested_bytes
+        done
+    }
+
+    /// Records a free. Its moment is now, under the heap's lock; its context is gathered when that was
+    /// released.
+    #[cold]
+    #[inline(never)]
+    fn record_freed(&self, cell: &HeapCell, state: MutexGuard<'_, HeapState>, done: Completed) {
+        let Some(moment) = self.history.moment() else { return };
+        let _late = self.history.late();
+        drop(state);
+        let _asks = self.history.of_free();
+        self.push_freed(moment, cell, done);
+    }
+
+    fn push_freed(&self, moment: Moment, cell: &HeapCell, done: Completed) {
+        let event = |action| event(action, done.address, done.requested_bytes, cell);
+        self.history.push(cell.number.into(), moment, event(Action::FreeRequested));
+        self.history.push(cell.number.into(), moment.next(), event(Action::FreeCompleted));
     }
 
     /// Makes a drained block free.
@@ -417,22 +429,14 @@ impl Engine {
         self.clock.load(Ordering::Relaxed)
     }
 
-    #[cold]
-    fn record_free(&self, address: u64, requested_bytes: u64, cell: &HeapCell) {
-        self.record(Action::FreeRequested, address, requested_bytes, cell);
-        self.record(Action::FreeCompleted, address, requested_bytes, cell);
-    }
-
     #[inline]
     pub(super) fn record(&self, action: Action, address: u64, size_bytes: u64, cell: &HeapCell) {
-        self.history.record(|| Event {
-            action,
-            address,
-            size_bytes,
-            stream: cell.stream(),
-            pool: cell.pool(),
-        });
+        self.history.record(cell.number.into(), || event(action, address, size_bytes, cell));
     }
+}
+
+fn event(action: Action, address: u64, size_bytes: u64, cell: &HeapCell) -> Event {
+    Event { action, address, size_bytes, stream: cell.stream(), pool: cell.pool() }
 }
 
 /// Refuses requests of zero bytes, and those that nobody may make.

@@ -20,16 +20,17 @@ use crate::driver::{
 };
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
-use crate::history::Action;
+use crate::history::{Action, Listener};
 use crate::ids::{EventId, PoolId, StreamId};
 
-/// Whether a request must look at more than its heap: how many events are waited for, and how many
-/// scopes are open or blocks deferred. One number, so that a hit asks once.
+/// Whether a request must look at more than its heap: how many events are waited for, how many scopes are
+/// open or blocks deferred, and whether somebody records. One number, so that a hit asks once.
 #[derive(Debug, Default)]
 pub(super) struct Attention(AtomicU64);
 
 const EVENTS: u64 = (1 << 40) - 1;
 const ONE_OTHER: u64 = 1 << 40;
+const RECORDS: u64 = 1 << 63;
 
 impl Attention {
     /// Whether anything asks for it. One relaxed load.
@@ -43,7 +44,7 @@ impl Attention {
     }
 
     pub(super) fn any_other(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > EVENTS
+        self.0.load(Ordering::Relaxed) & !RECORDS > EVENTS
     }
 
     pub(super) fn add_other(&self) {
@@ -52,6 +53,15 @@ impl Attention {
 
     pub(super) fn remove_other(&self) {
         self.0.fetch_sub(ONE_OTHER, Ordering::Relaxed);
+    }
+}
+
+impl Listener for Attention {
+    fn records(&self, on: bool) {
+        match on {
+            true => self.0.fetch_or(RECORDS, Ordering::Relaxed),
+            false => self.0.fetch_and(!RECORDS, Ordering::Relaxed),
+        };
     }
 }
 

@@ -8,9 +8,12 @@ use super::policy::Plan;
 use crate::allocator::{CacheInfo, Request};
 use crate::error::DriverError;
 use crate::heap::{BlockState, Broken};
-use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
+use crate::history::{BlockLayout, BlockStateName, SegmentLayout, Snapshot};
 use crate::ids::PoolId;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES};
+
+/// So often a snapshot is tried while frees are on their way to the history.
+const LATE_MAX: u32 = 10_000;
 
 /// What the next allocation of a request would begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +62,37 @@ impl Engine {
     pub fn layout(&self) -> Vec<SegmentLayout> {
         let growth = self.growth.lock();
         self.layout_of(&self.all_heaps(&growth))
+    }
+
+    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Holds every heap's lock at once:
+    /// who has one waits for no other.
+    pub(super) fn snapshot(&self) -> Snapshot {
+        // Frees are recorded when their heaps are released already. Nobody waits for them while locks are
+        // held, because who gathers a context may allocate; and not for ever, because one may take a
+        // snapshot.
+        let taken = (0..LATE_MAX).find_map(|_| {
+            let taken = self.snapshot_unless(|| self.history.any_late());
+            if taken.is_none() {
+                std::thread::yield_now();
+            }
+            taken
+        });
+        taken.or_else(|| self.snapshot_unless(|| false)).unwrap_or_default()
+    }
+
+    fn snapshot_unless(&self, is_early: impl FnOnce() -> bool) -> Option<Snapshot> {
+        let growth = self.growth.lock();
+        let cells = self.all_heaps(&growth);
+        let states: Vec<_> = cells.iter().map(|cell| (cell, cell.lock())).collect();
+        if is_early() {
+            return None;
+        }
+        let mut segments = Vec::new();
+        states.iter().for_each(|(cell, state)| add_segments(cell, state, &mut segments));
+        let (captured, limit_bytes) = (self.history.capture(), growth.limit_bytes);
+        drop(states);
+        drop(growth);
+        Some(Snapshot::of(segments, captured, limit_bytes))
     }
 
     fn any_collectable(&self) -> bool {

@@ -29,13 +29,13 @@ impl Engine {
         let stream = request.stream;
         if !self.driver.is_per_thread_stream(stream) {
             self.add_heap(stream, false)?;
-            return self.allocate_by_default(request.bytes, request.stream);
+            return self.allocate_by_default::<true>(request.bytes, request.stream);
         }
         let cell = match self.heaps.find_per_thread(stream) {
             Some(cell) => cell,
             None => self.add_heap(stream, true)?,
         };
-        let found = self.serve(cell, &mut cell.lock(), request.bytes);
+        let found = self.serve::<true>(cell, &mut cell.lock(), request.bytes);
         let made = match found {
             Some(made) => made,
             None => self.allocate_under_pressure(cell, Home::of(stream), request)?,

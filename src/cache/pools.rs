@@ -155,6 +155,7 @@ impl Engine {
     /// Allocates while blocks wait for events, scopes are open or captures run, or where the request says.
     pub(super) fn allocate_with_care(&self, request: Request) -> Result<Allocation, AllocError> {
         check_size(request.bytes)?;
+        let _asks = self.history.of_request();
         match request.place {
             Place::Anywhere => {}
             Place::Pool(pool) => return self.allocate_in_pool(pool, request),
@@ -163,7 +164,7 @@ impl Engine {
         let Routed { to, status } = self.route(request.stream)?;
         match to {
             Some(heaps) => self.allocate_in_heaps(&heaps, request, status),
-            None => self.allocate_by_default(request.bytes, request.stream),
+            None => self.allocate_by_default::<true>(request.bytes, request.stream),
         }
     }
 
@@ -180,7 +181,7 @@ impl Engine {
         let status = capture_status_of(&*self.driver, request.stream)?;
         self.settle_waiting(request.stream, status)?;
         if pool == PoolId::DEFAULT {
-            return self.allocate_by_default(request.bytes, request.stream);
+            return self.allocate_by_default::<true>(request.bytes, request.stream);
         }
         let heaps = Arc::clone(&self.growth.lock().pools.in_use(pool)?.heaps);
         self.allocate_in_heaps(&heaps, request, status)
@@ -206,7 +207,7 @@ impl Engine {
         let Some(mut state) = cell.lock_at(home) else {
             return Err(PoolError::Unknown { pool: heaps.pool }.into());
         };
-        let found = self.serve(cell, &mut state, request.bytes);
+        let found = self.serve::<true>(cell, &mut state, request.bytes);
         drop(state);
         let made = match found {
             Some(made) => made,

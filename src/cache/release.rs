@@ -57,6 +57,7 @@ impl Engine {
     ///
     /// [`DriverError`]; what was not released stays cached.
     pub fn empty_cache(&self) -> Result<(), DriverError> {
+        let _asks = self.history.of_free();
         if self.scopes.any_capture() {
             return Ok(());
         }

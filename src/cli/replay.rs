@@ -8,9 +8,9 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::analysis::{
-    Memory, Need, Recording, Room, SearchOptions, counted, counted_as, measure_watched,
+    Memory, Need, Recording, Room, SearchOptions, counted, counted_as, measure_watched, snapshot_of,
 };
-use crate::config::{Compat, Config, shown};
+use crate::config::{Config, shown};
 use crate::ids::StreamId;
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Run, Trace, Verification, Workload};
@@ -31,7 +31,8 @@ pub(crate) struct Replay {
     /// The configuration. Default: the one recorded in the trace.
     #[arg(long)]
     conf: Option<String>,
-    /// Compare every decision with the recorded one; implies compat:pytorch.
+    /// Compare every decision with the recorded one; implies compat:pytorch, except for snapshots of
+    /// stratalloc.
     #[arg(long)]
     verify: bool,
     /// sim, host or cuda:N.
@@ -43,6 +44,10 @@ pub(crate) struct Replay {
     /// Write the final statistics to this file, as flat JSON with PyTorch's keys.
     #[arg(long)]
     stats: Option<PathBuf>,
+    /// Write a snapshot of the replay's end and history to this file, which PyTorch's viewers read: a pickle,
+    /// or JSON if the name ends in .json.
+    #[arg(long)]
+    snapshot: Option<PathBuf>,
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -99,7 +104,14 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
     if args.stats.is_some() && args.recordings.files.len() > 1 {
         return Err(BadWords("--stats writes the statistics of one trace".to_owned()).into());
     }
-    if let Some(file) = &args.stats {
+    if args.snapshot.is_some() && args.recordings.files.len() > 1 {
+        return Err(BadWords("--snapshot writes the snapshot of one trace".to_owned()).into());
+    }
+    if args.snapshot.is_some() && args.device != Device::Sim {
+        let why = "--snapshot needs --device sim";
+        return Err(BadWords(why.to_owned()).into());
+    }
+    for file in [&args.stats, &args.snapshot].into_iter().flatten() {
         files::spare(&args.recordings.files, file)?;
     }
     let asked = match &args.conf {
@@ -107,7 +119,8 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
         None => None,
     };
     // Statistics are one device's.
-    let wanted = if args.stats.is_some() { Devices::First } else { Devices::Each };
+    let one = args.stats.is_some() || args.snapshot.is_some();
+    let wanted = if one { Devices::First } else { Devices::Each };
     args.recordings.each(wanted, &mut |name, trace| replay_one(args, asked.as_ref(), name, trace))
 }
 
@@ -146,7 +159,7 @@ fn replay_one(
     }
     let verification = args.verify.then(|| verify(&mut recording, &config)).transpose()?;
     let config = match args.verify {
-        true => config.with_compat(Compat::PyTorch),
+        true => recording.trace.as_recorded(config),
         false => config,
     };
     // Verification has compared every decision of one pass; further passes are for time.
@@ -161,6 +174,10 @@ fn replay_one(
     };
     if let Some(file) = &args.stats {
         write_statistics(file, statistics)?;
+    }
+    if let Some(file) = &args.snapshot {
+        let saved = snapshot_of(&recording, &config)?.save(file);
+        saved.map_err(|error| format!("{}: {error}", shown_path(file)))?;
     }
     let needed = match args.json && args.device == Device::Sim {
         true => {
@@ -180,13 +197,13 @@ fn replay_one(
 fn verify(recording: &mut Recording, config: &Config) -> Result<Verification, Box<dyn Error>> {
     let own = recording.config.as_ref();
     let same = own.is_some_and(|own| {
-        let own = own.clone().with_compat(Compat::PyTorch);
-        own.settings() == config.clone().with_compat(Compat::PyTorch).settings()
+        let as_recorded = |config: &Config| recording.trace.as_recorded(config.clone());
+        as_recorded(own).settings() == as_recorded(config).settings()
     });
     if let Some(exact) = recording.exact.take_if(|_| same) {
         return Ok(exact);
     }
-    let config = config.clone().with_compat(Compat::PyTorch);
+    let config = recording.trace.as_recorded(config.clone());
     let total_bytes = recording.total_bytes();
     let fraction = recording.fraction_of(total_bytes);
     let mut found = replay::verify(&recording.trace, &config, total_bytes, fraction)?;

@@ -58,7 +58,7 @@ impl Slab {
     }
 
     /// A slot for a new block. Its generation stays; everything else is the caller's to set.
-    #[inline]
+    #[inline(always)]
     pub(super) fn occupy(&mut self) -> (Slot, &mut Block) {
         if self.vacant.is_none() {
             self.grow();

@@ -1,5 +1,7 @@
 //! One entry of the history, and one segment of the layout, with the names PyTorch uses.
 
+use super::clock::Moment;
+use super::context::Context;
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
 
@@ -59,6 +61,15 @@ impl Action {
         .find(|action| action.name() == name)
     }
 
+    /// Whether memory goes back, to the allocator or to the driver.
+    #[must_use]
+    pub const fn gives_back(self) -> bool {
+        matches!(
+            self,
+            Self::FreeRequested | Self::FreeCompleted | Self::SegmentFree | Self::SegmentUnmap
+        )
+    }
+
     /// Whether memory was taken from the driver or given back.
     #[must_use]
     pub const fn is_segment(self) -> bool {
@@ -83,6 +94,27 @@ pub struct Event {
     /// The pool of the block.
     pub pool: PoolId,
 }
+
+/// An event, when it happened and who asked.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// What happened.
+    pub event: Event,
+    pub(super) moment: Moment,
+    /// Who asked, where that is recorded.
+    pub context: Option<Context>,
+}
+
+impl Entry {
+    /// When, in microseconds since 1970.
+    #[must_use]
+    pub fn time_us(&self) -> u64 {
+        self.moment.unix_us()
+    }
+}
+
+// A ring of ten million entries is as many times this.
+const _: () = assert!(size_of::<Entry>() <= 72);
 
 /// One segment with all its blocks, as a snapshot lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]

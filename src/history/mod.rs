@@ -1,10 +1,23 @@
 //! What happened, in the order in which it happened, and what the memory looks like now.
 //!
-//! Recording is off unless somebody asks; then it costs one predictable branch. The order is that
-//! of the lock that guards the changed state, so a single thread sees its own calls in order.
+//! Recording is off unless somebody asks; then it costs one predictable branch. The order is that of the lock
+//! that guards the changed state, so a single thread sees its own calls in order. `record` keeps the newest
+//! entries, `context` says who asked, `snapshot` is both together with the segments.
 
+mod clock;
+mod context;
+mod entries;
 mod event;
-mod recorder;
+mod record;
+mod snapshot;
+mod write;
 
-pub use event::{Action, BlockLayout, BlockStateName, Event, SegmentLayout};
-pub use recorder::Recorder;
+pub(crate) use clock::Moment;
+pub(crate) use record::Listener;
+
+pub use context::{Context, ContextScope, Frame, Stack, StackProvider};
+pub use entries::Entries;
+pub use event::{Action, BlockLayout, BlockStateName, Entry, Event, SegmentLayout};
+pub use record::{History, RecordOptions, StackLevel};
+pub use snapshot::{About, SegmentState, Snapshot};
+pub use write::Format;

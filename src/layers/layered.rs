@@ -11,8 +11,8 @@ use std::ops::Deref;
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
     DeviceAllocator, Expandable, ExpandableSegment, FreeMemoryCallback, Imported, OomObserver,
-    PeerAccess, PoolCheckpoint, PoolOptions, Pressure, PrivatePools, RawAddresses, Request,
-    Restored, ScopeFilter, Sharing,
+    PeerAccess, PoolCheckpoint, PoolOptions, Pressure, PrivatePools, RawAddresses, Recording,
+    Request, Restored, ScopeFilter, Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
@@ -111,6 +111,11 @@ pub trait Layer: fmt::Debug + Send + Sync {
 
     /// Idle memory is about to be released.
     fn empties(&self) {}
+
+    /// What is recorded.
+    fn recording(&self) -> Option<&dyn Recording> {
+        self.inner().recording()
+    }
 
     /// Whether the layer counts.
     fn counts(&self) -> bool {
@@ -259,6 +264,11 @@ impl<L: Layer> DeviceAllocator for Layered<L> {
     fn sharing(&self) -> Option<&dyn Sharing> {
         let sharing = self.0.inner().sharing().filter(|_| !self.0.moves_blocks());
         sharing.map(|_| self as &dyn Sharing)
+    }
+
+    /// That of the allocator below: addresses and sizes are as it knows them.
+    fn recording(&self) -> Option<&dyn Recording> {
+        self.0.recording()
     }
 }
 

@@ -30,6 +30,7 @@ mod layered;
 pub mod limit;
 pub mod log;
 pub mod oom_retry;
+pub mod record;
 mod shift;
 mod stack;
 pub mod statistics;

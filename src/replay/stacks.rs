@@ -20,6 +20,14 @@ pub(super) const TEXT_MAX_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(NonZeroU32);
 
+impl StackId {
+    /// Its place among the stacks of its recording, from 0.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
 /// One frame of a recorded stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frame<'a> {
@@ -77,6 +85,12 @@ impl Stacks {
     #[must_use]
     pub fn len(&self) -> usize {
         self.stack_ends.len()
+    }
+
+    /// All of them.
+    pub fn ids(&self) -> impl Iterator<Item = StackId> + use<> {
+        let count = u32::try_from(self.len()).unwrap_or(u32::MAX);
+        (1..=count).filter_map(|number| NonZeroU32::new(number).map(StackId))
     }
 
     /// Whether there is none.

@@ -4,6 +4,7 @@
 //! bytes.
 
 use super::stacks::{StackId, Stacks};
+use crate::config::{Compat, Config};
 use crate::history::{Action, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 
@@ -25,6 +26,29 @@ pub struct Trace {
     pub requests_only: bool,
     /// The stacks that events name.
     pub stacks: Stacks,
+    /// What snapshots say besides, if this library wrote them.
+    pub made_here: Option<MadeHere>,
+}
+
+impl Trace {
+    /// The configuration as it acted when the recording was made: PyTorch's recordings follow its rules to
+    /// the letter, those of this library say which rules they follow.
+    #[must_use]
+    pub fn as_recorded(&self, config: Config) -> Config {
+        match self.made_here {
+            Some(_) => config,
+            None => config.with_compat(Compat::PyTorch),
+        }
+    }
+}
+
+/// What a snapshot of this library says besides: everything that its decisions depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MadeHere {
+    /// The most bytes that could be reserved.
+    pub limit_bytes: Option<u64>,
+    /// All the memory of the device.
+    pub total_bytes: Option<u64>,
 }
 
 /// One entry of a recording.

@@ -17,13 +17,13 @@ use super::run::{LaneWork, ReplayError, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
-use crate::allocator::{Allocation, PoolOptions, PrivatePools, Request};
+use crate::allocator::{Allocation, PoolOptions, PrivatePools, Recording, Request};
 use crate::cache::{Engine, Foresight};
 use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Recorded, RecordedAddresses, Sim};
 use crate::error::AllocError;
-use crate::history::{Action, BlockStateName, Event, SegmentLayout};
+use crate::history::{Action, BlockStateName, Event, RecordOptions, SegmentLayout};
 use crate::ids::PoolId;
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
@@ -147,7 +147,7 @@ pub(crate) fn verify_until(
         engine.reset_peaks();
         engine.reset_accumulated();
     }
-    engine.history().start(usize::MAX);
+    engine.history().start(&RecordOptions::default());
     let mut at = 0;
     for group in groups(&trace.events) {
         at += verifier.step(at, group)?;

@@ -1,8 +1,9 @@
 //! Logs of requests, which say no decisions: they are repeated, and what the replay did is shown.
 
+use crate::allocator::Recording as _;
 use crate::analysis::{Memory, Recording, Room, watch};
 use crate::config::{Compat, Config};
-use crate::history::{Action, Event};
+use crate::history::{Action, Event, RecordOptions};
 use crate::replay::{ReplayError, Trace, TraceEvent};
 use crate::strategies::Strategy;
 
@@ -21,7 +22,7 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let seeded = recording.workload.seeded as usize;
     let begun = |strategy: &Strategy| {
         if let Some(engine) = strategy.engine() {
-            engine.history().start(usize::MAX);
+            engine.history().start(&RecordOptions::default());
         }
     };
     watch(recording, &config, room, &begun, &mut |at, strategy, _| {
@@ -52,7 +53,7 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let Trace { conf, device, other_devices, stacks, .. } = &recording.trace;
     let (conf, stacks) = (conf.clone(), stacks.clone());
     let (device, other_devices) = (*device, *other_devices);
-    Ok(Trace { events, segments, conf, device, other_devices, requests_only: false, stacks })
+    Ok(Trace { events, segments, conf, device, other_devices, stacks, ..Trace::default() })
 }
 
 /// The same for a log of which nothing else is asked.

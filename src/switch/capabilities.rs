@@ -5,15 +5,17 @@
 //! A capability that only a retired one has stays until that one has gone; the current one then
 //! answers that it cannot.
 
+use std::sync::Arc;
+
 use super::{Switchable, is_unknown};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
     Expandable, ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure,
-    RawAddresses, Sharing,
+    RawAddresses, Recording, Sharing,
 };
 use crate::config::Config;
 use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
-use crate::history::SegmentLayout;
+use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::Statistics;
@@ -276,5 +278,21 @@ impl Sharing for Switchable {
             Some(sharing) => sharing.open(handle),
             None => Err(lacks(&generation.strategy, "open").into()),
         })
+    }
+}
+
+impl Recording for Switchable {
+    fn history(&self) -> &Arc<History> {
+        &self.core.history
+    }
+
+    /// That of the current allocator, with the segments that replaced ones still have: theirs were gathered
+    /// a moment before.
+    fn snapshot(&self) -> Snapshot {
+        let of = |strategy: &Strategy| strategy.recording().map(Recording::snapshot);
+        let retired = self.core.each(|g| g.is_retired().then(|| of(&g.strategy)).flatten());
+        let now = self.core.call(|generation| of(&generation.strategy)).unwrap_or_default();
+        self.core.left();
+        retired.into_iter().flatten().fold(now, Snapshot::with_segments_of)
     }
 }

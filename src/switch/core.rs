@@ -21,8 +21,9 @@ use crate::cache::Hooks;
 use crate::config::{Config, Origin};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
+use crate::history::History;
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
-use crate::registry::{self, BuildOptions};
+use crate::registry::{self, BuildOptions, build_recording_in};
 use crate::strategies::Strategy;
 use crate::sync::{All, Read, Swap};
 
@@ -40,6 +41,8 @@ pub(super) struct Core {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) options: BuildOptions,
     pub(super) hooks: Hooks,
+    /// That of the first allocator; later ones go on with it.
+    pub(super) history: Arc<History>,
     pub(super) state: Mutex<SwitchState>,
     pub(super) ledger: Mutex<Ledger>,
     /// How many scopes are open: part of `state`, for those who only ask whether any is.
@@ -84,6 +87,7 @@ impl Core {
         let is_known = config.is_some();
         let config = config.unwrap_or_default();
         let limit_bytes = strategy.caching().and_then(Caching::limit_bytes);
+        let history = strategy.recording().map(|own| Arc::clone(own.history())).unwrap_or_default();
         let first = Generation::new(strategy, config.settings());
         Arc::new_cyclic(|this| {
             hooks::attach(&first.strategy, this);
@@ -93,6 +97,7 @@ impl Core {
                 driver,
                 options,
                 hooks: Hooks::new(OwnerId::next()),
+                history,
                 state: Mutex::new(SwitchState {
                     config,
                     is_known,
@@ -118,7 +123,8 @@ impl Core {
     fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
         // What is built and not put in force may wait for the device when it goes.
         self.with_state(|state| self.refuse_pools(state))?;
-        let strategy = registry::build(&config, Arc::clone(&self.driver), self.options)?;
+        let driver = Arc::clone(&self.driver);
+        let strategy = build_recording_in(&self.history, &config, driver, self.options)?;
         if self.options.raw_addresses && strategy.raw_addresses().is_none() {
             let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
             return Err(SwitchError::Lacks { name, what });

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use crate::allocator::{
     Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable,
-    PeerAccess, Pressure, PrivatePools, RawAddresses, Request, Sharing,
+    PeerAccess, Pressure, PrivatePools, RawAddresses, Recording, Request, Sharing,
 };
 use crate::config::Config;
 use crate::driver::Driver;
@@ -282,5 +282,10 @@ impl DeviceAllocator for Switchable {
 
     fn sharing(&self) -> Option<&dyn Sharing> {
         self.core.any(|strategy| strategy.sharing().is_some()).then_some(self as _)
+    }
+
+    /// Always: the history goes on through a switch.
+    fn recording(&self) -> Option<&dyn Recording> {
+        Some(self)
     }
 }

@@ -1,29 +1,31 @@
 //! The CPU caching allocator as the trait's capabilities. Streams, pools, peers and sharing it has not.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::blocks::Blocks;
 use super::{Core, CpuAllocator, Place, UNLIMITED, fill_of, place_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, FreeMemoryCallback,
-    OomObserver, Pressure, RawAddresses, Request,
+    OomObserver, Pressure, RawAddresses, Recording, Request,
 };
 use crate::config::{Acts, Config};
 use crate::driver::system::memory_info;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
-use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
+use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
 impl DeviceAllocator for CpuAllocator {
-    #[inline]
+    #[inline(never)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         request.refuse_place()?;
         let handed = self.core.serve(request)?;
         Ok(self.core.allocation(handed, request.bytes))
     }
 
-    #[inline]
+    #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         self.core.free(&allocation).map_err(|reason| FreeError { reason, allocation })
     }
@@ -45,6 +47,10 @@ impl DeviceAllocator for CpuAllocator {
     }
 
     fn pressure(&self) -> Option<&dyn Pressure> {
+        Some(self)
+    }
+
+    fn recording(&self) -> Option<&dyn Recording> {
         Some(self)
     }
 }
@@ -83,6 +89,7 @@ impl Caching for CpuAllocator {
         }
         let new = config.settings().cpu;
         self.core.tune(&new, fill_of(&new)?);
+        self.core.history.configured(config);
         Ok(())
     }
 
@@ -98,28 +105,7 @@ impl Caching for CpuAllocator {
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {
-        let mut segments = Vec::new();
-        self.core.blocks.lock().visit(|seen| {
-            let state =
-                if seen.idle { BlockStateName::Inactive } else { BlockStateName::ActiveAllocated };
-            let (address, size_bytes) = (seen.address, seen.bytes);
-            segments.push(SegmentLayout {
-                address,
-                size_bytes,
-                stream: seen.stream,
-                kind: PoolKind::of(size_bytes),
-                pool: PoolId::DEFAULT,
-                expandable: false,
-                blocks: vec![BlockLayout {
-                    address,
-                    size_bytes,
-                    requested_bytes: size_bytes,
-                    state,
-                }],
-            });
-        });
-        segments.sort_by_key(|segment| segment.address);
-        segments
+        self.core.layout_of(&self.core.blocks.lock())
     }
 
     /// The block itself: each came from the system as it is.
@@ -186,5 +172,46 @@ impl Pressure for CpuAllocator {
 
     fn add_oom_observer(&self, observer: OomObserver) {
         self.core.hooks.add_observer(observer);
+    }
+}
+
+impl Recording for CpuAllocator {
+    fn history(&self) -> &Arc<History> {
+        &self.core.history
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let (layout, captured) = {
+            let blocks = self.core.blocks.lock();
+            (self.core.layout_of(&blocks), self.core.history.capture())
+        };
+        Snapshot::of(layout, captured, self.limit_bytes())
+    }
+}
+
+impl Core {
+    fn layout_of(&self, blocks: &Blocks) -> Vec<SegmentLayout> {
+        let mut segments = Vec::new();
+        blocks.visit(|seen| {
+            let state =
+                if seen.idle { BlockStateName::Inactive } else { BlockStateName::ActiveAllocated };
+            let (address, size_bytes) = (seen.address, seen.bytes);
+            segments.push(SegmentLayout {
+                address,
+                size_bytes,
+                stream: seen.stream,
+                kind: PoolKind::of(size_bytes),
+                pool: PoolId::DEFAULT,
+                expandable: false,
+                blocks: vec![BlockLayout {
+                    address,
+                    size_bytes,
+                    requested_bytes: size_bytes,
+                    state,
+                }],
+            });
+        });
+        segments.sort_by_key(|segment| segment.address);
+        segments
     }
 }

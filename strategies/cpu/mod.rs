@@ -38,7 +38,7 @@ use crate::driver::system::{
     Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
 };
 use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleError};
-use crate::history::{Action, Event, Recorder};
+use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
 
@@ -94,7 +94,7 @@ struct Core {
     /// Itself, once its allocator is gone and as long as callers hold blocks.
     retired: Mutex<Option<Arc<Core>>>,
     hooks: Hooks,
-    history: Recorder,
+    history: Arc<History>,
 }
 
 /// Why there was no memory.
@@ -130,9 +130,19 @@ impl CpuAllocator {
     /// [`DriverError`] when the settings ask for both fills, for an alignment that is none, or for huge
     /// pages or a node that the machine does not have.
     pub fn new(device: DeviceId, settings: &Settings) -> Result<Self, DriverError> {
+        Self::recording_in(device, settings, Arc::default())
+    }
+
+    /// The same, recording in `history`.
+    pub(crate) fn recording_in(
+        device: DeviceId,
+        settings: &Settings,
+        history: Arc<History>,
+    ) -> Result<Self, DriverError> {
         let cpu = &settings.cpu;
         let options = SystemOptions { huge_pages: cpu.huge_pages, numa_node: cpu.numa_node };
-        Self::with_source(device, settings, Arc::new(SystemMemory::new(options)?), monotonic())
+        let system = Arc::new(SystemMemory::new(options)?);
+        Self::build(device, settings, (system, monotonic()), history)
     }
 
     /// An instance over any source of memory, with a clock for trimming by age.
@@ -145,6 +155,15 @@ impl CpuAllocator {
         settings: &Settings,
         source: Arc<dyn Source>,
         clock: Clock,
+    ) -> Result<Self, DriverError> {
+        Self::build(device, settings, (source, clock), Arc::default())
+    }
+
+    fn build(
+        device: DeviceId,
+        settings: &Settings,
+        (source, clock): (Arc<dyn Source>, Clock),
+        history: Arc<History>,
     ) -> Result<Self, DriverError> {
         let (cpu, fraction) = (settings.cpu, settings.per_process_memory_fraction);
         let alignment_bytes = cpu.alignment_bytes;
@@ -171,19 +190,13 @@ impl CpuAllocator {
             giving: RwLock::default(),
             retired: Mutex::default(),
             hooks: Hooks::new(owner),
-            history: Recorder::default(),
+            history,
         });
         core.tune(&cpu, fill);
         if (0.0..1.0).contains(&fraction) {
             core.limit_to_fraction(fraction)?;
         }
         Ok(Self { core })
-    }
-
-    /// What happens, for those who want to know.
-    #[must_use]
-    pub fn history(&self) -> &Recorder {
-        &self.core.history
     }
 
     /// Gives back what has been idle for longer than `cpu_trim_age_s`. Frees and misses do this by
@@ -323,11 +336,12 @@ impl Core {
 
     fn record(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
         let pool = PoolId::DEFAULT;
-        self.history.record(|| Event { action, address, size_bytes, stream, pool });
+        self.history.record(0, || Event { action, address, size_bytes, stream, pool });
     }
 
     #[inline]
     fn serve(&self, request: Request) -> Result<Handed, AllocError> {
+        let _asks = self.history.of_request();
         let Request { bytes, stream, .. } = request;
         let mut blocks = self.blocks.lock();
         if let Some(found) = blocks.reuse(bytes, stream) {
@@ -480,6 +494,7 @@ impl Core {
     /// Frees a live block. `None` when it is not live there.
     #[inline]
     fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
+        let _asks = self.history.of_free();
         let age = self.trim_age_ns.load(Ordering::Relaxed);
         let now_ns = if age == UNLIMITED { 0 } else { self.now_ns() };
         self.free_locked(self.blocks.lock(), (slot, address, life), (now_ns, age))

@@ -3,27 +3,29 @@
 //! The driver does not tell where its free memory lies: layouts list live blocks, each as a segment
 //! of its own, and no block can be asked for by address.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::blocks::Use;
+use super::blocks::{Blocks, Use};
 use super::pressure::idle;
 use super::{MallocAsyncAllocator, UNLIMITED, serial_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
     FreeMemoryCallback, OomObserver, PeerAccess, Place, PoolOptions, Pressure, PrivatePools,
-    RawAddresses, Request, ScopeFilter,
+    RawAddresses, Recording, Request, ScopeFilter,
 };
 use crate::config::{Acts, Config};
 use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
 use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, PoolError,
 };
-use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
+use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::size::{PoolKind, limit_of_fraction};
 use crate::stats::{Counter, PerPool, Statistics};
 
 impl DeviceAllocator for MallocAsyncAllocator {
+    #[inline(never)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let pool = match request.place {
             Place::Anywhere => None,
@@ -33,6 +35,7 @@ impl DeviceAllocator for MallocAsyncAllocator {
         self.serve(pool, request)
     }
 
+    #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let done = self.own(&allocation).and_then(|()| {
             self.give_back(allocation.address(), Some(serial_of(allocation.token()))).map(drop)
@@ -70,6 +73,10 @@ impl DeviceAllocator for MallocAsyncAllocator {
 
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         self.driver.peers().is_some().then_some(self as &dyn PeerAccess)
+    }
+
+    fn recording(&self) -> Option<&dyn Recording> {
+        Some(self)
     }
 }
 
@@ -160,8 +167,7 @@ impl MallocAsyncAllocator {
         waited.and(destroyed).and(trimmed).map(|()| bytes)
     }
 
-    fn layout_of(&self, pool: Option<PoolId>) -> Vec<SegmentLayout> {
-        let blocks = self.blocks.lock();
+    fn layout_of(blocks: &Blocks, pool: Option<PoolId>) -> Vec<SegmentLayout> {
         let segment = |(address, block): (u64, &super::Block)| SegmentLayout {
             address,
             size_bytes: block.bytes,
@@ -242,6 +248,7 @@ impl Caching for MallocAsyncAllocator {
         }
         // The rest is looked at when it is needed.
         *settings = new;
+        self.history.configured(config);
         Ok(())
     }
 
@@ -256,7 +263,7 @@ impl Caching for MallocAsyncAllocator {
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {
-        self.layout_of(None)
+        Self::layout_of(&self.blocks.lock(), None)
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
@@ -376,6 +383,20 @@ impl PrivatePools for MallocAsyncAllocator {
 
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         self.addresses_in(pool)?;
-        Ok(self.layout_of(Some(pool)))
+        Ok(Self::layout_of(&self.blocks.lock(), Some(pool)))
+    }
+}
+
+impl Recording for MallocAsyncAllocator {
+    fn history(&self) -> &Arc<History> {
+        &self.history
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let (layout, captured) = {
+            let blocks = self.blocks.lock();
+            (Self::layout_of(&blocks, None), self.history.capture())
+        };
+        Snapshot::of(layout, captured, self.limit_bytes())
     }
 }

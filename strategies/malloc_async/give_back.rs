@@ -10,7 +10,7 @@ use super::blocks::{Block, Use};
 use super::{Joins, MallocAsyncAllocator};
 use crate::driver::{captured, synchronize_outside_captures};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
-use crate::history::Action;
+use crate::history::{Action, Event, Moment};
 use crate::ids::{EventId, StreamId};
 
 /// How a free goes.
@@ -27,6 +27,9 @@ enum Way {
 impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
+        let _asks = self.history.of_free();
+        // Another thread may have the address, and say so, as soon as the driver has it.
+        let moment = self.history.moment();
         let (block, way) = {
             let mut blocks = self.blocks.lock();
             let block = blocks.leave(address, serial)?;
@@ -39,11 +42,11 @@ impl MallocAsyncAllocator {
         let bytes = block.bytes;
         if way == Way::Careful {
             let given = self.free_with_care(address, &block);
-            return self.settle_free(address, block, given).map(|()| bytes);
+            return self.settle_free(address, block, given, moment).map(|()| bytes);
         }
         let given = match self.memory_pools().free_async(address, block.stream) {
             Ok(()) if way == Way::Plain => {
-                self.is_freed(address, &block);
+                self.is_freed(address, &block, moment);
                 return Ok(bytes);
             }
             Ok(()) => Ok(Given::Freed),
@@ -54,7 +57,7 @@ impl MallocAsyncAllocator {
                 self.after_refusal(address, &block, error)
             }
         };
-        self.settle_free(address, block, given).map(|()| bytes)
+        self.settle_free(address, block, given, moment).map(|()| bytes)
     }
 
     #[inline]
@@ -73,6 +76,7 @@ impl MallocAsyncAllocator {
         address: u64,
         block: Block,
         given: Result<Given, DriverError>,
+        moment: Option<Moment>,
     ) -> Result<(), HandleError> {
         match or_later(given) {
             Err(error) => {
@@ -83,10 +87,10 @@ impl MallocAsyncAllocator {
             }
             Ok(Given::Freed) => {
                 self.blocks.lock().unreserve(block.bytes);
-                self.is_freed(address, &block);
+                self.is_freed(address, &block, moment);
             }
             Ok(Given::Deferred) => {
-                self.record_block(Action::FreeRequested, address, &block);
+                self.record_block(Action::FreeRequested, address, &block, moment);
                 self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
                 // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
@@ -100,14 +104,21 @@ impl MallocAsyncAllocator {
 
     /// The driver has the block, as soon as its holder gave it back.
     #[inline]
-    fn is_freed(&self, address: u64, block: &Block) {
-        self.record_block(Action::FreeRequested, address, block);
-        self.record_block(Action::FreeCompleted, address, block);
+    fn is_freed(&self, address: u64, block: &Block, moment: Option<Moment>) {
+        self.record_block(Action::FreeRequested, address, block, moment);
+        self.record_block(Action::FreeCompleted, address, block, moment.map(Moment::next));
     }
 
     #[inline]
-    fn record_block(&self, action: Action, address: u64, block: &Block) {
-        self.record(action, address, block.bytes, block.stream, block.pool);
+    fn record_block(&self, action: Action, address: u64, block: &Block, moment: Option<Moment>) {
+        if let Some(moment) = moment {
+            let Block { bytes: size_bytes, stream, pool, .. } = *block;
+            self.history.push(
+                stream.0,
+                moment,
+                Event { action, address, size_bytes, stream, pool },
+            );
+        }
     }
 
     /// The plain free failed. If the stream belongs to a capture that nobody told of, the free waits
@@ -299,6 +310,7 @@ impl MallocAsyncAllocator {
     /// One free that waited.
     fn settle(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
         // An address that came back after a graph had gone belongs to the block that has it now.
+        let moment = self.history.moment();
         let gone = block.capture().is_some() && self.blocks.lock().is_live(address);
         let given = match gone {
             true => Given::Freed,
@@ -307,7 +319,7 @@ impl MallocAsyncAllocator {
         if given == Given::Freed {
             self.captures.remove_deferred();
             self.blocks.lock().deferred_is_free(block.bytes);
-            self.record_block(Action::FreeCompleted, address, block);
+            self.record_block(Action::FreeCompleted, address, block, moment);
         }
         Ok(given)
     }

@@ -31,7 +31,7 @@ use crate::driver::{
     DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPools, synchronize_outside_captures,
 };
 use crate::error::{AllocError, DriverError, DriverErrorKind};
-use crate::history::{Action, Event, Recorder};
+use crate::history::{Action, Event, History};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
 use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
@@ -70,7 +70,7 @@ pub struct MallocAsyncAllocator {
     usage: Mutex<DriverPoolUsage>,
     notes: Notes,
     hooks: Hooks,
-    history: Recorder,
+    history: Arc<History>,
 }
 
 /// The driver pool of the default pool.
@@ -185,7 +185,7 @@ impl MallocAsyncAllocator {
             usage: Mutex::default(),
             notes: Notes::default(),
             hooks: Hooks::new(owner),
-            history: Recorder::default(),
+            history: Arc::default(),
             device,
             driver,
         };
@@ -194,10 +194,11 @@ impl MallocAsyncAllocator {
         Ok(allocator)
     }
 
-    /// What happened, while somebody records it.
-    #[must_use]
-    pub fn history(&self) -> &Recorder {
-        &self.history
+    /// The same, recording in `history`.
+    pub(crate) fn recording_in(self: Box<Self>, history: Arc<History>) -> Box<Self> {
+        let mut own = self;
+        own.history = history;
+        own
     }
 
     /// How often something happened that is worth a look.
@@ -224,6 +225,7 @@ impl MallocAsyncAllocator {
     /// One driver call and one small lock, unless a scope, a deferred free, a named pool or a limit asks
     /// for more.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> Result<Allocation, AllocError> {
+        let _asks = self.history.of_request();
         let Request { bytes, stream, .. } = request;
         if bytes == 0 {
             return Err(AllocError::ZeroBytes);
@@ -312,7 +314,13 @@ impl MallocAsyncAllocator {
 
     #[inline]
     fn record(&self, action: Action, address: u64, bytes: u64, stream: StreamId, pool: PoolId) {
-        self.history.record(|| Event { action, address, size_bytes: bytes, stream, pool });
+        self.history.record(stream.0, || Event {
+            action,
+            address,
+            size_bytes: bytes,
+            stream,
+            pool,
+        });
     }
 }
 

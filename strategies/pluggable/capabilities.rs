@@ -1,5 +1,6 @@
 //! The pluggable allocator as the trait's capabilities.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::table::State;
@@ -7,17 +8,18 @@ use super::{NO_LIMIT, PluggableAllocator};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
     DeviceAllocator, FreeMemoryCallback, OomObserver, PeerAccess, Place, Pressure, PrivatePools,
-    RawAddresses, Request,
+    RawAddresses, Recording, Request,
 };
 use crate::config::{Acts, Config};
 use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError,
 };
-use crate::history::SegmentLayout;
+use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, StreamId};
 use crate::stats::Statistics;
 
 impl DeviceAllocator for PluggableAllocator {
+    #[inline(never)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         match request.place {
             Place::Anywhere => self.serve(self.route(request)?, request),
@@ -26,6 +28,7 @@ impl DeviceAllocator for PluggableAllocator {
         }
     }
 
+    #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let freed = self
             .check(&allocation)
@@ -67,6 +70,10 @@ impl DeviceAllocator for PluggableAllocator {
 
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         self.driver.peers().is_some().then_some(self as &dyn PeerAccess)
+    }
+
+    fn recording(&self) -> Option<&dyn Recording> {
+        Some(self)
     }
 }
 
@@ -136,7 +143,11 @@ impl Caching for PluggableAllocator {
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         let fixed = |acts| acts == Acts::Pluggable;
         let differs = self.built.fixed_key_that_differs(config.settings(), fixed);
-        differs.map_or(Ok(()), |key| Err(DriverError::fixed_key(key)))
+        if let Some(key) = differs {
+            return Err(DriverError::fixed_key(key));
+        }
+        self.history.configured(config);
+        Ok(())
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
@@ -246,5 +257,16 @@ impl PeerAccess for PluggableAllocator {
 
     fn peers(&self) -> Vec<DeviceId> {
         self.peers.lock().clone()
+    }
+}
+
+impl Recording for PluggableAllocator {
+    fn history(&self) -> &Arc<History> {
+        &self.history
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let (layout, captured) = self.layout_and(|_| true, || self.history.capture());
+        Snapshot::of(layout, captured, self.limit_bytes())
     }
 }

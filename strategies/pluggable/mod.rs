@@ -33,7 +33,7 @@ use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AddressFault, AllocError, HandleError};
-use crate::history::{Action, Event, Recorder};
+use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::size::{REQUEST_MAX_BYTES, align_up, limit_of_fraction};
 
@@ -65,7 +65,7 @@ pub struct PluggableAllocator {
     pools: Pools,
     /// What those know that came after this one was replaced.
     hooks: Hooks,
-    history: Recorder,
+    history: Arc<History>,
     peers: Mutex<Vec<DeviceId>>,
     retries: AtomicI64,
     ooms: AtomicI64,
@@ -122,7 +122,7 @@ impl PluggableAllocator {
             waiting: Waiting::default(),
             pools,
             hooks: Hooks::new(owner),
-            history: Recorder::default(),
+            history: Arc::default(),
             peers: Mutex::default(),
             retries: AtomicI64::new(0),
             ooms: AtomicI64::new(0),
@@ -134,10 +134,11 @@ impl PluggableAllocator {
         own
     }
 
-    /// What happens, for those who want to know.
-    #[must_use]
-    pub fn history(&self) -> &Recorder {
-        &self.history
+    /// The same, recording in `history`.
+    pub(crate) fn recording_in(self: Box<Self>, history: Arc<History>) -> Box<Self> {
+        let mut own = self;
+        own.history = history;
+        own
     }
 
     fn limit_to_fraction(&self, fraction: f64) {
@@ -150,10 +151,11 @@ impl PluggableAllocator {
 
     fn record(&self, action: Action, address: u64, size_bytes: u64, block: (StreamId, PoolId)) {
         let (stream, pool) = block;
-        self.history.record(|| Event { action, address, size_bytes, stream, pool });
+        self.history.record(stream.0, || Event { action, address, size_bytes, stream, pool });
     }
 
     fn serve(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        let _asks = self.history.of_request();
         if request.bytes == 0 {
             return Err(AllocError::ZeroBytes);
         }
@@ -250,6 +252,7 @@ impl PluggableAllocator {
 
     /// Frees the live block at an address, of that life if one is given.
     fn free_block(&self, address: u64, mark: Option<Mark>) -> Result<u64, HandleError> {
+        let _asks = self.history.of_free();
         let (stream, uses, pool, mark, bytes) = {
             let shard = self.table.lock(address);
             let unknown = HandleError::UnknownAddress { address };
@@ -295,12 +298,12 @@ impl PluggableAllocator {
             }
             shard.remove(address)
         };
-        drop(shard);
-        drop(known);
         if was == State::Live {
             self.record(Action::FreeRequested, address, requested, (stream, pool));
         }
         self.record(Action::FreeCompleted, address, requested, (stream, pool));
+        drop(shard);
+        drop(known);
         if let Some(block) = gone {
             self.give_back(address, &block);
         }

@@ -307,14 +307,24 @@ impl PluggableAllocator {
     }
 
     pub(super) fn layout_of(&self, wanted: impl Fn(&Block) -> bool) -> Vec<SegmentLayout> {
+        self.layout_and(wanted, || ()).0
+    }
+
+    /// The same, and what `then` says before any block changes.
+    pub(super) fn layout_and<T>(
+        &self,
+        wanted: impl Fn(&Block) -> bool,
+        then: impl FnOnce() -> T,
+    ) -> (Vec<SegmentLayout>, T) {
         let mut found = Vec::new();
-        self.table.each(|address, block| {
+        let visit = |address, block: &Block| {
             if wanted(block) {
                 found.push(layout(address, block));
             }
-        });
+        };
+        let said = self.table.each_then(visit, then);
         found.sort_by_key(|segment| segment.address);
-        found
+        (found, said)
     }
 
     fn restore_checked(
@@ -483,6 +493,9 @@ impl Checkpoints for PluggableAllocator {
             self.table.lock(segment.address).keep(segment.address);
             known.keep(pool, (segment.stream, segment.size_bytes, segment.address));
             let size_bytes = segment.blocks[0].requested_bytes;
+            for action in [Action::FreeRequested, Action::FreeCompleted] {
+                self.record(action, segment.address, size_bytes, (segment.stream, pool));
+            }
             restored.freed.push(Freed { address: segment.address, size_bytes });
         }
         for segment in &checkpoint.segments {
@@ -494,6 +507,7 @@ impl Checkpoints for PluggableAllocator {
             known.in_use(pool)?.idle.remove(&(segment.stream, segment.size_bytes, address));
             if let Some(mark) = self.table.lock(address).revive(address, requested) {
                 let token = mark.token();
+                self.record(Action::Alloc, address, requested, (segment.stream, pool));
                 restored.live.push(Allocation::new(address, requested, self.owner, token));
             }
         }

@@ -98,10 +98,20 @@ impl Table {
     }
 
     /// Calls `visit` with every block there is, in no order.
-    pub(super) fn each(&self, mut visit: impl FnMut(u64, &Block)) {
-        for cell in &self.cells {
-            cell.0.lock().blocks.iter().for_each(|(address, block)| visit(*address, block));
-        }
+    pub(super) fn each(&self, visit: impl FnMut(u64, &Block)) {
+        self.each_then(visit, || ());
+    }
+
+    /// The same, and `then` before any block changes.
+    pub(super) fn each_then<T>(
+        &self,
+        mut visit: impl FnMut(u64, &Block),
+        then: impl FnOnce() -> T,
+    ) -> T {
+        let shards: Vec<_> = self.cells.iter().map(|cell| cell.0.lock()).collect();
+        let blocks = shards.iter().flat_map(|shard| &shard.blocks);
+        blocks.for_each(|(address, block)| visit(*address, block));
+        then()
     }
 
     /// Every counter that blocks have.

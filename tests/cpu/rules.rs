@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Pressure, Request, Token};
+use stratalloc::allocator::{
+    Allocation, Caching, DeviceAllocator, Pressure, Recording, Request, Token,
+};
 use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::system::{Source, SystemBlock};
 use stratalloc::driver::{DriverResult, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
-use stratalloc::history::{Action, BlockStateName};
+use stratalloc::history::{Action, BlockStateName, RecordOptions};
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
@@ -341,7 +343,7 @@ fn wrong_handles_are_refused_and_come_back() {
 #[test]
 fn layout_history_and_base_tell_of_every_block() {
     let own = over(&Counted::new(), "");
-    own.history().start(100);
+    own.history().start(&RecordOptions::at_most(100));
     let (small, large) = (take(&own, 512), take(&own, 5 * MIB));
     let base = own.base_allocation(&large).unwrap();
     assert_eq!((base.address, base.size_bytes), (large.address(), 5 * MIB));

@@ -81,7 +81,8 @@ pub(crate) fn sim() -> Arc<Sim> {
 }
 
 pub(crate) fn native(sim: &Arc<Sim>, raw_addresses: bool) -> NativeAllocator {
-    let options = EngineOptions { settings: Settings::default(), raw_addresses };
+    let options =
+        EngineOptions { settings: Settings::default(), raw_addresses, ..EngineOptions::default() };
     NativeAllocator::new(Arc::clone(sim) as Arc<dyn Driver>, &options)
         .expect("nothing is asked of it")
 }

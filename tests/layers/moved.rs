@@ -117,7 +117,11 @@ mod guards {
             let options = HostOptions { total_bytes: 1 << 28, ..HostOptions::default() };
             let host = Arc::new(Host::new(options));
             let driver: Arc<dyn Driver> = Arc::clone(&host) as _;
-            let options = EngineOptions { settings: Settings::default(), raw_addresses: true };
+            let options = EngineOptions {
+                settings: Settings::default(),
+                raw_addresses: true,
+                ..EngineOptions::default()
+            };
             let native = NativeAllocator::new(Arc::clone(&driver), &options)
                 .expect("nothing is asked of it");
             let told: Arc<Mutex<Vec<Damage>>> = Arc::default();

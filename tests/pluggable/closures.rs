@@ -4,12 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
+use stratalloc::allocator::{Allocation, DeviceAllocator, Recording, Request, Token};
 use stratalloc::config::Settings;
 use stratalloc::driver::Driver;
 use stratalloc::driver::plugin::{Base, Callbacks};
 use stratalloc::error::{AddressFault, AllocError, HandleError};
-use stratalloc::history::Action;
+use stratalloc::history::{Action, RecordOptions};
 use stratalloc::ids::{DeviceId, OwnerId, StreamId};
 use stratalloc::registry;
 use stratalloc::size::MIB;
@@ -49,7 +49,7 @@ fn closures_are_chosen_by_name_and_get_everything_but_sharing() {
 fn counters_peaks_layout_and_history_follow_every_block() {
     let user = User::with_bytes(u64::MAX / 2);
     let own = over(sim(), user.callbacks());
-    own.history().start(100);
+    own.history().start(&RecordOptions::at_most(100));
     let sizes = [MIB, 3 * MIB, 512, 20 * MIB, 7];
     let blocks: Vec<_> = sizes.iter().map(|bytes| take(&own, *bytes)).collect();
     let all: i64 = sizes.iter().map(|bytes| i64::try_from(*bytes).unwrap()).sum();

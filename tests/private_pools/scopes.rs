@@ -5,10 +5,11 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use stratalloc::allocator::{
-    DeviceAllocator, MemoryPool, PoolOptions, PoolScope, Request, ScopeFilter,
+    DeviceAllocator, MemoryPool, PoolOptions, PoolScope, Recording, Request, ScopeFilter,
 };
 use stratalloc::driver::{Capture, CaptureStatus, Driver};
 use stratalloc::error::{AllocError, PoolError};
+use stratalloc::history::RecordOptions;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{KIB, MIB};
 
@@ -345,7 +346,7 @@ fn the_default_pools_idle_memory_serves_a_pool_under_pressure() {
 #[test]
 fn the_history_names_the_pool() {
     let bed = Bed::new(ROOMY, "");
-    bed.engine().history().start(100);
+    bed.engine().history().start(&RecordOptions::at_most(100));
     let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
     let scope = pool.enter().unwrap();
     bed.give(bed.take(MIB, HOME));

@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, RawAddresses, Request, Token,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, RawAddresses, Recording, Request,
+    Token,
 };
 use stratalloc::cache::Engine;
 use stratalloc::config::Config;
 use stratalloc::error::{AllocError, OutOfMemory};
-use stratalloc::history::{Action, BlockStateName, Event, SegmentLayout};
+use stratalloc::history::{Action, BlockStateName, Event, RecordOptions, SegmentLayout};
 use stratalloc::ids::{EventId, OwnerId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{MIB, PoolKind};
@@ -115,7 +116,7 @@ impl<'m, M: Machine> Runner<'m, M> {
             next_seed: 0,
             before: Default::default(),
         };
-        runner.engine().history().start(100_000);
+        runner.engine().history().start(&RecordOptions::at_most(100_000));
         ensure_eq!(runner.raw().is_some(), script.raw_addresses, "raw addresses");
         runner.before = runner.look();
         Ok(runner)

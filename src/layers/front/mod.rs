@@ -409,7 +409,7 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
         &self.shared.inner
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let shared = &*self.shared;
         if request.place != Place::Anywhere {
@@ -421,7 +421,7 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let shared = &*self.shared;
         let state = shared.state.load(Ordering::Relaxed);

@@ -8,7 +8,7 @@ use super::error::Mismatch;
 use super::words::Word;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::replay::{StackId, TraceEvent};
+use crate::replay::{MadeHere, StackId, TraceEvent};
 use crate::size::{PoolKind, SMALL_SEGMENT_BYTES};
 
 /// A value without structure, or a pair of numbers: all that fields hold.
@@ -87,6 +87,40 @@ impl Scalar {
             Self::Text(text) => Ok(text),
             other => Err(other.mismatch("a configuration string or None")),
         }
+    }
+}
+
+/// The settings of the allocator.
+#[derive(Default)]
+pub(super) struct SettingsFields {
+    conf: String,
+    is_ours: bool,
+    limit_bytes: Option<u64>,
+    total_bytes: Option<u64>,
+}
+
+impl SettingsFields {
+    /// The keys that are read.
+    pub(super) const KEYS: [Word; 4] =
+        [Word::Conf, Word::Stratalloc, Word::LimitBytes, Word::TotalBytes];
+
+    /// Takes one field of [`KEYS`](Self::KEYS).
+    pub(super) fn set(&mut self, key: Word, value: Scalar) -> Result<(), Mismatch> {
+        match key {
+            Word::Conf => self.conf = value.into_conf()?,
+            Word::Stratalloc => self.is_ours = true,
+            Word::LimitBytes if value == Scalar::None => {}
+            Word::LimitBytes => self.limit_bytes = Some(value.number()?),
+            Word::TotalBytes => self.total_bytes = Some(value.number()?).filter(|bytes| *bytes > 0),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The configuration string, and what only snapshots of this library say.
+    pub(super) fn finish(self) -> (String, Option<MadeHere>) {
+        let Self { conf, is_ours, limit_bytes, total_bytes } = self;
+        (conf, is_ours.then_some(MadeHere { limit_bytes, total_bytes }))
     }
 }
 

@@ -13,7 +13,9 @@ use serde::de::{
 
 use super::Limits;
 use super::error::{Failure, Mismatch};
-use super::fields::{BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields};
+use super::fields::{
+    BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields, SettingsFields,
+};
 use super::input::Input;
 use super::parts::{Parts, push_sparingly};
 use super::path::Path;
@@ -353,15 +355,15 @@ impl<'de> Visitor<'de> for Devices<'_, '_> {
 struct Settings<'p, 'l>(&'p Place<'l>);
 
 impl<'de> DeserializeSeed<'de> for Settings<'_, '_> {
-    type Value = String;
+    type Value = SettingsFields;
 
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<String, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<SettingsFields, D::Error> {
         d.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Settings<'_, '_> {
-    type Value = String;
+    type Value = SettingsFields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a dictionary of settings")
@@ -369,24 +371,22 @@ impl<'de> Visitor<'de> for Settings<'_, '_> {
 
     refuse_text!();
 
-    fn visit_unit<E: Error>(self) -> Result<String, E> {
-        Ok(String::new())
+    fn visit_unit<E: Error>(self) -> Result<SettingsFields, E> {
+        Ok(SettingsFields::default())
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
-        let mut conf = String::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SettingsFields, A::Error> {
+        let mut fields = SettingsFields::default();
         while let Some(key) = map.next_key_seed(Key)? {
-            if key == Some(Word::Conf) {
-                conf = self.0.at_key(Word::Conf, || {
-                    let seed = Value { text_chars: usize::MAX };
-                    let value = map.next_value_seed(seed)?;
-                    value.into_conf().map_err(|e| self.0.refuse(e))
-                })?;
-            } else {
-                map.next_value::<IgnoredAny>()?;
+            match key.filter(|key| SettingsFields::KEYS.contains(key)) {
+                Some(key) => self.0.at_key(key, || {
+                    let value = map.next_value_seed(Value { text_chars: usize::MAX })?;
+                    fields.set(key, value).map_err(|e| self.0.refuse(e))
+                })?,
+                None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        Ok(conf)
+        Ok(fields)
     }
 }
 
@@ -438,7 +438,8 @@ impl<'de> Visitor<'de> for Snapshot<'_, '_> {
                     parts.other_devices = kept.devices.saturating_sub(1);
                 }
                 Some(key @ Word::AllocatorSettings) => {
-                    parts.conf = place.at_key(key, || map.next_value_seed(Settings(place)))?;
+                    let fields = place.at_key(key, || map.next_value_seed(Settings(place)))?;
+                    (parts.conf, parts.made_here) = fields.finish();
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;

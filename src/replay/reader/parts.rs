@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use super::Limits;
 use super::fields::ListedSegment;
 use crate::history::SegmentLayout;
-use crate::replay::{Stacks, Trace, TraceEvent};
+use crate::replay::{MadeHere, Stacks, Trace, TraceEvent};
 
 /// The parts.
 #[derive(Default)]
@@ -20,6 +20,7 @@ pub(super) struct Parts {
     /// Other devices that have entries.
     pub(super) other_devices: u32,
     pub(super) conf: String,
+    pub(super) made_here: Option<MadeHere>,
     pub(super) stacks: Stacks,
 }
 
@@ -48,6 +49,7 @@ impl Parts {
             events: self.events,
             segments,
             conf: self.conf,
+            made_here: self.made_here,
             device,
             other_devices,
             requests_only: false,

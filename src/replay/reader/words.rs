@@ -1,7 +1,7 @@
 //! The words that a snapshot is made of: keys that are read and values that have a meaning.
 //!
 //! A word takes one byte or two where its text would take twenty; everything under another key is
-//! dropped. Source of the words: PyTorch's `torch.cuda.memory._snapshot`.
+//! dropped. Source of the words: PyTorch's `torch.cuda.memory._snapshot`; three are of our own snapshots.
 
 macro_rules! words {
     ($($word:ident = $text:literal,)*) => {
@@ -32,6 +32,9 @@ words! {
     DeviceTraces = "device_traces",
     AllocatorSettings = "allocator_settings",
     Conf = "PYTORCH_CUDA_ALLOC_CONF",
+    Stratalloc = "stratalloc",
+    LimitBytes = "limit_bytes",
+    TotalBytes = "total_bytes",
     Action = "action",
     Addr = "addr",
     DeviceFree = "device_free",

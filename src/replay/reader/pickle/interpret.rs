@@ -9,15 +9,15 @@ use std::cmp::Reverse;
 use super::budget::{Budget, OverBudget};
 use super::heap::{Constant, Heap, Items, Value, View};
 use super::stack_reader::StackReader;
-use crate::replay::Trace;
 use crate::replay::reader::Limits;
 use crate::replay::reader::error::{Failure, Mismatch, PickleProblem};
 use crate::replay::reader::fields::{
-    BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields,
+    BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields, SettingsFields,
 };
 use crate::replay::reader::parts::Parts;
 use crate::replay::reader::path::Path;
 use crate::replay::reader::words::Word;
+use crate::replay::{MadeHere, Trace};
 
 /// Reads a snapshot.
 pub(in crate::replay::reader) fn interpret(
@@ -90,7 +90,8 @@ impl<'h> Interpreter<'h> {
             .ok_or_else(|| Mismatch::new("the key segments", "no such key"))?;
         parts.segments = self.at_key(Word::Segments, |me| me.entries::<SegmentFields>(segments))?;
         if let Some(settings) = record[Word::AllocatorSettings as usize] {
-            parts.conf = self.at_key(Word::AllocatorSettings, |me| me.conf(settings))?;
+            (parts.conf, parts.made_here) =
+                self.at_key(Word::AllocatorSettings, |me| me.settings(settings))?;
         }
         if let Some(devices) = record[Word::DeviceTraces as usize] {
             self.at_key(Word::DeviceTraces, |me| me.devices(devices, &mut parts))?;
@@ -98,26 +99,33 @@ impl<'h> Interpreter<'h> {
         Ok(parts)
     }
 
-    fn conf(&mut self, settings: Value) -> Result<String, Stop> {
+    fn settings(&mut self, settings: Value) -> Result<(String, Option<MadeHere>), Stop> {
+        let mut fields = SettingsFields::default();
         if self.heap.view(settings) == View::Constant(Constant::None) {
-            return Ok(String::new());
+            return Ok(fields.finish());
         }
         let record = self.heap.record_of(settings);
         let record = record.ok_or_else(|| self.mismatch("a dictionary of settings", settings))?;
-        let Some(conf) = record[Word::Conf as usize] else {
-            return Ok(String::new());
+        for key in SettingsFields::KEYS {
+            if let Some(value) = record[key as usize] {
+                let value = self.at_key(key, |me| me.setting(value))?;
+                self.at_key(key, |_| Ok(fields.set(key, value)?))?;
+            }
+        }
+        Ok(fields.finish())
+    }
+
+    /// A setting; texts are whole.
+    fn setting(&mut self, value: Value) -> Result<Scalar, Stop> {
+        let View::Text(at) = self.heap.view(value) else {
+            return Ok(self.scalar(value, SHOWN_CHARS));
         };
-        self.at_key(Word::Conf, |me| {
-            let View::Text(at) = me.heap.view(conf) else {
-                return Ok(me.scalar(conf, SHOWN_CHARS).into_conf()?);
-            };
-            let text = me.heap.text(at);
-            me.budget.charge(text.len() as u64)?;
-            // Replacing what is no text would take three times its place, and more while it grows.
-            let text = str::from_utf8(text);
-            let text = text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?;
-            Ok(text.to_owned())
-        })
+        let text = self.heap.text(at);
+        self.budget.charge(text.len() as u64)?;
+        // Replacing what is no text would take three times its place, and more while it grows.
+        let text = str::from_utf8(text);
+        let text = text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?;
+        Ok(Scalar::Text(text.to_owned()))
     }
 
     /// Reads the events of the wanted device, or of the one with the most.

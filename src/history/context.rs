@@ -1,0 +1,256 @@
+//! Who asked: the context of a request or a free.
+//!
+//! A context is gathered before an operation takes its first lock and dropped after it has released its last,
+//! because providers are foreign code: they may allocate, take locks of their own (an interpreter's, for
+//! example) and panic. In between it waits in the thread that asked, and every entry that the operation
+//! records shares it. It holds what a provider gathered, the names that the thread is in
+//! ([`Context::scope`]), the compile context of the thread and the metadata of the history.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::clock::Operation;
+use super::record::History;
+
+/// One frame of a stack, as snapshots show it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// The function.
+    pub function: String,
+    /// Its file.
+    pub file: String,
+    /// The line; 0 if nobody knows.
+    pub line: u32,
+}
+
+/// A stack that somebody gathered. It may be dropped on any thread, with no lock of the allocator held.
+pub trait Stack: fmt::Debug + Send + Sync {
+    /// Its frames, the innermost first. Called when a snapshot or a report is written.
+    fn frames(&self) -> Vec<Frame>;
+}
+
+/// Gathers stacks. Called on the thread that allocates or frees, with no lock of the allocator held. It may
+/// allocate: what it asks for meanwhile has no context. A panic counts as no stack.
+pub trait StackProvider: Send + Sync {
+    /// Where the calling thread is, or nothing.
+    fn gather(&self) -> Option<Arc<dyn Stack>>;
+}
+
+impl<F: Fn() -> Option<Arc<dyn Stack>> + Send + Sync> StackProvider for F {
+    fn gather(&self) -> Option<Arc<dyn Stack>> {
+        self()
+    }
+}
+
+/// What an operation was done for. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Context(Arc<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    stack: Option<Arc<dyn Stack>>,
+    said: Said,
+}
+
+/// What a thread and a history say without a stack.
+#[derive(Clone, Debug, Default)]
+struct Said {
+    /// The innermost last.
+    scopes: Vec<Arc<str>>,
+    compile_context: Option<Arc<str>>,
+    metadata: Option<Arc<str>>,
+}
+
+thread_local! {
+    /// What entries of this thread get now.
+    static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
+    static SCOPES: RefCell<Vec<Arc<str>>> = const { RefCell::new(Vec::new()) };
+    static COMPILE_CONTEXT: RefCell<Vec<Arc<str>>> = const { RefCell::new(Vec::new()) };
+    /// Whether any of the two has something.
+    static SAYS: Cell<u32> = const { Cell::new(0) };
+    /// Whether a provider runs on this thread.
+    static GATHERS: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Context {
+    /// Names what this thread does until the answer is dropped: entries recorded meanwhile have the name as
+    /// their innermost frame. Scopes nest.
+    #[must_use = "the scope ends when this is dropped"]
+    pub fn scope(name: &str) -> ContextScope {
+        SCOPES.with_borrow_mut(|scopes| scopes.push(name.into()));
+        SAYS.set(SAYS.get() + 1);
+        ContextScope { of: Named::Scope, stays_here: std::marker::PhantomData }
+    }
+
+    /// The same for the compiled region that runs on this thread: snapshots have a field of their own for it.
+    #[must_use = "the compile context ends when this is dropped"]
+    pub fn compiled(name: &str) -> ContextScope {
+        COMPILE_CONTEXT.with_borrow_mut(|names| names.push(name.into()));
+        SAYS.set(SAYS.get() + 1);
+        ContextScope { of: Named::CompileContext, stays_here: std::marker::PhantomData }
+    }
+
+    /// Its frames, the innermost first: names of scopes, then the stack.
+    #[must_use]
+    pub fn frames(&self) -> Vec<Frame> {
+        let named = |name: &Arc<str>| Frame {
+            function: (**name).to_owned(),
+            file: "scope".into(),
+            line: 0,
+        };
+        let mut frames: Vec<_> = self.0.said.scopes.iter().rev().map(named).collect();
+        if let Some(stack) = &self.0.stack {
+            let more = catch_unwind(AssertUnwindSafe(|| stack.frames()));
+            frames.extend(more.unwrap_or_default());
+        }
+        frames
+    }
+
+    /// The compiled region it belongs to.
+    #[must_use]
+    pub fn compile_context(&self) -> Option<&str> {
+        self.0.said.compile_context.as_deref()
+    }
+
+    /// What was [set](History::set_metadata) when it was gathered.
+    #[must_use]
+    pub fn metadata(&self) -> Option<&str> {
+        self.0.said.metadata.as_deref()
+    }
+
+    /// A number for its frames, the same for equal ones where that is known; another's as soon as it is gone.
+    pub(super) fn frames_number(&self) -> usize {
+        match &self.0.stack {
+            Some(stack) if self.0.said.scopes.is_empty() => {
+                Arc::as_ptr(stack).cast::<()>() as usize
+            }
+            _ => Arc::as_ptr(&self.0) as usize,
+        }
+    }
+
+    /// What entries of this thread get now.
+    pub(super) fn current() -> Option<Self> {
+        CURRENT.with_borrow(Clone::clone)
+    }
+}
+
+enum Named {
+    Scope,
+    CompileContext,
+}
+
+/// A name that a thread is in until this is dropped; on that very thread.
+pub struct ContextScope {
+    of: Named,
+    stays_here: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for ContextScope {
+    fn drop(&mut self) {
+        let names = match self.of {
+            Named::Scope => &SCOPES,
+            Named::CompileContext => &COMPILE_CONTEXT,
+        };
+        names.with_borrow_mut(Vec::pop);
+        SAYS.set(SAYS.get().saturating_sub(1));
+        let Self { stays_here: _, .. } = self;
+    }
+}
+
+impl fmt::Debug for ContextScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextScope").finish_non_exhaustive()
+    }
+}
+
+/// Where contexts come from.
+#[derive(Default)]
+pub(super) struct Sources {
+    provider: RwLock<Option<Arc<dyn StackProvider>>>,
+    metadata: RwLock<Option<Arc<str>>>,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").finish_non_exhaustive()
+    }
+}
+
+impl History {
+    /// Lets stacks come from `provider` from now on, or from nobody.
+    pub fn set_stack_provider(&self, provider: Option<Arc<dyn StackProvider>>) {
+        let before = std::mem::replace(&mut *self.sources.provider.write(), provider);
+        drop(before);
+    }
+
+    /// Gives entries from now on these words of the program's.
+    ///
+    /// Source: `torch.cuda.memory._set_memory_metadata`.
+    pub fn set_metadata(&self, metadata: Option<&str>) {
+        *self.sources.metadata.write() = metadata.map(Into::into);
+    }
+
+    /// What was set last.
+    #[must_use]
+    pub fn metadata(&self) -> Option<Arc<str>> {
+        self.sources.metadata.read().clone()
+    }
+}
+
+impl Sources {
+    fn gather(&self, with_stack: bool) -> Option<Context> {
+        let provider = if with_stack { self.provider.read().clone() } else { None };
+        let stack = provider.and_then(|provider| {
+            catch_unwind(AssertUnwindSafe(|| provider.gather())).unwrap_or_default()
+        });
+        let metadata = self.metadata.read().clone();
+        let mut said = Said { metadata, ..Said::default() };
+        if SAYS.get() > 0 {
+            said.scopes = SCOPES.with_borrow(Clone::clone);
+            said.compile_context = COMPILE_CONTEXT.with_borrow(|names| names.last().cloned());
+        }
+        let says =
+            said.metadata.is_some() || said.compile_context.is_some() || !said.scopes.is_empty();
+        (stack.is_some() || says).then(|| Context(Arc::new(Parts { stack, said })))
+    }
+}
+
+/// While this lives, entries of this thread have the context that was gathered.
+#[must_use = "entries have the context while this lives"]
+pub(crate) struct Gathered<'a> {
+    /// The history, what entries had before, and the operation.
+    of: Option<(&'a History, Option<Context>, Operation)>,
+}
+
+impl<'a> Gathered<'a> {
+    #[inline]
+    pub(super) fn new(history: &'a History, with_stack: bool) -> Self {
+        if history.is_on() { Self::gather(history, with_stack) } else { Self { of: None } }
+    }
+
+    #[cold]
+    fn gather(history: &'a History, with_stack: bool) -> Self {
+        // What a provider asks for has no context, and neither has what frees do inside a request.
+        if GATHERS.replace(true) {
+            return Self { of: None };
+        }
+        let context = history.sources.gather(with_stack);
+        GATHERS.set(false);
+        Self { of: Some((history, CURRENT.replace(context), Operation::begin())) }
+    }
+}
+
+impl Drop for Gathered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some((history, before, operation)) = self.of.take() {
+            drop(operation);
+            drop(CURRENT.replace(before));
+            history.release();
+        }
+    }
+}

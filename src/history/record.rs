@@ -1,0 +1,544 @@
+//! Keeps the newest entries while somebody wants them.
+//!
+//! Entries lie in 64 **shards**, each with its own lock. What one heap of the engine does goes to one shard,
+//! under the heap's lock, so threads on different heaps do not meet. Every entry has a time in nanoseconds
+//! that rises on each thread; readers merge the shards by it. A shard is a row of chunks: full ones never
+//! change, so a reader takes them without a copy. All shards share one budget of chunks. When it is spent,
+//! the full chunk whose last entry is the oldest of all makes room: there are 128 chunks more than the most
+//! entries fill, so the newest entries are always there, however unevenly heaps work.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::clock::Moment;
+use super::context::{Context, Gathered, Sources};
+use super::entries::{Entries, Row};
+use super::event::{Action, Entry, Event};
+use super::snapshot::About;
+use crate::config::Config;
+use crate::ids::DeviceId;
+
+const SHARDS: usize = 64;
+const CHUNK_ENTRIES: usize = 256;
+/// Chunks beyond what the most entries fill: see the [module](self).
+const SPARE_CHUNKS: usize = 2 * SHARDS;
+
+/// Whose stacks are gathered. Each level has those of the levels before.
+///
+/// Source: `torch.cuda.memory._record_memory_history`, whose `context` says `None`, `"state"`, `"alloc"`
+/// or `"all"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StackLevel {
+    /// Nobody's.
+    #[default]
+    Never,
+    /// Of blocks as long as they live; entries have none.
+    OfLiveBlocks,
+    /// Of entries that hand out memory too.
+    OfAllocations,
+    /// Of entries that give memory back too.
+    OfFrees,
+}
+
+/// What is recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecordOptions {
+    /// Whose stacks are gathered.
+    pub stacks: StackLevel,
+    /// The most entries that are kept, at least 1; the newest are. Unlimited by default.
+    pub entries_max: usize,
+    /// Actions that are not recorded.
+    pub skip: Vec<Action>,
+    /// Whether what was recorded before is forgotten.
+    pub clear: bool,
+}
+
+impl Default for RecordOptions {
+    fn default() -> Self {
+        Self { stacks: StackLevel::Never, entries_max: usize::MAX, skip: Vec::new(), clear: false }
+    }
+}
+
+impl RecordOptions {
+    /// All entries, at most so many.
+    #[must_use]
+    pub fn at_most(entries_max: usize) -> Self {
+        Self { entries_max, ..Self::default() }
+    }
+
+    /// The same with stacks.
+    #[must_use]
+    pub fn with_stacks(self, stacks: StackLevel) -> Self {
+        Self { stacks, ..self }
+    }
+
+    /// The same without these actions.
+    #[must_use]
+    pub fn without(self, skip: &[Action]) -> Self {
+        Self { skip: skip.to_vec(), ..self }
+    }
+
+    /// The same, forgetting what was recorded before.
+    #[must_use]
+    pub fn clearing(self) -> Self {
+        Self { clear: true, ..self }
+    }
+}
+
+/// Told when recording starts and stops.
+pub(crate) trait Listener: Send + Sync {
+    /// Whether it is on from now on.
+    fn records(&self, on: bool);
+}
+
+/// Those that are told, as long as they live.
+#[derive(Default)]
+struct Listeners(Vec<Weak<dyn Listener>>);
+
+impl Listeners {
+    fn tell(&mut self, on: bool) {
+        self.0.retain(|listener| {
+            let listener = listener.upgrade();
+            listener.inspect(|listener| listener.records(on)).is_some()
+        });
+    }
+}
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} listeners", self.0.len())
+    }
+}
+
+/// Who holds a block or a segment, as long as stacks are gathered.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    moment: Moment,
+    pub(super) context: Option<Context>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    full: VecDeque<Arc<Vec<Entry>>>,
+    open: Vec<Entry>,
+    /// Live blocks and memory of the driver by address.
+    blocks: HashMap<u64, Holder>,
+    segments: HashMap<u64, Holder>,
+}
+
+/// The history of one device's memory. Off at first.
+///
+/// It outlives the strategy that writes it: what a [switch](crate::switch) puts in force goes on with it.
+#[derive(Debug)]
+pub struct History {
+    /// 0 when off, else 1 and the level of [`StackLevel`].
+    mode: AtomicU8,
+    /// Bits of actions that are not recorded.
+    skipped: AtomicU64,
+    entries_max: AtomicUsize,
+    chunks: AtomicUsize,
+    dropped: AtomicU64,
+    /// Shards that have entries, as bits.
+    filled: AtomicU64,
+    shards: Box<[Alone<Mutex<Shard>>]>,
+    /// When the last entry of the first full chunk of each shard happened.
+    oldest: Box<[AtomicU64]>,
+    /// What may hold the last references to contexts. Those are dropped where no lock is held.
+    gone: Mutex<Gone>,
+    any_gone: AtomicU8,
+    pub(super) sources: Sources,
+    about: Mutex<About>,
+    listeners: Mutex<Listeners>,
+    /// Entries whose moment is told and that are on their way.
+    late: AtomicUsize,
+}
+
+/// What was dropped under a lock.
+#[derive(Debug, Default)]
+struct Gone {
+    chunks: Vec<Arc<Vec<Entry>>>,
+    contexts: Vec<Context>,
+}
+
+/// On cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Alone<T>(T);
+
+impl Default for History {
+    fn default() -> Self {
+        Self {
+            mode: AtomicU8::new(0),
+            skipped: AtomicU64::new(0),
+            entries_max: AtomicUsize::new(usize::MAX),
+            chunks: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+            filled: AtomicU64::new(0),
+            shards: (0..SHARDS).map(|_| Alone::default()).collect(),
+            oldest: (0..SHARDS).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            gone: Mutex::default(),
+            any_gone: AtomicU8::new(0),
+            sources: Sources::default(),
+            about: Mutex::default(),
+            listeners: Mutex::default(),
+            late: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl History {
+    /// Starts recording, or goes on with other options. Entries recorded before are kept, as far as there
+    /// is room, unless the options say otherwise.
+    pub fn start(&self, options: &RecordOptions) {
+        if options.clear {
+            self.clear();
+        }
+        self.entries_max.store(options.entries_max.max(1), Ordering::Relaxed);
+        let bits = options.skip.iter().fold(0, |bits, action| bits | 1_u64 << *action as u64);
+        self.skipped.store(bits, Ordering::Relaxed);
+        self.turn(1 + options.stacks as u8);
+        while self.chunks.load(Ordering::Relaxed) > self.chunks_max() && self.drop_oldest() {}
+        self.release();
+    }
+
+    /// Stops recording and forgets, as PyTorch does.
+    pub fn stop(&self) {
+        self.turn(0);
+        for shard in &self.shards {
+            let Shard { blocks, segments, .. } = &mut *shard.0.lock();
+            let holders = mem::take(blocks).into_values().chain(mem::take(segments).into_values());
+            self.bury(None, holders.filter_map(|holder| holder.context));
+        }
+        self.clear();
+    }
+
+    fn turn(&self, mode: u8) {
+        let mut listeners = self.listeners.lock();
+        self.mode.store(mode, Ordering::Release);
+        listeners.tell(mode != 0);
+    }
+
+    /// Tells a listener whether recording is on, now and whenever that changes.
+    pub(crate) fn listen(&self, listener: Weak<dyn Listener>) {
+        let mut listeners = self.listeners.lock();
+        listeners.0.push(listener);
+        listeners.tell(self.is_on());
+    }
+
+    /// Forgets all entries. Live blocks keep their stacks.
+    pub fn clear(&self) {
+        for (number, shard) in self.shards.iter().enumerate() {
+            let mut shard = shard.0.lock();
+            let (full, open) = (mem::take(&mut shard.full), mem::take(&mut shard.open));
+            self.is_empty_now(number, &shard);
+            let chunks = full.len() + usize::from(open.capacity() > 0);
+            self.chunks.fetch_sub(chunks, Ordering::Relaxed);
+            drop(shard);
+            full.into_iter().for_each(|chunk| self.bury(Some(chunk), None));
+            self.bury(Some(Arc::new(open)), None);
+        }
+        self.dropped.store(0, Ordering::Relaxed);
+        self.release();
+    }
+
+    /// Says whose history it is: snapshots tell it.
+    pub(crate) fn describe(&self, device: DeviceId, total_bytes: u64, config: &Config) {
+        let config = config.clone();
+        *self.about.lock() = About { device, total_bytes, config, limit_bytes: None };
+    }
+
+    /// Says that another configuration is in force.
+    pub(crate) fn configured(&self, config: &Config) {
+        self.about.lock().config = config.clone();
+    }
+
+    /// Whether anything is recorded now.
+    #[inline]
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.mode.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whose stacks are gathered now.
+    #[must_use]
+    pub fn stacks(&self) -> StackLevel {
+        match self.mode.load(Ordering::Relaxed) {
+            0 | 1 => StackLevel::Never,
+            2 => StackLevel::OfLiveBlocks,
+            3 => StackLevel::OfAllocations,
+            _ => StackLevel::OfFrees,
+        }
+    }
+
+    /// What is kept now, as of one moment. Shares full chunks with the recorder and copies the others.
+    /// Reading takes nothing away. Writers wait while the rows are gathered.
+    #[must_use]
+    pub fn entries(&self) -> Entries {
+        let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
+        self.entries_of(&shards)
+    }
+
+    fn entries_of(&self, shards: &[MutexGuard<'_, Shard>]) -> Entries {
+        let rows = shards.iter().filter(|shard| !shard.full.is_empty() || !shard.open.is_empty());
+        let rows = rows.map(|shard| {
+            let open = Some(Arc::new(shard.open.clone())).filter(|open| !open.is_empty());
+            Row::new(shard.full.iter().cloned().chain(open))
+        });
+        let entries_max = self.entries_max.load(Ordering::Relaxed);
+        Entries::newest(rows.collect(), entries_max, self.dropped.load(Ordering::Relaxed))
+    }
+
+    /// Takes the recorded events into `into`, oldest first, and forgets the entries.
+    pub fn drain_into(&self, into: &mut Vec<Event>) {
+        let mut filled = self.filled.load(Ordering::Acquire);
+        let (mut taken, mut rows) = (Vec::new(), 0);
+        while filled != 0 {
+            let number = filled.trailing_zeros() as usize;
+            filled &= filled - 1;
+            rows += 1;
+            let mut shard = self.shards[number].0.lock();
+            let full = mem::take(&mut shard.full);
+            self.chunks.fetch_sub(full.len(), Ordering::Relaxed);
+            taken.extend(full.iter().flat_map(|chunk| chunk.iter().cloned()));
+            taken.append(&mut shard.open);
+            self.is_empty_now(number, &shard);
+            drop(shard);
+            // Contexts go where no lock is held.
+            drop(full);
+        }
+        if rows > 1 {
+            taken.sort_by_key(|entry| entry.moment);
+        }
+        into.extend(taken.into_iter().map(|entry| entry.event));
+    }
+
+    /// Adds an event if recording is on. The event is built only then. `row` is the same for all events whose
+    /// order a lock of the caller keeps.
+    #[inline]
+    pub(crate) fn record(&self, row: u64, event: impl FnOnce() -> Event) {
+        if self.is_on() {
+            let event = event();
+            self.push(row, Moment::of(event.action), event);
+        }
+    }
+
+    /// The moment of an event that is added later, if recording is on.
+    #[inline]
+    pub(crate) fn moment(&self) -> Option<Moment> {
+        self.is_on().then(Moment::now)
+    }
+
+    /// While the answer lives, entries are on their way whose moment was under a lock that is released by
+    /// now.
+    pub(crate) fn late(&self) -> Late<'_> {
+        self.late.fetch_add(1, Ordering::AcqRel);
+        Late(&self.late)
+    }
+
+    /// Whether entries are on their way.
+    pub(crate) fn any_late(&self) -> bool {
+        self.late.load(Ordering::Acquire) > 0
+    }
+
+    /// Adds an event that happened at a [`moment`](Self::moment). It goes before those of its row that
+    /// happened later.
+    #[cold]
+    pub(crate) fn push(&self, row: u64, moment: Moment, event: Event) {
+        let stacks = self.stacks();
+        let context = Context::current();
+        let number = shard_of(row);
+        let mut shard = self.shards[number].0.lock();
+        if stacks != StackLevel::Never {
+            self.hold(&mut shard, moment, &event, context.as_ref());
+        }
+        if self.skipped.load(Ordering::Relaxed) & 1_u64 << event.action as u64 != 0 {
+            return;
+        }
+        let wanted = match stacks {
+            // It has no stack, only what the program said.
+            StackLevel::Never | StackLevel::OfFrees => true,
+            StackLevel::OfLiveBlocks => false,
+            StackLevel::OfAllocations => !event.action.gives_back(),
+        };
+        let context = context.filter(|_| wanted);
+        if shard.open.len() == shard.open.capacity() {
+            shard = self.make_room(number, shard);
+        }
+        let open = &mut shard.open;
+        if open.is_empty() {
+            self.filled.fetch_or(1_u64 << number, Ordering::Release);
+        }
+        let at = open.iter().rposition(|before| before.moment <= moment).map_or(0, |at| at + 1);
+        open.insert(at, Entry { event, moment, context });
+    }
+
+    /// A chunk with room at the end of the shard: a new one, or after one of all shards' was dropped.
+    fn make_room<'a>(
+        &'a self,
+        number: usize,
+        mut shard: MutexGuard<'a, Shard>,
+    ) -> MutexGuard<'a, Shard> {
+        if self.chunks.load(Ordering::Relaxed) >= self.chunks_max() {
+            // Another shard is never locked while this one is.
+            drop(shard);
+            self.drop_oldest();
+            shard = self.shards[number].0.lock();
+        }
+        if shard.open.len() == shard.open.capacity() {
+            let full = mem::replace(&mut shard.open, Vec::with_capacity(CHUNK_ENTRIES));
+            self.chunks.fetch_add(1, Ordering::Relaxed);
+            if let Some(last) = full.last() {
+                if shard.full.is_empty() {
+                    self.oldest[number].store(last.moment.time_ns(), Ordering::Relaxed);
+                }
+                shard.full.push_back(Arc::new(full));
+            }
+        }
+        shard
+    }
+
+    fn chunks_max(&self) -> usize {
+        let entries_max = self.entries_max.load(Ordering::Relaxed);
+        entries_max.div_ceil(CHUNK_ENTRIES).saturating_add(SPARE_CHUNKS)
+    }
+
+    /// Drops the full chunk whose last entry is the oldest. False when there is none.
+    fn drop_oldest(&self) -> bool {
+        let times = self.oldest.iter().map(|time| time.load(Ordering::Relaxed)).enumerate();
+        let Some((number, _)) =
+            times.filter(|(_, time)| *time != u64::MAX).min_by_key(|(_, time)| *time)
+        else {
+            return false;
+        };
+        let mut shard = self.shards[number].0.lock();
+        if let Some(chunk) = shard.full.pop_front() {
+            self.chunks.fetch_sub(1, Ordering::Relaxed);
+            self.dropped.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            self.bury(Some(chunk), None);
+        }
+        self.tell_oldest(number, &shard);
+        true
+    }
+
+    fn tell_oldest(&self, number: usize, shard: &Shard) {
+        let last = shard.full.front().and_then(|chunk| chunk.last());
+        self.oldest[number]
+            .store(last.map_or(u64::MAX, |last| last.moment.time_ns()), Ordering::Relaxed);
+    }
+
+    fn is_empty_now(&self, number: usize, shard: &Shard) {
+        self.tell_oldest(number, shard);
+        self.filled.fetch_and(!(1_u64 << number), Ordering::Relaxed);
+    }
+
+    /// Remembers who holds what.
+    fn hold(&self, shard: &mut Shard, moment: Moment, event: &Event, context: Option<&Context>) {
+        let Event { action, address, .. } = *event;
+        let Shard { blocks, segments, .. } = shard;
+        let of = match action {
+            Action::Alloc | Action::FreeCompleted => blocks,
+            Action::SegmentAlloc
+            | Action::SegmentFree
+            | Action::SegmentMap
+            | Action::SegmentUnmap => segments,
+            _ => return,
+        };
+        let gone = match action {
+            Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {
+                let context = context.cloned();
+                of.insert(address, Holder { moment, context })
+            }
+            // Who got the address since then keeps it.
+            _ if of.get(&address).is_some_and(|holder| holder.moment > moment) => None,
+            _ => of.remove(&address),
+        };
+        self.bury(None, gone.and_then(|holder| holder.context));
+    }
+
+    /// Keeps what may be the last reference to a context until no lock is held.
+    fn bury(&self, chunk: Option<Arc<Vec<Entry>>>, contexts: impl IntoIterator<Item = Context>) {
+        let mut contexts = contexts.into_iter().peekable();
+        if chunk.is_none() && contexts.peek().is_none() {
+            return;
+        }
+        let mut gone = self.gone.lock();
+        gone.chunks.extend(chunk);
+        gone.contexts.extend(contexts);
+        self.any_gone.store(1, Ordering::Release);
+    }
+
+    /// Drops what was [buried](Self::bury). Holds no lock while contexts are released, which is foreign code.
+    pub(super) fn release(&self) {
+        if self.any_gone.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let gone = {
+            let mut gone = self.gone.lock();
+            self.any_gone.store(0, Ordering::Relaxed);
+            mem::take(&mut *gone)
+        };
+        drop(gone);
+    }
+
+    /// Gathers the context of a request; while the answer lives, what this thread records has it. Holds no
+    /// lock.
+    #[inline]
+    pub(crate) fn of_request(&self) -> Gathered<'_> {
+        Gathered::new(self, self.stacks() >= StackLevel::OfLiveBlocks)
+    }
+
+    /// The same for a free, or whatever else gives memory back.
+    #[inline]
+    pub(crate) fn of_free(&self) -> Gathered<'_> {
+        Gathered::new(self, self.stacks() >= StackLevel::OfFrees)
+    }
+
+    /// What is kept, and who holds the block or the segment at an address.
+    pub(crate) fn capture(&self) -> Captured {
+        let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
+        let entries = self.entries_of(&shards);
+        let all = |of: fn(&Shard) -> &HashMap<u64, Holder>| {
+            shards
+                .iter()
+                .flat_map(|s| of(s).iter().map(|(at, holder)| (*at, holder.clone())))
+                .collect()
+        };
+        Captured {
+            about: self.about.lock().clone(),
+            entries,
+            blocks: all(|shard| &shard.blocks),
+            segments: all(|shard| &shard.segments),
+        }
+    }
+}
+
+/// Numbers of heaps follow each other, and raw streams are addresses.
+fn shard_of(row: u64) -> usize {
+    let mixed = row ^ row >> 6 ^ row >> 12 ^ row >> 18;
+    let [low, ..] = mixed.to_le_bytes();
+    usize::from(low) % SHARDS
+}
+
+/// See [`History::late`].
+pub(crate) struct Late<'a>(&'a AtomicUsize);
+
+impl Drop for Late<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Entries and holders as of one moment.
+pub(crate) struct Captured {
+    pub(super) about: About,
+    pub(super) entries: Entries,
+    pub(super) blocks: HashMap<u64, Holder>,
+    pub(super) segments: HashMap<u64, Holder>,
+}

@@ -1,0 +1,77 @@
+//! Segments, blocks and history as of one moment.
+
+use super::context::Context;
+use super::entries::Entries;
+use super::event::{BlockStateName, SegmentLayout};
+use super::record::Captured;
+use crate::config::Config;
+use crate::ids::DeviceId;
+
+/// A segment, with who asked for it and who holds its blocks.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SegmentState {
+    /// The segment.
+    pub layout: SegmentLayout,
+    /// Who asked for its memory, where stacks are recorded. Pages that were mapped later may have another.
+    pub context: Option<Context>,
+    /// Who holds each block of the layout, in the same order.
+    pub holders: Vec<Option<Context>>,
+}
+
+/// Whose memory it is, and under which rules.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct About {
+    /// The device.
+    pub device: DeviceId,
+    /// All the memory it has; 0 if nobody said.
+    pub total_bytes: u64,
+    /// The most bytes that may be reserved.
+    pub limit_bytes: Option<u64>,
+    /// The configuration in force.
+    pub config: Config,
+}
+
+/// The memory of one device as of one moment.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// In address order.
+    pub segments: Vec<SegmentState>,
+    /// What was recorded before.
+    pub entries: Entries,
+    /// Whose it is.
+    pub about: About,
+}
+
+impl Snapshot {
+    /// These segments, while nobody could change them.
+    pub(crate) fn of(
+        segments: Vec<SegmentLayout>,
+        captured: Captured,
+        limit_bytes: Option<u64>,
+    ) -> Self {
+        let Captured { entries, mut blocks, segments: mut memory, about } = captured;
+        let mut held = |layout: SegmentLayout| {
+            let holder = |block: &super::BlockLayout| match block.state {
+                BlockStateName::Inactive => None,
+                _ => blocks.remove(&block.address).and_then(|holder| holder.context),
+            };
+            let holders = layout.blocks.iter().map(holder).collect();
+            let context = memory.remove(&layout.address).and_then(|holder| holder.context);
+            SegmentState { layout, context, holders }
+        };
+        let mut segments: Vec<_> = segments.into_iter().map(&mut held).collect();
+        segments.sort_by_key(|segment| segment.layout.address);
+        Self { segments, entries, about: About { limit_bytes, ..about } }
+    }
+
+    /// Both, in address order, with the entries of this one: for allocators that share a history.
+    #[must_use]
+    pub fn with_segments_of(mut self, other: Self) -> Self {
+        self.segments.extend(other.segments);
+        self.segments.sort_by_key(|segment| segment.layout.address);
+        self
+    }
+}

@@ -1,0 +1,122 @@
+//! The JSON syntax: texts are escaped so that a page may hold the file.
+
+use std::io::{self, Write};
+
+use super::Syntax;
+
+pub(super) struct Json<'o> {
+    out: &'o mut dyn Write,
+    /// What is open, and whether it has an item.
+    open: Vec<bool>,
+    /// Whether a key was just written.
+    after_key: bool,
+}
+
+impl<'o> Json<'o> {
+    pub(super) fn new(out: &'o mut dyn Write) -> Self {
+        Self { out, open: Vec::new(), after_key: false }
+    }
+
+    /// Before each key, and each item of a list.
+    fn separate(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.after_key) {
+            return Ok(());
+        }
+        let has_items = self.open.last_mut().is_some_and(|open| std::mem::replace(open, true));
+        if has_items { self.out.write_all(b",") } else { Ok(()) }
+    }
+
+    fn quoted(&mut self, text: &str) -> io::Result<()> {
+        self.out.write_all(b"\"")?;
+        let mut plain = 0;
+        for (at, c) in text.char_indices() {
+            // A page may hold the file: `<` cannot end a script.
+            if !matches!(c, '"' | '\\' | '<' | '\u{2028}' | '\u{2029}') && !c.is_control() {
+                continue;
+            }
+            self.out.write_all(&text.as_bytes()[plain..at])?;
+            write!(self.out, "\\u{:04x}", u32::from(c))?;
+            plain = at + c.len_utf8();
+        }
+        self.out.write_all(&text.as_bytes()[plain..])?;
+        self.out.write_all(b"\"")
+    }
+
+    fn open(&mut self, bracket: &[u8]) -> io::Result<()> {
+        self.separate()?;
+        self.open.push(false);
+        self.out.write_all(bracket)
+    }
+
+    fn close(&mut self, bracket: &[u8]) -> io::Result<()> {
+        self.open.pop();
+        self.out.write_all(bracket)
+    }
+}
+
+impl Syntax for Json<'_> {
+    fn open_dict(&mut self) -> io::Result<()> {
+        self.open(b"{")
+    }
+
+    fn key(&mut self, key: &'static str) -> io::Result<()> {
+        self.separate()?;
+        self.quoted(key)?;
+        self.after_key = true;
+        self.out.write_all(b":")
+    }
+
+    fn close_dict(&mut self) -> io::Result<()> {
+        self.close(b"}")
+    }
+
+    fn open_list(&mut self) -> io::Result<()> {
+        self.open(b"[")
+    }
+
+    fn close_list(&mut self) -> io::Result<()> {
+        self.close(b"]")
+    }
+
+    fn none(&mut self) -> io::Result<()> {
+        self.separate()?;
+        self.out.write_all(b"null")
+    }
+
+    fn bool(&mut self, value: bool) -> io::Result<()> {
+        self.separate()?;
+        write!(self.out, "{value}")
+    }
+
+    fn int(&mut self, value: i128) -> io::Result<()> {
+        self.separate()?;
+        write!(self.out, "{value}")
+    }
+
+    fn float(&mut self, value: f64) -> io::Result<()> {
+        self.separate()?;
+        write!(self.out, "{value:?}")
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        self.separate()?;
+        self.quoted(text)
+    }
+
+    fn pair(&mut self, a: u64, b: u64) -> io::Result<()> {
+        self.separate()?;
+        write!(self.out, "[{a},{b}]")
+    }
+
+    fn again(&mut self, _: usize) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn remember_list(&mut self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.out.write_all(b"\n")
+    }
+}

@@ -1,0 +1,205 @@
+//! Pickle of protocol 2, with the operations that every viewer knows.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use super::Syntax;
+
+const PROTO: &[u8] = &[0x80, 2];
+const EMPTY_DICT: u8 = b'}';
+const EMPTY_LIST: u8 = b']';
+const MARK: u8 = b'(';
+const SETITEMS: u8 = b'u';
+const APPENDS: u8 = b'e';
+const NONE: u8 = b'N';
+const TRUE: u8 = 0x88;
+const FALSE: u8 = 0x89;
+const BININT: u8 = b'J';
+const BININT1: u8 = b'K';
+const BININT2: u8 = b'M';
+const LONG1: u8 = 0x8a;
+const BINFLOAT: u8 = b'G';
+const BINUNICODE: u8 = b'X';
+const TUPLE2: u8 = 0x86;
+const BINPUT: u8 = b'q';
+const LONG_BINPUT: u8 = b'r';
+const BINGET: u8 = b'h';
+const LONG_BINGET: u8 = b'j';
+const STOP: u8 = b'.';
+
+/// Items of a list are handed over in such portions, so that no reader's stack grows with a list.
+const PORTION: u32 = 1000;
+/// So many texts and lists are remembered; later ones are written out again.
+const REMEMBERED_MAX: usize = 1 << 19;
+/// Longer texts are not remembered.
+const TEXT_MAX_BYTES: usize = 128;
+
+pub(super) struct Pickle<'o> {
+    out: &'o mut dyn Write,
+    texts: HashMap<Box<str>, u32>,
+    lists: HashMap<usize, u32>,
+    next: u32,
+    /// What is open, a list with the number of its items since the last portion.
+    open: Vec<Option<u32>>,
+}
+
+impl<'o> Pickle<'o> {
+    pub(super) fn new(out: &'o mut dyn Write) -> io::Result<Self> {
+        out.write_all(PROTO)?;
+        let (texts, lists) = (HashMap::new(), HashMap::new());
+        Ok(Self { out, texts, lists, next: 0, open: Vec::new() })
+    }
+
+    /// Before each item of a list.
+    fn item(&mut self) -> io::Result<()> {
+        if let Some(Some(items)) = self.open.last_mut() {
+            if *items == PORTION {
+                *items = 0;
+                self.out.write_all(&[APPENDS, MARK])?;
+            }
+            *items += 1;
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, number: u32) -> io::Result<()> {
+        match u8::try_from(number) {
+            Ok(small) => self.out.write_all(&[BINGET, small]),
+            Err(_) => self.with_number(LONG_BINGET, number),
+        }
+    }
+
+    /// Gives what was just written a number.
+    fn put(&mut self) -> io::Result<u32> {
+        let number = self.next;
+        self.next += 1;
+        match u8::try_from(number) {
+            Ok(small) => self.out.write_all(&[BINPUT, small])?,
+            Err(_) => self.with_number(LONG_BINPUT, number)?,
+        }
+        Ok(number)
+    }
+
+    fn with_number(&mut self, operation: u8, number: u32) -> io::Result<()> {
+        self.out.write_all(&[operation])?;
+        self.out.write_all(&number.to_le_bytes())
+    }
+
+    fn word(&mut self, text: &str) -> io::Result<()> {
+        if let Some(number) = self.texts.get(text).copied() {
+            return self.get(number);
+        }
+        let length = u32::try_from(text.len());
+        let length = length.map_err(|_| io::Error::other("a text of more than 4 GiB"))?;
+        self.with_number(BINUNICODE, length)?;
+        self.out.write_all(text.as_bytes())?;
+        if text.len() <= TEXT_MAX_BYTES && self.texts.len() < REMEMBERED_MAX {
+            let number = self.put()?;
+            self.texts.insert(text.into(), number);
+        }
+        Ok(())
+    }
+
+    fn whole(&mut self, value: i128) -> io::Result<()> {
+        if let Ok(small) = u8::try_from(value) {
+            return self.out.write_all(&[BININT1, small]);
+        }
+        if let Ok(small) = u16::try_from(value) {
+            self.out.write_all(&[BININT2])?;
+            return self.out.write_all(&small.to_le_bytes());
+        }
+        if let Ok(small) = i32::try_from(value) {
+            self.out.write_all(&[BININT])?;
+            return self.out.write_all(&small.to_le_bytes());
+        }
+        // Two's complement, as few bytes as keep the sign.
+        let bytes = value.to_le_bytes();
+        let sign = if value < 0 { 0xff } else { 0 };
+        let mut length = bytes.len();
+        while length > 1 && bytes[length - 1] == sign && (bytes[length - 2] ^ sign) & 0x80 == 0 {
+            length -= 1;
+        }
+        self.out.write_all(&[LONG1, u8::try_from(length).unwrap_or(u8::MAX)])?;
+        self.out.write_all(&bytes[..length])
+    }
+}
+
+impl Syntax for Pickle<'_> {
+    fn open_dict(&mut self) -> io::Result<()> {
+        self.item()?;
+        self.open.push(None);
+        self.out.write_all(&[EMPTY_DICT, MARK])
+    }
+
+    fn key(&mut self, key: &'static str) -> io::Result<()> {
+        self.word(key)
+    }
+
+    fn close_dict(&mut self) -> io::Result<()> {
+        self.open.pop();
+        self.out.write_all(&[SETITEMS])
+    }
+
+    fn open_list(&mut self) -> io::Result<()> {
+        self.item()?;
+        self.open.push(Some(0));
+        self.out.write_all(&[EMPTY_LIST, MARK])
+    }
+
+    fn close_list(&mut self) -> io::Result<()> {
+        self.open.pop();
+        self.out.write_all(&[APPENDS])
+    }
+
+    fn none(&mut self) -> io::Result<()> {
+        self.item()?;
+        self.out.write_all(&[NONE])
+    }
+
+    fn bool(&mut self, value: bool) -> io::Result<()> {
+        self.item()?;
+        self.out.write_all(&[if value { TRUE } else { FALSE }])
+    }
+
+    fn int(&mut self, value: i128) -> io::Result<()> {
+        self.item()?;
+        self.whole(value)
+    }
+
+    fn float(&mut self, value: f64) -> io::Result<()> {
+        self.item()?;
+        self.out.write_all(&[BINFLOAT])?;
+        self.out.write_all(&value.to_be_bytes())
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        self.item()?;
+        self.word(text)
+    }
+
+    fn pair(&mut self, a: u64, b: u64) -> io::Result<()> {
+        self.item()?;
+        self.whole(a.into())?;
+        self.whole(b.into())?;
+        self.out.write_all(&[TUPLE2])
+    }
+
+    fn again(&mut self, list: usize) -> io::Result<bool> {
+        let Some(number) = self.lists.get(&list).copied() else { return Ok(false) };
+        self.item()?;
+        self.get(number)?;
+        Ok(true)
+    }
+
+    fn remember_list(&mut self, list: usize) -> io::Result<()> {
+        if self.lists.len() < REMEMBERED_MAX {
+            let number = self.put()?;
+            self.lists.insert(list, number);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.out.write_all(&[STOP])
+    }
+}

@@ -1,0 +1,58 @@
+//! What is recorded, who asked, and the files that viewers read.
+//!
+//! `entries` has what every strategy records and which entries are kept, `contexts` who asked, `crowd` eight
+//! threads at once, `files` snapshots and their way back.
+
+mod contexts;
+mod crowd;
+mod entries;
+#[cfg(feature = "replay")]
+mod files;
+
+use std::sync::Arc;
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Recording, Request};
+use stratalloc::config::Config;
+use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
+use stratalloc::driver::{Driver, Sim};
+use stratalloc::history::{Action, Event, History};
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::size::GIB;
+use stratalloc::switch::Switchable;
+
+/// A simulated device.
+fn sim(total_bytes: u64) -> Arc<dyn Driver> {
+    let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
+    Arc::new(Sim::new(SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() }))
+}
+
+/// What a configuration string builds, on a device of its own.
+fn build(conf: &str) -> Switchable {
+    build_over(conf, sim(8 * GIB))
+}
+
+fn build_over(conf: &str, driver: Arc<dyn Driver>) -> Switchable {
+    let config = Config::parse(conf, &registry::key_table()).expect("a good string");
+    Switchable::build(&config, driver, BuildOptions::default()).expect("the device can do it")
+}
+
+fn history(allocator: &dyn DeviceAllocator) -> Arc<History> {
+    Arc::clone(recording(allocator).history())
+}
+
+fn recording(allocator: &dyn DeviceAllocator) -> &dyn Recording {
+    allocator.recording().expect("everything that is built records")
+}
+
+fn take(allocator: &dyn DeviceAllocator, bytes: u64, stream: u64) -> Allocation {
+    allocator.allocate(Request::new(bytes, StreamId(stream))).expect("there is room")
+}
+
+fn events(history: &History) -> Vec<Event> {
+    history.entries().iter().map(|entry| entry.event).collect()
+}
+
+fn actions(history: &History) -> Vec<Action> {
+    history.entries().iter().map(|entry| entry.event.action).collect()
+}

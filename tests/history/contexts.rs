@@ -1,0 +1,185 @@
+//! Who asked: levels, scopes, providers that misbehave.
+
+use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use parking_lot::Mutex;
+
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::history::{
+    Action, Context, Frame, RecordOptions, Stack, StackLevel, StackProvider,
+};
+use stratalloc::ids::StreamId;
+use stratalloc::switch::Switchable;
+
+use super::{build, history, recording, take};
+
+/// Stacks that are counted while they live.
+#[derive(Debug)]
+pub(super) struct Counted {
+    name: String,
+    alive: Arc<AtomicI64>,
+}
+
+impl Counted {
+    /// A provider of stacks with one frame, and how many of them live.
+    pub(super) fn provider(name: &str) -> (Arc<dyn StackProvider>, Arc<AtomicI64>) {
+        let alive = Arc::new(AtomicI64::new(0));
+        let (name, count) = (name.to_owned(), Arc::clone(&alive));
+        let gather = move || -> Option<Arc<dyn Stack>> {
+            count.fetch_add(1, Ordering::Relaxed);
+            Some(Arc::new(Self { name: name.clone(), alive: Arc::clone(&count) }))
+        };
+        (Arc::new(gather), alive)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Stack for Counted {
+    fn frames(&self) -> Vec<Frame> {
+        let (function, file) = (self.name.clone(), "train.py".to_owned());
+        vec![Frame { function, file, line: 7 }]
+    }
+}
+
+#[test]
+fn each_level_gathers_its_stacks_and_all_are_released() {
+    let levels = [
+        (StackLevel::Never, [false, false, false]),
+        (StackLevel::OfLiveBlocks, [true, false, false]),
+        (StackLevel::OfAllocations, [true, true, false]),
+        (StackLevel::OfFrees, [true, true, true]),
+    ];
+    for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
+        for (level, [of_blocks, of_allocations, of_frees]) in levels {
+            let allocator = build(conf);
+            let history = history(&allocator);
+            let (provider, alive) = Counted::provider("step");
+            history.set_stack_provider(Some(provider));
+            history.start(&RecordOptions::default().with_stacks(level));
+            let kept = take(&allocator, 4096, 0);
+            allocator.free(take(&allocator, 512, 0)).unwrap();
+            for entry in history.entries().iter() {
+                let expected = match entry.event.action {
+                    Action::Alloc | Action::SegmentAlloc => of_allocations,
+                    _ => of_frees,
+                };
+                let frames = entry.context.as_ref().map(Context::frames).unwrap_or_default();
+                assert_eq!(!frames.is_empty(), expected, "{conf} {level:?} {entry:?}");
+            }
+            let snapshot = recording(&allocator).snapshot();
+            let holders = snapshot.segments.iter().flat_map(|segment| &segment.holders);
+            let held: Vec<_> = holders.flatten().flat_map(Context::frames).collect();
+            assert_eq!(held.len(), usize::from(of_blocks), "{conf} {level:?}");
+            assert!(held.iter().all(|frame| frame.function == "step"));
+            drop((snapshot, held));
+            allocator.free(kept).unwrap();
+            history.stop();
+            assert_eq!(alive.load(Ordering::Relaxed), 0, "{conf} {level:?}");
+        }
+    }
+}
+
+#[test]
+fn a_block_that_is_freed_lets_its_stack_go() {
+    let allocator = build("backend:native");
+    let history = history(&allocator);
+    let (provider, alive) = Counted::provider("step");
+    history.set_stack_provider(Some(provider));
+    history.start(&RecordOptions::at_most(1).with_stacks(StackLevel::OfLiveBlocks));
+    let first = take(&allocator, 512, 0);
+    for _ in 0..10_000 {
+        allocator.free(take(&allocator, 512, 0)).unwrap();
+    }
+    // That of the first block, and that of the request for which the segment came: the same.
+    assert_eq!(alive.load(Ordering::Relaxed), 1);
+    allocator.free(first).unwrap();
+}
+
+#[test]
+fn scopes_nest_and_say_what_a_thread_does() {
+    let allocator = build("backend:native");
+    let history = history(&allocator);
+    history.start(&RecordOptions::default());
+    history.set_metadata(Some("epoch 3"));
+    let block = {
+        let _training = Context::scope("training");
+        let _optimizer = Context::scope("optimizer");
+        let _compiled = Context::compiled("region 0/1");
+        take(&allocator, 512, 0)
+    };
+    allocator.free(block).unwrap();
+    let entries = history.entries();
+    let contexts: Vec<_> = entries.iter().map(|entry| entry.context.clone().unwrap()).collect();
+    let names = |context: &Context| -> Vec<String> {
+        context.frames().into_iter().map(|frame| frame.function).collect()
+    };
+    assert_eq!(names(&contexts[1]), ["optimizer", "training"]);
+    assert_eq!(contexts[1].compile_context(), Some("region 0/1"));
+    assert_eq!(contexts[2].compile_context(), None);
+    assert!(names(&contexts[2]).is_empty());
+    assert!(contexts.iter().all(|context| context.metadata() == Some("epoch 3")));
+}
+
+#[test]
+fn a_provider_may_panic() {
+    let allocator = build("backend:native");
+    let history = history(&allocator);
+    let angry = || -> Option<Arc<dyn Stack>> { panic::panic_any("no stack today") };
+    history.set_stack_provider(Some(Arc::new(angry)));
+    history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
+    allocator.free(take(&allocator, 512, 0)).unwrap();
+    assert_eq!(history.entries().len(), 4);
+    assert!(history.entries().iter().all(|entry| entry.context.is_none()));
+}
+
+/// A stack that holds a block of the very allocator, which goes back with it.
+#[derive(Debug)]
+struct Holding {
+    allocator: Switchable,
+    block: Mutex<Option<Allocation>>,
+}
+
+impl Stack for Holding {
+    fn frames(&self) -> Vec<Frame> {
+        Vec::new()
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.lock().take() {
+            self.allocator.free(block).expect("it is live");
+        }
+    }
+}
+
+#[test]
+fn providers_and_their_stacks_may_allocate_and_free() {
+    for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
+        let allocator = build(conf);
+        let history = history(&allocator);
+        let own = allocator.clone();
+        let gather = move || -> Option<Arc<dyn Stack>> {
+            let block = own.allocate(Request::new(512, StreamId(0))).ok();
+            Some(Arc::new(Holding { allocator: own.clone(), block: Mutex::new(block) }))
+        };
+        history.set_stack_provider(Some(Arc::new(gather)));
+        history.start(&RecordOptions::at_most(100).with_stacks(StackLevel::OfFrees));
+        for _ in 0..2000 {
+            allocator.free(take(&allocator, 512, 0)).unwrap();
+        }
+        history.set_stack_provider(None);
+        history.stop();
+        let live = recording(&allocator).snapshot();
+        let requested = live.segments.iter().flat_map(|segment| &segment.layout.blocks);
+        let state = stratalloc::history::BlockStateName::ActiveAllocated;
+        assert_eq!(requested.filter(|block| block.state == state).count(), 0, "{conf}");
+    }
+}

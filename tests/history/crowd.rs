@@ -1,0 +1,126 @@
+//! Eight threads that record at once: nothing is lost that was not told, and each heap's order is exact.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::history::{Action, RecordOptions, StackLevel};
+use stratalloc::ids::StreamId;
+use stratalloc::size::MIB;
+
+use super::contexts::Counted;
+use super::{build, build_over, events, history, recording, sim, take};
+use crate::common::runs::runs;
+
+const THREADS: u64 = 8;
+
+/// Requests and frees of one thread on its own stream; what it did, in order.
+fn work(allocator: &dyn DeviceAllocator, stream: u64, steps: u64) -> Vec<(Action, u64)> {
+    let (mut done, mut live) = (Vec::new(), Vec::new());
+    let mut dice = stream + 1;
+    for _ in 0..steps {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if dice >> 63 == 0 || live.is_empty() {
+            let bytes = 1 + (dice >> 40) % 100_000;
+            let Ok(block) = allocator.allocate(Request::new(bytes, StreamId(stream))) else {
+                continue;
+            };
+            done.push((Action::Alloc, block.address()));
+            live.push(block);
+        } else {
+            let index = usize::try_from(dice >> 33).unwrap_or(0) % live.len();
+            let block = live.swap_remove(index);
+            let address = block.address();
+            allocator.free(block).expect("it is live");
+            done.extend([Action::FreeRequested, Action::FreeCompleted].map(|a| (a, address)));
+        }
+    }
+    live.into_iter().for_each(|block| allocator.free(block).expect("it is live"));
+    done
+}
+
+#[test]
+fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
+    for conf in ["backend:native", "backend:native,expandable_segments:True"] {
+        let allocator = build(conf);
+        let history = history(&allocator);
+        let (provider, alive) = Counted::provider("step");
+        history.set_stack_provider(Some(provider));
+        history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
+        let steps = runs(4000);
+        let done: Vec<_> = thread::scope(|scope| {
+            let all = |stream| {
+                let (allocator, history) = (&allocator, &history);
+                scope.spawn(move || {
+                    let done = work(allocator, stream, steps);
+                    // Reading beside the others takes nothing away.
+                    assert!(history.entries().len() >= done.len());
+                    done
+                })
+            };
+            let threads: Vec<_> = (0..THREADS).map(all).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+        });
+        let seen = events(&history);
+        assert_eq!(history.entries().dropped(), 0);
+        for (stream, done) in (0..).zip(&done) {
+            let own =
+                seen.iter().filter(|e| e.stream == StreamId(stream) && !e.action.is_segment());
+            let own: Vec<_> = own.map(|event| (event.action, event.address)).collect();
+            assert_eq!(own[..done.len()], done[..], "{conf}: stream {stream}");
+        }
+        history.stop();
+        assert_eq!(alive.load(Ordering::Relaxed), 0, "{conf}: each stack is released once");
+    }
+}
+
+#[test]
+fn starting_clearing_reading_switching_and_failing_at_once() {
+    let allocator = build_over("backend:native", sim(64 * MIB));
+    let history = history(&allocator);
+    let (provider, alive) = Counted::provider("step");
+    history.set_stack_provider(Some(provider));
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|stream| {
+                scope.spawn({
+                    let allocator = &allocator;
+                    move || work(allocator, stream, runs(3000))
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let backends = [
+                "backend:cudaMallocAsync",
+                "backend:native,expandable_segments:True",
+                "backend:native",
+            ];
+            for conf in backends.iter().cycle().take_while(|_| !ended.load(Ordering::Relaxed)) {
+                allocator.switch(conf).expect("a good string");
+                thread::yield_now();
+            }
+        });
+        scope.spawn(|| {
+            let levels = [StackLevel::OfFrees, StackLevel::OfLiveBlocks, StackLevel::OfAllocations];
+            for level in levels.iter().cycle().take_while(|_| !ended.load(Ordering::Relaxed)) {
+                history.start(&RecordOptions::at_most(1000).with_stacks(*level));
+                let entries = history.entries();
+                assert!(entries.len() <= 1000);
+                assert_eq!(entries.iter().count(), entries.len());
+                drop(recording(&allocator).snapshot());
+                if *level == StackLevel::OfAllocations {
+                    history.clear();
+                    history.stop();
+                }
+            }
+        });
+        workers.into_iter().for_each(|worker| drop(worker.join().expect("it ends")));
+        ended.store(true, Ordering::Relaxed);
+    });
+    history.stop();
+    drop(take(&allocator, 512, 0));
+    assert_eq!(alive.load(Ordering::Relaxed), 0, "each stack is released once");
+    assert!(Arc::strong_count(&alive) >= 1);
+}

@@ -1,0 +1,173 @@
+//! Snapshots as files: both syntaxes, hostile names, failing disks, and back through the verifying replay.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+
+use stratalloc::allocator::{CrossStream, DeviceAllocator, MemoryPool, PoolOptions};
+use stratalloc::config::{Config, KeyTable};
+use stratalloc::driver::Driver;
+use stratalloc::driver::host::{Host, HostOptions};
+use stratalloc::history::{Context, Format, RecordOptions, Snapshot, StackLevel};
+use stratalloc::ids::StreamId;
+use stratalloc::replay::{Limits, Trace, reader, verify};
+use stratalloc::size::{GIB, MIB};
+
+use super::contexts::Counted;
+use super::{build, build_over, history, recording, take};
+
+fn written(snapshot: &Snapshot, format: Format) -> Trace {
+    let mut bytes = Vec::new();
+    snapshot.write(format, &mut bytes).expect("memory takes it");
+    let limits = Limits::default();
+    reader::read_bytes("written", &*bytes, &limits, None).expect("our own reader reads it")
+}
+
+/// Whether a replay under what the file says makes every decision again.
+fn assert_exact(snapshot: &Snapshot, what: &str) {
+    for format in [Format::Pickle, Format::Json] {
+        let trace = written(snapshot, format);
+        let made = trace.made_here.expect("it says who made it");
+        let config = Config::parse(&trace.conf, &KeyTable::default()).expect("it was in force");
+        let total_bytes = made.total_bytes.expect("the device has a size");
+        let fraction = made.limit_bytes.map(|bytes| bytes as f64 / total_bytes as f64);
+        let found = verify(&trace, &config, total_bytes, fraction).expect("it can be repeated");
+        assert_eq!(found.first_mismatch, None, "{what} {format:?}");
+        assert!(found.is_exact() && found.allocations > 0, "{what} {format:?}");
+    }
+}
+
+#[test]
+fn both_syntaxes_say_the_same() {
+    let allocator = build("backend:native,max_split_size_mb:64");
+    let history = history(&allocator);
+    let (provider, _) = Counted::provider("forward \u{1}</script>\u{2028}\"\\ \u{1f980}");
+    history.set_stack_provider(Some(provider));
+    history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
+    let _scope = Context::scope("scope\nwith a line");
+    let kept = take(&allocator, 3 * MIB, u64::MAX - 7);
+    allocator.free(take(&allocator, 512, 0)).unwrap();
+    let snapshot = recording(&allocator).snapshot();
+    let [pickle, json] = [Format::Pickle, Format::Json].map(|format| written(&snapshot, format));
+    assert_eq!(pickle, json);
+    assert_eq!(pickle.conf, "max_split_size_mb:64");
+    let stack = pickle.events[0].stack.expect("it has one");
+    let frames: Vec<_> = pickle.stacks.frames(stack).map(|frame| frame.function).collect();
+    assert_eq!(frames, ["scope\nwith a line", "forward \u{1}</script>\u{2028}\"\\ \u{1f980}"]);
+    let mut text = Vec::new();
+    snapshot.write(Format::Json, &mut text).unwrap();
+    assert!(!String::from_utf8(text).unwrap().contains("</script"));
+    allocator.free(kept).unwrap();
+}
+
+/// Takes so many bytes and then says that it is full.
+struct Disk(usize);
+
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let own = format!("stratalloc-history-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(own);
+        std::fs::create_dir_all(&folder).expect("a test may make a folder");
+        Self(folder)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let files = std::fs::read_dir(&self.0).expect("it is there");
+        let names = files.map(|file| file.expect("it is there").file_name().into_string());
+        names.map(|name| name.expect("names are text")).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error_and_nothing_is_left_of_it() {
+    let allocator = build("backend:native");
+    history(&allocator).start(&RecordOptions::default());
+    let _block = take(&allocator, 512, 0);
+    let snapshot = recording(&allocator).snapshot();
+    for room in [0, 100, 900] {
+        let error = snapshot.write(Format::Pickle, &mut Disk(room)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    }
+    let folder = Folder::new("broken");
+    let error = snapshot.save(&folder.0).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
+    snapshot.save(&folder.0.join("missing/run.pickle")).unwrap_err();
+    assert!(folder.names().is_empty());
+    let path = folder.0.join("run.json");
+    std::fs::write(&path, "old").unwrap();
+    snapshot.save(&path).unwrap();
+    assert_eq!(folder.names(), ["run.json"]);
+    assert!(std::fs::read(&path).unwrap().starts_with(b"{\"segments\":"));
+}
+
+#[test]
+fn eight_threads_on_real_memory_are_repeated_exactly() {
+    for conf in ["backend:native", "backend:native,expandable_segments:True"] {
+        let options = HostOptions { total_bytes: 4 * GIB, ..HostOptions::default() };
+        let host: Arc<dyn Driver> = Arc::new(Host::new(options));
+        let allocator = build_over(conf, host);
+        history(&allocator).start(&RecordOptions::default());
+        thread::scope(|scope| {
+            for stream in 1..=8 {
+                let allocator = &allocator;
+                scope.spawn(move || {
+                    let mut live = Vec::new();
+                    for step in 0..1500 {
+                        live.push(take(allocator, 1 + step * 977 % 300_000, stream));
+                        if step % 3 != 0 {
+                            allocator.free(live.swap_remove(live.len() / 2)).expect("it is live");
+                        }
+                    }
+                    live.truncate(0);
+                });
+            }
+        });
+        assert_exact(&recording(&allocator).snapshot(), conf);
+    }
+}
+
+#[test]
+fn pools_other_streams_and_limits_are_repeated_exactly() {
+    for conf in [
+        "backend:native",
+        "backend:native,expandable_segments:True,per_process_memory_fraction:0.5",
+    ] {
+        let allocator = build(conf);
+        history(&allocator).start(&RecordOptions::default());
+        let held = take(&allocator, 5 * MIB, 0);
+        let pools = allocator.private_pools().expect("it has some");
+        let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
+        let inside = {
+            let _scope = pool.enter().unwrap();
+            [take(&allocator, 3 * MIB, 0), take(&allocator, 800, 4)]
+        };
+        allocator.record_stream(&held, StreamId(4)).unwrap();
+        allocator.free(held).unwrap();
+        let next = take(&allocator, 5 * MIB, 0);
+        let [a, b] = inside;
+        allocator.free(a).unwrap();
+        assert_exact(&recording(&allocator).snapshot(), conf);
+        [b, next].into_iter().for_each(|block| allocator.free(block).unwrap());
+        drop(pool);
+    }
+}
