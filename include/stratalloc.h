@@ -48,6 +48,34 @@ typedef struct {
   uint64_t user;
 } stratalloc_pool;
 
+// A frame of a stack.
+typedef struct {
+  // The function, in UTF-8; null if nobody knows.
+  const char *function;
+  // Its file, in UTF-8; null if nobody knows.
+  const char *file;
+  // The line; 0 if nobody knows.
+  uint32_t line;
+} stratalloc_stack_frame;
+
+// Where stacks come from. The functions are called on any thread, with no lock of the library held; they may
+// allocate and free, and must not unwind. `user` is handed to each of them.
+typedef struct {
+  // Says where the calling thread is, as a pointer that means something to the source, or null. The
+  // library holds it from then on.
+  void *(*gather)(void *user);
+  // Takes a pointer of `gather` back, exactly once for each.
+  void (*release)(void *user, void *stack);
+  // Stores at most `room` frames of a stack, the innermost first, and returns how many. Their texts stay
+  // as they are until the calling thread asks again.
+  size_t (*frames)(void *user, void *stack, stratalloc_stack_frame *frames, size_t room);
+  // Stays valid until the allocator was destroyed and every stack released.
+  void *user;
+} stratalloc_stack_source;
+
+// Takes the next bytes of a snapshot; anything but 0 ends it.
+typedef int (*stratalloc_snapshot_writer)(void *user, const void *bytes, size_t size);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -199,6 +227,72 @@ stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
 // its user has gone.
 stratalloc_status stratalloc_pool_scope_close(uint64_t handle,
                                               stratalloc_pool pool);
+
+// Starts recording what the allocator does, or goes on with other options. `stacks` says whose stacks are
+// gathered: 0 nobody's, 1 of live blocks, 2 of entries that hand out memory too, 3 of all. At most
+// `entries_max` entries are kept, the newest. `skip` names actions that are not recorded, as PyTorch calls
+// them, between commas; null for none. `clear` forgets what was recorded before, unless it is 0.
+//
+// # Safety
+//
+// `skip` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_history_start(uint64_t handle,
+                                           uint32_t stacks,
+                                           uint64_t entries_max,
+                                           const char *skip,
+                                           int clear);
+
+// Stops recording and forgets.
+stratalloc_status stratalloc_history_stop(uint64_t handle);
+
+// Forgets all entries. Recording goes on, and live blocks keep their stacks.
+stratalloc_status stratalloc_history_clear(uint64_t handle);
+
+// Lets stacks come from a source from now on, or, with null, from nobody.
+//
+// # Safety
+//
+// `source` may be read if it is not null, and does what `stratalloc_stack_source` asks of it.
+stratalloc_status stratalloc_history_set_stack_source(uint64_t handle,
+                                                      const stratalloc_stack_source *source);
+
+// Gives entries from now on these words of the program's, or none.
+//
+// # Safety
+//
+// `metadata` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_history_set_metadata(uint64_t handle, const char *metadata);
+
+// Names what the calling thread does from now on: entries have the name as their innermost frame. Every name
+// is taken back by a `stratalloc_context_pop` of the same thread.
+//
+// # Safety
+//
+// `name` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_context_push(const char *name);
+
+// Takes the calling thread's last name back.
+stratalloc_status stratalloc_context_pop(void);
+
+// Writes all segments and blocks and the history, as of one moment, to a file that PyTorch's viewers read: a
+// pickle, or JSON if the name ends in `.json`. The file has its old content or all of the new one, whatever
+// fails.
+//
+// # Safety
+//
+// `path` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_snapshot_save(uint64_t handle,
+                                           const char *path);
+
+// Hands the same to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON if it is 1.
+//
+// # Safety
+//
+// `write` may be called with `user` during this call, and does not unwind.
+stratalloc_status stratalloc_snapshot_write(uint64_t handle,
+                                            uint32_t format,
+                                            stratalloc_snapshot_writer write,
+                                            void *user);
 
 // Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
 // error set when there is no memory, no such device, or the environment cannot be used. The variable

@@ -87,6 +87,7 @@ pub use registry::register;
 #[cfg(all(doctest, target_os = "linux"))]
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("../docs/rust.md")]
+#[doc = include_str!("../docs/history.md")]
 pub struct Readme;
 
 /// A strategy of one's own, from the guide.

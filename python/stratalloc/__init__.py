@@ -7,7 +7,17 @@ speak about PyTorch's memory. ``Allocator`` is an allocator of one's own and nee
 from ._allocator import Allocator
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
-from ._torch import empty_cache, install, memory_stats, memory_summary, set_conf, switch
+from ._torch import (
+    dump_snapshot,
+    empty_cache,
+    install,
+    memory_stats,
+    memory_summary,
+    record_memory_history,
+    set_conf,
+    snapshot,
+    switch,
+)
 
 __all__ = [
     "Allocator",
@@ -15,11 +25,14 @@ __all__ = [
     "LibraryError",
     "OutOfMemoryError",
     "__version__",
+    "dump_snapshot",
     "empty_cache",
     "install",
     "last_error",
     "memory_stats",
     "memory_summary",
+    "record_memory_history",
     "set_conf",
+    "snapshot",
     "switch",
 ]

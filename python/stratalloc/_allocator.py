@@ -3,7 +3,9 @@
 import contextlib
 import ctypes
 import json
+import sys
 
+from . import _history
 from ._library import Pool, encoded, load, number
 
 _MOST = 2**64 - 1
@@ -88,11 +90,60 @@ class Allocator:
             if self._handle:
                 self._call("pool_release", pool)
 
+    def record_memory_history(
+        self,
+        enabled="all",
+        context="all",
+        stacks="all",
+        max_entries=sys.maxsize,
+        clear_history=False,
+        skip_actions=None,
+    ):
+        """Records what the allocator does, and who asked: as ``torch.cuda.memory._record_memory_history``.
+
+        ``enabled`` is ``None`` (stop, and forget), ``"state"`` (live blocks) or ``"all"``; ``context``
+        whose stacks are gathered: ``None``, ``"state"``, ``"alloc"`` or ``"all"``. Stacks are Python's.
+        """
+        _history.record(
+            self._library,
+            self._handle,
+            enabled,
+            context,
+            stacks,
+            max_entries,
+            clear_history,
+            skip_actions,
+        )
+
+    def set_metadata(self, metadata):
+        """Gives entries from now on these words, or with ``None`` none."""
+        text = None if metadata is None else encoded(metadata, "metadata")
+        self._call("history_set_metadata", text)
+
+    @contextlib.contextmanager
+    def scope(self, name):
+        """Names what this thread does meanwhile: entries have the name as their innermost frame."""
+        self._library.call("context_push", encoded(name, "name"))
+        try:
+            yield
+        finally:
+            self._library.call("context_pop")
+
+    def snapshot(self):
+        """Segments, blocks and history as of now, as ``torch.cuda.memory._snapshot()`` gives them."""
+        return _history.snapshot(self._library, self._handle)
+
+    def dump_snapshot(self, filename="dump_snapshot.pickle"):
+        """Writes the same to a file for PyTorch's viewers and ``stratalloc report``; JSON if its name
+        ends in ``.json``."""
+        _history.dump(self._library, self._handle, filename)
+
     def close(self):
         """Ends the allocator and gives all its memory back, also blocks that are still live. Only blocks
         of ``backend:cpu`` live on: any other ``backend:cpu`` of the process takes them back."""
         handle, self._handle = self._handle, 0
         if handle:
+            _history.forget(handle)
             self._library.call("destroy", handle)
 
     def __enter__(self):

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+from . import _history
 from ._errors import LibraryError
 from ._library import encoded, load, number
 
@@ -126,6 +127,36 @@ def switch(conf, device=None):
     has used it yet."""
     conf = encoded(conf, "conf")
     load().call("switch", _handle(device), conf)
+
+
+def record_memory_history(
+    enabled="all",
+    context="all",
+    stacks="all",
+    max_entries=sys.maxsize,
+    device=None,
+    clear_history=False,
+    skip_actions=None,
+):
+    """Records what PyTorch's memory on ``device`` does, and which Python code asked for it: as
+    ``torch.cuda.memory._record_memory_history``, which PyTorch refuses for allocators like this one.
+    Opens the device if nothing has used it yet."""
+    handle = _handle(device)
+    _history.record(
+        load(), handle, enabled, context, stacks, max_entries, clear_history, skip_actions
+    )
+
+
+def snapshot(device=None):
+    """Segments, blocks and history of ``device``, as ``torch.cuda.memory._snapshot()`` gives them. Opens
+    the device if nothing has used it yet."""
+    return _history.snapshot(load(), _handle(device))
+
+
+def dump_snapshot(filename="dump_snapshot.pickle", device=None):
+    """Writes the same to a file for PyTorch's viewers and ``stratalloc report``; JSON if its name ends
+    in ``.json``."""
+    _history.dump(load(), _handle(device), filename)
 
 
 def _ordinal(device):

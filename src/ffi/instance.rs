@@ -6,7 +6,7 @@ use super::device::open_device;
 use super::guard::{Failure, bad_configuration};
 use super::said::warn;
 use crate::allocator::{
-    Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Request, ScopeFilter,
+    Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Recording, Request, ScopeFilter,
 };
 use crate::config::{Config, PeersSetting, from_process};
 use crate::driver::Driver;
@@ -87,6 +87,10 @@ impl Instance {
         self.allocator
             .private_pools()
             .ok_or_else(|| Failure::lacks(self.allocator.name(), "private pools"))
+    }
+
+    pub(super) fn recording(&self) -> &dyn Recording {
+        &self.allocator
     }
 
     pub(super) fn statistics(&self) -> Result<Statistics, Failure> {

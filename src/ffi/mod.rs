@@ -1,7 +1,7 @@
 //! The library for programs in other languages: a C interface, and the symbols that PyTorch's
 //! pluggable allocator loads.
 //!
-//! `calls` and `pools` are the interface by handles, `torch` is PyTorch's. Callers are treated as
+//! `calls`, `pools` and `history` are the interface by handles, `torch` is PyTorch's. Callers are treated as
 //! hostile: every entry checks its pointers, handles are numbers that are looked up (`table`), and
 //! nothing unwinds into the caller (`guard`). What a device is called is in `device`, what is said to
 //! people in `said`, what a fork leaves in `fork`.
@@ -11,6 +11,7 @@ mod calls;
 mod device;
 mod fork;
 mod guard;
+mod history;
 mod instance;
 mod pools;
 mod said;
@@ -25,6 +26,12 @@ pub use calls::{
     stratalloc_summary, stratalloc_switch, stratalloc_version,
 };
 pub use guard::Status;
+pub use history::{
+    SnapshotWriter, StackFrame, StackSource, stratalloc_context_pop, stratalloc_context_push,
+    stratalloc_history_clear, stratalloc_history_set_metadata, stratalloc_history_set_stack_source,
+    stratalloc_history_start, stratalloc_history_stop, stratalloc_snapshot_save,
+    stratalloc_snapshot_write,
+};
 pub use pools::{
     POOL_NO_SPLIT, POOL_USE_ON_OOM, Pool, stratalloc_pool_create, stratalloc_pool_release,
     stratalloc_pool_retain, stratalloc_pool_scope_close, stratalloc_pool_scope_open_stream,

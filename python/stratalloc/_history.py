@@ -1,0 +1,150 @@
+"""Recording what an allocator does, with the Python code that asked for it, and snapshots of it."""
+
+import atexit
+import ctypes
+import os
+import pickle
+import sys
+import threading
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+
+from ._library import encoded
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
+_MOST = 2**64 - 1
+
+
+class StackFrame(Structure):
+    """``stratalloc_stack_frame``."""
+
+    _fields_ = [("function", c_char_p), ("file", c_char_p), ("line", c_uint32)]
+
+
+_GATHER = CFUNCTYPE(c_void_p, c_void_p)
+_RELEASE = CFUNCTYPE(None, c_void_p, c_void_p)
+_FRAMES = CFUNCTYPE(c_size_t, c_void_p, c_void_p, POINTER(StackFrame), c_size_t)
+_WRITE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
+
+
+class StackSource(Structure):
+    """``stratalloc_stack_source``."""
+
+    _fields_ = [
+        ("gather", _GATHER),
+        ("release", _RELEASE),
+        ("frames", _FRAMES),
+        ("user", c_void_p),
+    ]
+
+
+class _Stacks:
+    """Stacks of Python code. Equal ones are held once, by a number that C keeps."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._numbers = {}
+        self._held = {}
+        self._next = 1
+        self._texts = threading.local()
+        self.source = StackSource(
+            _GATHER(self._gather), _RELEASE(self._release), _FRAMES(self._frames), None
+        )
+
+    def _gather(self, _):
+        frame, stack = sys._getframe(1), []
+        while frame is not None:
+            if not frame.f_code.co_filename.startswith(_HERE):
+                stack.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        stack = tuple(stack)
+        with self._lock:
+            number = self._numbers.get(stack)
+            if number is None:
+                number, self._next = self._next, self._next + 1
+                self._numbers[stack] = number
+                self._held[number] = [stack, 0]
+            self._held[number][1] += 1
+        return number
+
+    def _release(self, _, number):
+        with self._lock:
+            held = self._held[number]
+            held[1] -= 1
+            if held[1] == 0:
+                del self._held[number], self._numbers[held[0]]
+
+    def _frames(self, _, number, frames, room):
+        with self._lock:
+            stack = self._held[number][0][:room]
+        texts = []
+        for at, (code, line) in enumerate(stack):
+            function = code.co_name.encode(errors="replace")
+            file = code.co_filename.encode(errors="replace")
+            texts += [function, file]
+            frames[at] = StackFrame(function, file, line or 0)
+        # C reads them after this call.
+        self._texts.kept = texts
+        return len(stack)
+
+
+_stacks = None
+_recording = {}
+
+
+def record(library, handle, enabled, context, stacks, max_entries, clear_history, skip_actions):
+    """Starts, changes or ends the recording of one allocator."""
+    global _stacks
+    if enabled not in (None, "state", "all"):
+        raise ValueError(f"expected state to be 'state', 'all', or None, got {enabled!r}")
+    if context not in _LEVELS:
+        raise ValueError(f"expected context to be 'state', 'alloc', 'all', or None, got {context!r}")
+    if stacks not in ("python", "all"):
+        raise ValueError(f"expected stacks to be 'python', or 'all', got {stacks!r}")
+    if enabled is None:
+        library.call("history_stop", handle)
+        _recording.pop(handle, None)
+        return
+    if _stacks is None:
+        _stacks = _Stacks()
+        atexit.register(_stop_all)
+    library.call("history_set_stack_source", handle, ctypes.byref(_stacks.source))
+    most = 1 if enabled == "state" else min(max(int(max_entries), 1), _MOST)
+    skip = encoded(",".join(skip_actions or ()), "skip_actions")
+    library.call(
+        "history_start", handle, _LEVELS[context], most, skip, 1 if clear_history else 0
+    )
+    _recording[handle] = library
+
+
+def forget(handle):
+    """The allocator goes."""
+    _recording.pop(handle, None)
+
+
+def _stop_all():
+    """Nothing of Python can be called when the interpreter has gone."""
+    for handle, library in list(_recording.items()):
+        try:
+            library.call("history_stop", handle)
+            library.call("history_set_stack_source", handle, None)
+        except Exception:  # noqa: BLE001 - nobody is left who could be told
+            pass
+    _recording.clear()
+
+
+def snapshot(library, handle):
+    """Segments, blocks and history, with the keys of ``torch.cuda.memory._snapshot()``."""
+    pieces = []
+
+    def write(_, start, size):
+        pieces.append(ctypes.string_at(start, size))
+        return 0
+
+    library.call("snapshot_write", handle, 0, _WRITE(write), None)
+    return pickle.loads(b"".join(pieces))
+
+
+def dump(library, handle, filename):
+    """Writes the same to a file."""
+    library.call("snapshot_save", handle, encoded(os.fspath(filename), "filename"))

@@ -1,0 +1,342 @@
+//! History, stacks and snapshots for programs in other languages.
+
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::guard::{Failure, Status, status};
+use super::table;
+use super::text::read;
+use crate::history::{
+    Action, Context, ContextScope, Format, Frame, RecordOptions, Stack, StackLevel, StackProvider,
+};
+
+/// A frame of a stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StackFrame {
+    /// The function, in UTF-8; null if nobody knows.
+    pub function: *const c_char,
+    /// Its file, in UTF-8; null if nobody knows.
+    pub file: *const c_char,
+    /// The line; 0 if nobody knows.
+    pub line: u32,
+}
+
+/// Where stacks come from. The functions are called on any thread, with no lock of the library held; they may
+/// allocate and free, and must not unwind. `user` is handed to each of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StackSource {
+    /// Says where the calling thread is, as a pointer that means something to the source, or null. The
+    /// library holds it from then on.
+    pub gather: Option<unsafe extern "C" fn(user: *mut c_void) -> *mut c_void>,
+    /// Takes a pointer of `gather` back, exactly once for each.
+    pub release: Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>,
+    /// Stores at most `room` frames of a stack, the innermost first, and returns how many. Their texts stay
+    /// as they are until the calling thread asks again.
+    pub frames: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            stack: *mut c_void,
+            frames: *mut StackFrame,
+            room: usize,
+        ) -> usize,
+    >,
+    /// Stays valid until the allocator was destroyed and every stack released.
+    pub user: *mut c_void,
+}
+
+/// Takes the next bytes of a snapshot; anything but 0 ends it.
+pub type SnapshotWriter =
+    Option<unsafe extern "C" fn(user: *mut c_void, bytes: *const c_void, size: usize) -> c_int>;
+
+/// The most frames of a stack that are asked for.
+const FRAMES_MAX: usize = 512;
+
+impl StackFrame {
+    const EMPTY: Self = Self { function: std::ptr::null(), file: std::ptr::null(), line: 0 };
+
+    /// # Safety
+    ///
+    /// Both texts end with a zero byte and stay as they are during this call, unless they are null.
+    unsafe fn read(self) -> Frame {
+        let text = |from: *const c_char| match from.is_null() {
+            true => String::new(),
+            // SAFETY: our caller's promise.
+            false => unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned(),
+        };
+        Frame { function: text(self.function), file: text(self.file), line: self.line }
+    }
+}
+
+/// A source's functions, all there.
+#[derive(Clone, Copy)]
+struct Source {
+    gather: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    release: unsafe extern "C" fn(*mut c_void, *mut c_void),
+    frames: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut StackFrame, usize) -> usize,
+    user: *mut c_void,
+}
+
+// SAFETY: the caller lets the functions be called on any thread with this pointer.
+unsafe impl Send for Source {}
+// SAFETY: as above.
+unsafe impl Sync for Source {}
+
+/// A stack of a source, released when it is dropped.
+struct Gathered {
+    source: Source,
+    stack: *mut c_void,
+}
+
+// SAFETY: the caller lets stacks be released and asked on any thread.
+unsafe impl Send for Gathered {}
+// SAFETY: as above.
+unsafe impl Sync for Gathered {}
+
+impl fmt::Debug for Gathered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gathered").field("stack", &self.stack).finish_non_exhaustive()
+    }
+}
+
+impl StackProvider for Source {
+    fn gather(&self) -> Option<Arc<dyn Stack>> {
+        // SAFETY: the caller's function, with the caller's pointer.
+        let stack = unsafe { (self.gather)(self.user) };
+        (!stack.is_null()).then(|| Arc::new(Gathered { source: *self, stack }) as Arc<dyn Stack>)
+    }
+}
+
+impl Stack for Gathered {
+    fn frames(&self) -> Vec<Frame> {
+        let mut frames = [StackFrame::EMPTY; FRAMES_MAX];
+        let Source { frames: ask, user, .. } = self.source;
+        // SAFETY: the caller's function, with the caller's pointers and as much room as is said.
+        let count = unsafe { ask(user, self.stack, frames.as_mut_ptr(), FRAMES_MAX) };
+        // SAFETY: the source filled them, and their texts stay until it is asked again.
+        frames.iter().take(count).map(|frame| unsafe { frame.read() }).collect()
+    }
+}
+
+impl Drop for Gathered {
+    fn drop(&mut self) {
+        // SAFETY: the caller's function, with the caller's pointers, once.
+        unsafe { (self.source.release)(self.source.user, self.stack) };
+    }
+}
+
+/// Starts recording what the allocator does, or goes on with other options. `stacks` says whose stacks are
+/// gathered: 0 nobody's, 1 of live blocks, 2 of entries that hand out memory too, 3 of all. At most
+/// `entries_max` entries are kept, the newest. `skip` names actions that are not recorded, as PyTorch calls
+/// them, between commas; null for none. `clear` forgets what was recorded before, unless it is 0.
+///
+/// # Safety
+///
+/// `skip` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_history_start(
+    handle: u64,
+    stacks: u32,
+    entries_max: u64,
+    skip: *const c_char,
+    clear: c_int,
+) -> Status {
+    status(|| {
+        let refuse = |text: String| Failure::new(Status::InvalidArgument, text);
+        let level = match stacks {
+            0 => StackLevel::Never,
+            1 => StackLevel::OfLiveBlocks,
+            2 => StackLevel::OfAllocations,
+            3 => StackLevel::OfFrees,
+            other => return Err(refuse(format!("stacks is {other}, and must be 0, 1, 2 or 3"))),
+        };
+        // SAFETY: our caller's promise.
+        let skip = if skip.is_null() { "" } else { unsafe { read(skip, "skip") }? };
+        let names = skip.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let skip = names.map(|name| {
+            Action::from_name(name)
+                .ok_or_else(|| refuse(format!("skip: no action is called {name:?}")))
+        });
+        let skip: Vec<Action> = skip.collect::<Result<_, _>>()?;
+        let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);
+        let options = RecordOptions::at_most(entries_max).with_stacks(level).without(&skip);
+        let options = if clear == 0 { options } else { options.clearing() };
+        table::find(handle)?.recording().history().start(&options);
+        Ok(())
+    })
+}
+
+/// Stops recording and forgets.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_history_stop(handle: u64) -> Status {
+    status(|| {
+        table::find(handle)?.recording().history().stop();
+        Ok(())
+    })
+}
+
+/// Forgets all entries. Recording goes on, and live blocks keep their stacks.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_history_clear(handle: u64) -> Status {
+    status(|| {
+        table::find(handle)?.recording().history().clear();
+        Ok(())
+    })
+}
+
+/// Lets stacks come from a source from now on, or, with null, from nobody.
+///
+/// # Safety
+///
+/// `source` may be read if it is not null, and does what `stratalloc_stack_source` asks of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_history_set_stack_source(
+    handle: u64,
+    source: *const StackSource,
+) -> Status {
+    status(|| {
+        let provider: Option<Arc<dyn StackProvider>> = match source.is_null() {
+            true => None,
+            false => {
+                // SAFETY: our caller's promise.
+                let StackSource { gather, release, frames, user } =
+                    unsafe { source.read_unaligned() };
+                let missing = || Failure::null("a function of the source");
+                Some(Arc::new(Source {
+                    gather: gather.ok_or_else(missing)?,
+                    release: release.ok_or_else(missing)?,
+                    frames: frames.ok_or_else(missing)?,
+                    user,
+                }))
+            }
+        };
+        table::find(handle)?.recording().history().set_stack_provider(provider);
+        Ok(())
+    })
+}
+
+/// Gives entries from now on these words of the program's, or none.
+///
+/// # Safety
+///
+/// `metadata` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_history_set_metadata(
+    handle: u64,
+    metadata: *const c_char,
+) -> Status {
+    status(|| {
+        let text = match metadata.is_null() {
+            true => None,
+            // SAFETY: our caller's promise.
+            false => Some(unsafe { read(metadata, "metadata") }?),
+        };
+        table::find(handle)?.recording().history().set_metadata(text);
+        Ok(())
+    })
+}
+
+thread_local! {
+    static SCOPES: RefCell<Vec<ContextScope>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Names what the calling thread does from now on: entries have the name as their innermost frame. Every name
+/// is taken back by a `stratalloc_context_pop` of the same thread.
+///
+/// # Safety
+///
+/// `name` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_context_push(name: *const c_char) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let scope = Context::scope(unsafe { read(name, "name") }?);
+        SCOPES.with_borrow_mut(|scopes| scopes.push(scope));
+        Ok(())
+    })
+}
+
+/// Takes the calling thread's last name back.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_context_pop() -> Status {
+    status(|| match SCOPES.with_borrow_mut(Vec::pop) {
+        Some(scope) => {
+            drop(scope);
+            Ok(())
+        }
+        None => Err(Failure::new(Status::InvalidArgument, "the thread has no name to take back")),
+    })
+}
+
+/// Writes all segments and blocks and the history, as of one moment, to a file that PyTorch's viewers read: a
+/// pickle, or JSON if the name ends in `.json`. The file has its old content or all of the new one, whatever
+/// fails.
+///
+/// # Safety
+///
+/// `path` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_snapshot_save(handle: u64, path: *const c_char) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let path = unsafe { read(path, "path") }?;
+        let snapshot = table::find(handle)?.recording().snapshot();
+        let saved = snapshot.save(Path::new(path));
+        saved
+            .map_err(|error| Failure::new(Status::InvalidArgument, format_args!("{path}: {error}")))
+    })
+}
+
+/// Hands the same to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON if it is 1.
+///
+/// # Safety
+///
+/// `write` may be called with `user` during this call, and does not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_snapshot_write(
+    handle: u64,
+    format: u32,
+    write: SnapshotWriter,
+    user: *mut c_void,
+) -> Status {
+    status(|| {
+        let refuse = |text: String| Failure::new(Status::InvalidArgument, text);
+        let format = match format {
+            0 => Format::Pickle,
+            1 => Format::Json,
+            other => return Err(refuse(format!("format is {other}, and must be 0 or 1"))),
+        };
+        let pieces = Pieces { write: write.ok_or_else(|| Failure::null("write"))?, user };
+        let mut pieces = io::BufWriter::with_capacity(1 << 16, pieces);
+        let snapshot = table::find(handle)?.recording().snapshot();
+        let written = snapshot.write(format, &mut pieces).and_then(|()| pieces.flush());
+        written.map_err(|error| refuse(format!("the snapshot was not taken: {error}")))
+    })
+}
+
+/// The caller's function as a file.
+struct Pieces {
+    write: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int,
+    user: *mut c_void,
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the caller's function, with the caller's pointer and bytes of ours.
+        match unsafe { (self.write)(self.user, bytes.as_ptr().cast(), bytes.len()) } {
+            0 => Ok(bytes.len()),
+            other => Err(io::Error::other(format!("the writer answered {other}"))),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
