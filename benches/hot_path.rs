@@ -7,9 +7,11 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use stratalloc::allocator::DeviceAllocator;
 use stratalloc::cli::cases::{Client, Raw, Typed};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::Sim;
+use stratalloc::history::RecordOptions;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
@@ -63,6 +65,21 @@ fn cache_hit(criterion: &mut Criterion) {
     }
 }
 
+/// A pair while the history is on: three entries and two reads of the clock, which is timed beside it.
+fn recording(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("recording/sim/backend:native");
+    group.bench_function("clock", |bencher| bencher.iter(std::time::Instant::now));
+    let strategy = build("backend:native", false);
+    let history = strategy.recording().expect("it records").history();
+    for (name, entries_max) in [("off", None), ("on", Some(1_000_000))] {
+        if let Some(entries_max) = entries_max {
+            history.start(&RecordOptions::at_most(entries_max));
+        }
+        group.bench_function(name, |bencher| bencher.iter(|| pair(&Typed(&strategy), 512)));
+    }
+    group.finish();
+}
+
 fn holes(criterion: &mut Criterion) {
     for conf in confs() {
         let mut group = criterion.benchmark_group(format!("holes/sim/{conf}"));
@@ -83,5 +100,5 @@ fn holes(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, cache_hit, holes);
+criterion_group!(benches, cache_hit, recording, holes);
 criterion_main!(benches);

@@ -4,6 +4,7 @@
 //! the large report of an out-of-memory error is boxed.
 
 use std::fmt;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -266,8 +267,26 @@ pub struct OutOfMemory {
     /// [`HOLDERS_MAX`](Self::HOLDERS_MAX). Empty when the driver was not asked for memory, or cannot
     /// tell who holds it.
     pub holders: Vec<Holder>,
+    /// Who holds most of what is in callers' hands, the largest first; at most [`LIVE_MAX`](Self::LIVE_MAX).
+    /// Empty unless the history records stacks, or names of scopes.
+    pub live: Vec<LiveBytes>,
+    /// The configuration in force, as far as it differs from the defaults.
+    pub configuration: Option<String>,
     /// What would most likely have helped, as sentences.
     pub hints: Vec<String>,
+}
+
+/// Blocks that live and were asked for at one place of the program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LiveBytes {
+    /// What was asked for, in bytes.
+    pub bytes: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// How long the oldest of them has lived.
+    pub oldest: Duration,
+    /// The innermost frames of who asked.
+    pub frames: Vec<String>,
 }
 
 /// The largest free block of an allocator.
@@ -301,6 +320,8 @@ impl Holder {
 impl OutOfMemory {
     /// The most processes that a report names.
     pub const HOLDERS_MAX: usize = 5;
+    /// The most holders of live bytes.
+    pub const LIVE_MAX: usize = 10;
 
     /// The report of a failed request for `bytes` on `stream` that nothing else is known of yet. What is
     /// left at 0 is not spoken of.
@@ -314,6 +335,14 @@ impl OutOfMemory {
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let h = human_bytes;
+        if let Some(total) = self.device_total_bytes.filter(|total| self.requested_bytes > *total) {
+            let (asked, all) = (h(self.requested_bytes), h(total));
+            writeln!(f, "out of memory on device {}: tried to allocate {asked}.", self.device)?;
+            return writeln!(
+                f,
+                "The device has {all} in all: no setting makes room for this request."
+            );
+        }
         let tried = self.segment_bytes.max(self.requested_bytes);
         write!(f, "out of memory on device {}: tried to allocate {}", self.device, h(tried))?;
         write!(f, " for a request of {}", h(self.requested_bytes))?;
@@ -374,6 +403,15 @@ impl fmt::Display for OutOfMemory {
             let this = if holder.is_this_process() { " (this one)" } else { "" };
             let held = h(holder.used_bytes);
             writeln!(f, "Process {}{this} holds {held} of the device.", holder.process)?;
+        }
+        for live in &self.live {
+            let (held, blocks, oldest) = (h(live.bytes), live.blocks, live.oldest.as_secs_f64());
+            let plural = if blocks == 1 { "block" } else { "blocks" };
+            let frames = live.frames.join(" < ");
+            writeln!(f, "Live: {held} in {blocks} {plural}, up to {oldest:.1} s old: {frames}")?;
+        }
+        if let Some(configuration) = &self.configuration {
+            writeln!(f, "In force: {configuration}")?;
         }
         for hint in &self.hints {
             writeln!(f, "Hint: {hint}")?;

@@ -1,13 +1,14 @@
 //! What is recorded, who asked, and the files that viewers read.
 //!
 //! `entries` has what every strategy records and which entries are kept, `contexts` who asked, `crowd` eight
-//! threads at once, `files` snapshots and their way back.
+//! threads at once, `files` snapshots and their way back, `reports` who holds the memory when it is short.
 
 mod contexts;
 mod crowd;
 mod entries;
 #[cfg(feature = "replay")]
 mod files;
+mod reports;
 
 use std::sync::Arc;
 

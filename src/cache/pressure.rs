@@ -60,8 +60,9 @@ impl Engine {
             Ok(found) => Ok(found),
             Err(refusal) => {
                 let counted = !matches!(refusal, Refusal::Forbidden);
-                let report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
+                let mut report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
                 drop(growth);
+                self.history.explain(&mut report);
                 if counted {
                     self.hooks.tell_out_of_memory(&report);
                 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::event::Action;
 
@@ -76,6 +76,11 @@ impl Moment {
 
     pub(super) fn time_ns(self) -> u64 {
         self.time_ns
+    }
+
+    /// How long ago an earlier moment was.
+    pub(super) fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.time_ns.saturating_sub(earlier.time_ns))
     }
 
     /// Microseconds since 1970.

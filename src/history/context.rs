@@ -27,6 +27,21 @@ pub struct Frame {
     pub line: u32,
 }
 
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Names are the program's and of others: nothing that a terminal would obey is repeated.
+        write!(f, "{}", plain(&self.function))?;
+        match self.line {
+            0 => Ok(()),
+            line => write!(f, " ({}:{line})", plain(&self.file)),
+        }
+    }
+}
+
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// A stack that somebody gathered. It may be dropped on any thread, with no lock of the allocator held.
 pub trait Stack: fmt::Debug + Send + Sync {
     /// Its frames, the innermost first. Called when a snapshot or a report is written.

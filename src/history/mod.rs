@@ -8,6 +8,7 @@ mod clock;
 mod context;
 mod entries;
 mod event;
+mod explain;
 mod record;
 mod snapshot;
 mod write;

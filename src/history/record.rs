@@ -120,7 +120,8 @@ impl fmt::Debug for Listeners {
 /// Who holds a block or a segment, as long as stacks are gathered.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
-    moment: Moment,
+    pub(super) moment: Moment,
+    pub(super) size_bytes: u64,
     pub(super) context: Option<Context>,
 }
 
@@ -440,7 +441,7 @@ impl History {
 
     /// Remembers who holds what.
     fn hold(&self, shard: &mut Shard, moment: Moment, event: &Event, context: Option<&Context>) {
-        let Event { action, address, .. } = *event;
+        let Event { action, address, size_bytes, .. } = *event;
         let Shard { blocks, segments, .. } = shard;
         let of = match action {
             Action::Alloc | Action::FreeCompleted => blocks,
@@ -453,7 +454,7 @@ impl History {
         let gone = match action {
             Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {
                 let context = context.cloned();
-                of.insert(address, Holder { moment, context })
+                of.insert(address, Holder { moment, size_bytes, context })
             }
             // Who got the address since then keeps it.
             _ if of.get(&address).is_some_and(|holder| holder.moment > moment) => None,
@@ -498,6 +499,18 @@ impl History {
     #[inline]
     pub(crate) fn of_free(&self) -> Gathered<'_> {
         Gathered::new(self, self.stacks() >= StackLevel::OfFrees)
+    }
+
+    /// Who holds blocks now, in no order; nobody unless stacks are gathered.
+    pub(super) fn live_blocks(&self) -> Vec<Holder> {
+        let of = |shard: &Alone<Mutex<Shard>>| -> Vec<Holder> {
+            shard.0.lock().blocks.values().cloned().collect()
+        };
+        self.shards.iter().flat_map(of).collect()
+    }
+
+    pub(super) fn about(&self) -> About {
+        self.about.lock().clone()
     }
 
     /// What is kept, and who holds the block or the segment at an address.

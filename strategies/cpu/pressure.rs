@@ -43,10 +43,11 @@ impl Core {
             Ok(found) => return Ok(found),
             Err(refusal) => about_memory(refusal)?,
         };
-        let report = self.report(request, refusal);
+        let mut report = self.report(request, refusal);
         let free = report.device_free_bytes.unwrap_or(0);
         self.blocks.lock().num_ooms += 1;
         self.record(Action::OutOfMemory, free, request.bytes, request.stream);
+        self.history.explain(&mut report);
         self.hooks.tell_out_of_memory(&report);
         Err(AllocError::OutOfMemory(Box::new(report)))
     }

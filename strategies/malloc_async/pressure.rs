@@ -125,7 +125,8 @@ impl MallocAsyncAllocator {
                 Err(again) => refusal = refusal.followed_by(again)?,
             }
         }
-        let report = Box::new(self.report(route, request, &refusal));
+        let mut report = Box::new(self.report(route, request, &refusal));
+        self.history.explain(&mut report);
         self.hooks.tell_out_of_memory(&report);
         Err(AllocError::OutOfMemory(report))
     }

@@ -50,9 +50,10 @@ impl PluggableAllocator {
         // Blocks that could not be waited for might have served the request.
         drained?;
         self.ooms.fetch_add(1, Ordering::Relaxed);
-        let report = self.report(pool, request, refusal);
+        let mut report = self.report(pool, request, refusal);
         let free = report.device_free_bytes.unwrap_or(0);
         self.record(Action::OutOfMemory, free, request.bytes, (request.stream, pool));
+        self.history.explain(&mut report);
         self.hooks.tell_out_of_memory(&report);
         Err(AllocError::OutOfMemory(Box::new(report)))
     }

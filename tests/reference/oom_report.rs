@@ -61,6 +61,8 @@ fn a_report_holds_every_number_of_the_moment() {
             draining_bytes: 0,
             driver: report.driver.clone(),
             holders: vec![Holder { process: std::process::id(), used_bytes: 92 * MIB }],
+            live: Vec::new(),
+            configuration: None,
             hints: report.hints.clone(),
         }
     );

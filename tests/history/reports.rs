@@ -1,0 +1,77 @@
+//! The report of a request that fails: who holds the memory, and under which configuration.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::error::{AllocError, OutOfMemory};
+use stratalloc::history::{Context, Frame, RecordOptions, Stack, StackLevel};
+use stratalloc::ids::StreamId;
+use stratalloc::size::MIB;
+
+use super::{build_over, history, sim, take};
+
+fn refused(allocator: &dyn DeviceAllocator, bytes: u64) -> OutOfMemory {
+    match allocator.allocate(Request::new(bytes, StreamId(0))) {
+        Err(AllocError::OutOfMemory(report)) => *report,
+        other => panic!("there is no room: {other:?}"),
+    }
+}
+
+/// A stack like no other, whose frame is one of two.
+#[derive(Debug)]
+struct Numbered(u64);
+
+impl Stack for Numbered {
+    fn frames(&self) -> Vec<Frame> {
+        let function = if self.0 % 4 == 0 { "optimizer" } else { "forward\u{1b}[2J" };
+        vec![Frame { function: function.to_owned(), file: "train.py".to_owned(), line: 12 }]
+    }
+}
+
+#[test]
+fn the_largest_holders_are_named_with_count_and_age() {
+    for conf in ["backend:native,max_split_size_mb:64", "backend:cudaMallocAsync"] {
+        let allocator = build_over(conf, sim(64 * MIB));
+        let history = history(&allocator);
+        let next = AtomicU64::new(0);
+        let gather = move || -> Option<Arc<dyn Stack>> {
+            Some(Arc::new(Numbered(next.fetch_add(1, Ordering::Relaxed))))
+        };
+        history.set_stack_provider(Some(Arc::new(gather)));
+        history.start(&RecordOptions::at_most(1).with_stacks(StackLevel::OfLiveBlocks));
+        let live: Vec<_> = (0..8).map(|_| take(&allocator, 4 * MIB, 0)).collect();
+        let report = refused(&allocator, 60 * MIB);
+        let told: Vec<_> = report.live.iter().map(|l| (l.bytes, l.blocks, &*l.frames)).collect();
+        let frames = ["forward?[2J (train.py:12)", "optimizer (train.py:12)"].map(str::to_owned);
+        assert_eq!(told, [(24 * MIB, 6, &frames[..1]), (8 * MIB, 2, &frames[1..])], "{conf}");
+        let text = report.to_string();
+        assert!(text.contains("Live: 24.00 MiB in 6 blocks, up to 0.0 s old: forward?"), "{text}");
+        assert!(
+            text.contains(&format!("In force: {conf}").replace("backend:native,", "")),
+            "{text}"
+        );
+        live.into_iter().for_each(|block| allocator.free(block).expect("it is live"));
+    }
+}
+
+#[test]
+fn scopes_alone_name_holders_too() {
+    let allocator = build_over("backend:native", sim(64 * MIB));
+    history(&allocator).start(&RecordOptions::at_most(1).with_stacks(StackLevel::OfLiveBlocks));
+    let _weights = {
+        let _scope = Context::scope("weights");
+        take(&allocator, 40 * MIB, 0)
+    };
+    let report = refused(&allocator, 60 * MIB);
+    assert_eq!((report.live.len(), report.live[0].frames.clone()), (1, vec!["weights".to_owned()]));
+}
+
+#[test]
+fn a_request_that_no_device_has_room_for_says_just_that() {
+    let allocator = build_over("backend:native", sim(64 * MIB));
+    let text = refused(&allocator, 65 * MIB).to_string();
+    let expected = "out of memory on device 0: tried to allocate 65.00 MiB.\n\
+                    The device has 64.00 MiB in all: no setting makes room for this request.\n";
+    assert_eq!(text, expected);
+}
