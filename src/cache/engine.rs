@@ -20,7 +20,7 @@ use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::heap::{BlockId, Completed, FitRules, HandOut, Heap, Slot, StreamUse};
-use crate::history::{Action, Event, History, Moment};
+use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
@@ -132,9 +132,19 @@ impl Engine {
     fn allocate_anywhere(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
         check_size(bytes)?;
         if self.attention.any() {
-            return self.allocate_with_care(Request::new(bytes, stream));
+            return self.allocate_attended(bytes, stream);
         }
         self.allocate_by_default::<false>(bytes, stream)
+    }
+
+    #[cold]
+    fn allocate_attended(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
+        if !self.attention.only_records() {
+            return self.allocate_with_care(Request::new(bytes, stream));
+        }
+        let _asks =
+            (!self.history.is_plain(StackLevel::OfLiveBlocks)).then(|| self.history.of_request());
+        self.allocate_by_default::<true>(bytes, stream)
     }
 
     /// Allocates in the default pool. What a hit does is inlined here as a whole, however many callers it has
@@ -303,6 +313,12 @@ impl Engine {
     #[inline(never)]
     fn record_freed(&self, cell: &HeapCell, state: MutexGuard<'_, HeapState>, done: Completed) {
         let Some(moment) = self.history.moment() else { return };
+        if self.history.is_plain(StackLevel::OfFrees) {
+            self.push_freed(moment, cell, done);
+            drop(state);
+            self.history.release();
+            return;
+        }
         let _late = self.history.late();
         drop(state);
         let _asks = self.history.of_free();
@@ -311,8 +327,9 @@ impl Engine {
 
     fn push_freed(&self, moment: Moment, cell: &HeapCell, done: Completed) {
         let event = |action| event(action, done.address, done.requested_bytes, cell);
-        self.history.push(cell.number.into(), moment, event(Action::FreeRequested));
-        self.history.push(cell.number.into(), moment.next(), event(Action::FreeCompleted));
+        let (requested, completed) = (event(Action::FreeRequested), event(Action::FreeCompleted));
+        let events = [(moment, requested), (moment.next(), completed)];
+        self.history.push_all(cell.number.into(), events);
     }
 
     /// Makes a drained block free.

@@ -39,6 +39,11 @@ impl Attention {
         self.0.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether nothing asks for it but somebody who records.
+    pub(super) fn only_records(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == RECORDS
+    }
+
     pub(super) fn any_event(&self) -> bool {
         self.0.load(Ordering::Relaxed) & EVENTS != 0
     }

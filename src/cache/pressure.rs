@@ -32,6 +32,7 @@ impl Engine {
         home: Home,
         request: Request,
     ) -> Result<Allocation, AllocError> {
+        let _operation = self.history.operation();
         if self.hooks.free_some_memory()
             && let Some(mut state) = cell.lock_at(home)
             && let Some(found) = self.search(cell, &mut state, request.bytes)

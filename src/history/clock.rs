@@ -22,12 +22,8 @@ pub(crate) struct Moment {
 }
 
 thread_local! {
-    static THREAD: u32 = {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    };
-    /// The last moment of this thread.
-    static LAST: Cell<Moment> = Cell::new(Moment { time_ns: 0, thread: THREAD.with(|own| *own), step: 0 });
+    /// The last moment of this thread; its thread is 0 until there is one.
+    static LAST: Cell<Moment> = const { Cell::new(Moment { time_ns: 0, thread: 0, step: 0 }) };
     /// Whether the next entry belongs to the operation of the last one.
     static GOES_ON: Cell<bool> = const { Cell::new(false) };
     /// Operations that are open, one inside the other.
@@ -47,7 +43,11 @@ impl Moment {
     pub(super) fn now() -> Self {
         let since = u64::try_from(start().0.elapsed().as_nanos()).unwrap_or(u64::MAX - 1);
         LAST.with(|last| {
-            let before = last.get();
+            let mut before = last.get();
+            if before.thread == 0 {
+                static NEXT: AtomicU32 = AtomicU32::new(1);
+                before.thread = NEXT.fetch_add(1, Ordering::Relaxed);
+            }
             let now = Self { time_ns: since.max(before.time_ns + 1), step: 0, ..before };
             last.set(now);
             now
@@ -91,13 +91,18 @@ impl Moment {
 
 /// An operation of this thread, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Operation(());
+pub(crate) struct Operation(());
 
 impl Operation {
     pub(super) fn begin() -> Self {
         OPEN.set(OPEN.get() + 1);
         GOES_ON.set(false);
         Self(())
+    }
+
+    /// Whether one of this thread is open.
+    pub(super) fn is_open() -> bool {
+        OPEN.get() > 0
     }
 }
 

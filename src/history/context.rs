@@ -10,6 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
@@ -187,6 +188,7 @@ impl fmt::Debug for ContextScope {
 pub(super) struct Sources {
     provider: RwLock<Option<Arc<dyn StackProvider>>>,
     metadata: RwLock<Option<Arc<str>>>,
+    has_metadata: AtomicBool,
 }
 
 impl fmt::Debug for Sources {
@@ -206,7 +208,9 @@ impl History {
     ///
     /// Source: `torch.cuda.memory._set_memory_metadata`.
     pub fn set_metadata(&self, metadata: Option<&str>) {
-        *self.sources.metadata.write() = metadata.map(Into::into);
+        let mut own = self.sources.metadata.write();
+        *own = metadata.map(Into::into);
+        self.sources.has_metadata.store(own.is_some(), Ordering::Relaxed);
     }
 
     /// What was set last.
@@ -217,6 +221,12 @@ impl History {
 }
 
 impl Sources {
+    /// Whether there is nothing to say but a stack, for this thread now.
+    #[inline]
+    pub(super) fn is_silent(&self) -> bool {
+        SAYS.get() == 0 && !self.has_metadata.load(Ordering::Relaxed)
+    }
+
     fn gather(&self, with_stack: bool) -> Option<Context> {
         let provider = if with_stack { self.provider.read().clone() } else { None };
         let stack = provider.and_then(|provider| {
@@ -249,6 +259,9 @@ impl<'a> Gathered<'a> {
 
     #[cold]
     fn gather(history: &'a History, with_stack: bool) -> Self {
+        if !with_stack && history.sources.is_silent() {
+            return Self { of: Some((history, CURRENT.take(), Operation::begin())) };
+        }
         // What a provider asks for has no context, and neither has what frees do inside a request.
         if GATHERS.replace(true) {
             return Self { of: None };
@@ -265,6 +278,10 @@ impl Drop for Gathered<'_> {
         if let Some((history, before, operation)) = self.of.take() {
             drop(operation);
             drop(CURRENT.replace(before));
+            // Inside of another operation a lock may be held.
+            if !Operation::is_open() {
+                history.trackers.tell();
+            }
             history.release();
         }
     }

@@ -10,17 +10,19 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::clock::Moment;
+use super::clock::{Moment, Operation};
 use super::context::{Context, Gathered, Sources};
 use super::entries::{Entries, Row};
 use super::event::{Action, Entry, Event};
+use super::options::{RecordOptions, StackLevel};
 use super::snapshot::About;
+use super::trackers::Trackers;
 use crate::config::Config;
 use crate::ids::DeviceId;
 
@@ -28,69 +30,6 @@ const SHARDS: usize = 64;
 const CHUNK_ENTRIES: usize = 256;
 /// Chunks beyond what the most entries fill: see the [module](self).
 const SPARE_CHUNKS: usize = 2 * SHARDS;
-
-/// Whose stacks are gathered. Each level has those of the levels before.
-///
-/// Source: `torch.cuda.memory._record_memory_history`, whose `context` says `None`, `"state"`, `"alloc"`
-/// or `"all"`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StackLevel {
-    /// Nobody's.
-    #[default]
-    Never,
-    /// Of blocks as long as they live; entries have none.
-    OfLiveBlocks,
-    /// Of entries that hand out memory too.
-    OfAllocations,
-    /// Of entries that give memory back too.
-    OfFrees,
-}
-
-/// What is recorded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RecordOptions {
-    /// Whose stacks are gathered.
-    pub stacks: StackLevel,
-    /// The most entries that are kept, at least 1; the newest are. Unlimited by default.
-    pub entries_max: usize,
-    /// Actions that are not recorded.
-    pub skip: Vec<Action>,
-    /// Whether what was recorded before is forgotten.
-    pub clear: bool,
-}
-
-impl Default for RecordOptions {
-    fn default() -> Self {
-        Self { stacks: StackLevel::Never, entries_max: usize::MAX, skip: Vec::new(), clear: false }
-    }
-}
-
-impl RecordOptions {
-    /// All entries, at most so many.
-    #[must_use]
-    pub fn at_most(entries_max: usize) -> Self {
-        Self { entries_max, ..Self::default() }
-    }
-
-    /// The same with stacks.
-    #[must_use]
-    pub fn with_stacks(self, stacks: StackLevel) -> Self {
-        Self { stacks, ..self }
-    }
-
-    /// The same without these actions.
-    #[must_use]
-    pub fn without(self, skip: &[Action]) -> Self {
-        Self { skip: skip.to_vec(), ..self }
-    }
-
-    /// The same, forgetting what was recorded before.
-    #[must_use]
-    pub fn clearing(self) -> Self {
-        Self { clear: true, ..self }
-    }
-}
 
 /// Told when recording starts and stops.
 pub(crate) trait Listener: Send + Sync {
@@ -153,8 +92,11 @@ pub struct History {
     oldest: Box<[AtomicU64]>,
     /// What may hold the last references to contexts. Those are dropped where no lock is held.
     gone: Mutex<Gone>,
-    any_gone: AtomicU8,
+    any_gone: AtomicBool,
+    /// Whether any entry ever had a context: until then none must be released.
+    has_contexts: AtomicBool,
     pub(super) sources: Sources,
+    pub(super) trackers: Trackers,
     about: Mutex<About>,
     listeners: Mutex<Listeners>,
     /// Entries whose moment is told and that are on their way.
@@ -185,8 +127,10 @@ impl Default for History {
             shards: (0..SHARDS).map(|_| Alone::default()).collect(),
             oldest: (0..SHARDS).map(|_| AtomicU64::new(u64::MAX)).collect(),
             gone: Mutex::default(),
-            any_gone: AtomicU8::new(0),
+            any_gone: AtomicBool::new(false),
+            has_contexts: AtomicBool::new(false),
             sources: Sources::default(),
+            trackers: Trackers::default(),
             about: Mutex::default(),
             listeners: Mutex::default(),
             late: AtomicUsize::new(0),
@@ -205,7 +149,9 @@ impl History {
         let bits = options.skip.iter().fold(0, |bits, action| bits | 1_u64 << *action as u64);
         self.skipped.store(bits, Ordering::Relaxed);
         self.turn(1 + options.stacks as u8);
-        while self.chunks.load(Ordering::Relaxed) > self.chunks_max() && self.drop_oldest() {}
+        while self.chunks.load(Ordering::Relaxed) > self.chunks_max()
+            && self.drop_oldest().is_some()
+        {}
         self.release();
     }
 
@@ -352,32 +298,62 @@ impl History {
     /// happened later.
     #[cold]
     pub(crate) fn push(&self, row: u64, moment: Moment, event: Event) {
+        self.push_all(row, [(moment, event)]);
+    }
+
+    /// The same for events of one row, in order.
+    pub(crate) fn push_all<const N: usize>(&self, row: u64, events: [(Moment, Event); N]) {
         let stacks = self.stacks();
+        let skipped = self.skipped.load(Ordering::Relaxed);
         let context = Context::current();
         let number = shard_of(row);
         let mut shard = self.shards[number].0.lock();
-        if stacks != StackLevel::Never {
-            self.hold(&mut shard, moment, &event, context.as_ref());
+        for (moment, event) in events {
+            if stacks != StackLevel::Never {
+                self.hold(&mut shard, moment, &event, context.as_ref());
+            }
+            if skipped & 1_u64 << event.action as u64 != 0 {
+                continue;
+            }
+            let wanted = match stacks {
+                // It has no stack, only what the program said.
+                StackLevel::Never | StackLevel::OfFrees => true,
+                StackLevel::OfLiveBlocks => false,
+                StackLevel::OfAllocations => !event.action.gives_back(),
+            };
+            let context = if wanted { context.clone() } else { None };
+            if context.is_some() {
+                self.has_contexts.store(true, Ordering::Relaxed);
+            }
+            if shard.open.len() == shard.open.capacity() {
+                shard = self.make_room(number, shard);
+            }
+            let open = &mut shard.open;
+            if open.is_empty() {
+                self.filled.fetch_or(1_u64 << number, Ordering::Release);
+            }
+            let entry = Entry { event, moment, context };
+            self.trackers.keep(&entry);
+            match open.last() {
+                Some(last) if last.moment > moment => {
+                    let at = open.partition_point(|before| before.moment <= moment);
+                    open.insert(at, entry);
+                }
+                _ => open.push(entry),
+            }
         }
-        if self.skipped.load(Ordering::Relaxed) & 1_u64 << event.action as u64 != 0 {
-            return;
-        }
-        let wanted = match stacks {
-            // It has no stack, only what the program said.
-            StackLevel::Never | StackLevel::OfFrees => true,
-            StackLevel::OfLiveBlocks => false,
-            StackLevel::OfAllocations => !event.action.gives_back(),
-        };
-        let context = context.filter(|_| wanted);
-        if shard.open.len() == shard.open.capacity() {
-            shard = self.make_room(number, shard);
-        }
-        let open = &mut shard.open;
-        if open.is_empty() {
-            self.filled.fetch_or(1_u64 << number, Ordering::Release);
-        }
-        let at = open.iter().rposition(|before| before.moment <= moment).map_or(0, |at| at + 1);
-        open.insert(at, Entry { event, moment, context });
+    }
+
+    /// Whether entries of which stacks are gathered from a level on need nothing that may be gathered, or
+    /// told, under no lock only.
+    #[inline]
+    pub(crate) fn is_plain(&self, from: StackLevel) -> bool {
+        self.stacks() < from && self.sources.is_silent() && !self.trackers.any()
+    }
+
+    /// While the answer lives, entries of memory that is taken or given back stand together.
+    pub(crate) fn operation(&self) -> Operation {
+        Operation::begin()
     }
 
     /// A chunk with room at the end of the shard: a new one, or after one of all shards' was dropped.
@@ -386,14 +362,16 @@ impl History {
         number: usize,
         mut shard: MutexGuard<'a, Shard>,
     ) -> MutexGuard<'a, Shard> {
+        let mut room = None;
         if self.chunks.load(Ordering::Relaxed) >= self.chunks_max() {
             // Another shard is never locked while this one is.
             drop(shard);
-            self.drop_oldest();
+            room = self.drop_oldest().flatten();
             shard = self.shards[number].0.lock();
         }
         if shard.open.len() == shard.open.capacity() {
-            let full = mem::replace(&mut shard.open, Vec::with_capacity(CHUNK_ENTRIES));
+            let room = room.unwrap_or_else(|| Vec::with_capacity(CHUNK_ENTRIES));
+            let full = mem::replace(&mut shard.open, room);
             self.chunks.fetch_add(1, Ordering::Relaxed);
             if let Some(last) = full.last() {
                 if shard.full.is_empty() {
@@ -410,22 +388,26 @@ impl History {
         entries_max.div_ceil(CHUNK_ENTRIES).saturating_add(SPARE_CHUNKS)
     }
 
-    /// Drops the full chunk whose last entry is the oldest. False when there is none.
-    fn drop_oldest(&self) -> bool {
+    /// Drops the full chunk whose last entry is the oldest, and gives its room if nobody else needs it. None
+    /// when there is no such chunk.
+    fn drop_oldest(&self) -> Option<Option<Vec<Entry>>> {
         let times = self.oldest.iter().map(|time| time.load(Ordering::Relaxed)).enumerate();
-        let Some((number, _)) =
-            times.filter(|(_, time)| *time != u64::MAX).min_by_key(|(_, time)| *time)
-        else {
-            return false;
-        };
+        let (number, _) =
+            times.filter(|(_, time)| *time != u64::MAX).min_by_key(|(_, time)| *time)?;
+        let mut room = None;
         let mut shard = self.shards[number].0.lock();
         if let Some(chunk) = shard.full.pop_front() {
             self.chunks.fetch_sub(1, Ordering::Relaxed);
             self.dropped.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-            self.bury(Some(chunk), None);
+            match self.has_contexts.load(Ordering::Relaxed) {
+                true => self.bury(Some(chunk), None),
+                false => room = Arc::try_unwrap(chunk).ok(),
+            }
         }
         self.tell_oldest(number, &shard);
-        true
+        drop(shard);
+        room.iter_mut().for_each(Vec::clear);
+        Some(room)
     }
 
     fn tell_oldest(&self, number: usize, shard: &Shard) {
@@ -472,17 +454,18 @@ impl History {
         let mut gone = self.gone.lock();
         gone.chunks.extend(chunk);
         gone.contexts.extend(contexts);
-        self.any_gone.store(1, Ordering::Release);
+        self.any_gone.store(true, Ordering::Release);
     }
 
     /// Drops what was [buried](Self::bury). Holds no lock while contexts are released, which is foreign code.
-    pub(super) fn release(&self) {
-        if self.any_gone.load(Ordering::Acquire) == 0 {
+    #[inline]
+    pub(crate) fn release(&self) {
+        if !self.any_gone.load(Ordering::Acquire) {
             return;
         }
         let gone = {
             let mut gone = self.gone.lock();
-            self.any_gone.store(0, Ordering::Relaxed);
+            self.any_gone.store(false, Ordering::Relaxed);
             mem::take(&mut *gone)
         };
         drop(gone);

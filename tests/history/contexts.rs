@@ -183,3 +183,29 @@ fn providers_and_their_stacks_may_allocate_and_free() {
         assert_eq!(requested.filter(|block| block.state == state).count(), 0, "{conf}");
     }
 }
+
+#[test]
+fn trackers_hear_of_each_entry_and_may_allocate_and_go() {
+    for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
+        let allocator = build(conf);
+        let history = history(&allocator);
+        history.start(&RecordOptions::default());
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (log, own) = (Arc::clone(&heard), allocator.clone());
+        let id = history.add_tracker(Arc::new(move |entry| {
+            log.lock().push(entry.event.action);
+            own.free(take(&own, 64, 0)).expect("it is live");
+        }));
+        let angry = history.add_tracker(Arc::new(|_| panic::panic_any("not today")));
+        let block = take(&allocator, 4096, 0);
+        assert_eq!(heard.lock().last(), Some(&Action::Alloc), "{conf}");
+        allocator.free(block).unwrap();
+        let last: Vec<_> = heard.lock().iter().rev().take(2).copied().collect();
+        assert_eq!(last, [Action::FreeCompleted, Action::FreeRequested], "{conf}");
+        assert!(history.remove_tracker(id) && history.remove_tracker(angry));
+        assert!(!history.remove_tracker(id));
+        let before = heard.lock().len();
+        allocator.free(take(&allocator, 4096, 0)).unwrap();
+        assert_eq!(heard.lock().len(), before, "{conf}");
+    }
+}

@@ -24,7 +24,7 @@ struct Numbered(u64);
 
 impl Stack for Numbered {
     fn frames(&self) -> Vec<Frame> {
-        let function = if self.0 % 4 == 0 { "optimizer" } else { "forward\u{1b}[2J" };
+        let function = if self.0.is_multiple_of(4) { "optimizer" } else { "forward\u{1b}[2J" };
         vec![Frame { function: function.to_owned(), file: "train.py".to_owned(), line: 12 }]
     }
 }
