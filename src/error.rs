@@ -4,6 +4,7 @@
 //! the large report of an out-of-memory error is boxed.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -272,6 +273,8 @@ pub struct OutOfMemory {
     pub live: Vec<LiveBytes>,
     /// The configuration in force, as far as it differs from the defaults.
     pub configuration: Option<String>,
+    /// The file that a snapshot was written to, or why there is none; `None` where nobody asked for one.
+    pub snapshot: Option<Result<PathBuf, String>>,
     /// What would most likely have helped, as sentences.
     pub hints: Vec<String>,
 }
@@ -412,6 +415,11 @@ impl fmt::Display for OutOfMemory {
         }
         if let Some(configuration) = &self.configuration {
             writeln!(f, "In force: {configuration}")?;
+        }
+        match &self.snapshot {
+            Some(Ok(path)) => writeln!(f, "Snapshot: {}", path.display())?,
+            Some(Err(why)) => writeln!(f, "Snapshot: not written: {why}")?,
+            None => {}
         }
         for hint in &self.hints {
             writeln!(f, "Hint: {hint}")?;

@@ -14,12 +14,13 @@ use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
 use crate::cache::EngineOptions;
-use crate::config::{Config, KeyTable, LayerSetting, Settings, UserKey};
+use crate::config::{Config, HistorySettings, KeyTable, LayerSetting, Settings, UserKey};
 use crate::driver::Driver;
 use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::error::{DriverError, DriverErrorKind};
-use crate::history::History;
+use crate::history::{History, RecordOptions};
 use crate::layers::front::front;
+use crate::layers::on_oom::{has_adviser, on_oom};
 use crate::layers::record::record;
 use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
@@ -397,6 +398,31 @@ pub(crate) fn build_recording_in(
     let strategy = strategy(settings, Arc::clone(&driver), options, history)?;
     let info = driver.info();
     history.describe(info.device, info.total_bytes, config);
+    let strategy = layered(settings, strategy, &driver)?;
+    let HistorySettings { entries_max, snapshot_on_oom, advise_on_oom } = settings.history.clone();
+    if advise_on_oom && !has_adviser() {
+        return Err(BuildError::NotAvailable { what: "advise_on_oom:True".to_owned() });
+    }
+    if let Some(entries_max) = entries_max.filter(|_| !history.is_on()) {
+        let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);
+        history.start(&RecordOptions::at_most(entries_max));
+    }
+    Ok(match snapshot_on_oom.is_some() || advise_on_oom {
+        true => {
+            let inner = strategy.into_box();
+            let around: Box<dyn DeviceAllocator> =
+                Box::new(on_oom(inner, snapshot_on_oom, advise_on_oom));
+            around.into()
+        }
+        false => strategy,
+    })
+}
+
+fn layered(
+    settings: &Settings,
+    strategy: Strategy,
+    driver: &Arc<dyn Driver>,
+) -> Result<Strategy, BuildError> {
     if settings.layers.is_empty() {
         return Ok(strategy);
     }
@@ -406,7 +432,7 @@ pub(crate) fn build_recording_in(
         return Err(LayerError::NotHere { layer: "guard", why, driver }.into());
     }
     let aligned_bytes = if strategy.engine().is_some() { MIN_BLOCK_BYTES } else { 1 };
-    let wrap = |layers| layers::wrap(strategy.into_box(), layers, &driver, aligned_bytes);
+    let wrap = |layers| layers::wrap(strategy.into_box(), layers, driver, aligned_bytes);
     Ok(match settings.layers.as_slice() {
         [LayerSetting::Front { block_max_bytes }, rest @ ..] => {
             front(wrap(rest)?, *block_max_bytes).into()

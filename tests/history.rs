@@ -1,13 +1,16 @@
 //! What is recorded, who asked, and the files that viewers read.
 //!
 //! `entries` has what every strategy records and which entries are kept, `contexts` who asked, `crowd` eight
-//! threads at once, `files` snapshots and their way back, `reports` who holds the memory when it is short.
+//! threads at once, `files` snapshots and their way back, `reports` who holds the memory when
+//! it is short, `on_oom` the snapshots and the advice of that moment.
 
 mod contexts;
 mod crowd;
 mod entries;
 #[cfg(feature = "replay")]
 mod files;
+#[cfg(feature = "analysis")]
+mod on_oom;
 mod reports;
 
 use std::sync::Arc;

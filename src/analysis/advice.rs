@@ -76,7 +76,7 @@ pub struct Advice {
 const PYTORCH: &str = "compat:pytorch";
 
 /// Settings that help most often.
-const QUICK: [&str; 5] = [
+pub(super) const QUICK: [&str; 5] = [
     "",
     "expandable_segments:True",
     "max_split_size_mb:32",
@@ -85,7 +85,7 @@ const QUICK: [&str; 5] = [
 ];
 
 /// Settings that are tried alone besides.
-const ALONE: [&str; 13] = [
+pub(super) const ALONE: [&str; 13] = [
     "max_split_size_mb:20",
     "max_split_size_mb:48",
     "max_split_size_mb:96",

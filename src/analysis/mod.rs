@@ -33,6 +33,7 @@ mod holders;
 mod limit;
 mod needs;
 mod recording;
+mod served;
 #[cfg(feature = "cli")]
 mod snapshot;
 mod streams;
@@ -49,6 +50,7 @@ pub use figures::Figures;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
 pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
+pub use served::advise_on_oom;
 #[cfg(feature = "cli")]
 pub(crate) use snapshot::snapshot_of;
 pub use streams::{StreamUse, Streams};

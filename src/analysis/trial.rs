@@ -217,15 +217,11 @@ fn open(
     Ok((strategy, sim))
 }
 
-/// A configuration without layers that write files, for replays whose files nobody asked for.
+/// A configuration whose allocator writes no files, for replays whose files nobody asked for.
 pub(crate) fn without_files(config: &Config) -> Config {
-    let writes = |config: &Config| {
-        config.settings().layers.iter().any(|layer| layer.written_file().is_some())
-    };
-    if !writes(config) {
-        return config.clone();
+    let settings = config.settings().clone().for_replay();
+    match settings == *config.settings() {
+        true => config.clone(),
+        false => Config::from_settings(settings),
     }
-    let mut settings = config.settings().clone();
-    settings.layers.retain(|layer| layer.written_file().is_none());
-    Config::from_settings(settings)
 }

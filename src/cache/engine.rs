@@ -132,16 +132,16 @@ impl Engine {
     fn allocate_anywhere(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
         check_size(bytes)?;
         if self.attention.any() {
-            return self.allocate_attended(bytes, stream);
+            return match self.attention.only_records() {
+                true => self.allocate_recorded(bytes, stream),
+                false => self.allocate_with_care(Request::new(bytes, stream)),
+            };
         }
         self.allocate_by_default::<false>(bytes, stream)
     }
 
     #[cold]
-    fn allocate_attended(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
-        if !self.attention.only_records() {
-            return self.allocate_with_care(Request::new(bytes, stream));
-        }
+    fn allocate_recorded(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
         let _asks =
             (!self.history.is_plain(StackLevel::OfLiveBlocks)).then(|| self.history.of_request());
         self.allocate_by_default::<true>(bytes, stream)

@@ -47,8 +47,7 @@ pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
 pub(crate) fn recorded(text: &str) -> Result<Config, Box<dyn Error>> {
     let config = parse("the trace's configuration", text)?;
     let settings = config.settings();
-    let writes = settings.layers.iter().any(|layer| layer.written_file().is_some());
-    if writes || settings.pluggable.library.is_some() {
+    if settings.writes_files() || settings.pluggable.library.is_some() {
         let why = "the trace's configuration writes a file or loads a library, which only --conf may ask for";
         return Err(BadWords(why.to_owned()).into());
     }

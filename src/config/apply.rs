@@ -15,6 +15,9 @@ use super::settings::{Compat, CpuSettings, PeersSetting, Reserve, Settings};
 use super::token::Token;
 use crate::size::{EIB, MIB, RoundupDivisions};
 
+/// Paths and names are shorter than this.
+const NAME_MAX_BYTES: usize = 4096;
+
 /// What a new text resets although it does not mention it; everything else sticks.
 pub(super) fn reset(settings: &mut Settings) {
     settings.max_split_bytes = None;
@@ -93,6 +96,9 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         }
         "malloc_async_own_pool" => settings.malloc_async_own_pool = read.flag()?,
         "layers" => settings.layers = layers(key.name, value)?,
+        "record_history" => settings.history.entries_max = Some(read.whole(|n| n > 0)?),
+        "snapshot_on_oom" => settings.history.snapshot_on_oom = Some(read.path()?),
+        "advise_on_oom" => settings.history.advise_on_oom = read.flag()?,
         "compat" => {
             let names = [("pytorch", Compat::PyTorch), ("default", Compat::Default)];
             settings.compat = read.one_of(names)?;
@@ -238,19 +244,25 @@ impl<'v, 't> Reader<'v, 't> {
         node.map(Some).ok_or_else(|| self.wrong(token.span))
     }
 
+    /// A path that the system takes.
+    fn path(&self) -> Result<String, ConfigError> {
+        let token = self.word()?;
+        let legal = (1..NAME_MAX_BYTES).contains(&token.text.len()) && !token.text.contains('\0');
+        if legal { Ok(token.text.to_owned()) } else { Err(self.wrong(token.span)) }
+    }
+
     /// The path of a library, or the name of a function in one.
     fn name_of_code(&self) -> Result<String, ConfigError> {
-        const NAME_MAX_BYTES: usize = 4096;
+        if self.key == "library" {
+            return self.path();
+        }
         let token = self.word()?;
         let text = token.text;
         let symbol = |text: &str| {
             let part = |c: char| c.is_ascii_alphanumeric() || "_$.".contains(c);
             text.chars().all(part) && !text.starts_with(|c: char| c.is_ascii_digit())
         };
-        let legal = !text.is_empty()
-            && text.len() < NAME_MAX_BYTES
-            && !text.contains('\0')
-            && (self.key == "library" || symbol(text));
+        let legal = (1..NAME_MAX_BYTES).contains(&text.len()) && symbol(text);
         if legal { Ok(text.to_owned()) } else { Err(self.wrong(token.span)) }
     }
 

@@ -144,6 +144,15 @@ fn value_of(settings: &Settings, key: &str) -> String {
             Compat::Default => "default".to_owned(),
             Compat::PyTorch => "pytorch".to_owned(),
         },
+        "record_history" => {
+            let max = settings.history.entries_max;
+            max.map_or_else(|| "off".to_owned(), |max| max.to_string())
+        }
+        "snapshot_on_oom" => {
+            let path = settings.history.snapshot_on_oom.as_deref();
+            path.map_or_else(|| "unset".to_owned(), word)
+        }
+        "advise_on_oom" => flag(settings.history.advise_on_oom),
         "peers" => match settings.peers {
             PeersSetting::Auto => "auto".to_owned(),
             PeersSetting::None => "none".to_owned(),

@@ -188,6 +188,24 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Always,
         "layers around the strategy, from outside to inside",
     ),
+    fixed(
+        "record_history",
+        "a whole number of entries > 0",
+        Acts::Always,
+        "the history is on from the start, and keeps at most so many",
+    ),
+    fixed(
+        "snapshot_on_oom",
+        "a file's path, with %p for the process and %d for the device",
+        Acts::Always,
+        "out of memory writes a snapshot, at most four times",
+    ),
+    fixed(
+        "advise_on_oom",
+        BOOL,
+        Acts::Always,
+        "out of memory says which settings would have served what the history has",
+    ),
     key(
         "peers",
         "auto or none",

@@ -61,7 +61,6 @@ pub enum LayerSetting {
 
 impl LayerSetting {
     /// The file that the layer writes, if it writes one.
-    #[cfg(feature = "analysis")]
     pub(crate) fn written_file(&self) -> Option<&std::path::Path> {
         match self {
             Self::Log { path } => Some(path.as_ref()),

@@ -37,7 +37,8 @@ pub(crate) use keys::nearest_of;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use settings::{
-    Compat, CpuSettings, PeersSetting, PinnedSettings, PluggableSettings, Reserve, Settings,
+    Compat, CpuSettings, HistorySettings, PeersSetting, PinnedSettings, PluggableSettings, Reserve,
+    Settings,
 };
 pub use user::UserKey;
 

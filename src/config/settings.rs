@@ -52,6 +52,8 @@ pub struct Settings {
     pub malloc_async_own_pool: bool,
     /// `layers`, from outside to inside. Looked at once, when an allocator is built.
     pub layers: Vec<LayerSetting>,
+    /// The keys about the history and about requests that fail for lack of memory.
+    pub history: HistorySettings,
     /// `peers`: whether PyTorch's allocators open their memory to each other's devices. Looked at when
     /// a device gets its allocator.
     pub peers: PeersSetting,
@@ -80,6 +82,20 @@ impl Settings {
         }
         self.garbage_collection_threshold =
             self.garbage_collection_threshold.filter(|part| *part > 0.0 && *part < 1.0);
+        self
+    }
+
+    /// Whether an allocator that is built from these settings writes files.
+    #[cfg(feature = "cli")]
+    pub(crate) fn writes_files(&self) -> bool {
+        self.history.snapshot_on_oom.is_some()
+            || self.layers.iter().any(|layer| layer.written_file().is_some())
+    }
+
+    /// The same settings for a replay: they decide the same, write no files and record nothing.
+    pub(crate) fn for_replay(mut self) -> Self {
+        self.history = HistorySettings::default();
+        self.layers.retain(|layer| layer.written_file().is_none());
         self
     }
 
@@ -116,6 +132,7 @@ impl Default for Settings {
             expandable_reserve_by_class: Vec::new(),
             malloc_async_own_pool: false,
             layers: Vec::new(),
+            history: HistorySettings::default(),
             peers: PeersSetting::Auto,
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
@@ -124,6 +141,19 @@ impl Default for Settings {
             extra: Vec::new(),
         }
     }
+}
+
+/// What is recorded from the start, and what a request that fails for lack of memory leaves behind. Looked
+/// at once, when an allocator is built.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HistorySettings {
+    /// `record_history`: the most entries that are kept. `None`: nothing is recorded before the program
+    /// says so.
+    pub entries_max: Option<u64>,
+    /// `snapshot_on_oom`: the path of a file.
+    pub snapshot_on_oom: Option<String>,
+    /// `advise_on_oom`.
+    pub advise_on_oom: bool,
 }
 
 /// How much address space an expandable segment reserves.

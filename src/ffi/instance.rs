@@ -51,6 +51,8 @@ impl Instance {
     }
 
     pub(super) fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, Failure> {
+        #[cfg(feature = "analysis")]
+        crate::analysis::advise_on_oom();
         let options = BuildOptions { raw_addresses: true };
         let allocator = Switchable::build(config, Arc::clone(&driver), options)?;
         // A block leaves here as an address, and must be found by it.

@@ -61,6 +61,12 @@ impl Entries {
         Self { rows, passed_over, len: all - passed_over, dropped: dropped + passed_over as u64 }
     }
 
+    /// The newest `entries_max` of them; the others count as dropped.
+    #[must_use]
+    pub fn at_most(self, entries_max: usize) -> Self {
+        Self::newest(self.rows, entries_max.min(self.len), self.dropped - self.passed_over as u64)
+    }
+
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {

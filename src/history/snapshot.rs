@@ -45,7 +45,20 @@ pub struct Snapshot {
     pub about: About,
 }
 
+impl About {
+    /// The configuration without what a replay of the snapshot must not do again: write files, record.
+    pub(crate) fn config_text(&self) -> String {
+        Config::from_settings(self.config.settings().clone().for_replay()).to_text()
+    }
+}
+
 impl Snapshot {
+    /// These parts.
+    #[must_use]
+    pub fn new(segments: Vec<SegmentState>, entries: Entries, about: About) -> Self {
+        Self { segments, entries, about }
+    }
+
     /// These segments, while nobody could change them.
     pub(crate) fn of(
         segments: Vec<SegmentLayout>,

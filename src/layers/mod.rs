@@ -15,6 +15,8 @@
 //! | `guard` | guard bytes and poison, on host memory | [`guard`] |
 //! | `front` | a cache of each thread | [`front`] |
 //!
+//! [`on_oom`] and [`record`] are put around by other keys.
+//!
 //! Read next: `layered`, the calls by which blocks come and go, and `stack`, which puts a list on.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -29,6 +31,7 @@ pub mod guard;
 mod layered;
 pub mod limit;
 pub mod log;
+pub mod on_oom;
 pub mod oom_retry;
 pub mod record;
 mod shift;

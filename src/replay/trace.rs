@@ -5,7 +5,7 @@
 
 use super::stacks::{StackId, Stacks};
 use crate::config::{Compat, Config};
-use crate::history::{Action, SegmentLayout};
+use crate::history::{Action, Entry, Event, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
 
 /// One recording.
@@ -31,6 +31,29 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// What a snapshot has, without stacks.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let event = |entry: &Entry| {
+            let Event { action, address, size_bytes, stream, pool } = entry.event;
+            let time_us = entry.time_us();
+            let event = TraceEvent::new(action, address, size_bytes, stream);
+            TraceEvent { pool, says_pool: true, time_us, ..event }
+        };
+        let about = &snapshot.about;
+        Self {
+            events: snapshot.entries.iter().map(event).collect(),
+            segments: snapshot.segments.iter().map(|segment| segment.layout.clone()).collect(),
+            conf: about.config_text(),
+            device: about.device.0,
+            made_here: Some(MadeHere {
+                limit_bytes: about.limit_bytes,
+                total_bytes: Some(about.total_bytes).filter(|bytes| *bytes > 0),
+            }),
+            ..Self::default()
+        }
+    }
+
     /// The configuration as it acted when the recording was made: PyTorch's recordings follow its rules to
     /// the letter, those of this library say which rules they follow.
     #[must_use]

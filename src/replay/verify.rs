@@ -166,10 +166,17 @@ pub(crate) fn verify_until(
     Ok(result)
 }
 
-/// Where recorded memory came: that of the start first.
+/// More than any device has, and a multiple of every granularity.
+const BEYOND_BYTES: u64 = 1 << 44;
+
+/// Where recorded memory came: that of the start first. One more stands at the end, far from all: with it a
+/// request that grows past the recording meets the device, which may be full as it was then.
 fn addresses(trace: &Trace, action: Action, before: Vec<u64>) -> Vec<u64> {
     let events = trace.events.iter().filter(|e| e.action == action).map(|e| e.address);
-    before.into_iter().chain(events).collect()
+    let mut addresses: Vec<u64> = before.into_iter().chain(events).collect();
+    let highest = addresses.iter().max().copied().unwrap_or_default();
+    addresses.extend(highest.checked_add(BEYOND_BYTES).map(|far| far & !(BEYOND_BYTES - 1)));
+    addresses
 }
 
 /// Where the fixed segments of a start begin, or its reservations.

@@ -86,7 +86,7 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     };
     let pressure = bed.strategy.pressure().unwrap();
     pressure.add_oom_observer(std::sync::Arc::new(observer));
-    let report = bed.fail(20 * GIB, StreamId(0)).to_string();
+    let report = bed.fail(20 * GIB, StreamId(0)).hints.concat();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");
     bed.strategy
@@ -96,7 +96,7 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let report = bed.fail(20 * GIB, StreamId(9)).to_string();
     assert!(report.contains("expandable_segments_reserve_by_class."), "{report}");
     assert!(report.contains("class 'side'"), "{report}");
-    let report = bed.fail(100 * DEVICE_BYTES, StreamId(0)).to_string();
+    let report = bed.fail(100 * DEVICE_BYTES, StreamId(0)).hints.concat();
     assert!(!report.contains("reserve"), "no reserve could help: {report}");
     assert_eq!(told.load(std::sync::atomic::Ordering::Relaxed), 3);
 }

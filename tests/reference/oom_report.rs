@@ -63,6 +63,7 @@ fn a_report_holds_every_number_of_the_moment() {
             holders: vec![Holder { process: std::process::id(), used_bytes: 92 * MIB }],
             live: Vec::new(),
             configuration: None,
+            snapshot: None,
             hints: report.hints.clone(),
         }
     );

@@ -43,7 +43,7 @@ const LAYERS: [Layer; 24] = [
     layer("analysis"),
     // Pictures of what the analysis and the replays say: it asks no allocator itself.
     Layer { never: &["heap", "cache", "layers"], ..layer("report") },
-    Layer { never: &["analysis", "report"], ..layer("ffi") },
+    Layer { never: &["report"], ..layer("ffi") },
     Layer { never: &["ffi"], ..layer("cli") },
 ];
 

@@ -247,7 +247,7 @@ fn write_settings(to: &mut dyn Syntax, snapshot: &Snapshot) -> io::Result<()> {
     let limit = |bytes: Option<u64>| bytes.map_or(-1, i128::from);
     to.key("allocator_settings")?;
     to.open_dict()?;
-    text(to, "PYTORCH_CUDA_ALLOC_CONF", &about.config.to_text())?;
+    text(to, "PYTORCH_CUDA_ALLOC_CONF", &about.config_text())?;
     to.key("max_split_size")?;
     to.int(limit(settings.max_split_bytes))?;
     to.key("garbage_collection_threshold")?;

@@ -1,0 +1,137 @@
+//! What a request leaves behind that fails for lack of memory: a snapshot of what there is, and settings
+//! that would have served the program. The keys `snapshot_on_oom` and `advise_on_oom` put it around all other
+//! layers.
+//!
+//! Both happen on the thread of the request, with no lock held, and at most [`TIMES_MAX`] times for an
+//! allocator: a program that meets the end of the memory again and again is not held up each time.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::layered::{Layer, Layered};
+use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::error::{AllocError, OutOfMemory};
+use crate::history::Snapshot;
+use crate::sync::Global;
+
+/// So many times an allocator writes a snapshot and looks for settings.
+pub const TIMES_MAX: usize = 4;
+
+/// Says, as sentences, which settings would have served the program of a snapshot.
+pub type Adviser = fn(&Snapshot) -> Vec<String>;
+
+static ADVISER: Global<Option<Adviser>> = Global::new(None);
+
+/// Puts an adviser in force for all allocators of this process: they know none of their own. Does not wait.
+pub fn set_adviser(adviser: Adviser) {
+    *ADVISER.lock() = Some(adviser);
+}
+
+/// Whether this process has one.
+pub(crate) fn has_adviser() -> bool {
+    ADVISER.read().is_some()
+}
+
+/// See the [module](self).
+pub struct OnOom<A> {
+    inner: A,
+    snapshot: Option<String>,
+    advises: bool,
+    times: AtomicUsize,
+}
+
+impl<A> fmt::Debug for OnOom<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { snapshot, advises, .. } = self;
+        f.debug_struct("OnOom").field("snapshot", snapshot).field("advises", advises).finish()
+    }
+}
+
+/// `inner` with snapshots at the path, if there is one, and advice.
+pub(crate) fn on_oom<A: DeviceAllocator>(
+    inner: A,
+    snapshot: Option<String>,
+    advises: bool,
+) -> Layered<OnOom<A>> {
+    Layered::new(OnOom { inner, snapshot, advises, times: AtomicUsize::new(0) })
+}
+
+impl<A: DeviceAllocator> OnOom<A> {
+    #[cold]
+    fn explain(&self, report: &mut OutOfMemory) {
+        let time = self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |times| {
+            (times < TIMES_MAX).then_some(times + 1)
+        });
+        let (Ok(time), Some(recording)) = (time, self.inner.recording()) else { return };
+        let snapshot = recording.snapshot();
+        if let Some(pattern) = &self.snapshot {
+            let path = path(pattern, report, time);
+            let why = |error| format!("{}: {error}", path.display());
+            report.snapshot = Some(snapshot.save(&path).map(|()| path.clone()).map_err(why));
+        }
+        let adviser = *ADVISER.read();
+        let beyond = |total_bytes| report.segment_bytes.max(report.requested_bytes) > total_bytes;
+        let hopeless = report.device_total_bytes.is_some_and(beyond);
+        if let Some(advise) = adviser.filter(|_| self.advises && !hopeless) {
+            report.hints.extend(advise(&snapshot));
+        }
+    }
+}
+
+/// The pattern with its numbers; `.2` and so on stands before the ending from the second time on.
+fn path(pattern: &str, report: &OutOfMemory, time: usize) -> PathBuf {
+    let process = std::process::id().to_string();
+    let path =
+        PathBuf::from(pattern.replace("%p", &process).replace("%d", &report.device.to_string()));
+    match time {
+        0 => path,
+        _ => numbered(&path, time + 1),
+    }
+}
+
+fn numbered(path: &Path, number: usize) -> PathBuf {
+    let mut name = OsString::from(path.file_stem().unwrap_or_default());
+    name.push(format!(".{number}"));
+    if let Some(ending) = path.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    path.with_file_name(name)
+}
+
+impl<A: DeviceAllocator> Layer for OnOom<A> {
+    type Inner = A;
+
+    #[inline]
+    fn inner(&self) -> &A {
+        &self.inner
+    }
+
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let mut answer = self.inner.allocate(request);
+        if let Err(AllocError::OutOfMemory(report)) = &mut answer {
+            self.explain(report);
+        }
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_say_process_device_and_number() {
+        let report = OutOfMemory::default();
+        let process = std::process::id();
+        assert_eq!(
+            path("a.d/%p.%d.pickle", &report, 0),
+            PathBuf::from(format!("a.d/{process}.0.pickle"))
+        );
+        assert_eq!(path("a.d/run.pickle", &report, 1), PathBuf::from("a.d/run.2.pickle"));
+        assert_eq!(path("a.d/run", &report, 3), PathBuf::from("a.d/run.4"));
+    }
+}

@@ -1,0 +1,91 @@
+//! What a request that fails leaves behind: a snapshot, and settings that would have served it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::error::{AllocError, OutOfMemory};
+use stratalloc::ids::StreamId;
+use stratalloc::replay::{Limits, reader};
+use stratalloc::size::MIB;
+
+use super::{build_over, sim, take};
+
+fn refused(allocator: &dyn DeviceAllocator, bytes: u64) -> OutOfMemory {
+    match allocator.allocate(Request::new(bytes, StreamId(0))) {
+        Err(AllocError::OutOfMemory(report)) => *report,
+        other => panic!("there is no room: {other:?}"),
+    }
+}
+
+/// 40 MiB that 12 MiB keep from going back, so that 50 MiB find no room among 64.
+fn fragmented(conf: &str) -> impl DeviceAllocator {
+    let allocator = build_over(conf, sim(64 * MIB));
+    allocator.free(take(&allocator, 40 * MIB, 0)).expect("it is live");
+    let _ = take(&allocator, 12 * MIB, 0);
+    allocator
+}
+
+#[test]
+fn a_snapshot_is_written_a_few_times_and_read_again() {
+    let folder = tempfile();
+    let path = folder.join("oom %d %p.pickle");
+    for backend in ["native", "cudaMallocAsync", "cpu"] {
+        let conf = format!(
+            "backend:{backend},record_history:100,layers:[limit:50MiB],snapshot_on_oom:\"{}\"",
+            path.display()
+        );
+        let allocator = fragmented(&conf);
+        let written: Vec<PathBuf> = (0..6)
+            .filter_map(|_| refused(&allocator, 45 * MIB).snapshot)
+            .map(|saved| saved.expect("the folder is there"))
+            .collect();
+        let process = std::process::id();
+        let name = |middle: &str| folder.join(format!("oom 0 {process}{middle}.pickle"));
+        assert_eq!(written, [name(""), name(".2"), name(".3"), name(".4")], "{backend}");
+        for path in &written {
+            let trace = reader::read(path, &Limits::default()).expect("it was just written");
+            assert!(trace.events.iter().any(|e| e.size_bytes == 12 * MIB), "{backend}");
+            assert!(!trace.conf.contains("snapshot_on_oom"), "{}", trace.conf);
+        }
+    }
+    fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_written_is_said_and_the_request_fails_as_ever() {
+    let allocator = fragmented("snapshot_on_oom:\"/nowhere/run.pickle\"");
+    let report = refused(&allocator, 50 * MIB);
+    let why = report.snapshot.clone().expect("asked for").expect_err("no such folder");
+    assert!(why.starts_with("/nowhere/run.pickle: "), "{why}");
+    assert!(report.to_string().contains("Snapshot: not written: /nowhere/run.pickle"), "{report}");
+}
+
+#[test]
+fn settings_that_would_have_served_the_program_are_named() {
+    stratalloc::analysis::advise_on_oom();
+    let allocator = fragmented("record_history:1000,advise_on_oom:True");
+    let report = refused(&allocator, 50 * MIB);
+    let hint = "max_split_size_mb:32 would have served the 1 request that failed (replayed)";
+    assert!(report.hints.iter().any(|said| said == hint), "{:#?}", report.hints);
+    let allocator = fragmented("advise_on_oom:True");
+    let report = refused(&allocator, 50 * MIB);
+    assert!(
+        report.hints.iter().any(|said| said.contains("nothing is recorded")),
+        "{:#?}",
+        report.hints
+    );
+    let allocator = fragmented("record_history:1000,advise_on_oom:True,max_split_size_mb:32");
+    let report = refused(&allocator, 60 * MIB);
+    assert!(
+        report.hints.iter().any(|said| said.contains("no setting that was tried")),
+        "{:#?}",
+        report.hints
+    );
+}
+
+fn tempfile() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("oom-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("the folder of tests can be written");
+    folder
+}
