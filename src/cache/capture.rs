@@ -325,8 +325,7 @@ impl Engine {
 
     /// Makes a deferred block wait for events on its streams, or free if there is nothing to wait for.
     fn give_events(&self, block: &Deferred) -> Result<(), DriverError> {
-        let streams: SmallVec<[StreamId; 4]> = block.uses.iter().map(|by| by.stream).collect();
-        let waits = self.record_events(&streams)?;
+        let waits = self.record_events(&block.uses)?;
         let cell = self.heaps.get(block.heap).expect("heaps are never removed");
         if waits.is_empty() {
             self.complete(cell, block.slot);

@@ -142,8 +142,8 @@ impl Engine {
 
     #[cold]
     fn allocate_recorded(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
-        let _asks =
-            (!self.history.is_plain(StackLevel::OfLiveBlocks)).then(|| self.history.of_request());
+        let is_plain = self.history.is_plain(StackLevel::OfLiveBlocks);
+        let _asks = if is_plain { None } else { self.history.of_request() };
         self.allocate_by_default::<true>(bytes, stream)
     }
 
@@ -278,7 +278,6 @@ impl Engine {
         if state.heap.is_used_elsewhere(slot) {
             let requested_bytes = state.heap.requested_bytes(slot);
             drop(state);
-            let _asks = self.history.of_free();
             return self.free_when_drained(cell, address, &find).map(|()| requested_bytes);
         }
         let done = self.give_back_here(cell, &mut state, slot);

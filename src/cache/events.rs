@@ -141,15 +141,12 @@ impl Engine {
         address: u64,
         find: &dyn Fn(&Heap) -> Option<Slot>,
     ) -> Result<(), HandleError> {
+        let _asks = self.history.of_free();
         let mut uses = SmallVec::<[StreamUse; 4]>::new();
-        let mut streams = SmallVec::<[StreamId; 4]>::new();
         let id = {
             let state = cell.lock();
             let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
-            for by in state.heap.uses(slot) {
-                uses.push(by);
-                streams.push(by.stream);
-            }
+            state.heap.uses(slot).for_each(|by| uses.push(by));
             state.heap.id(slot)
         };
         // Nobody else can record the events of this thread's own streams later. A captured use may be of
@@ -161,10 +158,10 @@ impl Engine {
         }
         // An event that is recorded in a capture never passes, also if nobody told of the capture, nor when
         // the capture has ended.
-        if streams.iter().any(|stream| may_be_captured(&*self.driver, *stream)) {
+        if uses.iter().any(|by| may_be_captured(&*self.driver, by.stream)) {
             return self.defer_free(cell, address, find);
         }
-        let waits = match self.record_events(&streams) {
+        let waits = match self.record_events(&uses) {
             // One has begun meanwhile.
             Err(error) if error.kind == DriverErrorKind::CaptureActive => {
                 return self.defer_free(cell, address, find);
@@ -224,11 +221,11 @@ impl Engine {
         }
     }
 
-    /// Records an event on each stream. Streams that are gone have none: the device was waited for.
+    /// Records an event on each use's stream. Streams that are gone have none: the device was waited for.
     /// All or none.
-    pub(super) fn record_events(&self, streams: &[StreamId]) -> Result<Waits, DriverError> {
+    pub(super) fn record_events(&self, uses: &[StreamUse]) -> Result<Waits, DriverError> {
         let mut waits = Waits::new();
-        for &stream in streams {
+        for &StreamUse { stream, .. } in uses {
             let failed = match self.record_new_event(stream) {
                 Ok(event) => {
                     waits.push((event, stream));

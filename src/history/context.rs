@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
+use super::StackLevel;
 use super::clock::Operation;
 use super::record::History;
 
@@ -247,42 +248,46 @@ impl Sources {
 /// While this lives, entries of this thread have the context that was gathered.
 #[must_use = "entries have the context while this lives"]
 pub(crate) struct Gathered<'a> {
-    /// The history, what entries had before, and the operation.
-    of: Option<(&'a History, Option<Context>, Operation)>,
+    history: &'a History,
+    /// What entries had before.
+    before: Option<Context>,
+    operation: Option<Operation>,
 }
 
 impl<'a> Gathered<'a> {
+    /// Nothing while nothing is recorded.
     #[inline]
-    pub(super) fn new(history: &'a History, with_stack: bool) -> Self {
-        if history.is_on() { Self::gather(history, with_stack) } else { Self { of: None } }
+    pub(super) fn new(history: &'a History, from: StackLevel) -> Option<Self> {
+        if history.is_on() { Self::gather(history, history.stacks() >= from) } else { None }
     }
 
     #[cold]
-    fn gather(history: &'a History, with_stack: bool) -> Self {
+    fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
         if !with_stack && history.sources.is_silent() {
-            return Self { of: Some((history, CURRENT.take(), Operation::begin())) };
+            let (before, operation) = (CURRENT.take(), Some(Operation::begin()));
+            return Some(Self { history, before, operation });
         }
         // What a provider asks for has no context, and neither has what frees do inside a request.
         if GATHERS.replace(true) {
-            return Self { of: None };
+            return None;
         }
         let context = history.sources.gather(with_stack);
         GATHERS.set(false);
-        Self { of: Some((history, CURRENT.replace(context), Operation::begin())) }
+        let (before, operation) = (CURRENT.replace(context), Some(Operation::begin()));
+        Some(Self { history, before, operation })
     }
 }
 
 impl Drop for Gathered<'_> {
-    #[inline]
+    #[cold]
+    #[inline(never)]
     fn drop(&mut self) {
-        if let Some((history, before, operation)) = self.of.take() {
-            drop(operation);
-            drop(CURRENT.replace(before));
-            // Inside of another operation a lock may be held.
-            if !Operation::is_open() {
-                history.trackers.tell();
-            }
-            history.release();
+        self.operation = None;
+        drop(CURRENT.replace(self.before.take()));
+        // Inside of another operation a lock may be held.
+        if !Operation::is_open() {
+            self.history.trackers.tell();
         }
+        self.history.release();
     }
 }

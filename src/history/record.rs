@@ -474,14 +474,14 @@ impl History {
     /// Gathers the context of a request; while the answer lives, what this thread records has it. Holds no
     /// lock.
     #[inline]
-    pub(crate) fn of_request(&self) -> Gathered<'_> {
-        Gathered::new(self, self.stacks() >= StackLevel::OfLiveBlocks)
+    pub(crate) fn of_request(&self) -> Option<Gathered<'_>> {
+        Gathered::new(self, StackLevel::OfLiveBlocks)
     }
 
     /// The same for a free, or whatever else gives memory back.
     #[inline]
-    pub(crate) fn of_free(&self) -> Gathered<'_> {
-        Gathered::new(self, self.stacks() >= StackLevel::OfFrees)
+    pub(crate) fn of_free(&self) -> Option<Gathered<'_>> {
+        Gathered::new(self, StackLevel::OfFrees)
     }
 
     /// Who holds blocks now, in no order; nobody unless stacks are gathered.

@@ -111,11 +111,14 @@ impl<A: DeviceAllocator> Layer for OnOom<A> {
 
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let mut answer = self.inner.allocate(request);
-        if let Err(AllocError::OutOfMemory(report)) = &mut answer {
-            self.explain(report);
+        match self.inner.allocate(request) {
+            Ok(taken) => Ok(taken),
+            Err(AllocError::OutOfMemory(mut report)) => {
+                self.explain(&mut report);
+                Err(AllocError::OutOfMemory(report))
+            }
+            Err(error) => Err(error),
         }
-        answer
     }
 }
 

@@ -226,21 +226,17 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
     /// A request was refused: asks again as long as the watcher wants it.
     #[cold]
     #[inline(never)]
-    fn refused(
-        &self,
-        request: Request,
-        mut refused: Result<Allocation, AllocError>,
-    ) -> Result<Allocation, AllocError> {
+    fn refused(&self, request: Request, mut error: AllocError) -> Result<Allocation, AllocError> {
         let mut attempt = 1;
-        loop {
-            match refused {
-                Err(error) if self.watch.again(&self.inner, request, &error, attempt) => {
-                    attempt += 1;
-                    refused = self.inner.allocate(request);
-                }
-                answer => return answer,
-            }
+        while self.watch.again(&self.inner, request, &error, attempt) {
+            attempt += 1;
+            error = match self.inner.allocate(request) {
+                Ok(taken) => return Ok(taken),
+                Err(error) => error,
+            };
         }
+        self.watch.failed(request, &error, true);
+        Err(error)
     }
 
     #[inline]
@@ -296,32 +292,30 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
             return Err(error);
         }
         let asked = Asked { watch: &self.watch, request };
-        // One variable from here to the caller: each further copy costs a hit some nanoseconds.
-        let mut taken = self.inner.allocate(request);
-        if taken.is_err() {
-            taken = self.refused(request, taken);
-        }
+        let taken = match self.inner.allocate(request) {
+            Ok(taken) => Ok(taken),
+            Err(error) => self.refused(request, error),
+        };
         std::mem::forget(asked);
-        match &taken {
-            Ok(found) => {
-                let (address, size_bytes) = (found.address(), request.bytes);
-                let block = Block { address, size_bytes, stream: request.stream };
-                self.took(block, (found.owner(), found.token()));
-            }
-            Err(error) => self.watch.failed(request, error, true),
-        }
-        taken
+        let found = taken?;
+        let (address, size_bytes) = (found.address(), request.bytes);
+        let block = Block { address, size_bytes, stream: request.stream };
+        self.took(block, (found.owner(), found.token()));
+        Ok(found)
     }
 
     #[inline]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         if !W::KEEPS_BOOK {
             let size_bytes = allocation.size_bytes();
-            let freed = self.inner.free(allocation);
-            if freed.is_ok() {
-                self.watch.freed(size_bytes);
-            }
-            return freed;
+            // Nothing is copied where all goes well: an error is a hundred bytes.
+            return match self.inner.free(allocation) {
+                Ok(()) => {
+                    self.watch.freed(size_bytes);
+                    Ok(())
+                }
+                Err(refused) => Err(refused),
+            };
         }
         let handle = (allocation.owner(), allocation.token());
         // A handle of another allocator may name the same address; so may one that is stale.
