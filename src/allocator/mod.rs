@@ -19,7 +19,7 @@ use crate::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory, PoolError,
 };
 use crate::history::SegmentLayout;
-use crate::ids::{OwnerId, PoolId, StreamId};
+use crate::ids::{HookId, OwnerId, PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
@@ -475,7 +475,10 @@ pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 /// Hooks for memory pressure. All of them run with no lock held and may allocate and free.
 pub trait Pressure: Send + Sync {
     /// Adds a callback that is asked to free something before memory is taken from the driver.
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId;
     /// Adds an observer of failed requests.
-    fn add_oom_observer(&self, observer: OomObserver);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId;
+    /// Removes a callback or an observer, and says whether it was there. A call on another thread may still
+    /// run.
+    fn remove_hook(&self, hook: HookId) -> bool;
 }

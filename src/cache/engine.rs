@@ -235,8 +235,20 @@ impl Engine {
         if RECORDS {
             self.record(Action::Alloc, out.address, requested_bytes, cell);
         }
-        let token = Token([cell.number, out.id.slot.0, out.id.generation]);
-        Allocation::new(out.address, requested_bytes, self.owner, token)
+        self.handle_of(cell, out.address, requested_bytes, out.id)
+    }
+
+    /// The handle of a block.
+    #[inline(always)]
+    pub(super) fn handle_of(
+        &self,
+        cell: &HeapCell,
+        address: u64,
+        requested_bytes: u64,
+        id: BlockId,
+    ) -> Allocation {
+        let token = Token([cell.number, id.slot.0, id.generation]);
+        Allocation::new(address, requested_bytes, self.owner, token)
     }
 
     /// See [`DeviceAllocator::free`](crate::allocator::DeviceAllocator::free).
