@@ -124,6 +124,7 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Self {
         let status = match &error {
             AllocError::Driver(driver) => of_driver(driver),
+            AllocError::Pool(PoolError::NotSupported { .. }) => Status::NotSupported,
             AllocError::Pool(_) => Status::BadPool,
             AllocError::ZeroBytes | AllocError::NoBlockAt { .. } => Status::InvalidArgument,
             AllocError::BadAddress { .. } => Status::Internal,
@@ -151,6 +152,7 @@ impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Self {
         let status = match &error {
             PoolError::Driver(driver) => of_driver(driver),
+            PoolError::NotSupported { .. } => Status::NotSupported,
             _ => Status::BadPool,
         };
         Self::new(status, error)

@@ -203,10 +203,19 @@ impl Statistics {
         keys
     }
 
-    /// [`pytorch_keys`](Self::pytorch_keys) and, behind them, the strategy's [own](Self::own) counters.
+    /// [`pytorch_keys`](Self::pytorch_keys) and, behind them, what all strategies count besides and the
+    /// strategy's [own](Self::own) counters.
     #[must_use]
     pub fn keys(&self) -> Vec<(String, i64)> {
         let mut keys = self.pytorch_keys();
+        for (name, value) in [
+            ("free_blocks", self.free_blocks.cast_signed()),
+            ("hits", self.hits.cast_signed()),
+            ("misses", self.misses.cast_signed()),
+            ("num_oom_rejections", self.num_oom_rejections),
+        ] {
+            keys.push((name.to_owned(), value));
+        }
         keys.extend(self.own.iter().map(|own| (own.name.to_owned(), own.count)));
         keys
     }
@@ -293,7 +302,10 @@ mod tests {
         let statistics = Statistics { own, ..Statistics::default() };
         let keys = statistics.keys();
         assert_eq!(keys[..122], statistics.pytorch_keys());
-        assert_eq!(keys[122..], [("mine.never".to_owned(), 0), ("mine.rare".to_owned(), 3)]);
+        let behind: Vec<_> = keys[122..].iter().map(|(name, value)| (&**name, *value)).collect();
+        let of_all = ["free_blocks", "hits", "misses", "num_oom_rejections"].map(|name| (name, 0));
+        assert_eq!(behind[..4], of_all);
+        assert_eq!(behind[4..], [("mine.never", 0), ("mine.rare", 3)]);
         let text = statistics.summary();
         assert!(text.ends_with("\nmine.rare 3\n") && !text.contains("never"), "{text}");
     }
