@@ -88,6 +88,9 @@ block = ours.alloc(1 << 20, 1, None)
 assert block
 stats = stratalloc.memory_stats(1)
 assert stats["allocation.all.current"] == 1 and stats["max_split_size"] == 64 << 20, stats
+with stratalloc.allocator(1) as whole:
+    assert whole.name == "native" and whole.base_allocation(block) == (block, 2 << 20)
+assert stratalloc.memory_stats(1) == stats
 assert stratalloc.memory_stats(Device(1)) == stats
 assert stratalloc.memory_stats()["allocation.all.current"] == 0
 assert "allocated_bytes" in stratalloc.memory_summary(1)

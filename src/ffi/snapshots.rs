@@ -245,13 +245,15 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
         let wanted = |pool: PoolId| taken.pool.is_none_or(|only| only == pool);
         for state in taken.snapshot.segments.iter().filter(|state| wanted(state.layout.pool)) {
             if let Some(show) = segment {
+                let segment = Segment::of(state);
                 // SAFETY: the caller's function, with the caller's pointer.
-                unsafe { show(user, &raw const *&Segment::of(state)) };
+                unsafe { show(user, &raw const segment) };
             }
             let Some(show) = block else { continue };
             for (layout, holder) in state.layout.blocks.iter().zip(&state.holders) {
+                let block = Block::of(layout, holder.as_ref());
                 // SAFETY: as above.
-                unsafe { show(user, &raw const *&Block::of(layout, holder.as_ref())) };
+                unsafe { show(user, &raw const block) };
             }
         }
         if let Some(show) = entry {
