@@ -391,8 +391,8 @@ stratalloc_status stratalloc_base_allocation(uint64_t handle,
                                              void **base,
                                              uint64_t *size);
 
-// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Reads the
-// counters of every stream, and makes no text of them.
+// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper than
+// `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
 //
 // # Safety
 //

@@ -21,7 +21,7 @@ use crate::error::{
 use crate::history::SegmentLayout;
 use crate::ids::{HookId, OwnerId, PoolId, StreamId};
 use crate::size::PoolKind;
-use crate::stats::Statistics;
+use crate::stats::{Statistics, Usage};
 
 pub use peers::PeerAccess;
 pub use pools::{
@@ -442,6 +442,10 @@ pub struct CacheInfo {
 pub trait Counters: Send + Sync {
     /// All of them at this moment: exact when no call overlaps.
     fn statistics(&self) -> Statistics;
+    /// The most important ones. Those of the caching engine wait for no call of the driver.
+    fn usage(&self) -> Usage {
+        Usage::of(&self.statistics())
+    }
     /// Sets every peak to its current value.
     fn reset_peaks(&self);
     /// Sets everything that was summed up since the start (allocated, freed, numbers of events) to

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, HookId, PoolId, StreamId};
-use crate::stats::Statistics;
+use crate::stats::{Statistics, Usage};
 
 impl DeviceAllocator for Engine {
     #[inline]
@@ -150,6 +150,10 @@ impl Expandable for Engine {
 impl Counters for Engine {
     fn statistics(&self) -> Statistics {
         Self::statistics(self)
+    }
+
+    fn usage(&self) -> Usage {
+        Self::usage(self)
     }
 
     fn reset_peaks(&self) {

@@ -11,7 +11,7 @@ use super::addresses::AddressMap;
 use super::capture::Captures;
 use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable, Home};
 use super::events::{Attention, EventQueue};
-use super::growth::Growth;
+use super::growth::{Growth, Reserved};
 use super::hooks::Hooks;
 use super::pools::PoolHeaps;
 use super::sharing::Shared;
@@ -50,6 +50,7 @@ pub struct Engine {
     pub(super) captures: Captures,
     pub(super) ledger: Ledger,
     pub(super) growth: Mutex<Growth>,
+    pub(super) reserved: Arc<Reserved>,
     pub(super) addresses: Option<AddressMap>,
     pub(super) hooks: Hooks,
     pub(super) shared: Shared,
@@ -80,6 +81,7 @@ impl Engine {
             scopes,
             captures: Captures::default(),
             ledger: Ledger::default(),
+            reserved: Arc::clone(&growth.reserved),
             growth: Mutex::new(growth),
             addresses: options.raw_addresses.then(AddressMap::default),
             hooks: Hooks::new(owner),

@@ -97,6 +97,43 @@ pub struct Statistics {
     pub own: Vec<OwnCounter>,
 }
 
+/// The numbers that are asked for most, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// In callers' hands now.
+    pub allocated_bytes: i64,
+    /// The most that ever was, or since the last reset of peaks.
+    pub allocated_peak_bytes: i64,
+    /// Held from the driver now.
+    pub reserved_bytes: i64,
+    /// The most that ever was, or since the last reset of peaks.
+    pub reserved_peak_bytes: i64,
+}
+
+impl Usage {
+    /// Those of all counters.
+    #[must_use]
+    pub fn of(statistics: &Statistics) -> Self {
+        Self {
+            allocated_bytes: statistics.memory_allocated(),
+            allocated_peak_bytes: statistics.max_memory_allocated(),
+            reserved_bytes: statistics.memory_reserved(),
+            reserved_peak_bytes: statistics.max_memory_reserved(),
+        }
+    }
+
+    /// Those of two allocators together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            allocated_bytes: self.allocated_bytes + other.allocated_bytes,
+            allocated_peak_bytes: self.allocated_peak_bytes + other.allocated_peak_bytes,
+            reserved_bytes: self.reserved_bytes + other.reserved_bytes,
+            reserved_peak_bytes: self.reserved_peak_bytes + other.reserved_peak_bytes,
+        }
+    }
+}
+
 /// A counter that only one strategy has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnCounter {

@@ -18,7 +18,7 @@ use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, HookId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
-use crate::stats::Statistics;
+use crate::stats::{Statistics, Usage};
 use crate::strategies::Strategy;
 
 /// The current allocator cannot do it; it could when the capability was asked for.
@@ -195,6 +195,12 @@ impl Counters for Switchable {
         let statistics = self.core.statistics();
         self.core.left();
         statistics
+    }
+
+    fn usage(&self) -> Usage {
+        let usage = self.core.usage();
+        self.core.left();
+        usage
     }
 
     fn reset_peaks(&self) {
