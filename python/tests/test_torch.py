@@ -248,8 +248,9 @@ del torch, stratalloc
         return done.stdout
 
     def test_the_packages_own(self):
-        under, alone = self.examples("python/README.md")
-        said = self.run_all(under)
+        under, whole, alone = self.examples("python/README.md")
+        said = self.run_all(under + whole)
+        self.assertIn("native (", said)
         self.assertEqual(said.splitlines()[0], str(4 << 20))
         self.assertIn("allocated_bytes", said)
         self.run_all("import stratalloc\n" + alone)

@@ -71,6 +71,14 @@ fn a_c_program_reaches_everything_an_allocator_can_do() {
 }
 
 #[test]
+fn what_threads_lend_is_let_go_of_once_also_when_the_allocator_ends() {
+    let Some(program) = compile("cc", "lent.c", &["-std=c11"]) else { return };
+    for device in ["sim", "host"] {
+        run(&program, &[device], device);
+    }
+}
+
+#[test]
 fn a_hostile_c_program_gets_a_status_for_everything() {
     let Some(program) = compile("cc", "hostile.c", &["-std=c11"]) else { return };
     for device in ["sim", "host"] {
