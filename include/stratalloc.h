@@ -20,7 +20,7 @@ typedef enum {
   STRATALLOC_STATUS_OK = 0,
   // A null pointer, text that is not UTF-8, or a number that is out of range.
   STRATALLOC_STATUS_INVALID_ARGUMENT = 1,
-  // No allocator has this handle, or it was destroyed.
+  // No allocator, checkpoint, snapshot or shared block has this handle, or it was ended.
   STRATALLOC_STATUS_UNKNOWN_HANDLE = 2,
   // The configuration string cannot be used.
   STRATALLOC_STATUS_BAD_CONFIGURATION = 3,
@@ -34,11 +34,29 @@ typedef enum {
   STRATALLOC_STATUS_NOT_SUPPORTED = 7,
   // The driver failed.
   STRATALLOC_STATUS_DRIVER_FAILED = 8,
-  // The text does not fit in the buffer.
+  // What is written does not fit in the buffer.
   STRATALLOC_STATUS_BUFFER_TOO_SMALL = 9,
   // A defect of the library. The allocator may be unusable.
   STRATALLOC_STATUS_INTERNAL = 10,
 } stratalloc_status;
+
+// A pool's blocks at one moment. Never looked into by its address.
+typedef struct stratalloc_checkpoint stratalloc_checkpoint;
+
+// Segments, blocks and entries as of one moment. Never looked into by its address.
+typedef struct stratalloc_snapshot stratalloc_snapshot;
+
+// What the device and the cache have, in bytes.
+typedef struct {
+  // Free on the device.
+  uint64_t device_free_bytes;
+  // All the device has.
+  uint64_t device_total_bytes;
+  // The largest free block in the cache.
+  uint64_t largest_cached_bytes;
+  // How many blocks are free in the cache.
+  uint64_t free_blocks;
+} stratalloc_cache_info_t;
 
 // Names a pool, as PyTorch's `MempoolId_t`: two numbers, both 0 for the default pool.
 typedef struct {
@@ -47,6 +65,49 @@ typedef struct {
   // Number of a user's pool, or 0.
   uint64_t user;
 } stratalloc_pool;
+
+// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,
+// and must not unwind. If the call that lends `user` fails, it is not told.
+typedef void (*stratalloc_release)(void *user);
+
+// Where a pool takes segments from instead of the device. The functions are called on any thread, with no
+// lock of the library held; they may use the allocator, but not from the pool that they serve, and must not
+// unwind. `user` is handed to each of them.
+typedef struct {
+  // The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not
+  // as much.
+  void *(*allocate)(void *user, uint64_t size, void *stream);
+  // Takes back what `allocate` returned.
+  void (*free)(void *user, void *pointer, uint64_t size, void *stream);
+  // Told when the pool has gone; may be null.
+  stratalloc_release release;
+  // The caller's.
+  void *user;
+} stratalloc_segment_source;
+
+// Which requests a scope routes to its pool.
+typedef struct {
+  // Says by anything but 0 whether a request on `stream` goes to the pool. Called on the requesting thread
+  // at each request; must neither call the allocator nor unwind.
+  int (*accepts)(void *user, void *stream);
+  // Told when the scope has gone; may be null.
+  stratalloc_release release;
+  // The caller's.
+  void *user;
+} stratalloc_stream_filter;
+
+// Told of a block that is live again.
+typedef void (*stratalloc_block_allocated)(void *user, void *address, uint64_t size, void *stream);
+
+// Told of a block that was freed without its holder.
+typedef void (*stratalloc_block_freed)(void *user, void *address, uint64_t size);
+
+// Told of an expandable segment: the stream that it serves, whether it is one of small blocks, and how many
+// bytes of it are mapped.
+typedef void (*stratalloc_expandable_visitor)(void *user,
+                                              void *stream,
+                                              int is_small,
+                                              uint64_t mapped_bytes);
 
 // A frame of a stack.
 typedef struct {
@@ -75,6 +136,96 @@ typedef struct {
 
 // Takes the next bytes of a snapshot; anything but 0 ends it.
 typedef int (*stratalloc_snapshot_writer)(void *user, const void *bytes, size_t size);
+
+// A segment. Its stack is valid as long as the snapshot.
+typedef struct {
+  // Where it starts.
+  uint64_t address;
+  // Its size.
+  uint64_t total_bytes;
+  // What callers asked for, of the blocks in use.
+  uint64_t requested_bytes;
+  // In callers' hands.
+  uint64_t allocated_bytes;
+  // The same and what waits for other streams.
+  uint64_t active_bytes;
+  // The stream whose requests it serves.
+  void *stream;
+  // Its pool.
+  stratalloc_pool pool;
+  // Whether it is one of large blocks.
+  int is_large;
+  // Whether it is made of mapped pages.
+  int is_expandable;
+  // The stack of who asked for its memory, as its source gathered it, or null.
+  void *stack;
+} stratalloc_segment;
+
+// A block of a segment. Its stack is valid as long as the snapshot.
+typedef struct {
+  // Where it starts.
+  uint64_t address;
+  // Its size.
+  uint64_t size_bytes;
+  // What its last holder asked for.
+  uint64_t requested_bytes;
+  // 0 in a caller's hands, 1 freed and waiting for other streams, 2 free.
+  uint32_t state;
+  // The stack of its holder, as its source gathered it, or null.
+  void *stack;
+} stratalloc_block;
+
+// An entry of the history. Its pointers are valid during the call that shows it.
+typedef struct {
+  // What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
+  // was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 8 a
+  // request failed.
+  uint32_t action;
+  // Where; free bytes of the device for a request that failed.
+  uint64_t address;
+  // How many bytes.
+  uint64_t size_bytes;
+  // The stream of the block.
+  void *stream;
+  // The pool of the block.
+  stratalloc_pool pool;
+  // When, in microseconds since 1970.
+  int64_t time_us;
+  // The compiled region that it belongs to, in UTF-8, or null.
+  const char *compile_context;
+  // What `stratalloc_history_set_metadata` said, in UTF-8, or null.
+  const char *user_metadata;
+  // The stack as its source gathered it, or null.
+  void *stack;
+} stratalloc_entry;
+
+// Whom a snapshot is shown to. The functions may be null, may allocate and free, and must not unwind.
+typedef struct {
+  // Shown every segment, in address order.
+  void (*segment)(void *user, const stratalloc_segment *segment);
+  // Shown every block behind its segment, in address order.
+  void (*block)(void *user, const stratalloc_block *block);
+  // Shown every entry behind the segments, the oldest first.
+  void (*entry)(void *user, const stratalloc_entry *entry);
+  // Handed to each.
+  void *user;
+} stratalloc_snapshot_visitor;
+
+// Told of an entry of the history, which stays during the call. It may allocate and free, and must not
+// unwind.
+typedef void (*stratalloc_tracker)(void *user, const stratalloc_entry *entry);
+
+// Told of a request that failed: the device, what was asked for, and what the device has in all and free,
+// each 0 if nobody knows. It may allocate and free, and must not unwind.
+typedef void (*stratalloc_oom_observer)(void *user,
+                                        int device,
+                                        uint64_t requested_bytes,
+                                        uint64_t device_total_bytes,
+                                        uint64_t device_free_bytes);
+
+// Asked to free something before memory is taken from the device; says whether it did, by anything but 0. It
+// may allocate and free, and must not unwind.
+typedef int (*stratalloc_free_memory_callback)(void *user);
 
 #ifdef __cplusplus
 extern "C" {
@@ -161,7 +312,8 @@ stratalloc_status stratalloc_switch(uint64_t handle,
                                     const char *conf);
 
 // Writes the counters as one flat JSON object of whole numbers: the keys of
-// `torch.cuda.memory_stats()`, and behind them counters that only this strategy has. Those of
+// `torch.cuda.memory_stats()`, behind them `free_blocks`, `hits`, `misses` and `num_oom_rejections`, and at
+// last counters that only this strategy has. Those of
 // `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
 // `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
 // `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
@@ -197,6 +349,96 @@ size_t stratalloc_last_error(char *buffer,
 // The version of the library, as `"1.2.3"`. Lives as long as the process.
 const char *stratalloc_version(void);
 
+// Sets every peak to its current value.
+stratalloc_status stratalloc_reset_peaks(uint64_t handle);
+
+// Sets everything that was summed up since the start (allocated, freed, numbers of events) to zero.
+stratalloc_status stratalloc_reset_accumulated(uint64_t handle);
+
+// Stores which part of the device's memory the allocator may hold; 1 if nothing limits it. A limit is a
+// whole number of bytes, so it may differ from what was set in the last digits.
+//
+// # Safety
+//
+// `fraction` may be written.
+stratalloc_status stratalloc_memory_fraction(uint64_t handle,
+                                             double *fraction);
+
+// Stores what is free on the device, and all it has, in bytes, as its driver says now: memory in the cache
+// is not free, and a limit is not looked at.
+//
+// # Safety
+//
+// Both places may be written.
+stratalloc_status stratalloc_memory_info(uint64_t handle,
+                                         uint64_t *free_bytes,
+                                         uint64_t *total_bytes);
+
+// Stores what the device and the cache have. Walks over the free blocks.
+//
+// # Safety
+//
+// `info` may be written.
+stratalloc_status stratalloc_cache_info(uint64_t handle, stratalloc_cache_info_t *info);
+
+// Stores start and size, in bytes, of the segment that `pointer` lies in; of an expandable one, of its
+// mapped range. Walks over all segments.
+//
+// # Safety
+//
+// `base` and `size` may be written.
+stratalloc_status stratalloc_base_allocation(uint64_t handle,
+                                             void *pointer,
+                                             void **base,
+                                             uint64_t *size);
+
+// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
+// than `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
+//
+// # Safety
+//
+// All places may be written.
+stratalloc_status stratalloc_usage(uint64_t handle,
+                                   uint64_t *allocated,
+                                   uint64_t *allocated_peak,
+                                   uint64_t *reserved,
+                                   uint64_t *reserved_peak);
+
+// Writes the name of the strategy in force, in the manner of `stratalloc_statistics_json`.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_name(uint64_t handle, char *buffer, size_t size, size_t *needed);
+
+// Writes every segment and block as JSON, in address order and in the manner of
+// `stratalloc_statistics_json`. Another thread may need more room a moment later.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_layout_json(uint64_t handle,
+                                         char *buffer,
+                                         size_t size,
+                                         size_t *needed);
+
+// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a
+// free gives its memory back at once and waits for the device. For tools that look at every allocation. Such
+// blocks are in no counter, no history, no pool, no layer and under no limit; blocks from before stay as
+// they are. It is for `backend:native`; another strategy that is switched to has its cache.
+//
+// The variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`), set to whatever, turns
+// it off from the start where the environment says what an allocator is.
+stratalloc_status stratalloc_set_caching(uint64_t handle,
+                                         int on);
+
+// Stores 1 if the cache is on, or 0.
+//
+// # Safety
+//
+// `on` may be written.
+stratalloc_status stratalloc_caching(uint64_t handle, int *on);
+
 // Makes a pool with one user, the caller, and stores its name. `options` is a sum of
 // `STRATALLOC_POOL_USE_ON_OOM` and `STRATALLOC_POOL_NO_SPLIT`, or 0.
 //
@@ -204,6 +446,48 @@ const char *stratalloc_version(void);
 //
 // `pool` may be written.
 stratalloc_status stratalloc_pool_create(uint64_t handle, uint32_t options, stratalloc_pool *pool);
+
+// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options`
+// and `source` count for a pool that is made: where it takes segments from, or null for the device. If the
+// call succeeds and the pool was there, `source` is let go of at once.
+//
+// # Safety
+//
+// `source` may be read if it is not null, and does what `stratalloc_segment_source` asks of it.
+stratalloc_status stratalloc_pool_ensure(uint64_t handle,
+                                         stratalloc_pool pool,
+                                         uint32_t options,
+                                         const stratalloc_segment_source *source);
+
+// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` is for pools that were not used
+// yet.
+stratalloc_status stratalloc_pool_set_options(uint64_t handle,
+                                              stratalloc_pool pool,
+                                              uint32_t options);
+
+// Stores how many users a pool has; 0 if it is unknown.
+//
+// # Safety
+//
+// `users` may be written.
+stratalloc_status stratalloc_pool_users(uint64_t handle, stratalloc_pool pool, uint32_t *users);
+
+// Writes the addresses of the pool's live blocks, ascending, and stores how many there are. If there is not
+// room for all, none is written; a `room` of 0 only asks.
+//
+// # Safety
+//
+// `room` pointers from `addresses` may be written, unless it is null; `count` may be written.
+stratalloc_status stratalloc_pool_live(uint64_t handle,
+                                       stratalloc_pool pool,
+                                       void **addresses,
+                                       size_t room,
+                                       size_t *count);
+
+// Gives the idle memory of a pool without users back to the device, and waits for the work that its freed
+// blocks wait for. Does nothing for a pool that is in use.
+stratalloc_status stratalloc_pool_empty(uint64_t handle,
+                                        stratalloc_pool pool);
 
 // Adds a user to a pool.
 stratalloc_status stratalloc_pool_retain(uint64_t handle, stratalloc_pool pool);
@@ -223,10 +507,102 @@ stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
                                                     stratalloc_pool pool,
                                                     void *stream);
 
+// Routes the requests that a filter accepts to a pool.
+//
+// # Safety
+//
+// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+stratalloc_status stratalloc_pool_scope_open_filter(uint64_t handle,
+                                                    stratalloc_pool pool,
+                                                    const stratalloc_stream_filter *filter);
+
 // Ends the routing to a pool, from any thread. Where the driver fails, the scope is closed all the same and
 // its user has gone.
 stratalloc_status stratalloc_pool_scope_close(uint64_t handle,
                                               stratalloc_pool pool);
+
+// Stores a checkpoint of a pool: its blocks now. From here on its idle memory stays while it has users.
+//
+// # Safety
+//
+// `checkpoint` may be written.
+stratalloc_status stratalloc_checkpoint_take(uint64_t handle,
+                                             stratalloc_pool pool,
+                                             stratalloc_checkpoint **checkpoint);
+
+// Makes the pool's blocks what they were at the checkpoint: all live blocks are freed, and the checkpoint's
+// are live again, at their addresses. Memory that the pool took since stays, free. Then `freed` is told of
+// each block that was freed, and `allocated` of each that is live; null for nobody. They may allocate and
+// free, and must not unwind.
+//
+// # Safety
+//
+// Both may be called with `user` during this call.
+stratalloc_status stratalloc_checkpoint_restore(uint64_t handle,
+                                                stratalloc_checkpoint *checkpoint,
+                                                stratalloc_block_allocated allocated,
+                                                stratalloc_block_freed freed,
+                                                void *user);
+
+// Ends a checkpoint. The pool stays as it is.
+stratalloc_status stratalloc_checkpoint_drop(stratalloc_checkpoint *checkpoint);
+
+// Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
+// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
+// if not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is
+// opened from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no
+// work.
+//
+// # Safety
+//
+// `size` bytes from `buffer`, `needed` and `offset` may be written, each unless it is null.
+stratalloc_status stratalloc_share(uint64_t handle,
+                                   void *pointer,
+                                   void *buffer,
+                                   size_t size,
+                                   size_t *needed,
+                                   uint64_t *offset);
+
+// Maps a block of another process, from the bytes that it shared: stores a number for it, its address in
+// this process and its size. May wait some seconds for the other process, and for the driver.
+//
+// # Safety
+//
+// `size` bytes from `bytes` may be read; `shared`, `address` and `size_bytes` may be written.
+stratalloc_status stratalloc_open_shared(uint64_t handle,
+                                         const void *bytes,
+                                         size_t size,
+                                         uint64_t *shared,
+                                         void **address,
+                                         uint64_t *size_bytes);
+
+// Unmaps a block that was opened, as soon as nobody else has the same pages open. Waits for the device.
+stratalloc_status stratalloc_close_shared(uint64_t shared);
+
+// Lets the allocator's device and `device` reach each other's memory: all that is mapped, and all that will
+// be. Twice is no error. Never waits for work.
+stratalloc_status stratalloc_enable_peer(uint64_t handle,
+                                         int device);
+
+// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not
+// unwind.
+//
+// # Safety
+//
+// `visit` may be called with `user` during this call.
+stratalloc_status stratalloc_expandable_segments(uint64_t handle,
+                                                 stratalloc_expandable_visitor visit,
+                                                 void *user);
+
+// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts
+// for segments that are reserved from then on.
+//
+// # Safety
+//
+// `class_name` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_set_reserve_class(uint64_t handle,
+                                               void *stream,
+                                               const char *class_name);
 
 // Starts recording what the allocator does, or goes on with other options. `stacks` says whose stacks are
 // gathered: 0 nobody's, 1 of live blocks, 2 of entries that hand out memory too, 3 of all. At most
@@ -244,6 +620,13 @@ stratalloc_status stratalloc_history_start(uint64_t handle,
 
 // Stops recording and forgets.
 stratalloc_status stratalloc_history_stop(uint64_t handle);
+
+// Stores 1 if it is recorded what the allocator does, or 0.
+//
+// # Safety
+//
+// `on` may be written.
+stratalloc_status stratalloc_history_is_on(uint64_t handle, int *on);
 
 // Forgets all entries. Recording goes on, and live blocks keep their stacks.
 stratalloc_status stratalloc_history_clear(uint64_t handle);
@@ -263,6 +646,16 @@ stratalloc_status stratalloc_history_set_stack_source(uint64_t handle,
 // `metadata` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_history_set_metadata(uint64_t handle, const char *metadata);
 
+// Writes what was set last, or an empty text, in the manner of `stratalloc_statistics_json`.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_history_metadata(uint64_t handle,
+                                              char *buffer,
+                                              size_t size,
+                                              size_t *needed);
+
 // Names what the calling thread does from now on: entries have the name as their innermost frame. Every name
 // is taken back by a `stratalloc_context_pop` of the same thread.
 //
@@ -273,6 +666,17 @@ stratalloc_status stratalloc_context_push(const char *name);
 
 // Takes the calling thread's last name back.
 stratalloc_status stratalloc_context_pop(void);
+
+// Says which compiled region runs on the calling thread from now on: entries have it in a field of their
+// own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
+//
+// # Safety
+//
+// `name` ends with a zero byte if it is not null.
+stratalloc_status stratalloc_compile_context_push(const char *name);
+
+// Takes the calling thread's last compiled region back.
+stratalloc_status stratalloc_compile_context_pop(void);
 
 // Writes all segments and blocks and the history, as of one moment, to a file that PyTorch's viewers read: a
 // pickle, or JSON if the name ends in `.json`. The file has its old content or all of the new one, whatever
@@ -293,6 +697,73 @@ stratalloc_status stratalloc_snapshot_write(uint64_t handle,
                                             uint32_t format,
                                             stratalloc_snapshot_writer write,
                                             void *user);
+
+// Takes a snapshot: all segments and blocks as of one moment, of one pool or, if `pool` is null, of all,
+// and, unless `with_entries` is 0, the history. Waits for no work of the device.
+//
+// # Safety
+//
+// `pool` may be read if it is not null; `snapshot` may be written.
+stratalloc_status stratalloc_snapshot_take(uint64_t handle,
+                                           const stratalloc_pool *pool,
+                                           int with_entries,
+                                           stratalloc_snapshot **snapshot);
+
+// Shows what a snapshot has.
+//
+// # Safety
+//
+// `visitor` may be read, and its functions called with its `user` during this call.
+stratalloc_status stratalloc_snapshot_visit(stratalloc_snapshot *snapshot,
+                                            const stratalloc_snapshot_visitor *visitor);
+
+// Ends a snapshot, and releases the stacks that only it held.
+stratalloc_status stratalloc_snapshot_drop(stratalloc_snapshot *snapshot);
+
+// Lets `told` know of every entry of the history from now on, while recording is on, and stores a number to
+// remove it by. It stays through a switch of strategy. What it does itself is recorded, and told to nobody.
+//
+// # Safety
+//
+// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+stratalloc_status stratalloc_tracker_add(uint64_t handle,
+                                         stratalloc_tracker told,
+                                         stratalloc_release release,
+                                         void *user,
+                                         uint64_t *id);
+
+// Removes a tracker. A call of another thread may still run; `user` is let go of when it has ended.
+stratalloc_status stratalloc_tracker_remove(uint64_t handle, uint64_t id);
+
+// Lets `told` know of every request that fails from now on, and stores a number to remove it by. It stays
+// through a switch of strategy. A request of its own that fails is told to nobody.
+//
+// # Safety
+//
+// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+stratalloc_status stratalloc_oom_observer_add(uint64_t handle,
+                                              stratalloc_oom_observer told,
+                                              stratalloc_release release,
+                                              void *user,
+                                              uint64_t *id);
+
+// Removes an observer of failed requests, as `stratalloc_tracker_remove` does.
+stratalloc_status stratalloc_oom_observer_remove(uint64_t handle, uint64_t id);
+
+// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
+// number to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
+//
+// # Safety
+//
+// `asked` may be called with `user` on any thread until `release` is; `id` may be written.
+stratalloc_status stratalloc_free_memory_callback_add(uint64_t handle,
+                                                      stratalloc_free_memory_callback asked,
+                                                      stratalloc_release release,
+                                                      void *user,
+                                                      uint64_t *id);
+
+// Removes such a function, as `stratalloc_tracker_remove` does.
+stratalloc_status stratalloc_free_memory_callback_remove(uint64_t handle, uint64_t id);
 
 // Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
 // error set when there is no memory, no such device, or the environment cannot be used. The variable

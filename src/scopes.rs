@@ -41,6 +41,14 @@ struct Scope<P> {
     is_told: bool,
 }
 
+/// A scope that was closed. Dropping it drops its filter, which may be a user's: where no lock is held.
+#[derive(Debug)]
+pub(crate) struct Closed<P> {
+    /// Whether it was a capture's.
+    pub(crate) was_captures: bool,
+    _scope: Arc<Scope<P>>,
+}
+
 /// Where a request goes.
 #[derive(Debug)]
 pub(crate) struct Routed<P> {
@@ -105,8 +113,9 @@ impl<P> Scopes<P> {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Closes a pool's scope; whether it was a capture's. `None` when it has none.
-    pub(crate) fn close(&self, pool: PoolId) -> Option<bool> {
+    /// Closes a pool's scope. `None` when it has none.
+    #[must_use = "a user's filter is dropped with it"]
+    pub(crate) fn close(&self, pool: PoolId) -> Option<Closed<P>> {
         let scope = {
             let mut open = self.open.write();
             let at = open.iter().position(|scope| scope.pool == pool)?;
@@ -121,14 +130,14 @@ impl<P> Scopes<P> {
             // What the driver was told of it knows.
             let _ = self.driver.capture().map(|capture| capture.expect_captures(false));
         }
-        Some(was_captures)
+        Some(Closed { was_captures, _scope: scope })
     }
 
     /// Closes all of them, when the allocator goes.
     pub(crate) fn close_all(&self) {
         let pools: Vec<_> = self.open.read().iter().map(|scope| scope.pool).collect();
         for pool in pools {
-            let _ = self.close(pool);
+            drop(self.close(pool));
         }
     }
 }

@@ -20,7 +20,7 @@ use stratalloc::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
 };
 use stratalloc::history::{History, SegmentLayout, Snapshot};
-use stratalloc::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use stratalloc::ids::{DeviceId, HookId, OwnerId, PoolId, StreamId};
 use stratalloc::layers;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::sharing::{SharedHandle, SharingError};
@@ -127,6 +127,10 @@ impl Sharing for Witness {
         Err(SharingError::NotExportable { address: allocation.address() })
     }
 
+    fn share_raw(&self, address: u64) -> Result<SharedHandle, SharingError> {
+        Err(SharingError::NotExportable { address: address + 54 })
+    }
+
     fn open(&self, _: &SharedHandle) -> Result<Imported, SharingError> {
         Err(SharingError::OwnProcess)
     }
@@ -213,6 +217,15 @@ impl PrivatePools for Witness {
         Err(PoolError::Taken { pool })
     }
 
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        if use_on_oom && !no_split { Err(PoolError::Released { pool }) } else { Ok(()) }
+    }
+
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         Err(PoolError::Unknown { pool })
     }
@@ -285,12 +298,18 @@ impl RawAddresses for Witness {
 }
 
 impl Pressure for Witness {
-    fn add_free_memory_callback(&self, _: FreeMemoryCallback) {
+    fn add_free_memory_callback(&self, _: FreeMemoryCallback) -> HookId {
         self.hear(7);
+        HookId(71)
     }
 
-    fn add_oom_observer(&self, _: OomObserver) {
+    fn add_oom_observer(&self, _: OomObserver) -> HookId {
         self.hear(8);
+        HookId(72)
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        hook == HookId(73)
     }
 }
 
@@ -349,6 +368,8 @@ fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &
     assert_eq!(pools.pool_users(pool), Some(69));
     assert_eq!(pools.open_scope(pool, scope), Err(PoolError::ScopeOpen { pool }));
     assert_eq!(pools.close_scope(pool), Err(PoolError::ScopeClosed { pool }));
+    assert_eq!(pools.set_pool_options(pool, true, false), Err(PoolError::Released { pool }));
+    assert_eq!(pools.set_pool_options(pool, false, true), Ok(()));
     let inside = through.allocate(Request::new(5, side).in_pool(pool)).unwrap();
     assert_eq!(inside.address(), 68);
     assert_eq!(pools.empty_pool(pool), Err(PoolError::IsDefault));
@@ -365,8 +386,9 @@ fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &
     counters.reset_accumulated();
 
     let pressure = through.pressure().unwrap();
-    pressure.add_free_memory_callback(Arc::new(|| true));
-    pressure.add_oom_observer(Arc::new(|_| {}));
+    assert_eq!(pressure.add_free_memory_callback(Arc::new(|| true)), HookId(71));
+    assert_eq!(pressure.add_oom_observer(Arc::new(|_| {})), HookId(72));
+    assert!(pressure.remove_hook(HookId(73)) && !pressure.remove_hook(HookId(74)));
     let recording = through.recording().expect("it records");
     assert!(Arc::ptr_eq(recording.history(), &witness.history));
     assert!(recording.snapshot().segments.is_empty());

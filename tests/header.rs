@@ -5,7 +5,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The files that export something, in the header's order.
-const SOURCES: [&str; 5] = ["guard.rs", "calls.rs", "pools.rs", "history.rs", "torch/mod.rs"];
+const SOURCES: [&str; 11] = [
+    "guard.rs",
+    "lent.rs",
+    "calls.rs",
+    "figures.rs",
+    "pools.rs",
+    "checkpoints.rs",
+    "sharing.rs",
+    "history.rs",
+    "snapshots.rs",
+    "hooks.rs",
+    "torch/mod.rs",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

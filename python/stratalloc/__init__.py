@@ -8,6 +8,7 @@ from ._allocator import Allocator
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
 from ._torch import (
+    allocator,
     dump_snapshot,
     empty_cache,
     install,
@@ -25,6 +26,7 @@ __all__ = [
     "LibraryError",
     "OutOfMemoryError",
     "__version__",
+    "allocator",
     "dump_snapshot",
     "empty_cache",
     "install",

@@ -24,6 +24,17 @@ class Pool(ctypes.Structure):
     _fields_ = [("capture", c_uint64), ("user", c_uint64)]
 
 
+class CacheInfo(ctypes.Structure):
+    """``stratalloc_cache_info_t``."""
+
+    _fields_ = [
+        ("device_free_bytes", c_uint64),
+        ("device_total_bytes", c_uint64),
+        ("largest_cached_bytes", c_uint64),
+        ("free_blocks", c_uint64),
+    ]
+
+
 # Arguments of the calls that return a status.
 _CALLS = {
     "stratalloc_create": [c_char_p, c_char_p, POINTER(c_uint64)],
@@ -53,6 +64,43 @@ _CALLS = {
     "stratalloc_context_pop": [],
     "stratalloc_snapshot_save": [c_uint64, c_char_p],
     "stratalloc_snapshot_write": [c_uint64, c_uint32, c_void_p, c_void_p],
+    "stratalloc_reset_peaks": [c_uint64],
+    "stratalloc_reset_accumulated": [c_uint64],
+    "stratalloc_memory_fraction": [c_uint64, POINTER(c_double)],
+    "stratalloc_memory_info": [c_uint64, POINTER(c_uint64), POINTER(c_uint64)],
+    "stratalloc_cache_info": [c_uint64, POINTER(CacheInfo)],
+    "stratalloc_base_allocation": [c_uint64, c_void_p, POINTER(c_void_p), POINTER(c_uint64)],
+    "stratalloc_usage": [c_uint64] + [POINTER(c_uint64)] * 4,
+    "stratalloc_name": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
+    "stratalloc_layout_json": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
+    "stratalloc_set_caching": [c_uint64, c_int],
+    "stratalloc_caching": [c_uint64, POINTER(c_int)],
+    "stratalloc_pool_ensure": [c_uint64, Pool, c_uint32, c_void_p],
+    "stratalloc_pool_set_options": [c_uint64, Pool, c_uint32],
+    "stratalloc_pool_users": [c_uint64, Pool, POINTER(c_uint32)],
+    "stratalloc_pool_live": [c_uint64, Pool, POINTER(c_void_p), c_size_t, POINTER(c_size_t)],
+    "stratalloc_pool_empty": [c_uint64, Pool],
+    "stratalloc_checkpoint_take": [c_uint64, Pool, POINTER(c_void_p)],
+    "stratalloc_checkpoint_restore": [c_uint64] + [c_void_p] * 4,
+    "stratalloc_checkpoint_drop": [c_void_p],
+    "stratalloc_share": [c_uint64, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p],
+    "stratalloc_open_shared": [c_uint64, c_char_p, c_size_t]
+    + [POINTER(c_uint64), POINTER(c_void_p), POINTER(c_uint64)],
+    "stratalloc_close_shared": [c_uint64],
+    "stratalloc_enable_peer": [c_uint64, c_int],
+    "stratalloc_expandable_segments": [c_uint64, c_void_p, c_void_p],
+    "stratalloc_set_reserve_class": [c_uint64, c_void_p, c_char_p],
+    "stratalloc_tracker_add": [c_uint64, c_void_p, c_void_p, c_void_p, POINTER(c_uint64)],
+    "stratalloc_tracker_remove": [c_uint64, c_uint64],
+    "stratalloc_oom_observer_add": [c_uint64, c_void_p, c_void_p, c_void_p, POINTER(c_uint64)],
+    "stratalloc_oom_observer_remove": [c_uint64, c_uint64],
+    "stratalloc_free_memory_callback_add": [c_uint64, c_void_p, c_void_p, c_void_p]
+    + [POINTER(c_uint64)],
+    "stratalloc_free_memory_callback_remove": [c_uint64, c_uint64],
+    "stratalloc_history_is_on": [c_uint64, POINTER(c_int)],
+    "stratalloc_history_metadata": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
+    "stratalloc_compile_context_push": [c_char_p],
+    "stratalloc_compile_context_pop": [],
     "stratalloc_torch_empty_cache": [],
     "stratalloc_torch_handle": [c_int, POINTER(c_uint64)],
     "stratalloc_torch_statistics_json": [c_int, c_char_p, c_size_t, POINTER(c_size_t)],

@@ -6,6 +6,7 @@ import os
 import sys
 
 from . import _history
+from ._allocator import Allocator
 from ._errors import LibraryError
 from ._library import encoded, load, number
 
@@ -157,6 +158,12 @@ def dump_snapshot(filename="dump_snapshot.pickle", device=None):
     """Writes the same to a file for PyTorch's viewers and ``stratalloc report``; JSON if its name ends
     in ``.json``."""
     _history.dump(load(), _handle(device), filename)
+
+
+def allocator(device=None):
+    """The allocator that PyTorch has on ``device``, with all that an :class:`Allocator` can do: pools,
+    checkpoints, trackers. It stays when this goes. Opens the device if nothing has used it yet."""
+    return Allocator._of(load(), _handle(device))
 
 
 def _ordinal(device):

@@ -88,6 +88,9 @@ block = ours.alloc(1 << 20, 1, None)
 assert block
 stats = stratalloc.memory_stats(1)
 assert stats["allocation.all.current"] == 1 and stats["max_split_size"] == 64 << 20, stats
+with stratalloc.allocator(1) as whole:
+    assert whole.name == "native" and whole.base_allocation(block) == (block, 2 << 20)
+assert stratalloc.memory_stats(1) == stats
 assert stratalloc.memory_stats(Device(1)) == stats
 assert stratalloc.memory_stats()["allocation.all.current"] == 0
 assert "allocated_bytes" in stratalloc.memory_summary(1)
@@ -144,7 +147,7 @@ else: raise AssertionError
         done = run(STAND_IN + """
 stratalloc.install()
 stats = stratalloc.memory_stats(1)
-assert len(stats) == 122 and stats.pop("max_split_size") == -1 and not any(stats.values()), stats
+assert len(stats) == 126 and stats.pop("max_split_size") == -1 and not any(stats.values()), stats
 assert "allocated_bytes" in stratalloc.memory_summary(1)
 stratalloc.empty_cache()
 try: stratalloc.set_conf("", device=1)
@@ -245,8 +248,9 @@ del torch, stratalloc
         return done.stdout
 
     def test_the_packages_own(self):
-        under, alone = self.examples("python/README.md")
-        said = self.run_all(under)
+        under, whole, alone = self.examples("python/README.md")
+        said = self.run_all(under + whole)
+        self.assertIn("native (", said)
         self.assertEqual(said.splitlines()[0], str(4 << 20))
         self.assertIn("allocated_bytes", said)
         self.run_all("import stratalloc\n" + alone)

@@ -19,9 +19,9 @@ use crate::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory, PoolError,
 };
 use crate::history::SegmentLayout;
-use crate::ids::{OwnerId, PoolId, StreamId};
+use crate::ids::{HookId, OwnerId, PoolId, StreamId};
 use crate::size::PoolKind;
-use crate::stats::Statistics;
+use crate::stats::{Statistics, Usage};
 
 pub use peers::PeerAccess;
 pub use pools::{
@@ -442,6 +442,10 @@ pub struct CacheInfo {
 pub trait Counters: Send + Sync {
     /// All of them at this moment: exact when no call overlaps.
     fn statistics(&self) -> Statistics;
+    /// The most important ones. Those of the caching engine wait for no call of the driver.
+    fn usage(&self) -> Usage {
+        Usage::of(&self.statistics())
+    }
     /// Sets every peak to its current value.
     fn reset_peaks(&self);
     /// Sets everything that was summed up since the start (allocated, freed, numbers of events) to
@@ -475,7 +479,10 @@ pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 /// Hooks for memory pressure. All of them run with no lock held and may allocate and free.
 pub trait Pressure: Send + Sync {
     /// Adds a callback that is asked to free something before memory is taken from the driver.
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId;
     /// Adds an observer of failed requests.
-    fn add_oom_observer(&self, observer: OomObserver);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId;
+    /// Removes a callback or an observer, and says whether it was there. A call on another thread may still
+    /// run.
+    fn remove_hook(&self, hook: HookId) -> bool;
 }

@@ -111,6 +111,22 @@ pub trait PrivatePools: Send + Sync {
     /// [`PoolError`] when the id is taken or that of the default pool.
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
 
+    /// Changes how a pool with users behaves; where its segments come from stays. Some strategies change
+    /// `no_split` only as long as the pool was not used, and `cudaMallocAsync` never sets it.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`] when the pool is unknown, its last user has gone, or the strategy cannot do it.
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        let _ = (use_on_oom, no_split);
+        Err(PoolError::NotSupported { pool, what: "other options for a pool that is there" })
+    }
+
     /// Adds a user.
     ///
     /// # Errors

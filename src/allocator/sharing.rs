@@ -25,6 +25,16 @@ pub trait Sharing: Send + Sync {
     /// descriptor for a later attempt.
     fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError>;
 
+    /// The same for the live block that starts at `address`, where blocks can be found by that.
+    ///
+    /// # Errors
+    ///
+    /// [`SharingError`]; of the kind `NotSupported` where they cannot.
+    fn share_raw(&self, address: u64) -> Result<SharedHandle, SharingError> {
+        let _ = address;
+        Err(SharingError::NotSupported { what: "blocks by bare address" })
+    }
+
     /// Maps a block of another process, with access for this device and its peers. Only what is
     /// shared takes address space. Opening the same pages again while they are open gives the same
     /// mapping. A block of pages may also be opened by its own process; it has a second address

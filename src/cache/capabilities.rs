@@ -14,8 +14,8 @@ use crate::allocator::{
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::{History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, PoolId, StreamId};
-use crate::stats::Statistics;
+use crate::ids::{DeviceId, HookId, PoolId, StreamId};
+use crate::stats::{Statistics, Usage};
 
 impl DeviceAllocator for Engine {
     #[inline]
@@ -152,6 +152,10 @@ impl Counters for Engine {
         Self::statistics(self)
     }
 
+    fn usage(&self) -> Usage {
+        Self::usage(self)
+    }
+
     fn reset_peaks(&self) {
         Self::reset_peaks(self);
     }
@@ -188,6 +192,16 @@ impl Engine {
         let number = self.addresses.as_ref()?.heap_of(address)?;
         Some(self.heaps.get(number)?)
     }
+
+    /// The handle of the live block at `address`, for a call that only looks.
+    pub(super) fn at(&self, address: u64) -> Result<Allocation, HandleError> {
+        let unknown = HandleError::UnknownAddress { address };
+        let cell = self.cell_of(address).ok_or(unknown.clone())?;
+        let state = cell.lock();
+        let slot = state.heap.live_at(address).ok_or(unknown)?;
+        let (id, size_bytes) = (state.heap.id(slot), state.heap.requested_bytes(slot));
+        Ok(self.handle_of(cell, address, size_bytes, id))
+    }
 }
 
 /// The same refusal for who named the block by its address.
@@ -200,18 +214,31 @@ fn of_address(error: HandleError) -> HandleError {
 }
 
 impl Pressure for Engine {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.hooks.add_callback(callback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        self.hooks.add_callback(callback)
     }
 
-    fn add_oom_observer(&self, observer: OomObserver) {
-        self.hooks.add_observer(observer);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        self.hooks.add_observer(observer)
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        self.hooks.remove(hook)
     }
 }
 
 impl PrivatePools for Engine {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         Self::create_pool(self, pool, options)
+    }
+
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        Self::set_pool_options(self, pool, use_on_oom, no_split)
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {

@@ -11,7 +11,7 @@ use super::addresses::AddressMap;
 use super::capture::Captures;
 use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable, Home};
 use super::events::{Attention, EventQueue};
-use super::growth::Growth;
+use super::growth::{Growth, Reserved};
 use super::hooks::Hooks;
 use super::pools::PoolHeaps;
 use super::sharing::Shared;
@@ -50,6 +50,7 @@ pub struct Engine {
     pub(super) captures: Captures,
     pub(super) ledger: Ledger,
     pub(super) growth: Mutex<Growth>,
+    pub(super) reserved: Arc<Reserved>,
     pub(super) addresses: Option<AddressMap>,
     pub(super) hooks: Hooks,
     pub(super) shared: Shared,
@@ -80,6 +81,7 @@ impl Engine {
             scopes,
             captures: Captures::default(),
             ledger: Ledger::default(),
+            reserved: Arc::clone(&growth.reserved),
             growth: Mutex::new(growth),
             addresses: options.raw_addresses.then(AddressMap::default),
             hooks: Hooks::new(owner),
@@ -235,8 +237,20 @@ impl Engine {
         if RECORDS {
             self.record(Action::Alloc, out.address, requested_bytes, cell);
         }
-        let token = Token([cell.number, out.id.slot.0, out.id.generation]);
-        Allocation::new(out.address, requested_bytes, self.owner, token)
+        self.handle_of(cell, out.address, requested_bytes, out.id)
+    }
+
+    /// The handle of a block.
+    #[inline(always)]
+    pub(super) fn handle_of(
+        &self,
+        cell: &HeapCell,
+        address: u64,
+        requested_bytes: u64,
+        id: BlockId,
+    ) -> Allocation {
+        let token = Token([cell.number, id.slot.0, id.generation]);
+        Allocation::new(address, requested_bytes, self.owner, token)
     }
 
     /// See [`DeviceAllocator::free`](crate::allocator::DeviceAllocator::free).

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use hashbrown::HashMap;
 use parking_lot::MutexGuard;
@@ -39,6 +40,27 @@ pub(super) struct Growth {
     pub(super) returns: Vec<Return>,
     /// Asked of the driver by a miss that let go of the lock meanwhile.
     in_flight_bytes: u64,
+    pub(super) reserved: Arc<Reserved>,
+}
+
+/// Bytes held from the driver, for those who ask without the growth lock.
+#[derive(Debug, Default)]
+pub(super) struct Reserved {
+    now: AtomicI64,
+    peak: AtomicI64,
+}
+
+impl Reserved {
+    /// Says what is true from now on. The caller holds the growth lock.
+    pub(super) fn tell(&self, counter: Counter) {
+        self.now.store(counter.current, Ordering::Relaxed);
+        self.peak.store(counter.peak, Ordering::Relaxed);
+    }
+
+    /// Now, and at the peak.
+    pub(super) fn bytes(&self) -> [i64; 2] {
+        [&self.now, &self.peak].map(|bytes| bytes.load(Ordering::Relaxed))
+    }
 }
 
 /// Counters that change only when segments come and go.
@@ -101,6 +123,7 @@ impl Growth {
             reserve_classes: HashMap::new(),
             returns: Vec::new(),
             in_flight_bytes: 0,
+            reserved: Arc::default(),
         }
     }
 
@@ -149,6 +172,7 @@ impl Growth {
         let counters = &mut self.counters;
         counters.num_device_alloc += 1;
         for_kind(&mut counters.reserved_bytes, kind, |counter| counter.increase(bytes));
+        self.reserved.tell(counters.reserved_bytes.all);
         for_kind(&mut counters.segment, kind, |counter| counter.increase(1));
         if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
             self.counters.oversize_segments.increase(1);
@@ -160,6 +184,7 @@ impl Growth {
         let counters = &mut self.counters;
         counters.num_device_free += 1;
         for_kind(&mut counters.reserved_bytes, kind, |counter| counter.decrease(bytes));
+        self.reserved.tell(counters.reserved_bytes.all);
         for_kind(&mut counters.segment, kind, |counter| counter.decrease(1));
         if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
             self.counters.oversize_segments.decrease(1);
@@ -171,12 +196,14 @@ impl Growth {
         let bytes = i64::try_from(size_bytes).expect("runs of pages are below 2^63 bytes");
         self.counters.num_device_alloc += 1;
         for_kind(&mut self.counters.reserved_bytes, kind, |counter| counter.increase(bytes));
+        self.reserved.tell(self.counters.reserved_bytes.all);
     }
 
     pub(super) fn pages_went(&mut self, kind: PoolKind, size_bytes: u64) {
         let bytes = i64::try_from(size_bytes).expect("runs of pages are below 2^63 bytes");
         self.counters.num_device_free += 1;
         for_kind(&mut self.counters.reserved_bytes, kind, |counter| counter.decrease(bytes));
+        self.reserved.tell(self.counters.reserved_bytes.all);
     }
 
     /// Whether the settings know oversize blocks, and from which size on.

@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 use crate::allocator::{FreeMemoryCallback, OomObserver};
 use crate::error::OutOfMemory;
-use crate::ids::OwnerId;
+use crate::ids::{HookId, OwnerId};
 
 thread_local! {
     /// The allocators whose hooks this thread runs now.
@@ -45,8 +45,22 @@ impl Drop for Inside {
 
 pub(crate) struct Hooks {
     owner: OwnerId,
-    callbacks: RwLock<Vec<FreeMemoryCallback>>,
-    observers: RwLock<Vec<OomObserver>>,
+    callbacks: RwLock<Vec<(HookId, FreeMemoryCallback)>>,
+    observers: RwLock<Vec<(HookId, OomObserver)>>,
+}
+
+/// Adds a hook to a list, and names it.
+fn add<H>(to: &RwLock<Vec<(HookId, H)>>, hook: H) -> HookId {
+    let id = HookId::next();
+    to.write().push((id, hook));
+    id
+}
+
+/// Takes a hook off a list. It is a user's, and dropped where no lock is held.
+fn remove<H>(from: &RwLock<Vec<(HookId, H)>>, id: HookId) -> Option<H> {
+    let mut all = from.write();
+    let at = all.iter().position(|(known, _)| *known == id)?;
+    Some(all.remove(at).1)
 }
 
 impl Hooks {
@@ -55,12 +69,17 @@ impl Hooks {
         Self { owner, callbacks: RwLock::default(), observers: RwLock::default() }
     }
 
-    pub(crate) fn add_callback(&self, callback: FreeMemoryCallback) {
-        self.callbacks.write().push(callback);
+    pub(crate) fn add_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        add(&self.callbacks, callback)
     }
 
-    pub(crate) fn add_observer(&self, observer: OomObserver) {
-        self.observers.write().push(observer);
+    pub(crate) fn add_observer(&self, observer: OomObserver) -> HookId {
+        add(&self.observers, observer)
+    }
+
+    /// Whether it was there.
+    pub(crate) fn remove(&self, hook: HookId) -> bool {
+        remove(&self.callbacks, hook).is_some() || remove(&self.observers, hook).is_some()
     }
 
     /// Asks every callback to free something; true when one did.
@@ -73,7 +92,7 @@ impl Hooks {
             return false;
         };
         let mut freed = false;
-        for callback in callbacks {
+        for (_, callback) in callbacks {
             freed |= callback();
         }
         freed
@@ -85,7 +104,7 @@ impl Hooks {
         let Some(_inside) = Inside::enter(self.owner) else {
             return;
         };
-        for observer in observers {
+        for (_, observer) in observers {
             observer(report);
         }
     }

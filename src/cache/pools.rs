@@ -318,6 +318,24 @@ impl Engine {
         Ok(())
     }
 
+    pub(super) fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        let mut growth = self.growth.lock();
+        let found = growth.pools.in_use(pool)?;
+        let is_new = found.heaps.numbers.read().is_empty();
+        if no_split != found.options.no_split && !is_new {
+            let what = "another rule of splitting once it has been used";
+            return Err(PoolError::NotSupported { pool, what });
+        }
+        found.options.use_on_oom = use_on_oom;
+        found.options.no_split = no_split;
+        Ok(())
+    }
+
     pub(super) fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.growth.lock().pools.in_use(pool)?.users += 1;
         Ok(())
@@ -358,14 +376,14 @@ impl Engine {
     }
 
     pub(super) fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        let was_captures = {
+        let closed = {
             let mut growth = self.growth.lock();
             let found = growth.pools.get_mut(pool)?;
             found.open = false;
             self.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?
         };
         self.attention.remove_other();
-        if was_captures {
+        if closed.was_captures {
             self.end_capture(pool)?;
         }
         Ok(())

@@ -76,6 +76,10 @@ impl Sharing for Engine {
         }
     }
 
+    fn share_raw(&self, address: u64) -> Result<SharedHandle, SharingError> {
+        self.share(&self.at(address)?)
+    }
+
     fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
         // What is refused again does not stop this.
         let _ = self.shared.imports.offer_leftovers();

@@ -1,11 +1,15 @@
 //! Folding the counters of all heaps into what users read, and resetting them.
 
+use std::sync::Arc;
+
 use parking_lot::MutexGuard;
 
-use super::cell::HeapState;
+use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use crate::size::PoolKind;
-use crate::stats::{ALL, Accumulated, Counter, HeapCounters, Lane, Lanes, PerPool, Statistics};
+use crate::stats::{
+    ALL, Accumulated, Counter, HeapCounters, Lane, Lanes, PerPool, Statistics, Usage,
+};
 
 #[derive(Default)]
 struct Fold {
@@ -96,6 +100,17 @@ impl Engine {
         statistics
     }
 
+    /// The most important counters now. Takes the heaps one at a time and no growth lock, under which the
+    /// driver may be called.
+    pub(super) fn usage(&self) -> Usage {
+        let lane = Lane::AllocatedBytes;
+        let of = |cell: &Arc<HeapCell>| cell.lock().counters.current(ALL).of(lane);
+        let allocated_bytes = self.heaps.all().map(of).sum();
+        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(lane);
+        let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
+        Usage { allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes }
+    }
+
     /// Sets every peak to its current value. Holds all heaps for a moment.
     pub fn reset_peaks(&self) {
         let mut growth = self.growth.lock();
@@ -103,6 +118,7 @@ impl Engine {
             self.heaps.all().map(|cell| cell.lock()).collect();
         self.ledger.reset_peaks(states.iter_mut().map(|state| &mut state.counters));
         growth.counters.for_each(|counter| counter.peak = counter.current);
+        growth.reserved.tell(growth.counters.reserved_bytes.all);
     }
 
     /// Sets what was summed up to zero; currents and peaks stay.

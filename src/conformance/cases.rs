@@ -75,11 +75,11 @@ impl Case<'_> {
             let told = Arc::new(AtomicU64::new(0));
             let Some(pressure) = bed.allocator.pressure() else { return Ok(()) };
             let (asks, tells) = (Arc::clone(&asked), Arc::clone(&told));
-            pressure.add_free_memory_callback(Arc::new(move || {
+            let callback = pressure.add_free_memory_callback(Arc::new(move || {
                 asks.fetch_add(1, Ordering::Relaxed);
                 false
             }));
-            pressure.add_oom_observer(Arc::new(move |report| {
+            let observer = pressure.add_oom_observer(Arc::new(move |report| {
                 tells.store(report.requested_bytes, Ordering::Relaxed);
             }));
             bed.lines.push("add a callback and an observer".to_owned());
@@ -91,9 +91,24 @@ impl Case<'_> {
                 return Err("no callback was asked to free something".to_owned());
             }
             match told.load(Ordering::Relaxed) {
-                told if told == piece => bed.hand_everything_back(),
-                told => Err(format!("{piece} bytes failed, the observer heard of {told}")),
+                told if told == piece => {}
+                told => return Err(format!("{piece} bytes failed, the observer heard of {told}")),
             }
+            let Some(pressure) = bed.allocator.pressure() else { return Ok(()) };
+            for hook in [callback, observer] {
+                if !pressure.remove_hook(hook) || pressure.remove_hook(hook) {
+                    return Err("a hook is not removed once and no more than once".to_owned());
+                }
+            }
+            bed.lines.push("remove both".to_owned());
+            bed.hand_everything_back()?;
+            asked.store(0, Ordering::Relaxed);
+            told.store(0, Ordering::Relaxed);
+            fill(bed, piece)?;
+            if asked.load(Ordering::Relaxed) != 0 || told.load(Ordering::Relaxed) != 0 {
+                return Err("a hook that was removed is asked or told".to_owned());
+            }
+            bed.hand_everything_back()
         })?;
         Ok(if endless.get() {
             Outcome::NotTested { why: ENDLESS }

@@ -16,6 +16,11 @@ pub(super) fn stream_of(stream: *mut c_void) -> StreamId {
     StreamId(stream.addr() as u64)
 }
 
+/// The same the other way.
+pub(super) fn stream_to(stream: StreamId) -> *mut c_void {
+    std::ptr::without_provenance_mut(usize::try_from(stream.0).unwrap_or(usize::MAX))
+}
+
 /// A device address as callers have it.
 pub(super) fn pointer_to(address: u64) -> Result<*mut c_void, Failure> {
     let address = usize::try_from(address);
@@ -129,7 +134,7 @@ pub extern "C" fn stratalloc_record_stream(
     status(|| {
         let instance = table::find(handle)?;
         let address = pointer.addr() as u64;
-        Ok(instance.raw()?.record_stream_raw(address, stream_of(stream))?)
+        instance.record_stream(address, stream_of(stream))
     })
 }
 
@@ -181,7 +186,8 @@ pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> 
 }
 
 /// Writes the counters as one flat JSON object of whole numbers: the keys of
-/// `torch.cuda.memory_stats()`, and behind them counters that only this strategy has. Those of
+/// `torch.cuda.memory_stats()`, behind them `free_blocks`, `hits`, `misses` and `num_oom_rejections`, and at
+/// last counters that only this strategy has. Those of
 /// `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
 /// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
 /// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and

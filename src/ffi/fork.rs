@@ -11,7 +11,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{said, table, torch};
+use super::{checkpoints, said, sharing, snapshots, table, torch};
 use crate::layers::{front, track};
 use crate::{registry, strategies, switch, sync};
 
@@ -48,6 +48,9 @@ extern "C" fn before() {
     let held: Held = vec![
         Box::new(torch::hold()),
         Box::new(table::hold()),
+        Box::new(checkpoints::hold()),
+        Box::new(sharing::hold()),
+        Box::new(snapshots::hold()),
         Box::new(registry::hold()),
         Box::new(switch::hold_names()),
         Box::new(front::hold()),
@@ -70,5 +73,8 @@ extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
     torch::forget_all();
     table::forget_all();
+    checkpoints::forget_all();
+    sharing::forget_all();
+    snapshots::forget_all();
     front::forget_all();
 }

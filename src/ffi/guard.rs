@@ -11,6 +11,7 @@ use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, HandleError, PoolError,
 };
 use crate::registry::BuildError;
+use crate::sharing::SharingError;
 use crate::switch::SwitchError;
 
 /// How a call ended. After anything but `OK` nothing has changed, unless the driver failed in a call that
@@ -23,7 +24,7 @@ pub enum Status {
     Ok = 0,
     /// A null pointer, text that is not UTF-8, or a number that is out of range.
     InvalidArgument = 1,
-    /// No allocator has this handle, or it was destroyed.
+    /// No allocator, checkpoint, snapshot or shared block has this handle, or it was ended.
     UnknownHandle = 2,
     /// The configuration string cannot be used.
     BadConfiguration = 3,
@@ -37,7 +38,7 @@ pub enum Status {
     NotSupported = 7,
     /// The driver failed.
     DriverFailed = 8,
-    /// The text does not fit in the buffer.
+    /// What is written does not fit in the buffer.
     BufferTooSmall = 9,
     /// A defect of the library. The allocator may be unusable.
     Internal = 10,
@@ -123,6 +124,7 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Self {
         let status = match &error {
             AllocError::Driver(driver) => of_driver(driver),
+            AllocError::Pool(PoolError::NotSupported { .. }) => Status::NotSupported,
             AllocError::Pool(_) => Status::BadPool,
             AllocError::ZeroBytes | AllocError::NoBlockAt { .. } => Status::InvalidArgument,
             AllocError::BadAddress { .. } => Status::Internal,
@@ -150,6 +152,7 @@ impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Self {
         let status = match &error {
             PoolError::Driver(driver) => of_driver(driver),
+            PoolError::NotSupported { .. } => Status::NotSupported,
             _ => Status::BadPool,
         };
         Self::new(status, error)
@@ -160,6 +163,25 @@ impl From<DriverError> for Failure {
     #[cold]
     fn from(error: DriverError) -> Self {
         Self::new(of_driver(&error), error)
+    }
+}
+
+impl From<SharingError> for Failure {
+    #[cold]
+    fn from(error: SharingError) -> Self {
+        let status = match error {
+            SharingError::Handle(error) => return error.into(),
+            SharingError::Driver(error) => return error.into(),
+            SharingError::Format(_)
+            | SharingError::TooManyPages { .. }
+            | SharingError::OwnProcess => Status::InvalidArgument,
+            SharingError::NotExportable { .. }
+            | SharingError::NotSupported { .. }
+            | SharingError::PageSize { .. } => Status::NotSupported,
+            // Whoever shared the block has it no more, or does not show it.
+            _ => Status::UnknownAddress,
+        };
+        Self::new(status, error)
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 use super::guard::{Failure, Status, status};
 use super::table;
-use super::text::read;
+use super::text::{Place, read, read_any, write};
 use crate::history::{
     Action, Context, ContextScope, Format, Frame, RecordOptions, Stack, StackLevel, StackProvider,
 };
@@ -132,6 +133,12 @@ impl Drop for Gathered {
     }
 }
 
+/// A stack as its source gathered it, or null for one that comes from elsewhere.
+pub(super) fn stack_of(stack: Option<&dyn Any>) -> *mut c_void {
+    let gathered = stack.and_then(|stack| stack.downcast_ref::<Gathered>());
+    gathered.map_or(std::ptr::null_mut(), |gathered| gathered.stack)
+}
+
 /// Starts recording what the allocator does, or goes on with other options. `stacks` says whose stacks are
 /// gathered: 0 nobody's, 1 of live blocks, 2 of entries that hand out memory too, 3 of all. At most
 /// `entries_max` entries are kept, the newest. `skip` names actions that are not recorded, as PyTorch calls
@@ -158,7 +165,7 @@ pub unsafe extern "C" fn stratalloc_history_start(
             other => return Err(refuse(format!("stacks is {other}, and must be 0, 1, 2 or 3"))),
         };
         // SAFETY: our caller's promise.
-        let skip = if skip.is_null() { "" } else { unsafe { read(skip, "skip") }? };
+        let skip = unsafe { read_any(skip, "skip") }?.unwrap_or_default();
         let names = skip.split(',').map(str::trim).filter(|name| !name.is_empty());
         let skip = names.map(|name| {
             Action::from_name(name)
@@ -178,6 +185,21 @@ pub unsafe extern "C" fn stratalloc_history_start(
 pub extern "C" fn stratalloc_history_stop(handle: u64) -> Status {
     status(|| {
         table::find(handle)?.recording().history().stop();
+        Ok(())
+    })
+}
+
+/// Stores 1 if it is recorded what the allocator does, or 0.
+///
+/// # Safety
+///
+/// `on` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_history_is_on(handle: u64, on: *mut c_int) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(on, "on") }?;
+        place.put(c_int::from(table::find(handle)?.recording().history().is_on()));
         Ok(())
     })
 }
@@ -233,18 +255,50 @@ pub unsafe extern "C" fn stratalloc_history_set_metadata(
     metadata: *const c_char,
 ) -> Status {
     status(|| {
-        let text = match metadata.is_null() {
-            true => None,
-            // SAFETY: our caller's promise.
-            false => Some(unsafe { read(metadata, "metadata") }?),
-        };
+        // SAFETY: our caller's promise.
+        let text = unsafe { read_any(metadata, "metadata") }?;
         table::find(handle)?.recording().history().set_metadata(text);
         Ok(())
     })
 }
 
+/// Writes what was set last, or an empty text, in the manner of `stratalloc_statistics_json`.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_history_metadata(
+    handle: u64,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    let text = || {
+        let metadata = table::find(handle)?.recording().history().metadata();
+        Ok(metadata.map(|text| text.to_string()).unwrap_or_default())
+    };
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
+}
+
+/// Names that a thread is in, the innermost last.
+type Names = RefCell<Vec<ContextScope>>;
+
 thread_local! {
-    static SCOPES: RefCell<Vec<ContextScope>> = const { RefCell::new(Vec::new()) };
+    static SCOPES: Names = const { RefCell::new(Vec::new()) };
+    static COMPILED: Names = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes the last name of a thread back.
+fn pop(names: &'static std::thread::LocalKey<Names>) -> Status {
+    status(|| match names.with_borrow_mut(Vec::pop) {
+        Some(scope) => {
+            drop(scope);
+            Ok(())
+        }
+        None => Err(Failure::new(Status::InvalidArgument, "the thread has no name to take back")),
+    })
 }
 
 /// Names what the calling thread does from now on: entries have the name as their innermost frame. Every name
@@ -266,13 +320,29 @@ pub unsafe extern "C" fn stratalloc_context_push(name: *const c_char) -> Status 
 /// Takes the calling thread's last name back.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_context_pop() -> Status {
-    status(|| match SCOPES.with_borrow_mut(Vec::pop) {
-        Some(scope) => {
-            drop(scope);
-            Ok(())
-        }
-        None => Err(Failure::new(Status::InvalidArgument, "the thread has no name to take back")),
+    pop(&SCOPES)
+}
+
+/// Says which compiled region runs on the calling thread from now on: entries have it in a field of their
+/// own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
+///
+/// # Safety
+///
+/// `name` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_compile_context_push(name: *const c_char) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let scope = Context::compiled(unsafe { read(name, "name") }?);
+        COMPILED.with_borrow_mut(|names| names.push(scope));
+        Ok(())
     })
+}
+
+/// Takes the calling thread's last compiled region back.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_compile_context_pop() -> Status {
+    pop(&COMPILED)
 }
 
 /// Writes all segments and blocks and the history, as of one moment, to a file that PyTorch's viewers read: a

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use super::device::open_device;
 use super::guard::{Failure, bad_configuration};
 use super::said::warn;
+use super::uncached::{self, Uncached};
 use crate::allocator::{
-    Caching, Counters, DeviceAllocator, PrivatePools, RawAddresses, Recording, Request, ScopeFilter,
+    Caching, Checkpoints, Counters, DeviceAllocator, Expandable, PeerAccess, PoolOptions, Pressure,
+    PrivatePools, RawAddresses, Recording, Request, ScopeFilter, Sharing,
 };
 use crate::config::{Config, PeersSetting, from_process};
 use crate::driver::Driver;
+use crate::error::PoolError;
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
@@ -20,6 +23,7 @@ use crate::switch::Switchable;
 pub(super) struct Instance {
     allocator: Switchable,
     pub(super) driver: Arc<dyn Driver>,
+    uncached: Uncached,
 }
 
 /// What the environment says. What is probably not meant is told to people.
@@ -47,7 +51,11 @@ impl Instance {
             Some(text) => parse(text).inspect(warn)?,
             None => environment()?,
         };
-        Self::build(&config, open_device(device)?)
+        let instance = Self::build(&config, open_device(device)?)?;
+        if conf.is_none() && uncached::environment_asks() {
+            instance.uncached.turn(true);
+        }
+        Ok(instance)
     }
 
     pub(super) fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, Failure> {
@@ -60,35 +68,97 @@ impl Instance {
             let what = "blocks by bare address (layers:[front] serves callers with handles only)";
             return Err(Failure::lacks(allocator.name(), what));
         }
-        Ok(Self { allocator, driver })
+        let uncached = Uncached::new(Arc::clone(&driver));
+        Ok(Self { allocator, driver, uncached })
     }
 
     /// The address of a block.
     #[inline]
     pub(super) fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Failure> {
+        if !self.is_caching() {
+            return Ok(self.uncached.allocate(bytes)?);
+        }
         Ok(self.allocator.allocate(Request::new(bytes, stream))?.address())
     }
 
     #[inline]
     pub(super) fn free(&self, address: u64) -> Result<(), Failure> {
-        self.allocator.free_raw(address)?;
+        match self.allocator.free_raw(address) {
+            Ok(_) => Ok(()),
+            Err(error) => match self.uncached.free(address) {
+                Some(freed) => Ok(freed?),
+                None => Err(error.into()),
+            },
+        }
+    }
+
+    pub(super) fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), Failure> {
+        let recorded = self.raw()?.record_stream_raw(address, stream);
+        // A driver that takes a block back waits for everybody.
+        let is_known = recorded.is_ok() || self.uncached.size_of(address).is_some();
+        if is_known { Ok(()) } else { Ok(recorded?) }
+    }
+
+    /// Whether requests may go past the cache: where it takes its memory from the driver by plain calls.
+    fn may_do_without_cache(&self) -> bool {
+        self.allocator.name() == "native"
+    }
+
+    pub(super) fn is_caching(&self) -> bool {
+        !(self.uncached.is_on() && self.may_do_without_cache())
+    }
+
+    /// Lets later requests go past the cache, or no more. Blocks stay.
+    pub(super) fn set_caching(&self, on: bool) -> Result<(), Failure> {
+        if !on && !self.may_do_without_cache() {
+            return Err(self.lacks("way past its cache"));
+        }
+        self.uncached.turn(!on);
         Ok(())
     }
 
-    pub(super) fn raw(&self) -> Result<&dyn RawAddresses, Failure> {
-        self.allocator
-            .raw_addresses()
-            .ok_or_else(|| Failure::lacks(self.allocator.name(), "blocks by bare address"))
+    pub(super) fn name(&self) -> &str {
+        self.allocator.name()
+    }
+
+    fn lacks(&self, what: &str) -> Failure {
+        Failure::lacks(self.allocator.name(), what)
+    }
+
+    fn raw(&self) -> Result<&dyn RawAddresses, Failure> {
+        self.allocator.raw_addresses().ok_or_else(|| self.lacks("blocks by bare address"))
     }
 
     pub(super) fn caching(&self) -> Result<&dyn Caching, Failure> {
-        self.allocator.caching().ok_or_else(|| Failure::lacks(self.allocator.name(), "cache"))
+        self.allocator.caching().ok_or_else(|| self.lacks("cache"))
     }
 
     pub(super) fn pools(&self) -> Result<&dyn PrivatePools, Failure> {
-        self.allocator
-            .private_pools()
-            .ok_or_else(|| Failure::lacks(self.allocator.name(), "private pools"))
+        self.allocator.private_pools().ok_or_else(|| self.lacks("private pools"))
+    }
+
+    pub(super) fn checkpoints(&self) -> Result<&dyn Checkpoints, Failure> {
+        self.allocator.checkpoints().ok_or_else(|| self.lacks("checkpoints"))
+    }
+
+    pub(super) fn sharing(&self) -> Result<&dyn Sharing, Failure> {
+        self.allocator.sharing().ok_or_else(|| self.lacks("blocks in other processes"))
+    }
+
+    pub(super) fn peers(&self) -> Result<&dyn PeerAccess, Failure> {
+        self.allocator.peer_access().ok_or_else(|| self.lacks("use by other devices"))
+    }
+
+    pub(super) fn expandable(&self) -> Result<&dyn Expandable, Failure> {
+        self.allocator.expandable().ok_or_else(|| self.lacks("expandable segments"))
+    }
+
+    pub(super) fn pressure(&self) -> &dyn Pressure {
+        &self.allocator
+    }
+
+    pub(super) fn counters(&self) -> &dyn Counters {
+        &self.allocator
     }
 
     pub(super) fn recording(&self) -> &dyn Recording {
@@ -127,6 +197,20 @@ impl Instance {
         Ok(())
     }
 
+    /// Makes a pool with one user, or adds a user to the one that is there.
+    pub(super) fn ensure_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), Failure> {
+        let pools = self.pools()?;
+        let ensured = match pools.retain_pool(pool) {
+            Err(PoolError::Unknown { .. }) => match pools.create_pool(pool, options) {
+                // Another thread was faster.
+                Err(PoolError::Taken { .. }) => pools.retain_pool(pool),
+                created => created,
+            },
+            retained => retained,
+        };
+        Ok(ensured?)
+    }
+
     /// Opens a scope of a pool that is there.
     pub(super) fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
         let pools = self.pools()?;
@@ -140,6 +224,9 @@ impl Instance {
 
     /// Start and size of the segment, or of the mapped range, that an address lies in.
     pub(super) fn base_of(&self, address: u64) -> Option<(u64, u64)> {
+        if let Some(block) = self.uncached.around(address) {
+            return Some(block);
+        }
         let segments = self.caching().ok()?.layout();
         let found =
             segments.iter().find(|s| (s.address..s.address + s.size_bytes).contains(&address));

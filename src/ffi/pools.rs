@@ -2,15 +2,17 @@
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
-use super::calls::stream_of;
+use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
+use super::lent::{Lent, Release};
 use super::table;
 use super::text::Place;
-use crate::allocator::{PoolOptions, PrivatePools, ScopeFilter};
+use crate::allocator::{PoolOptions, PrivatePools, ScopeFilter, SegmentAllocator};
 use crate::error::PoolError;
-use crate::ids::PoolId;
+use crate::ids::{PoolId, StreamId};
 
 /// Requests to the default pool may take idle blocks from the pool before they fail.
 pub const POOL_USE_ON_OOM: u32 = 1;
@@ -33,6 +35,80 @@ impl From<Pool> for PoolId {
     }
 }
 
+/// Where a pool takes segments from instead of the device. The functions are called on any thread, with no
+/// lock of the library held; they may use the allocator, but not from the pool that they serve, and must not
+/// unwind. `user` is handed to each of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentSource {
+    /// The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not
+    /// as much.
+    pub allocate: Option<
+        unsafe extern "C" fn(user: *mut c_void, size: u64, stream: *mut c_void) -> *mut c_void,
+    >,
+    /// Takes back what `allocate` returned.
+    pub free: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            pointer: *mut c_void,
+            size: u64,
+            stream: *mut c_void,
+        ),
+    >,
+    /// Told when the pool has gone; may be null.
+    pub release: Release,
+    /// The caller's.
+    pub user: *mut c_void,
+}
+
+/// Which requests a scope routes to its pool.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StreamFilter {
+    /// Says by anything but 0 whether a request on `stream` goes to the pool. Called on the requesting thread
+    /// at each request; must neither call the allocator nor unwind.
+    pub accepts: Option<unsafe extern "C" fn(user: *mut c_void, stream: *mut c_void) -> c_int>,
+    /// Told when the scope has gone; may be null.
+    pub release: Release,
+    /// The caller's.
+    pub user: *mut c_void,
+}
+
+/// A source's functions, all there.
+#[derive(Debug)]
+struct Segments {
+    allocate: unsafe extern "C" fn(*mut c_void, u64, *mut c_void) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, *mut c_void, u64, *mut c_void),
+    lent: Arc<Lent>,
+}
+
+impl SegmentAllocator for Segments {
+    fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64> {
+        // SAFETY: the caller's function, with the caller's pointer.
+        let segment = unsafe { (self.allocate)(self.lent.user(), size_bytes, stream_to(stream)) };
+        (!segment.is_null()).then(|| segment.addr() as u64)
+    }
+
+    fn free(&self, address: u64, size_bytes: u64, stream: StreamId) {
+        // It came as a pointer.
+        let Ok(segment) = pointer_to(address) else { return };
+        // SAFETY: the caller's function, with the caller's pointers.
+        unsafe { (self.free)(self.lent.user(), segment, size_bytes, stream_to(stream)) };
+    }
+}
+
+fn options_of(options: u32) -> Result<PoolOptions, Failure> {
+    if options & !(POOL_USE_ON_OOM | POOL_NO_SPLIT) != 0 {
+        let text = format_args!("options {options:#x}: expected a sum of 1 and 2");
+        return Err(Failure::new(Status::InvalidArgument, text));
+    }
+    Ok(PoolOptions {
+        use_on_oom: options & POOL_USE_ON_OOM != 0,
+        no_split: options & POOL_NO_SPLIT != 0,
+        ..PoolOptions::default()
+    })
+}
+
 /// Makes a pool with one user, the caller, and stores its name. `options` is a sum of
 /// `STRATALLOC_POOL_USE_ON_OOM` and `STRATALLOC_POOL_NO_SPLIT`, or 0.
 ///
@@ -48,20 +124,115 @@ pub unsafe extern "C" fn stratalloc_pool_create(
     status(|| {
         // SAFETY: our caller's promise.
         let place = unsafe { Place::new(pool, "pool") }?;
-        if options & !(POOL_USE_ON_OOM | POOL_NO_SPLIT) != 0 {
-            let text = format_args!("options {options:#x}: expected a sum of 1 and 2");
-            return Err(Failure::new(Status::InvalidArgument, text));
-        }
-        let options = PoolOptions {
-            use_on_oom: options & POOL_USE_ON_OOM != 0,
-            no_split: options & POOL_NO_SPLIT != 0,
-            ..PoolOptions::default()
-        };
+        let options = options_of(options)?;
         let id = PoolId::next_user();
         table::find(handle)?.pools()?.create_pool(id, options)?;
         place.put(Pool { capture: id.capture, user: id.user });
         Ok(())
     })
+}
+
+/// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options`
+/// and `source` count for a pool that is made: where it takes segments from, or null for the device. If the
+/// call succeeds and the pool was there, `source` is let go of at once.
+///
+/// # Safety
+///
+/// `source` may be read if it is not null, and does what `stratalloc_segment_source` asks of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_pool_ensure(
+    handle: u64,
+    pool: Pool,
+    options: u32,
+    source: *const SegmentSource,
+) -> Status {
+    status(|| {
+        let options = options_of(options)?;
+        let instance = table::find(handle)?;
+        if source.is_null() {
+            return instance.ensure_pool(pool.into(), options);
+        }
+        // SAFETY: our caller's promise.
+        let source = unsafe { source.read_unaligned() };
+        let missing = || Failure::null("a function of the source");
+        let allocate = source.allocate.ok_or_else(missing)?;
+        let free = source.free.ok_or_else(missing)?;
+        Lent::to(source.user, source.release, |lent| {
+            let allocator: Arc<dyn SegmentAllocator> = Arc::new(Segments { allocate, free, lent });
+            let options = PoolOptions { allocator: Some(allocator), ..options };
+            instance.ensure_pool(pool.into(), options)
+        })
+    })
+}
+
+/// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` is for pools that were not used
+/// yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_pool_set_options(handle: u64, pool: Pool, options: u32) -> Status {
+    status(|| {
+        let PoolOptions { use_on_oom, no_split, .. } = options_of(options)?;
+        let instance = table::find(handle)?;
+        Ok(instance.pools()?.set_pool_options(pool.into(), use_on_oom, no_split)?)
+    })
+}
+
+/// Stores how many users a pool has; 0 if it is unknown.
+///
+/// # Safety
+///
+/// `users` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_pool_users(handle: u64, pool: Pool, users: *mut u32) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(users, "users") }?;
+        place.put(table::find(handle)?.pools()?.pool_users(pool.into()).unwrap_or(0));
+        Ok(())
+    })
+}
+
+/// Writes the addresses of the pool's live blocks, ascending, and stores how many there are. If there is not
+/// room for all, none is written; a `room` of 0 only asks.
+///
+/// # Safety
+///
+/// `room` pointers from `addresses` may be written, unless it is null; `count` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_pool_live(
+    handle: u64,
+    pool: Pool,
+    addresses: *mut *mut c_void,
+    room: usize,
+    count: *mut usize,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(count, "count") }?;
+        if addresses.is_null() && room > 0 {
+            return Err(Failure::null("addresses"));
+        }
+        let live = table::find(handle)?.pools()?.live_addresses(pool.into())?;
+        place.put(live.len());
+        if room > 0 && live.len() > room {
+            let text = format_args!("{} addresses, and room for {room}", live.len());
+            return Err(Failure::new(Status::BufferTooSmall, text));
+        }
+        for (at, address) in live.into_iter().take(room).enumerate() {
+            let pointer = pointer_to(address)?;
+            // SAFETY: inside what may be written, our caller says.
+            let to = unsafe { addresses.add(at) };
+            // SAFETY: as above; unaligned, because C promises nothing about that.
+            unsafe { to.write_unaligned(pointer) };
+        }
+        Ok(())
+    })
+}
+
+/// Gives the idle memory of a pool without users back to the device, and waits for the work that its freed
+/// blocks wait for. Does nothing for a pool that is in use.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_pool_empty(handle: u64, pool: Pool) -> Status {
+    status(|| Ok(table::find(handle)?.pools()?.empty_pool(pool.into())?))
 }
 
 /// Adds a user to a pool.
@@ -103,6 +274,35 @@ pub extern "C" fn stratalloc_pool_scope_open_stream(
     status(|| {
         let filter = ScopeFilter::Stream(stream_of(stream));
         table::find(handle)?.open_scope(pool.into(), filter)
+    })
+}
+
+/// Routes the requests that a filter accepts to a pool.
+///
+/// # Safety
+///
+/// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_pool_scope_open_filter(
+    handle: u64,
+    pool: Pool,
+    filter: *const StreamFilter,
+) -> Status {
+    status(|| {
+        if filter.is_null() {
+            return Err(Failure::null("filter"));
+        }
+        // SAFETY: not null, and our caller's promise.
+        let StreamFilter { accepts, release, user } = unsafe { filter.read_unaligned() };
+        let accepts = accepts.ok_or_else(|| Failure::null("the filter's function"))?;
+        let instance = table::find(handle)?;
+        Lent::to(user, release, |lent| {
+            let filter = move |stream: StreamId| {
+                // SAFETY: the caller's function, with the caller's pointer.
+                unsafe { accepts(lent.user(), stream_to(stream)) != 0 }
+            };
+            instance.open_scope(pool.into(), ScopeFilter::Where(Arc::new(filter)))
+        })
     })
 }
 

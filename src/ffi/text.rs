@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "callers hand us pointers")]
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 
 use super::guard::{Failure, Status, status};
 
@@ -41,6 +41,22 @@ impl<T> Place<T> {
     }
 }
 
+/// The caller's text, or none for null.
+///
+/// # Safety
+///
+/// As [`read`] says.
+pub(super) unsafe fn read_any<'a>(
+    from: *const c_char,
+    what: &str,
+) -> Result<Option<&'a str>, Failure> {
+    if from.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: our caller's promise.
+    unsafe { read(from, what) }.map(Some)
+}
+
 /// Writes all of a text into a buffer of the caller's, which is looked at before the text is made. `needed`,
 /// if not null, is set to the bytes that it takes, with the zero at its end.
 ///
@@ -58,6 +74,43 @@ pub(super) unsafe fn write(
         let buffer = unsafe { Buffer::new(buffer, size) }?;
         buffer.put_all(&text()?, needed)
     })
+}
+
+/// The same with bytes, without a zero at their end.
+///
+/// # Safety
+///
+/// As [`write`] says.
+pub(super) unsafe fn write_bytes(
+    buffer: *mut c_void,
+    size: usize,
+    needed: *mut usize,
+    bytes: impl FnOnce() -> Result<Vec<u8>, Failure>,
+) -> Status {
+    status(|| {
+        if buffer.is_null() && size > 0 {
+            return Err(Failure::null("the buffer"));
+        }
+        let bytes = bytes()?;
+        if !needed.is_null() {
+            Place(needed).put(bytes.len());
+        }
+        if size == 0 {
+            return Ok(());
+        }
+        if bytes.len() > size {
+            return Err(too_small(bytes.len(), size));
+        }
+        // SAFETY: as many bytes as `size` may be written, our caller says, and none of ours lies there.
+        unsafe { buffer.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    })
+}
+
+#[cold]
+fn too_small(all: usize, size_bytes: usize) -> Failure {
+    let text = format_args!("{all} bytes are needed, the buffer has {size_bytes}");
+    Failure::new(Status::BufferTooSmall, text)
 }
 
 /// A buffer of the caller's for text.
@@ -108,8 +161,7 @@ impl Buffer {
         if fits || asks {
             return Ok(());
         }
-        let text = format_args!("the text needs {all} bytes, the buffer has {size_bytes}");
-        Err(Failure::new(Status::BufferTooSmall, text))
+        Err(too_small(all, size_bytes))
     }
 }
 

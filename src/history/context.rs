@@ -6,6 +6,7 @@
 //! records shares it. It holds what a provider gathered, the names that the thread is in
 //! ([`Context::scope`]), the compile context of the thread and the metadata of the history.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,7 +46,7 @@ fn plain(text: &str) -> String {
 }
 
 /// A stack that somebody gathered. It may be dropped on any thread, with no lock of the allocator held.
-pub trait Stack: fmt::Debug + Send + Sync {
+pub trait Stack: Any + fmt::Debug + Send + Sync {
     /// Its frames, the innermost first. Called when a snapshot or a report is written.
     fn frames(&self) -> Vec<Frame>;
 }
@@ -125,6 +126,12 @@ impl Context {
             frames.extend(more.unwrap_or_default());
         }
         frames
+    }
+
+    /// What a provider gathered.
+    #[must_use]
+    pub fn stack(&self) -> Option<&(dyn Stack + 'static)> {
+        self.0.stack.as_deref()
     }
 
     /// The compiled region it belongs to.

@@ -21,7 +21,7 @@ pub type Tracker = Arc<dyn Fn(&Entry) + Send + Sync>;
 
 /// Names a tracker, to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TrackerId(u64);
+pub struct TrackerId(pub(crate) u64);
 
 pub(super) struct Trackers {
     /// No other history's, also when this one is gone.

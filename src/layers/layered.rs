@@ -17,7 +17,7 @@ use crate::allocator::{
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
-use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::ids::{DeviceId, HookId, PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::Statistics;
 
@@ -353,12 +353,16 @@ impl<L: Layer> RawAddresses for Layered<L> {
 }
 
 impl<L: Layer> Pressure for Layered<L> {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        pressure_of(self.0.inner()).add_free_memory_callback(callback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        pressure_of(self.0.inner()).add_free_memory_callback(callback)
     }
 
-    fn add_oom_observer(&self, observer: OomObserver) {
-        pressure_of(self.0.inner()).add_oom_observer(observer);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        pressure_of(self.0.inner()).add_oom_observer(observer)
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        pressure_of(self.0.inner()).remove_hook(hook)
     }
 }
 
@@ -377,6 +381,10 @@ impl<L: Layer> Sharing for Layered<L> {
         self.seen(allocation, |below| sharing_of(self.0.inner()).share(below))
     }
 
+    fn share_raw(&self, address: u64) -> Result<SharedHandle, SharingError> {
+        sharing_of(self.0.inner()).share_raw(address)
+    }
+
     fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
         sharing_of(self.0.inner()).open(handle)
     }
@@ -385,6 +393,15 @@ impl<L: Layer> Sharing for Layered<L> {
 impl<L: Layer> PrivatePools for Layered<L> {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         pools_of(self.0.inner()).create_pool(pool, options)
+    }
+
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        pools_of(self.0.inner()).set_pool_options(pool, use_on_oom, no_split)
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {

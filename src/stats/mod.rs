@@ -9,4 +9,4 @@ mod report;
 
 pub(crate) use lanes::{ALL, Accumulated, HeapCounters, Lane, Lanes};
 pub(crate) use ledger::{Heaps, Ledger};
-pub use report::{Counter, OwnCounter, PerPool, Statistics};
+pub use report::{Counter, OwnCounter, PerPool, Statistics, Usage};

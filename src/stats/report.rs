@@ -97,6 +97,43 @@ pub struct Statistics {
     pub own: Vec<OwnCounter>,
 }
 
+/// The numbers that are asked for most, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// In callers' hands now.
+    pub allocated_bytes: i64,
+    /// The most that ever was, or since the last reset of peaks.
+    pub allocated_peak_bytes: i64,
+    /// Held from the driver now.
+    pub reserved_bytes: i64,
+    /// The most that ever was, or since the last reset of peaks.
+    pub reserved_peak_bytes: i64,
+}
+
+impl Usage {
+    /// Those of all counters.
+    #[must_use]
+    pub fn of(statistics: &Statistics) -> Self {
+        Self {
+            allocated_bytes: statistics.memory_allocated(),
+            allocated_peak_bytes: statistics.max_memory_allocated(),
+            reserved_bytes: statistics.memory_reserved(),
+            reserved_peak_bytes: statistics.max_memory_reserved(),
+        }
+    }
+
+    /// Those of two allocators together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            allocated_bytes: self.allocated_bytes + other.allocated_bytes,
+            allocated_peak_bytes: self.allocated_peak_bytes + other.allocated_peak_bytes,
+            reserved_bytes: self.reserved_bytes + other.reserved_bytes,
+            reserved_peak_bytes: self.reserved_peak_bytes + other.reserved_peak_bytes,
+        }
+    }
+}
+
 /// A counter that only one strategy has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnCounter {
@@ -203,10 +240,19 @@ impl Statistics {
         keys
     }
 
-    /// [`pytorch_keys`](Self::pytorch_keys) and, behind them, the strategy's [own](Self::own) counters.
+    /// [`pytorch_keys`](Self::pytorch_keys) and, behind them, what all strategies count besides and the
+    /// strategy's [own](Self::own) counters.
     #[must_use]
     pub fn keys(&self) -> Vec<(String, i64)> {
         let mut keys = self.pytorch_keys();
+        for (name, value) in [
+            ("free_blocks", self.free_blocks.cast_signed()),
+            ("hits", self.hits.cast_signed()),
+            ("misses", self.misses.cast_signed()),
+            ("num_oom_rejections", self.num_oom_rejections),
+        ] {
+            keys.push((name.to_owned(), value));
+        }
         keys.extend(self.own.iter().map(|own| (own.name.to_owned(), own.count)));
         keys
     }
@@ -293,7 +339,10 @@ mod tests {
         let statistics = Statistics { own, ..Statistics::default() };
         let keys = statistics.keys();
         assert_eq!(keys[..122], statistics.pytorch_keys());
-        assert_eq!(keys[122..], [("mine.never".to_owned(), 0), ("mine.rare".to_owned(), 3)]);
+        let behind: Vec<_> = keys[122..].iter().map(|(name, value)| (&**name, *value)).collect();
+        let of_all = ["free_blocks", "hits", "misses", "num_oom_rejections"].map(|name| (name, 0));
+        assert_eq!(behind[..4], of_all);
+        assert_eq!(behind[4..], [("mine.never", 0), ("mine.rare", 3)]);
         let text = statistics.summary();
         assert!(text.ends_with("\nmine.rare 3\n") && !text.contains("never"), "{text}");
     }

@@ -16,9 +16,9 @@ use crate::allocator::{
 use crate::config::Config;
 use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, StreamId};
+use crate::ids::{DeviceId, HookId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
-use crate::stats::Statistics;
+use crate::stats::{Statistics, Usage};
 use crate::strategies::Strategy;
 
 /// The current allocator cannot do it; it could when the capability was asked for.
@@ -58,6 +58,21 @@ impl Switchable {
         }
         self.core.left();
         answers
+    }
+}
+
+impl Switchable {
+    /// Shares a block through the allocator that made it.
+    fn share_by(
+        &self,
+        address: u64,
+        share: impl Fn(&dyn Sharing) -> Result<SharedHandle, SharingError>,
+    ) -> Result<SharedHandle, SharingError> {
+        let found = self.core.ask(|generation| match share(generation.strategy.sharing()?) {
+            Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
+            answer => Some(answer),
+        });
+        found.unwrap_or(Err(HandleError::UnknownAddress { address }.into()))
     }
 }
 
@@ -182,6 +197,12 @@ impl Counters for Switchable {
         statistics
     }
 
+    fn usage(&self) -> Usage {
+        let usage = self.core.usage();
+        self.core.left();
+        usage
+    }
+
     fn reset_peaks(&self) {
         self.core.reset_peaks();
         self.core.left();
@@ -229,12 +250,16 @@ impl RawAddresses for Switchable {
 }
 
 impl Pressure for Switchable {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.core.hooks.add_callback(callback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        self.core.hooks.add_callback(callback)
     }
 
-    fn add_oom_observer(&self, observer: OomObserver) {
-        self.core.hooks.add_observer(observer);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        self.core.hooks.add_observer(observer)
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        self.core.hooks.remove(hook)
     }
 }
 
@@ -265,12 +290,11 @@ impl PeerAccess for Switchable {
 
 impl Sharing for Switchable {
     fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
-        let found =
-            self.core.ask(|generation| match generation.strategy.sharing()?.share(allocation) {
-                Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
-                answer => Some(answer),
-            });
-        found.unwrap_or_else(|| Err(nobodys(allocation).into()))
+        self.share_by(allocation.address(), |sharing| sharing.share(allocation))
+    }
+
+    fn share_raw(&self, address: u64) -> Result<SharedHandle, SharingError> {
+        self.share_by(address, |sharing| sharing.share_raw(address))
     }
 
     fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {

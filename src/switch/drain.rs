@@ -25,7 +25,7 @@ use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
 use crate::error::{AllocError, OutOfMemory};
 use crate::size::human_bytes;
-use crate::stats::{PerPool, Statistics};
+use crate::stats::{PerPool, Statistics, Usage};
 use crate::sync::Read;
 
 /// How many allocators in turn may refuse a request because each was replaced meanwhile: a callback that
@@ -390,6 +390,13 @@ impl Core {
     pub(super) fn statistics(&self) -> Statistics {
         let ledger = self.ledger.lock();
         ledger.sum(&self.all_statistics())
+    }
+
+    /// The most important counters of all.
+    pub(super) fn usage(&self) -> Usage {
+        let ledger = self.ledger.lock();
+        let all = self.generations.all();
+        ledger.add_usage(Generation::usage_of_all(all.iter().map(|generation| &**generation)))
     }
 
     fn all_statistics(&self) -> Vec<Statistics> {

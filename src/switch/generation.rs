@@ -7,7 +7,7 @@ use crate::allocator::{Caching, Counters, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
 use crate::driver::{Driver, may_be_captured};
 use crate::layers;
-use crate::stats::{PerPool, Statistics};
+use crate::stats::{PerPool, Statistics, Usage};
 use crate::strategies::Strategy;
 use crate::sync::Global;
 
@@ -83,6 +83,19 @@ impl Generation {
             statistics
         };
         all.map(one).collect()
+    }
+
+    /// The same of the most important counters.
+    pub(super) fn usage_of_all<'g>(all: impl Iterator<Item = &'g Self>) -> Usage {
+        let mut is_counted = false;
+        let one = |generation: &Self| {
+            let mut usage = generation.strategy.counters().map(Counters::usage).unwrap_or_default();
+            if generation.shares_pool && std::mem::replace(&mut is_counted, true) {
+                (usage.reserved_bytes, usage.reserved_peak_bytes) = (0, 0);
+            }
+            usage
+        };
+        all.map(one).fold(Usage::default(), Usage::plus)
     }
 
     /// Blocks in callers' hands, given its statistics: without those that threads keep in a front.

@@ -4,7 +4,7 @@
 //! switch: from then on they are the sum of each allocator's own peak, which is never below the truth and
 //! above it by at most what retired ones have given back since.
 
-use crate::stats::{Counter, PerPool, Statistics};
+use crate::stats::{Counter, PerPool, Statistics, Usage};
 
 /// What no living allocator knows any more.
 #[derive(Debug, Default)]
@@ -25,6 +25,11 @@ impl Ledger {
         sum.num_ooms = (sum.num_ooms - self.rescued).max(0);
         sum.max_split_size = all.first().map_or(-1, |current| current.max_split_size);
         sum
+    }
+
+    /// The same of the most important counters, given those of all that live.
+    pub(super) fn add_usage(&self, all: Usage) -> Usage {
+        Usage::of(&self.gone).plus(all)
     }
 
     /// An allocator has gone.

@@ -120,6 +120,15 @@ impl PrivatePools for Switchable {
         })
     }
 
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        self.ask_pool(pool, |pools| pools.set_pool_options(pool, use_on_oom, no_split))
+    }
+
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.ask_pool(pool, |pools| pools.retain_pool(pool))
     }

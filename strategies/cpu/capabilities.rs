@@ -13,7 +13,7 @@ use crate::config::{Acts, Config};
 use crate::driver::system::memory_info;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{HookId, PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
@@ -166,12 +166,16 @@ impl Core {
 
 impl Pressure for CpuAllocator {
     /// Asked when the system, or the limit, has refused: memory of the host is cheap to ask for.
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.core.hooks.add_callback(callback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        self.core.hooks.add_callback(callback)
     }
 
-    fn add_oom_observer(&self, observer: OomObserver) {
-        self.core.hooks.add_observer(observer);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        self.core.hooks.add_observer(observer)
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        self.core.hooks.remove(hook)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, PoolError,
 };
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::ids::{DeviceId, HookId, PoolId, StreamId};
 use crate::size::{PoolKind, limit_of_fraction};
 use crate::stats::{Counter, PerPool, Statistics};
 
@@ -321,12 +321,16 @@ impl Counters for MallocAsyncAllocator {
 }
 
 impl Pressure for MallocAsyncAllocator {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.hooks.add_callback(callback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        self.hooks.add_callback(callback)
     }
 
-    fn add_oom_observer(&self, observer: OomObserver) {
-        self.hooks.add_observer(observer);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        self.hooks.add_observer(observer)
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        self.hooks.remove(hook)
     }
 }
 
@@ -355,6 +359,15 @@ impl PeerAccess for MallocAsyncAllocator {
 impl PrivatePools for MallocAsyncAllocator {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         self.make_pool(pool, &options)
+    }
+
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        self.set_options(pool, use_on_oom, no_split)
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {

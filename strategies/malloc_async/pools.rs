@@ -149,6 +149,21 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
+    pub(super) fn set_options(
+        &self,
+        id: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        let mut pools = self.pools.lock();
+        let entry = pools.in_use(id)?;
+        if no_split {
+            return Err(PoolError::NotSupported { pool: id, what: "blocks that are never split" });
+        }
+        entry.use_on_oom = use_on_oom;
+        Ok(())
+    }
+
     /// A driver pool that keeps its memory and is open to these devices.
     fn new_driver_pool(&self, peers: &[DeviceId]) -> Result<DriverPoolId, DriverError> {
         let driver = self.memory_pools();
@@ -198,17 +213,20 @@ impl MallocAsyncAllocator {
 
     pub(super) fn remove_user(&self, id: PoolId) -> Result<(), PoolError> {
         let mut pools = self.pools.lock();
+        let mut closed = None;
         let entry = pools.in_use(id)?;
         entry.users -= 1;
         if let Entry { users: 0, driver_pool, .. } = *entry {
             if let Some(pool) = driver_pool {
                 self.retire(&mut pools, pool);
             }
-            if self.scopes.close(id).is_some() {
+            closed = self.scopes.close(id);
+            if closed.is_some() {
                 self.captures.scope_closed();
             }
         }
         drop(pools);
+        drop(closed);
         self.destroy_empty_pools();
         Ok(())
     }
@@ -255,12 +273,14 @@ impl MallocAsyncAllocator {
     }
 
     pub(super) fn end_scope(&self, id: PoolId) -> Result<(), PoolError> {
-        {
+        let closed = {
             let mut pools = self.pools.lock();
             pools.entry(id)?;
-            self.scopes.close(id).ok_or(PoolError::ScopeClosed { pool: id })?;
+            let closed = self.scopes.close(id).ok_or(PoolError::ScopeClosed { pool: id })?;
             self.captures.scope_closed();
-        }
+            closed
+        };
+        drop(closed);
         Ok(self.settle_deferred()?)
     }
 

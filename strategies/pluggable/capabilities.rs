@@ -15,7 +15,7 @@ use crate::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError,
 };
 use crate::history::{History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, StreamId};
+use crate::ids::{DeviceId, HookId, StreamId};
 use crate::stats::Statistics;
 
 impl DeviceAllocator for PluggableAllocator {
@@ -221,12 +221,16 @@ impl RawAddresses for PluggableAllocator {
 }
 
 impl Pressure for PluggableAllocator {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.hooks.add_callback(callback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        self.hooks.add_callback(callback)
     }
 
-    fn add_oom_observer(&self, observer: OomObserver) {
-        self.hooks.add_observer(observer);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        self.hooks.add_observer(observer)
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        self.hooks.remove(hook)
     }
 }
 

@@ -270,22 +270,26 @@ impl PluggableAllocator {
     /// Undoes what was noted of a scope that did not begin.
     fn forget_scope(&self, pool: PoolId, has_user: bool) {
         let mut known = self.pools.lock();
-        let _ = self.pools.scopes.close(pool);
+        let closed = self.pools.scopes.close(pool);
+        let mut gone = None;
         if let Ok(found) = known.in_use(pool) {
             found.begun -= 1;
             found.users -= u32::from(has_user);
             if found.users == 0 && found.blocks == 0 {
-                known.pools.remove(&pool);
+                gone = known.pools.remove(&pool);
             }
         }
         drop(known);
+        // What a filter's or a pool's end does is user code.
+        drop((closed, gone));
         self.pools.closed.notify_all();
     }
 
     fn close(&self, pool: PoolId) -> Result<(), PoolError> {
         let known = self.pools.lock();
-        self.pools.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?;
+        let closed = self.pools.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?;
         drop(known);
+        drop(closed);
         if let Some(end) = &self.callbacks.end_pool {
             end(self.device.device, pool);
         }
@@ -418,13 +422,25 @@ impl PrivatePools for PluggableAllocator {
         Ok(())
     }
 
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        let mut known = self.pools.lock();
+        let options = &mut known.in_use(pool)?.options;
+        (options.use_on_oom, options.no_split) = (use_on_oom, no_split);
+        Ok(())
+    }
+
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.pools.lock().in_use(pool)?.users += 1;
         Ok(())
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        let begun = {
+        let (begun, gone) = {
             let mut known = self.pools.lock();
             let found = known.in_use(pool)?;
             found.users -= 1;
@@ -432,11 +448,10 @@ impl PrivatePools for PluggableAllocator {
                 return Ok(());
             }
             let begun = std::mem::take(&mut found.begun);
-            if found.blocks == 0 {
-                known.pools.remove(&pool);
-            }
-            begun
+            let is_empty = found.blocks == 0;
+            (begun, is_empty.then(|| known.pools.remove(&pool)))
         };
+        drop(gone);
         if let Some(release) = &self.callbacks.release_pool {
             (0..begun).for_each(|_| release(self.device.device, pool));
         }

@@ -15,7 +15,7 @@ use stratalloc::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
 };
 use stratalloc::history::SegmentLayout;
-use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::ids::{HookId, PoolId, StreamId};
 use stratalloc::registry::Constructed;
 
 /// What does nothing.
@@ -213,17 +213,24 @@ impl RawAddresses for Bent {
 }
 
 impl Pressure for Bent {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        if self.bend != Bend::CallsNobody {
-            let inner = self.inner.pressure().expect("the native strategy has hooks");
-            inner.add_free_memory_callback(callback);
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        let inner = self.inner.pressure().expect("the native strategy has hooks");
+        match self.bend {
+            Bend::CallsNobody => HookId::next(),
+            _ => inner.add_free_memory_callback(callback),
         }
     }
 
-    fn add_oom_observer(&self, observer: OomObserver) {
-        if self.bend != Bend::CallsNobody {
-            let inner = self.inner.pressure().expect("the native strategy has hooks");
-            inner.add_oom_observer(observer);
+    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        let inner = self.inner.pressure().expect("the native strategy has hooks");
+        match self.bend {
+            Bend::CallsNobody => HookId::next(),
+            _ => inner.add_oom_observer(observer),
         }
+    }
+
+    fn remove_hook(&self, hook: HookId) -> bool {
+        let inner = self.inner.pressure().expect("the native strategy has hooks");
+        inner.remove_hook(hook)
     }
 }

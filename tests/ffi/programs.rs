@@ -52,6 +52,33 @@ fn a_c_program_uses_every_call() {
 }
 
 #[test]
+fn a_c_program_reaches_everything_an_allocator_can_do() {
+    let Some(program) = compile("cc", "reach.c", &["-std=c11"]) else { return };
+    for device in ["sim", "host"] {
+        run(&program, &[device], device);
+    }
+    for variable in ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"] {
+        // Set to whatever, as PyTorch reads it.
+        for value in ["1", "0", ""] {
+            let mut command = Command::new(&program);
+            command.env_remove("LD_LIBRARY_PATH").env("STRATALLOC_DEVICE", "sim");
+            let output = command.args(["sim", "uncached"]).env(variable, value).output();
+            let output = output.expect("what was compiled runs");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.stdout, b"good\n", "{variable}={value}: {errors}");
+        }
+    }
+}
+
+#[test]
+fn what_threads_lend_is_let_go_of_once_also_when_the_allocator_ends() {
+    let Some(program) = compile("cc", "lent.c", &["-std=c11"]) else { return };
+    for device in ["sim", "host"] {
+        run(&program, &[device], device);
+    }
+}
+
+#[test]
 fn a_hostile_c_program_gets_a_status_for_everything() {
     let Some(program) = compile("cc", "hostile.c", &["-std=c11"]) else { return };
     for device in ["sim", "host"] {

@@ -168,7 +168,7 @@ fn many_threads_share_allocators_that_come_and_go() {
     assert_eq!(status, Status::Ok);
     let text: Vec<u8> = text.iter().map(|c| c.cast_unsigned()).take_while(|c| *c != 0).collect();
     let counters: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
-    assert_eq!(counters.as_object().map(serde_json::Map::len), Some(122));
+    assert_eq!(counters.as_object().map(serde_json::Map::len), Some(126));
     assert_eq!(counters["allocation.all.current"], 0);
     assert_eq!(counters["allocation.all.allocated"], 6 * ROUNDS * 2);
     assert_eq!(stratalloc_destroy(shared), Status::Ok);

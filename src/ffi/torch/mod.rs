@@ -136,8 +136,7 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
         let address = pointer.addr() as u64;
         // The callback does not say which device; only one of them knows the address.
         for open in open_devices() {
-            let recorded = open.instance.raw()?.record_stream_raw(address, stream_of(stream));
-            match recorded.map_err(Failure::from) {
+            match open.instance.record_stream(address, stream_of(stream)) {
                 Err(failure) if failure.status == Status::UnknownAddress => {}
                 other => return other,
             }

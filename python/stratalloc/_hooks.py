@@ -1,0 +1,172 @@
+"""Python functions that an allocator tells what happens, and blocks of other processes."""
+
+import atexit
+import ctypes
+import itertools
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+
+from ._library import Pool
+
+_ACTIONS = {
+    0: "alloc",
+    1: "free_requested",
+    2: "free_completed",
+    3: "segment_alloc",
+    4: "segment_free",
+    5: "segment_map",
+    6: "segment_unmap",
+    8: "oom",
+}
+
+
+class Entry(Structure):
+    """``stratalloc_entry``."""
+
+    _fields_ = [
+        ("action", c_uint32),
+        ("address", c_uint64),
+        ("size_bytes", c_uint64),
+        ("stream", c_void_p),
+        ("pool", Pool),
+        ("time_us", c_int64),
+        ("compile_context", c_char_p),
+        ("user_metadata", c_char_p),
+        ("stack", c_void_p),
+    ]
+
+
+_RELEASE = CFUNCTYPE(None, c_void_p)
+_TRACKER = CFUNCTYPE(None, c_void_p, POINTER(Entry))
+_OOM_OBSERVER = CFUNCTYPE(None, c_void_p, c_int, c_uint64, c_uint64, c_uint64)
+_FREE_MEMORY_CALLBACK = CFUNCTYPE(c_int, c_void_p)
+_BLOCK_ALLOCATED = CFUNCTYPE(None, c_void_p, c_void_p, c_uint64, c_void_p)
+_BLOCK_FREED = CFUNCTYPE(None, c_void_p, c_void_p, c_uint64)
+EXPANDABLE = CFUNCTYPE(None, c_void_p, c_void_p, c_int, c_uint64)
+
+# What C may call, by the number that it hands back, until it says that it lets go.
+_held = {}
+_numbers = itertools.count(1)
+_release = _RELEASE(lambda number: _held.pop(number, None) and None)
+
+
+def _add(library, handle, kind, function):
+    """Lends C a function, and returns the number to remove it by."""
+    number, id = next(_numbers), c_uint64()
+    held = _held[number] = [library, handle, kind, None, function]
+    try:
+        library.call(f"{kind}_add", handle, function, _release, number, ctypes.byref(id))
+    except BaseException:
+        del _held[number]
+        raise
+    held[3] = id.value
+    return id.value
+
+
+@atexit.register
+def _remove_all():
+    """Nothing of Python can be called when the interpreter has gone."""
+    for library, handle, kind, id, _ in list(_held.values()):
+        try:
+            library.call(f"{kind}_remove", handle, id)
+        except Exception:  # noqa: BLE001 - its allocator has gone, and nobody is left who could be told
+            pass
+
+
+def add_tracker(library, handle, told):
+    def tell(_, entry):
+        entry = entry.contents
+        text = lambda said: said.decode(errors="replace") if said is not None else ""  # noqa: E731
+        told(
+            {
+                "action": _ACTIONS[entry.action],
+                "addr": entry.address,
+                "size": entry.size_bytes,
+                "stream": entry.stream or 0,
+                "segment_pool_id": (entry.pool.capture, entry.pool.user),
+                "time_us": entry.time_us,
+                "compile_context": text(entry.compile_context),
+                "user_metadata": text(entry.user_metadata),
+            }
+        )
+
+    return _add(library, handle, "tracker", _TRACKER(tell))
+
+
+def add_oom_observer(library, handle, told):
+    def tell(_, *numbers):
+        told(*numbers)
+
+    return _add(library, handle, "oom_observer", _OOM_OBSERVER(tell))
+
+
+def add_free_memory_callback(library, handle, asked):
+    def ask(_):
+        return 1 if asked() else 0
+
+    return _add(library, handle, "free_memory_callback", _FREE_MEMORY_CALLBACK(ask))
+
+
+class Checkpoint:
+    """A pool's blocks at one moment, to go back to."""
+
+    def __init__(self, library, handle, pool):
+        self._library, self._handle, self._checkpoint = library, handle, c_void_p()
+        library.call("checkpoint_take", handle, pool, ctypes.byref(self._checkpoint))
+
+    def restore(self):
+        """Makes the pool's blocks what they were. Returns the addresses of blocks that were live before and
+        are freed now, and of those that are live again."""
+        live, freed = [], []
+        allocated_now = _BLOCK_ALLOCATED(lambda _, address, size, stream: live.append(address))
+        freed_now = _BLOCK_FREED(lambda _, address, size: freed.append(address))
+        self._library.call(
+            "checkpoint_restore", self._handle, self._checkpoint, allocated_now, freed_now, None
+        )
+        return freed, live
+
+    def close(self):
+        """Forgets it. The pool stays as it is."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint:
+            self._library.call("checkpoint_drop", checkpoint)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class SharedBlock:
+    """A block of another process, mapped here until it is closed."""
+
+    def __init__(self, library, handle, shared):
+        shared = bytes(shared)
+        number, address, size = c_uint64(), c_void_p(), c_uint64()
+        places = [ctypes.byref(place) for place in (number, address, size)]
+        self._library, self._number = library, 0
+        library.call("open_shared", handle, shared, len(shared), *places)
+        self._number = number.value
+        #: Where it starts in this process, and how large it is.
+        self.address, self.size_bytes = address.value, size.value
+
+    def close(self):
+        """Unmaps it, as soon as nobody else in this process has the same pages open."""
+        number, self._number = self._number, 0
+        if number:
+            self._library.call("close_shared", number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def share(library, handle, address):
+    """The bytes that another process opens a block with."""
+    needed = ctypes.c_size_t()
+    library.call("share", handle, address, None, 0, ctypes.byref(needed), None)
+    buffer = ctypes.create_string_buffer(needed.value)
+    library.call("share", handle, address, buffer, needed.value, ctypes.byref(needed), None)
+    return buffer.raw[: needed.value]

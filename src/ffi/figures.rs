@@ -1,0 +1,273 @@
+//! Short questions about an allocator and its device, and two switches.
+
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt::Write as _;
+
+use super::calls::pointer_to;
+use super::guard::{Failure, Status, status};
+use super::table;
+use super::text::{Place, write};
+use crate::history::SegmentLayout;
+
+/// What the device and the cache have, in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheInfo {
+    /// Free on the device.
+    pub device_free_bytes: u64,
+    /// All the device has.
+    pub device_total_bytes: u64,
+    /// The largest free block in the cache.
+    pub largest_cached_bytes: u64,
+    /// How many blocks are free in the cache.
+    pub free_blocks: u64,
+}
+
+/// Sets every peak to its current value.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_reset_peaks(handle: u64) -> Status {
+    status(|| {
+        table::find(handle)?.counters().reset_peaks();
+        Ok(())
+    })
+}
+
+/// Sets everything that was summed up since the start (allocated, freed, numbers of events) to zero.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_reset_accumulated(handle: u64) -> Status {
+    status(|| {
+        table::find(handle)?.counters().reset_accumulated();
+        Ok(())
+    })
+}
+
+/// Stores which part of the device's memory the allocator may hold; 1 if nothing limits it. A limit is a
+/// whole number of bytes, so it may differ from what was set in the last digits.
+///
+/// # Safety
+///
+/// `fraction` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_memory_fraction(handle: u64, fraction: *mut f64) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(fraction, "fraction") }?;
+        let instance = table::find(handle)?;
+        let limit_bytes = instance.caching()?.limit_bytes();
+        let total_bytes = instance.driver.info().total_bytes;
+        place.put(limit_bytes.map_or(1.0, |limit_bytes| part_of(limit_bytes, total_bytes)));
+        Ok(())
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
+fn part_of(limit_bytes: u64, total_bytes: u64) -> f64 {
+    if limit_bytes >= total_bytes { 1.0 } else { limit_bytes as f64 / total_bytes as f64 }
+}
+
+/// Stores what is free on the device, and all it has, in bytes, as its driver says now: memory in the cache
+/// is not free, and a limit is not looked at.
+///
+/// # Safety
+///
+/// Both places may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_memory_info(
+    handle: u64,
+    free_bytes: *mut u64,
+    total_bytes: *mut u64,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let free = unsafe { Place::new(free_bytes, "free_bytes") }?;
+        // SAFETY: our caller's promise.
+        let total = unsafe { Place::new(total_bytes, "total_bytes") }?;
+        let info = table::find(handle)?.driver.memory_info()?;
+        free.put(info.free_bytes);
+        total.put(info.total_bytes);
+        Ok(())
+    })
+}
+
+/// Stores what the device and the cache have. Walks over the free blocks.
+///
+/// # Safety
+///
+/// `info` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_cache_info(handle: u64, info: *mut CacheInfo) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(info, "info") }?;
+        let now = table::find(handle)?.caching()?.cache_info()?;
+        place.put(CacheInfo {
+            device_free_bytes: now.device_free_bytes,
+            device_total_bytes: now.device_total_bytes,
+            largest_cached_bytes: now.largest_cached_bytes,
+            free_blocks: now.free_blocks,
+        });
+        Ok(())
+    })
+}
+
+/// Stores start and size, in bytes, of the segment that `pointer` lies in; of an expandable one, of its
+/// mapped range. Walks over all segments.
+///
+/// # Safety
+///
+/// `base` and `size` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_base_allocation(
+    handle: u64,
+    pointer: *mut c_void,
+    base: *mut *mut c_void,
+    size: *mut u64,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let base = unsafe { Place::new(base, "base") }?;
+        // SAFETY: our caller's promise.
+        let size = unsafe { Place::new(size, "size") }?;
+        let instance = table::find(handle)?;
+        instance.caching()?;
+        let found = instance.base_of(pointer.addr() as u64);
+        let unknown =
+            || Failure::new(Status::UnknownAddress, format_args!("no segment has {pointer:?}"));
+        let (address, size_bytes) = found.ok_or_else(unknown)?;
+        base.put(pointer_to(address)?);
+        size.put(size_bytes);
+        Ok(())
+    })
+}
+
+/// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
+/// than `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
+///
+/// # Safety
+///
+/// All places may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_usage(
+    handle: u64,
+    allocated: *mut u64,
+    allocated_peak: *mut u64,
+    reserved: *mut u64,
+    reserved_peak: *mut u64,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let allocated = unsafe { Place::new(allocated, "allocated") }?;
+        // SAFETY: our caller's promise.
+        let allocated_peak = unsafe { Place::new(allocated_peak, "allocated_peak") }?;
+        // SAFETY: our caller's promise.
+        let reserved = unsafe { Place::new(reserved, "reserved") }?;
+        // SAFETY: our caller's promise.
+        let reserved_peak = unsafe { Place::new(reserved_peak, "reserved_peak") }?;
+        let now = table::find(handle)?.counters().usage();
+        let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
+        allocated.put(bytes(now.allocated_bytes));
+        allocated_peak.put(bytes(now.allocated_peak_bytes));
+        reserved.put(bytes(now.reserved_bytes));
+        reserved_peak.put(bytes(now.reserved_peak_bytes));
+        Ok(())
+    })
+}
+
+/// Writes the name of the strategy in force, in the manner of `stratalloc_statistics_json`.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_name(
+    handle: u64,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    let text = || Ok(table::find(handle)?.name().to_owned());
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
+}
+
+/// Writes every segment and block as JSON, in address order and in the manner of
+/// `stratalloc_statistics_json`. Another thread may need more room a moment later.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_layout_json(
+    handle: u64,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    let text = || Ok(json_of(&table::find(handle)?.caching()?.layout()));
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
+}
+
+fn json_of(layout: &[SegmentLayout]) -> String {
+    let segments = layout.iter().map(|segment| {
+        let blocks = segment.blocks.iter().map(|block| {
+            format!(
+                r#"{{"address":{},"size":{},"requested_size":{},"state":"{}"}}"#,
+                block.address,
+                block.size_bytes,
+                block.requested_bytes,
+                block.state.name()
+            )
+        });
+        let blocks: Vec<_> = blocks.collect();
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            r#"{{"address":{},"total_size":{},"stream":{},"segment_type":"{}","#,
+            segment.address,
+            segment.size_bytes,
+            segment.stream,
+            segment.kind.name()
+        );
+        let (pool, expandable) = (segment.pool, segment.expandable);
+        let _ = write!(
+            text,
+            r#""segment_pool_id":[{},{}],"is_expandable":{expandable},"blocks":[{}]}}"#,
+            pool.capture,
+            pool.user,
+            blocks.join(",")
+        );
+        text
+    });
+    format!("[{}]", segments.collect::<Vec<_>>().join(","))
+}
+
+/// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a
+/// free gives its memory back at once and waits for the device. For tools that look at every allocation. Such
+/// blocks are in no counter, no history, no pool, no layer and under no limit; blocks from before stay as
+/// they are. It is for `backend:native`; another strategy that is switched to has its cache.
+///
+/// The variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`), set to whatever, turns
+/// it off from the start where the environment says what an allocator is.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_set_caching(handle: u64, on: c_int) -> Status {
+    status(|| table::find(handle)?.set_caching(on != 0))
+}
+
+/// Stores 1 if the cache is on, or 0.
+///
+/// # Safety
+///
+/// `on` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_caching(handle: u64, on: *mut c_int) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(on, "on") }?;
+        place.put(c_int::from(table::find(handle)?.is_caching()));
+        Ok(())
+    })
+}

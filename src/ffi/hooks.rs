@@ -1,0 +1,167 @@
+//! Functions of callers that are told what happens: of entries, of requests that failed, of pressure.
+//!
+//! They run on the thread that asked, with no lock of the library held.
+
+#![expect(unsafe_code, reason = "exported names, callers' pointers and functions")]
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::guard::{Failure, Status, status};
+use super::instance::Instance;
+use super::lent::{Lent, Release};
+use super::snapshots::{Entry, with_entry};
+use super::table;
+use super::text::Place;
+use crate::history::TrackerId;
+use crate::ids::HookId;
+
+/// Told of an entry of the history, which stays during the call. It may allocate and free, and must not
+/// unwind.
+pub type Tracker = Option<unsafe extern "C" fn(user: *mut c_void, entry: *const Entry)>;
+
+/// Told of a request that failed: the device, what was asked for, and what the device has in all and free,
+/// each 0 if nobody knows. It may allocate and free, and must not unwind.
+pub type OomObserver = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        device: c_int,
+        requested_bytes: u64,
+        device_total_bytes: u64,
+        device_free_bytes: u64,
+    ),
+>;
+
+/// Asked to free something before memory is taken from the device; says whether it did, by anything but 0. It
+/// may allocate and free, and must not unwind.
+pub type FreeMemoryCallback = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
+
+/// The shape of all calls that add a function: a place for the number, a function that is there, and `user`,
+/// which stays the caller's if the call fails.
+///
+/// # Safety
+///
+/// `id` is null or may be written.
+unsafe fn add<F>(
+    handle: u64,
+    function: Option<F>,
+    (release, user): (Release, *mut c_void),
+    id: *mut u64,
+    add: impl FnOnce(&Instance, F, Arc<Lent>) -> u64,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(id, "id") }?;
+        let function = function.ok_or_else(|| Failure::null("the function"))?;
+        let instance = table::find(handle)?;
+        place.put(Lent::to(user, release, |lent| Ok(add(&instance, function, lent)))?);
+        Ok(())
+    })
+}
+
+/// The shape of all calls that remove one.
+fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Status {
+    status(|| match remove(&*table::find(handle)?) {
+        true => Ok(()),
+        false => {
+            let text = format_args!("nothing was added with the number {id}, or it was removed");
+            Err(Failure::new(Status::InvalidArgument, text))
+        }
+    })
+}
+
+/// Lets `told` know of every entry of the history from now on, while recording is on, and stores a number to
+/// remove it by. It stays through a switch of strategy. What it does itself is recorded, and told to nobody.
+///
+/// # Safety
+///
+/// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_tracker_add(
+    handle: u64,
+    told: Tracker,
+    release: Release,
+    user: *mut c_void,
+    id: *mut u64,
+) -> Status {
+    type Told = unsafe extern "C" fn(*mut c_void, *const Entry);
+    let add_to = |instance: &Instance, told: Told, lent: Arc<Lent>| {
+        let tracker = move |entry: &crate::history::Entry| {
+            // SAFETY: the caller's function, with the caller's pointer and an entry that stays.
+            with_entry(entry, |entry| unsafe { told(lent.user(), entry) });
+        };
+        instance.recording().history().add_tracker(Arc::new(tracker)).0
+    };
+    // SAFETY: our caller's promise.
+    unsafe { add(handle, told, (release, user), id, add_to) }
+}
+
+/// Removes a tracker. A call of another thread may still run; `user` is let go of when it has ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_tracker_remove(handle: u64, id: u64) -> Status {
+    remove(handle, id, |instance| instance.recording().history().remove_tracker(TrackerId(id)))
+}
+
+/// Lets `told` know of every request that fails from now on, and stores a number to remove it by. It stays
+/// through a switch of strategy. A request of its own that fails is told to nobody.
+///
+/// # Safety
+///
+/// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_oom_observer_add(
+    handle: u64,
+    told: OomObserver,
+    release: Release,
+    user: *mut c_void,
+    id: *mut u64,
+) -> Status {
+    let add_to =
+        |instance: &Instance, told: unsafe extern "C" fn(_, _, _, _, _), lent: Arc<Lent>| {
+            let observer = move |report: &crate::error::OutOfMemory| {
+                let device = c_int::try_from(report.device.0).unwrap_or(c_int::MAX);
+                let total = report.device_total_bytes.unwrap_or(0);
+                let free = report.device_free_bytes.unwrap_or(0);
+                // SAFETY: the caller's function, with the caller's pointer.
+                unsafe { told(lent.user(), device, report.requested_bytes, total, free) };
+            };
+            instance.pressure().add_oom_observer(Arc::new(observer)).0
+        };
+    // SAFETY: our caller's promise.
+    unsafe { add(handle, told, (release, user), id, add_to) }
+}
+
+/// Removes an observer of failed requests, as `stratalloc_tracker_remove` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_oom_observer_remove(handle: u64, id: u64) -> Status {
+    remove(handle, id, |instance| instance.pressure().remove_hook(HookId(id)))
+}
+
+/// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
+/// number to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
+///
+/// # Safety
+///
+/// `asked` may be called with `user` on any thread until `release` is; `id` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
+    handle: u64,
+    asked: FreeMemoryCallback,
+    release: Release,
+    user: *mut c_void,
+    id: *mut u64,
+) -> Status {
+    let add_to = |instance: &Instance, asked: unsafe extern "C" fn(_) -> c_int, lent: Arc<Lent>| {
+        // SAFETY: the caller's function, with the caller's pointer.
+        let callback = move || unsafe { asked(lent.user()) } != 0;
+        instance.pressure().add_free_memory_callback(Arc::new(callback)).0
+    };
+    // SAFETY: our caller's promise.
+    unsafe { add(handle, asked, (release, user), id, add_to) }
+}
+
+/// Removes such a function, as `stratalloc_tracker_remove` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_free_memory_callback_remove(handle: u64, id: u64) -> Status {
+    remove(handle, id, |instance| instance.pressure().remove_hook(HookId(id)))
+}

@@ -1,0 +1,105 @@
+//! What callers lend the library to be called later, and what they keep of the library by a number.
+
+#![expect(unsafe_code, reason = "callers hand us functions and pointers")]
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::guard::{Failure, Status};
+use crate::sync::Global;
+
+/// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,
+/// and must not unwind. If the call that lends `user` fails, it is not told.
+pub type Release = Option<unsafe extern "C" fn(user: *mut c_void)>;
+
+/// A pointer of the caller's, for functions of the caller's. Whoever calls these holds it meanwhile.
+pub(super) struct Lent {
+    user: *mut c_void,
+    release: Release,
+    is_taken: AtomicBool,
+}
+
+// SAFETY: the caller lets the functions be called on any thread with this pointer.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+impl Lent {
+    /// Hands what the caller lends to `take`. It stays the caller's if that fails.
+    pub(super) fn to<T>(
+        user: *mut c_void,
+        release: Release,
+        take: impl FnOnce(Arc<Self>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let lent = Arc::new(Self { user, release, is_taken: AtomicBool::new(true) });
+        take(Arc::clone(&lent)).inspect_err(|_| lent.is_taken.store(false, Ordering::Relaxed))
+    }
+
+    pub(super) fn user(&self) -> *mut c_void {
+        self.user
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let (Some(release), true) = (self.release, *self.is_taken.get_mut()) {
+            // SAFETY: the caller's function, with the caller's pointer, once.
+            unsafe { release(self.user) };
+        }
+    }
+}
+
+/// Things of one kind that callers name by numbers. No two things of any kind have the same.
+pub(super) struct Objects<T> {
+    what: &'static str,
+    all: Global<BTreeMap<u64, Arc<T>>>,
+}
+
+impl<T: 'static> Objects<T> {
+    pub(super) const fn new(what: &'static str) -> Self {
+        Self { what, all: Global::new(BTreeMap::new()) }
+    }
+
+    pub(super) fn add(&self, thing: T) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.all.lock().insert(number, Arc::new(thing));
+        number
+    }
+
+    pub(super) fn find(&self, number: u64) -> Result<Arc<T>, Failure> {
+        self.all.read().get(&number).map(Arc::clone).ok_or_else(|| self.unknown())
+    }
+
+    /// Takes the number out of use. The thing goes when nobody is with it any more.
+    pub(super) fn remove(&self, number: u64) -> Result<Arc<T>, Failure> {
+        let removed = self.all.lock().remove(&number);
+        removed.ok_or_else(|| self.unknown())
+    }
+
+    #[cold]
+    fn unknown(&self) -> Failure {
+        let text = format_args!("there is no such {}, or it has gone", self.what);
+        Failure::new(Status::UnknownHandle, text)
+    }
+
+    /// Keeps all as they are, for a fork.
+    pub(super) fn hold(&'static self) -> impl Sized + 'static {
+        self.all.lock()
+    }
+
+    /// Takes all numbers out of use and leaves the things as they are.
+    pub(super) fn forget_all(&self) {
+        mem::forget(mem::take(&mut *self.all.lock()));
+    }
+}

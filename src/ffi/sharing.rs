@@ -1,0 +1,172 @@
+//! Blocks in other processes and on other devices, and segments that grow by pages.
+
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
+
+use std::ffi::{c_char, c_int, c_void};
+
+use super::calls::{pointer_to, stream_of, stream_to};
+use super::guard::{Failure, Status, status};
+use super::lent::Objects;
+use super::table;
+use super::text::{Place, read_any, write_bytes};
+use crate::allocator::Imported;
+use crate::ids::DeviceId;
+use crate::sharing::SharedHandle;
+use crate::size::PoolKind;
+
+/// Told of an expandable segment: the stream that it serves, whether it is one of small blocks, and how many
+/// bytes of it are mapped.
+pub type ExpandableVisitor = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        stream: *mut c_void,
+        is_small: c_int,
+        mapped_bytes: u64,
+    ),
+>;
+
+static OPENED: Objects<Imported> = Objects::new("shared block");
+
+/// Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
+/// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
+/// if not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is
+/// opened from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no
+/// work.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer`, `needed` and `offset` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_share(
+    handle: u64,
+    pointer: *mut c_void,
+    buffer: *mut c_void,
+    size: usize,
+    needed: *mut usize,
+    offset: *mut u64,
+) -> Status {
+    let bytes = || {
+        let shared = table::find(handle)?.sharing()?.share_raw(pointer.addr() as u64)?;
+        Ok(shared.as_bytes().to_vec())
+    };
+    // SAFETY: our caller's promise.
+    let written = unsafe { write_bytes(buffer, size, needed, bytes) };
+    if written == Status::Ok && !offset.is_null() {
+        // SAFETY: our caller's promise.
+        return status(|| unsafe { Place::new(offset, "offset") }.map(|place| place.put(0)));
+    }
+    written
+}
+
+/// Maps a block of another process, from the bytes that it shared: stores a number for it, its address in
+/// this process and its size. May wait some seconds for the other process, and for the driver.
+///
+/// # Safety
+///
+/// `size` bytes from `bytes` may be read; `shared`, `address` and `size_bytes` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_open_shared(
+    handle: u64,
+    bytes: *const c_void,
+    size: usize,
+    shared: *mut u64,
+    address: *mut *mut c_void,
+    size_bytes: *mut u64,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let shared = unsafe { Place::new(shared, "shared") }?;
+        // SAFETY: our caller's promise.
+        let address = unsafe { Place::new(address, "address") }?;
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(size_bytes, "size_bytes") }?;
+        if bytes.is_null() {
+            return Err(Failure::null("bytes"));
+        }
+        if isize::try_from(size).is_err() {
+            return Err(Failure::new(Status::InvalidArgument, "size is more than there can be"));
+        }
+        // SAFETY: not null and no more than memory has; our caller's promise for the rest.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), size) };
+        let instance = table::find(handle)?;
+        let sharing = instance.sharing()?;
+        let from = SharedHandle::from_bytes(bytes).map_err(crate::sharing::SharingError::from)?;
+        let imported = sharing.open(&from)?;
+        address.put(pointer_to(imported.address())?);
+        place.put(imported.size_bytes());
+        shared.put(OPENED.add(imported));
+        Ok(())
+    })
+}
+
+/// Unmaps a block that was opened, as soon as nobody else has the same pages open. Waits for the device.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
+    status(|| OPENED.remove(shared).map(drop))
+}
+
+/// Lets the allocator's device and `device` reach each other's memory: all that is mapped, and all that will
+/// be. Twice is no error. Never waits for work.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
+    status(|| {
+        let instance = table::find(handle)?;
+        let negative =
+            |_| Failure::new(Status::InvalidArgument, format_args!("there is no device {device}"));
+        let device = DeviceId(u32::try_from(device).map_err(negative)?);
+        Ok(instance.peers()?.enable_peer_access(device)?)
+    })
+}
+
+/// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not
+/// unwind.
+///
+/// # Safety
+///
+/// `visit` may be called with `user` during this call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_expandable_segments(
+    handle: u64,
+    visit: ExpandableVisitor,
+    user: *mut c_void,
+) -> Status {
+    status(|| {
+        let visit = visit.ok_or_else(|| Failure::null("visit"))?;
+        for segment in table::find(handle)?.expandable()?.expandable_segments() {
+            let is_small = c_int::from(segment.kind == PoolKind::Small);
+            // SAFETY: the caller's function, with the caller's pointer.
+            unsafe { visit(user, stream_to(segment.stream), is_small, segment.mapped_bytes) };
+        }
+        Ok(())
+    })
+}
+
+/// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts
+/// for segments that are reserved from then on.
+///
+/// # Safety
+///
+/// `class_name` ends with a zero byte if it is not null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_set_reserve_class(
+    handle: u64,
+    stream: *mut c_void,
+    class_name: *const c_char,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let class = unsafe { read_any(class_name, "class_name") }?;
+        table::find(handle)?.expandable()?.set_reserve_class(stream_of(stream), class);
+        Ok(())
+    })
+}
+
+/// Keeps what is opened as it is, for a fork.
+pub(super) fn hold() -> impl Sized + 'static {
+    OPENED.hold()
+}
+
+/// Takes what is opened out of use, and leaves it mapped.
+pub(super) fn forget_all() {
+    OPENED.forget_all();
+}
