@@ -336,6 +336,17 @@ stratalloc_status stratalloc_statistics_json(uint64_t handle,
 // `size` bytes from `buffer` and `needed` may be written, each unless it is null.
 stratalloc_status stratalloc_summary(uint64_t handle, char *buffer, size_t size, size_t *needed);
 
+// Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
+// scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
+// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_metrics(char *buffer,
+                                     size_t size,
+                                     size_t *needed);
+
 // Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its
 // end, and returns the bytes that all of it takes. Empty text if no call of the thread has failed; a
 // call that succeeds leaves it alone. Returns 0 for a null buffer that has a size.
@@ -666,6 +677,16 @@ stratalloc_status stratalloc_context_push(const char *name);
 
 // Takes the calling thread's last name back.
 stratalloc_status stratalloc_context_pop(void);
+
+// Keeps `pairs` keys and values with the time while anything is recorded: snapshots list the newest
+// 65,536 under `external_annotations`. PyTorch's have a key `name`, and `stage` with `START` or `END`.
+//
+// # Safety
+//
+// `words` has `2 * pairs` texts, a key and its value in turn; each ends with a zero byte.
+stratalloc_status stratalloc_annotate(uint64_t handle,
+                                      const char *const *words,
+                                      size_t pairs);
 
 // Says which compiled region runs on the calling thread from now on: entries have it in a field of their
 // own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.

@@ -258,8 +258,9 @@ pub struct OutOfMemory {
     pub cached_large_bytes: u64,
     /// Of what is free, so much is in private pools.
     pub cached_private_bytes: u64,
-    /// The largest free block, wherever it is.
-    pub largest_free: Option<LargestFree>,
+    /// What is free for each stream and pool that has something, the one with the largest range first; at
+    /// most [`FREE_MAX`](Self::FREE_MAX).
+    pub free: Vec<FreeRanges>,
     /// Freed by the caller, but still used by other streams' unfinished work.
     pub draining_bytes: u64,
     /// What the driver said, if it was asked and refused.
@@ -292,15 +293,24 @@ pub struct LiveBytes {
     pub frames: Vec<String>,
 }
 
-/// The largest free block of an allocator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LargestFree {
-    /// Its size.
-    pub size_bytes: u64,
+/// What is free for requests on one stream in one pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FreeRanges {
     /// Only requests on this stream can use it.
     pub stream: StreamId,
     /// The pool it belongs to.
     pub pool: PoolId,
+    /// All of it.
+    pub bytes: u64,
+    /// In so many ranges; a request needs one.
+    pub ranges: u64,
+    /// The largest of them.
+    pub largest_bytes: u64,
+    /// What keeps these ranges apart, and their segments from going back: blocks of the same segments that
+    /// are in use, or wait for other streams.
+    pub between_blocks: u64,
+    /// Those blocks' bytes.
+    pub between_bytes: u64,
 }
 
 /// A process that holds memory of the device.
@@ -323,6 +333,8 @@ impl Holder {
 impl OutOfMemory {
     /// The most processes that a report names.
     pub const HOLDERS_MAX: usize = 5;
+    /// The most streams and pools whose free memory is described.
+    pub const FREE_MAX: usize = 5;
     /// The most holders of live bytes.
     pub const LIVE_MAX: usize = 10;
 
@@ -384,20 +396,13 @@ impl fmt::Display for OutOfMemory {
             let private = h(self.cached_private_bytes);
             writeln!(f, "Of what is cached, {private} is in private pools (of graphs, say).")?;
         }
-        match self.largest_free {
-            Some(largest) => {
-                let (size, stream) = (h(largest.size_bytes), largest.stream);
-                write!(f, "The largest free block is {size}, on stream {stream}")?;
-                if largest.pool != PoolId::DEFAULT {
-                    write!(f, " of pool {}", largest.pool)?;
-                }
-                writeln!(f, ".")?;
-            }
-            None if self.cached_large_bytes + self.cached_small_bytes > 0 => {
-                writeln!(f, "Where the cached memory lies is known to the driver only.")?;
-            }
-            None if knows_cache => writeln!(f, "No block is free.")?,
-            None => {}
+        for free in &self.free {
+            writeln!(f, "{free}")?;
+        }
+        if self.free.is_empty() && self.cached_large_bytes + self.cached_small_bytes > 0 {
+            writeln!(f, "Where the cached memory lies is known to the driver only.")?;
+        } else if self.free.is_empty() && knows_cache {
+            writeln!(f, "No block is free.")?;
         }
         if let Some(driver) = &self.driver {
             writeln!(f, "The driver said: {driver}.")?;
@@ -425,6 +430,25 @@ impl fmt::Display for OutOfMemory {
             writeln!(f, "Hint: {hint}")?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for FreeRanges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let h = human_bytes;
+        write!(f, "Free on stream {}", self.stream)?;
+        if self.pool != PoolId::DEFAULT {
+            write!(f, " of pool {}", self.pool)?;
+        }
+        write!(f, ": {}", h(self.bytes))?;
+        if self.ranges > 1 {
+            write!(f, " in {} ranges, the largest {}", self.ranges, h(self.largest_bytes))?;
+        }
+        match self.between_blocks {
+            0 => f.write_str("."),
+            1 => write!(f, ", beside a block in use of {}.", h(self.between_bytes)),
+            n => write!(f, ", beside {n} blocks in use of {} in all.", h(self.between_bytes)),
+        }
     }
 }
 

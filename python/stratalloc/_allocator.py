@@ -323,6 +323,16 @@ class Allocator:
         finally:
             self._library.call("context_pop")
 
+    @contextlib.contextmanager
+    def annotate(self, name):
+        """Says where something begins and ends, a step for example: snapshots have both under
+        ``external_annotations``, as those of ``record_function`` under PyTorch."""
+        _history.annotate(self._library, self._handle, encoded(name, "name"), b"START")
+        try:
+            yield
+        finally:
+            _history.annotate(self._library, self._handle, encoded(name, "name"), b"END")
+
     def snapshot(self):
         """Segments, blocks and history as of now, as ``torch.cuda.memory._snapshot()`` gives them."""
         return _history.snapshot(self._library, self._handle)

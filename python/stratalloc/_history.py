@@ -133,6 +133,11 @@ def _stop_all():
     _recording.clear()
 
 
+def annotate(library, handle, name, stage):
+    words = (c_char_p * 4)(b"name", name, b"stage", stage)
+    library.call("annotate", handle, words, 2)
+
+
 def snapshot(library, handle):
     """Segments, blocks and history, with the keys of ``torch.cuda.memory._snapshot()``."""
     pieces = []

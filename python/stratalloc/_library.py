@@ -37,6 +37,8 @@ class CacheInfo(ctypes.Structure):
 
 # Arguments of the calls that return a status.
 _CALLS = {
+    "stratalloc_annotate": [c_uint64, POINTER(c_char_p), c_size_t],
+    "stratalloc_metrics": [c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_create": [c_char_p, c_char_p, POINTER(c_uint64)],
     "stratalloc_check_conf": [c_char_p],
     "stratalloc_destroy": [c_uint64],
@@ -206,16 +208,16 @@ class Library:
         if status != 0:
             raise Error(status, self.last_error())
 
-    def text(self, name, of):
-        """The text that a call writes about a handle or a device."""
+    def text(self, name, *of):
+        """The text that a call writes about a handle, a device or all."""
         needed = c_size_t()
-        self.call(name, of, None, 0, ctypes.byref(needed))
+        self.call(name, *of, None, 0, ctypes.byref(needed))
         while True:
             # Counters grow between two calls, and with them the text.
             size = needed.value + 256
             buffer = ctypes.create_string_buffer(size)
             try:
-                self.call(name, of, buffer, size, ctypes.byref(needed))
+                self.call(name, *of, buffer, size, ctypes.byref(needed))
             except Error:
                 if needed.value <= size:
                     raise

@@ -107,6 +107,12 @@ def memory_summary(device=None):
     return load().text("torch_summary", _ordinal(device))
 
 
+def metrics():
+    """The counters of all allocators of this process, PyTorch's and others, as text that Prometheus
+    scrapes (the OpenMetrics format)."""
+    return load().text("metrics")
+
+
 def empty_cache():
     """Gives everything that is idle on any device back. Does nothing before ``install``. If a device
     fails, the others are emptied all the same, and then it raises :class:`stratalloc.Error`."""

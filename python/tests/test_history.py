@@ -44,6 +44,16 @@ class History(unittest.TestCase):
                 settings = snapshot["allocator_settings"]
                 self.assertIn("stratalloc", settings)
 
+    def test_annotations_have_a_beginning_and_an_end(self):
+        with Allocator("", "sim") as allocator:
+            allocator.record_memory_history()
+            with allocator.annotate("step </script> 1"):
+                allocator.free(allocator.allocate(512))
+            said = allocator.snapshot()["external_annotations"]
+            self.assertEqual([one["name"] for one in said], ["step </script> 1"] * 2)
+            self.assertEqual([one["stage"] for one in said], ["START", "END"])
+            self.assertLessEqual(said[0]["time_us"], said[1]["time_us"])
+
     def test_the_ring_forgets_the_oldest(self):
         with Allocator("", "sim") as allocator:
             allocator.record_memory_history(max_entries=10, context=None)

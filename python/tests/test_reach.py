@@ -8,6 +8,7 @@ import sys
 import threading
 import unittest
 
+import stratalloc
 from stratalloc import Allocator, Error, OutOfMemoryError, _hooks
 
 MIB = 1 << 20
@@ -196,6 +197,20 @@ class Hooks(unittest.TestCase):
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+
+
+class Metrics(unittest.TestCase):
+    def test_prometheus_reads_the_counters_of_all_allocators(self):
+        with Allocator("", "sim") as one, Allocator("backend:cpu", "sim") as two:
+            held = one.allocate(3 * MIB), two.allocate(5 * MIB)
+            lines = [line for line in stratalloc.metrics().splitlines() if line[:1] != "#"]
+            requested = [line for line in lines if line.startswith("stratalloc_requested_bytes{")]
+            for backend, size in (("native", 3 * MIB), ("cpu", 5 * MIB)):
+                own = [line for line in requested if f'backend="{backend}"' in line]
+                self.assertIn(f'pool="all"}} {size}', "\n".join(own))
+            self.assertEqual(len({line.split()[0] for line in lines}), len(lines))
+            one.free(held[0])
+            two.free(held[1])
 
 
 class Sharing(unittest.TestCase):

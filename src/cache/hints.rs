@@ -307,9 +307,9 @@ impl Why<'_> {
     fn would_fit(&self, requested_bytes: u64) -> bool {
         let report = self.report;
         let bytes = align_up(requested_bytes, MIN_BLOCK_BYTES);
-        let has_block = report.largest_free.is_some_and(|largest| {
+        let has_block = report.free.first().is_some_and(|largest| {
             let home = (largest.stream, largest.pool) == (report.stream, report.pool);
-            home && largest.size_bytes >= bytes
+            home && largest.largest_bytes >= bytes
         });
         let segment = segment_bytes(bytes, self.growth.miss_policy.large_segment_bytes);
         has_block || self.room().is_some_and(|room| room >= segment)

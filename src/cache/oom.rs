@@ -10,7 +10,8 @@ use super::growth::{Growth, Refusal};
 use super::hints::{Held, Why};
 use super::policy::Plan;
 use crate::driver::{Driver, ProcessUsage};
-use crate::error::{Holder, LargestFree, OutOfMemory};
+use crate::error::{FreeRanges, Holder, OutOfMemory};
+use crate::heap::{BlockState, BlockView, Heap};
 use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
@@ -54,7 +55,9 @@ impl Engine {
         for other in self.all_heaps(growth) {
             self.add_heap_to_report(&mut report, &mut held, other, cell, plan);
         }
+        report.free.sort_unstable_by_key(|free| Reverse(free.largest_bytes));
         report.hints = Why { report: &report, refusal: &refusal, held, growth }.hints();
+        report.free.truncate(OutOfMemory::FREE_MAX);
         if let Refusal::Driver(error) = refusal {
             report.driver = Some(error);
             name_holders(&mut report, &*self.driver);
@@ -83,6 +86,7 @@ impl Engine {
             held.fits_now = state.heap.best_fit(plan.kind, plan.rounded_bytes, rules).is_some();
             held.add_cut_segments(&state.heap);
         }
+        report.free.extend(free_ranges(&state.heap, other));
         for kind in [PoolKind::Small, PoolKind::Large] {
             let cached: u64 = state.heap.free_blocks(kind).map(|(_, b)| b.size_bytes).sum();
             match kind {
@@ -96,10 +100,6 @@ impl Engine {
                 continue;
             };
             let size_bytes = state.heap.view(slot).size_bytes;
-            if report.largest_free.is_none_or(|largest| largest.size_bytes < size_bytes) {
-                let (stream, pool) = (other.stream(), other.pool());
-                report.largest_free = Some(LargestFree { size_bytes, stream, pool });
-            }
             if !own {
                 let same_pool = other.pool() == cell.pool();
                 let there = if same_pool { &mut held.streams } else { &mut held.pools };
@@ -109,6 +109,28 @@ impl Engine {
             }
         }
     }
+}
+
+/// What is free in a heap, and what of its segments is not.
+fn free_ranges(heap: &Heap, cell: &HeapCell) -> Option<FreeRanges> {
+    let mut all = FreeRanges { stream: cell.stream(), pool: cell.pool(), ..FreeRanges::default() };
+    for head in heap.segment_heads() {
+        let is_free = |block: &BlockView| block.state == BlockState::Free;
+        if !heap.segment_blocks(head).any(|block| is_free(&block)) {
+            continue;
+        }
+        for block in heap.segment_blocks(head) {
+            if is_free(&block) {
+                all.bytes += block.size_bytes;
+                all.ranges += 1;
+                all.largest_bytes = all.largest_bytes.max(block.size_bytes);
+            } else {
+                all.between_blocks += 1;
+                all.between_bytes += block.size_bytes;
+            }
+        }
+    }
+    (all.ranges > 0).then_some(all)
 }
 
 /// Adds who holds most of the device to the report of a request that the driver refused, and a hint, behind

@@ -10,6 +10,7 @@ use super::instance::{Instance, json};
 use super::table::{self, Keeper};
 use super::text::{Buffer, Place, read, write};
 use crate::ids::StreamId;
+use crate::stats::{Measured, metrics};
 
 /// A stream as callers have it: `cudaStream_t`, or any number.
 pub(super) fn stream_of(stream: *mut c_void) -> StreamId {
@@ -223,6 +224,34 @@ pub unsafe extern "C" fn stratalloc_summary(
     needed: *mut usize,
 ) -> Status {
     let text = || Ok(table::find(handle)?.statistics()?.summary());
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, text) }
+}
+
+/// Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
+/// scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
+/// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_metrics(
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    let measured = |(number, instance): (u64, Arc<Instance>)| {
+        let (device, backend) = (instance.driver.info().device, instance.name().to_owned());
+        // A strategy that counts nothing has no lines.
+        instance.statistics().ok().map(|statistics| Measured {
+            device,
+            backend,
+            number,
+            statistics,
+        })
+    };
+    let text = || Ok(metrics(&table::all().into_iter().filter_map(measured).collect::<Vec<_>>()));
     // SAFETY: our caller's promise.
     unsafe { write(buffer, size, needed, text) }
 }

@@ -323,6 +323,40 @@ pub extern "C" fn stratalloc_context_pop() -> Status {
     pop(&SCOPES)
 }
 
+/// More pairs than anybody needs.
+const ANNOTATION_PAIRS_MAX: usize = 64;
+
+/// Keeps `pairs` keys and values with the time while anything is recorded: snapshots list the newest
+/// 65,536 under `external_annotations`. PyTorch's have a key `name`, and `stage` with `START` or `END`.
+///
+/// # Safety
+///
+/// `words` has `2 * pairs` texts, a key and its value in turn; each ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_annotate(
+    handle: u64,
+    words: *const *const c_char,
+    pairs: usize,
+) -> Status {
+    status(|| {
+        if words.is_null() || pairs == 0 || pairs > ANNOTATION_PAIRS_MAX {
+            let text = format_args!("words is null, or pairs is not 1 to {ANNOTATION_PAIRS_MAX}");
+            return Err(Failure::new(Status::InvalidArgument, text));
+        }
+        // SAFETY: not null; the rest is our caller's promise.
+        let words = unsafe { std::slice::from_raw_parts(words, 2 * pairs) };
+        let mut said = Vec::with_capacity(pairs);
+        for pair in words.chunks_exact(2) {
+            // SAFETY: our caller's promise.
+            let key = unsafe { read(pair[0], "key") }?;
+            // SAFETY: our caller's promise.
+            said.push((key, unsafe { read(pair[1], "value") }?));
+        }
+        table::find(handle)?.recording().history().annotate(said);
+        Ok(())
+    })
+}
+
 /// Says which compiled region runs on the calling thread from now on: entries have it in a field of their
 /// own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
 ///

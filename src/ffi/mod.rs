@@ -29,9 +29,9 @@ mod uncached;
 
 pub use calls::{
     stratalloc_allocate, stratalloc_check_conf, stratalloc_create, stratalloc_destroy,
-    stratalloc_empty_cache, stratalloc_free, stratalloc_last_error, stratalloc_record_stream,
-    stratalloc_set_conf, stratalloc_set_memory_fraction, stratalloc_statistics_json,
-    stratalloc_summary, stratalloc_switch, stratalloc_version,
+    stratalloc_empty_cache, stratalloc_free, stratalloc_last_error, stratalloc_metrics,
+    stratalloc_record_stream, stratalloc_set_conf, stratalloc_set_memory_fraction,
+    stratalloc_statistics_json, stratalloc_summary, stratalloc_switch, stratalloc_version,
 };
 pub use checkpoints::{
     BlockAllocated, BlockFreed, Checkpoint, stratalloc_checkpoint_drop,
@@ -44,7 +44,7 @@ pub use figures::{
 };
 pub use guard::Status;
 pub use history::{
-    SnapshotWriter, StackFrame, StackSource, stratalloc_compile_context_pop,
+    SnapshotWriter, StackFrame, StackSource, stratalloc_annotate, stratalloc_compile_context_pop,
     stratalloc_compile_context_push, stratalloc_context_pop, stratalloc_context_push,
     stratalloc_history_clear, stratalloc_history_is_on, stratalloc_history_metadata,
     stratalloc_history_set_metadata, stratalloc_history_set_stack_source, stratalloc_history_start,

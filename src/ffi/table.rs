@@ -93,6 +93,14 @@ pub(super) fn find(handle: u64) -> Result<Arc<Instance>, Failure> {
     }
 }
 
+/// All allocators, each with a small number of its own.
+pub(super) fn all() -> Vec<(u64, Arc<Instance>)> {
+    let table = TABLE.read();
+    let held = table.slots.iter().map(|slot| slot.held.as_ref());
+    let numbered = (1..).zip(held);
+    numbered.filter_map(|(number, held)| Some((number, Arc::clone(&held?.0)))).collect()
+}
+
 /// Takes a handle out of use and returns its allocator, to be dropped with no lock held.
 pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
     let mut table = TABLE.lock();

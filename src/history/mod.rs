@@ -4,6 +4,7 @@
 //! that guards the changed state, so a single thread sees its own calls in order. `record` keeps the newest
 //! entries, `context` says who asked, `snapshot` is both together with the segments.
 
+mod annotations;
 mod clock;
 mod context;
 mod entries;
@@ -18,6 +19,7 @@ mod write;
 pub(crate) use clock::Moment;
 pub(crate) use record::Listener;
 
+pub use annotations::{Annotation, AnnotationScope};
 pub use context::{Context, ContextScope, Frame, Stack, StackProvider};
 pub use entries::Entries;
 pub use event::{Action, BlockLayout, BlockStateName, Entry, Event, SegmentLayout};

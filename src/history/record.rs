@@ -16,6 +16,7 @@ use std::sync::{Arc, Weak};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::annotations::{Annotation, Annotations};
 use super::clock::{Moment, Operation};
 use super::context::{Context, Gathered, Sources};
 use super::entries::{Entries, Row};
@@ -97,6 +98,7 @@ pub struct History {
     has_contexts: AtomicBool,
     pub(super) sources: Sources,
     pub(super) trackers: Trackers,
+    pub(super) annotations: Annotations,
     about: Mutex<About>,
     listeners: Mutex<Listeners>,
     /// Entries whose moment is told and that are on their way.
@@ -131,6 +133,7 @@ impl Default for History {
             has_contexts: AtomicBool::new(false),
             sources: Sources::default(),
             trackers: Trackers::default(),
+            annotations: Annotations::default(),
             about: Mutex::default(),
             listeners: Mutex::default(),
             late: AtomicUsize::new(0),
@@ -192,6 +195,7 @@ impl History {
             self.bury(Some(Arc::new(open)), None);
         }
         self.dropped.store(0, Ordering::Relaxed);
+        self.annotations.clear();
         self.release();
     }
 
@@ -509,6 +513,7 @@ impl History {
         Captured {
             about: self.about.lock().clone(),
             entries,
+            annotations: self.annotations.all(),
             blocks: all(|shard| &shard.blocks),
             segments: all(|shard| &shard.segments),
         }
@@ -535,6 +540,7 @@ impl Drop for Late<'_> {
 pub(crate) struct Captured {
     pub(super) about: About,
     pub(super) entries: Entries,
+    pub(super) annotations: Vec<Annotation>,
     pub(super) blocks: HashMap<u64, Holder>,
     pub(super) segments: HashMap<u64, Holder>,
 }

@@ -1,5 +1,6 @@
 //! Segments, blocks and history as of one moment.
 
+use super::annotations::Annotation;
 use super::context::Context;
 use super::entries::Entries;
 use super::event::{BlockStateName, SegmentLayout};
@@ -41,6 +42,8 @@ pub struct Snapshot {
     pub segments: Vec<SegmentState>,
     /// What was recorded before.
     pub entries: Entries,
+    /// What the program said meanwhile, the oldest first.
+    pub annotations: Vec<Annotation>,
     /// Whose it is.
     pub about: About,
 }
@@ -56,7 +59,7 @@ impl Snapshot {
     /// These parts.
     #[must_use]
     pub fn new(segments: Vec<SegmentState>, entries: Entries, about: About) -> Self {
-        Self { segments, entries, about }
+        Self { segments, entries, annotations: Vec::new(), about }
     }
 
     /// These segments, while nobody could change them.
@@ -65,7 +68,7 @@ impl Snapshot {
         captured: Captured,
         limit_bytes: Option<u64>,
     ) -> Self {
-        let Captured { entries, mut blocks, segments: mut memory, about } = captured;
+        let Captured { entries, annotations, mut blocks, segments: mut memory, about } = captured;
         let mut held = |layout: SegmentLayout| {
             let holder = |block: &super::BlockLayout| match block.state {
                 BlockStateName::Inactive => None,
@@ -77,7 +80,7 @@ impl Snapshot {
         };
         let mut segments: Vec<_> = segments.into_iter().map(&mut held).collect();
         segments.sort_by_key(|segment| segment.layout.address);
-        Self { segments, entries, about: About { limit_bytes, ..about } }
+        Self { segments, entries, annotations, about: About { limit_bytes, ..about } }
     }
 
     /// Both, in address order, with the entries of this one: for allocators that share a history.

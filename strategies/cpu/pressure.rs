@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use super::{Core, Handed, Refusal, UNLIMITED};
 use crate::allocator::Request;
 use crate::driver::system::memory_info;
-use crate::error::{AllocError, LargestFree, OutOfMemory};
+use crate::error::{AllocError, FreeRanges, OutOfMemory};
 use crate::history::Action;
-use crate::ids::{PoolId, StreamId};
+use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
 
 /// A system that fails in another way has no more after a release.
@@ -66,7 +66,7 @@ impl Core {
 
     fn report(&self, request: Request, refusal: Refusal) -> OutOfMemory {
         let info = memory_info().ok();
-        let (statistics, (_, largest)) = {
+        let (statistics, (ranges, largest_bytes)) = {
             let blocks = self.blocks.lock();
             (blocks.statistics(), blocks.idle())
         };
@@ -82,13 +82,12 @@ impl Core {
             reserved_bytes: bytes(statistics.reserved_bytes.all.current),
             cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
             cached_large_bytes: statistics.cached_bytes_of(PoolKind::Large),
-            largest_free: (largest > 0).then_some(LargestFree {
-                size_bytes: largest,
-                stream: StreamId::DEFAULT,
-                pool: PoolId::DEFAULT,
-            }),
             ..OutOfMemory::of(request.bytes, request.stream)
         };
+        if largest_bytes > 0 {
+            let bytes = report.cached_small_bytes + report.cached_large_bytes;
+            report.free.push(FreeRanges { bytes, ranges, largest_bytes, ..FreeRanges::default() });
+        }
         report.hints.push("the \"device\" is this machine's own memory: backend:cpu.".to_owned());
         match refusal {
             Refusal::System(error) => report.driver = Some(error),

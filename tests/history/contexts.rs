@@ -209,3 +209,28 @@ fn trackers_hear_of_each_entry_and_may_allocate_and_go() {
         assert_eq!(heard.lock().len(), before, "{conf}");
     }
 }
+
+#[test]
+fn annotations_say_where_something_begins_and_ends() {
+    let allocator = build("backend:native");
+    let history = history(&allocator);
+    history.annotate([("name", "before anything is recorded")]);
+    history.start(&RecordOptions::default());
+    {
+        let _step = history.annotated("step \"1\"\n</script>");
+        allocator.free(take(&allocator, 4096, 0)).expect("it is live");
+    }
+    let snapshot = recording(&allocator).snapshot();
+    let said: Vec<_> = snapshot.annotations.iter().map(|said| said.words.clone()).collect();
+    let word = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let of = |stage| vec![word("name", "step \"1\"\n</script>"), word("stage", stage)];
+    assert_eq!(said, [of("START"), of("END")]);
+    let between = snapshot.annotations[0].time_us..=snapshot.annotations[1].time_us;
+    assert!(snapshot.entries.iter().all(|entry| between.contains(&entry.time_us())));
+    history.clear();
+    assert!(recording(&allocator).snapshot().annotations.is_empty());
+    for _ in 0..65_537 {
+        history.annotate([("name", "again")]);
+    }
+    assert_eq!(recording(&allocator).snapshot().annotations.len(), 65_536);
+}

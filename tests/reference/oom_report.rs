@@ -3,7 +3,7 @@
 use stratalloc::allocator::Allocation;
 use stratalloc::config::Settings;
 use stratalloc::driver::Driver;
-use stratalloc::error::{Holder, LargestFree, OutOfMemory};
+use stratalloc::error::{FreeRanges, Holder, OutOfMemory};
 use stratalloc::ids::{DeviceId, PoolId};
 use stratalloc::size::{MIB, RoundupDivisions};
 
@@ -53,11 +53,7 @@ fn a_report_holds_every_number_of_the_moment() {
             cached_small_bytes: 2 * MIB - 1024,
             cached_large_bytes: (11 + 15) * MIB,
             cached_private_bytes: 0,
-            largest_free: Some(LargestFree {
-                size_bytes: 15 * MIB,
-                stream: SIDE,
-                pool: PoolId::DEFAULT
-            }),
+            free: report.free.clone(),
             draining_bytes: 0,
             driver: report.driver.clone(),
             holders: vec![Holder { process: std::process::id(), used_bytes: 92 * MIB }],
@@ -75,7 +71,8 @@ fn a_report_holds_every_number_of_the_moment() {
         "for a request of 60.00 MiB (60.00 MiB rounded) on stream 0.",
         "The device has 128.00 MiB in all, of which 36.00 MiB is free.",
         "It holds 92.00 MiB: 64.00 MiB allocated, 26.00 MiB cached in large and 2.00 MiB in small",
-        "The largest free block is 15.00 MiB, on stream 64.",
+        "Free on stream 64: 15.00 MiB, beside a block in use of 5.00 MiB.\n\
+         Free on stream 0: 13.00 MiB in 2 ranges, the largest 11.00 MiB, beside 2 blocks in use of ",
         "The driver said: allocate failed",
         "(this one) holds 92.00 MiB of the device.",
     ] {
@@ -113,7 +110,7 @@ fn fragmentation_is_blamed_when_the_cache_has_enough_in_pieces() {
     let _pinned = pinned_segments(&bed, 4, 9);
     let report = bed.fail(30 * MIB, HOME);
     assert_eq!((report.cached_large_bytes, report.allocated_bytes), (44 * MIB, 36 * MIB));
-    assert_eq!(report.largest_free.unwrap().size_bytes, 11 * MIB);
+    assert_eq!(report.free[0].largest_bytes, 11 * MIB);
     let words = hint(&report, "cut into pieces").unwrap();
     assert!(words.contains("44.00 MiB"), "{words}");
     assert_eq!(hint(&report, "other streams"), None);
@@ -157,10 +154,16 @@ fn other_streams_are_blamed_when_they_cache_what_is_missing() {
     let bed = Bed::new(20 * MIB);
     let _pinned = bed.take_on(2 * MIB, SIDE);
     let report = bed.fail(12 * MIB, HOME);
-    assert_eq!(
-        report.largest_free,
-        Some(LargestFree { size_bytes: 18 * MIB, stream: SIDE, pool: PoolId::DEFAULT })
-    );
+    let free = FreeRanges {
+        stream: SIDE,
+        pool: PoolId::DEFAULT,
+        bytes: 18 * MIB,
+        ranges: 1,
+        largest_bytes: 18 * MIB,
+        between_blocks: 1,
+        between_bytes: 2 * MIB,
+    };
+    assert_eq!(report.free, [free]);
     let words = hint(&report, "cached for other streams").unwrap();
     assert!(words.contains("18.00 MiB"), "{words}");
     assert_eq!(hint(&report, "cut into pieces"), None, "it is in one piece, elsewhere");

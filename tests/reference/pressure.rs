@@ -30,7 +30,7 @@ fn what_waiting_for_events_freed_is_found_instead_of_a_false_out_of_memory() {
 fn compat_makes_the_references_false_out_of_memory_and_its_retry_succeeds() {
     let (bed, address) = full_device_with_a_draining_piece(Compat::PyTorch);
     let report = bed.fail(9 * MIB, HOME);
-    assert_eq!(report.largest_free.unwrap().size_bytes, 11 * MIB, "enough was free all along");
+    assert_eq!(report.free[0].largest_bytes, 11 * MIB, "enough was free all along");
     let now = bed.statistics();
     assert_eq!((now.num_ooms, now.num_sync_all_streams, now.num_alloc_retries), (1, 1, 1));
     assert_eq!(bed.take(9 * MIB).address(), address);

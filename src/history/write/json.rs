@@ -59,7 +59,7 @@ impl Syntax for Json<'_> {
         self.open(b"{")
     }
 
-    fn key(&mut self, key: &'static str) -> io::Result<()> {
+    fn key(&mut self, key: &str) -> io::Result<()> {
         self.separate()?;
         self.quoted(key)?;
         self.after_key = true;

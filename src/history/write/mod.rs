@@ -49,7 +49,7 @@ impl Format {
 /// its key.
 trait Syntax {
     fn open_dict(&mut self) -> io::Result<()>;
-    fn key(&mut self, key: &'static str) -> io::Result<()>;
+    fn key(&mut self, key: &str) -> io::Result<()>;
     fn close_dict(&mut self) -> io::Result<()>;
     fn open_list(&mut self) -> io::Result<()>;
     fn close_list(&mut self) -> io::Result<()>;
@@ -137,6 +137,15 @@ fn write_to(to: &mut dyn Syntax, snapshot: &Snapshot) -> io::Result<()> {
     write_settings(to, snapshot)?;
     to.key("external_annotations")?;
     to.open_list()?;
+    for annotation in &snapshot.annotations {
+        to.open_dict()?;
+        int(to, "device", device.into())?;
+        int(to, "time_us", annotation.time_us)?;
+        for (key, value) in &annotation.words {
+            text(to, key, value)?;
+        }
+        to.close_dict()?;
+    }
     to.close_list()?;
     to.close_dict()?;
     to.finish()
@@ -147,7 +156,7 @@ fn int(to: &mut dyn Syntax, key: &'static str, value: u64) -> io::Result<()> {
     to.int(value.into())
 }
 
-fn text(to: &mut dyn Syntax, key: &'static str, value: &str) -> io::Result<()> {
+fn text(to: &mut dyn Syntax, key: &str, value: &str) -> io::Result<()> {
     to.key(key)?;
     to.text(value)
 }

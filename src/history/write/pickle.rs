@@ -131,7 +131,7 @@ impl Syntax for Pickle<'_> {
         self.out.write_all(&[EMPTY_DICT, MARK])
     }
 
-    fn key(&mut self, key: &'static str) -> io::Result<()> {
+    fn key(&mut self, key: &str) -> io::Result<()> {
         self.word(key)
     }
 

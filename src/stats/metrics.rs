@@ -1,0 +1,222 @@
+//! The counters as text for Prometheus, and whatever else reads the OpenMetrics format.
+//!
+//! A string and no server: a program hands it to the endpoint that it has.
+
+use std::collections::BTreeMap;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter as Count;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::report::Statistics;
+use crate::ids::DeviceId;
+
+/// The counters of one allocator, and what tells them from another's.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The label `device`.
+    pub device: DeviceId,
+    /// The label `backend`: the allocator's name.
+    pub backend: String,
+    /// The label `allocator`: a number that no other of the process has.
+    pub number: u64,
+    /// The counters.
+    pub statistics: Statistics,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// One number of one allocator.
+struct Row {
+    name: String,
+    help: &'static str,
+    value: Value,
+    pool: Option<&'static str>,
+}
+
+enum Value {
+    /// It goes up and down.
+    Now(i64, Unit),
+    /// It only grows.
+    Sum(i64),
+}
+
+/// All metrics of a name.
+enum Metric {
+    Now(Unit, Family<Labels, Gauge>),
+    Sum(Family<Labels, Count>),
+}
+
+/// The counters of these allocators in one text of the OpenMetrics format, which Prometheus scrapes: for each
+/// kind of pool (label `pool`: `all`, `large`, `small`) what is there now and the peak, and sums of what has
+/// happened. Names begin with `stratalloc_`. A metric is there once, with a line for each allocator, so all
+/// allocators of a process belong into one call.
+///
+/// Sums begin anew when somebody resets them, as counters of Prometheus may. Never waits.
+#[must_use]
+pub fn metrics(measured: &[Measured]) -> String {
+    let mut all: BTreeMap<String, (&'static str, Metric)> = BTreeMap::new();
+    for Measured { device, backend, number, statistics } in measured {
+        for Row { name, help, value, pool } in rows(statistics) {
+            let mut labels = vec![
+                ("device", device.to_string()),
+                ("backend", escaped(backend)),
+                ("allocator", number.to_string()),
+            ];
+            labels.extend(pool.map(|pool| ("pool", pool.to_owned())));
+            let (_, metric) = all.entry(name).or_insert_with(|| {
+                let metric = match &value {
+                    Value::Now(_, unit) => Metric::Now(unit.clone(), Family::default()),
+                    Value::Sum(_) => Metric::Sum(Family::default()),
+                };
+                (help, metric)
+            });
+            match (metric, value) {
+                (Metric::Now(_, family), Value::Now(now, _)) => {
+                    family.get_or_create(&labels).set(now);
+                }
+                (Metric::Sum(family), Value::Sum(sum)) => {
+                    family.get_or_create(&labels).inc_by(u64::try_from(sum).unwrap_or(0));
+                }
+                // A strategy's own counter has the name of another metric: the first one stays.
+                _ => {}
+            }
+        }
+    }
+    let mut registry = Registry::with_prefix("stratalloc");
+    for (name, (help, metric)) in all {
+        match metric {
+            Metric::Now(unit, family) => registry.register_with_unit(name, help, unit, family),
+            Metric::Sum(family) => registry.register(name, help, family),
+        }
+    }
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+/// A label's value as the format wants it, which the encoder leaves to us.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
+}
+
+fn rows(statistics: &Statistics) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (key, family) in statistics.families() {
+        let (name, unit) = match key.strip_suffix("_bytes") {
+            Some(name) => (name, Unit::Bytes),
+            None => (key, Unit::Other("blocks".to_owned())),
+        };
+        let help = help_of(key);
+        for (pool, counter) in
+            [("all", family.all), ("large", family.large), ("small", family.small)]
+        {
+            for (name, now) in
+                [(name.to_owned(), counter.current), (format!("{name}_peak"), counter.peak)]
+            {
+                let value = Value::Now(now, unit.clone());
+                rows.push(Row { name, help, value, pool: Some(pool) });
+            }
+        }
+    }
+    let sum = |name: &str, help, sum| Row {
+        name: name.replace('.', "_"),
+        help,
+        value: Value::Sum(sum),
+        pool: None,
+    };
+    rows.extend([
+        sum("requests", "Requests that got a block", statistics.allocation.all.allocated),
+        sum("frees", "Blocks that were freed", statistics.allocation.all.freed),
+        sum("hits", "Requests that a cached block served", statistics.hits.cast_signed()),
+        sum("misses", "Requests that needed more than the cache", statistics.misses.cast_signed()),
+        sum("ooms", "Requests that failed for lack of memory", statistics.num_ooms),
+        sum(
+            "oom_rejections",
+            "Requests that were refused before the driver was asked",
+            statistics.num_oom_rejections,
+        ),
+        sum("alloc_retries", "Requests that emptied the cache", statistics.num_alloc_retries),
+        sum("sync_all_streams", "Waits for all streams' events", statistics.num_sync_all_streams),
+        sum(
+            "device_allocs",
+            "Segments taken from the driver, or ranges mapped",
+            statistics.num_device_alloc,
+        ),
+        sum(
+            "device_frees",
+            "Segments given back to the driver, or ranges unmapped",
+            statistics.num_device_free,
+        ),
+    ]);
+    let own = statistics.own.iter();
+    rows.extend(own.map(|own| sum(own.name, "A counter of this strategy alone", own.count)));
+    rows
+}
+
+fn help_of(key: &str) -> &'static str {
+    match key {
+        "active" => "Blocks in callers' hands or waiting for other streams",
+        "active_bytes" => "Blocks in callers' hands or waiting for other streams, in bytes",
+        "allocated_bytes" => "Blocks in callers' hands, in bytes",
+        "allocation" => "Blocks in callers' hands",
+        "inactive_split" => "Free blocks that are not whole segments",
+        "inactive_split_bytes" => "Free blocks that are not whole segments, in bytes",
+        "requested_bytes" => "What callers asked for, of active blocks, in bytes",
+        "reserved_bytes" => "What is held from the driver, in bytes",
+        _ => "Segments held from the driver",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::OwnCounter;
+
+    #[test]
+    fn each_metric_stands_once_with_a_line_for_each_allocator() {
+        let mut statistics = Statistics::default();
+        statistics.allocated_bytes.all.increase(4096);
+        statistics.allocated_bytes.small.increase(4096);
+        statistics.num_ooms = 2;
+        statistics.own.push(OwnCounter { name: "mine.rare", count: 3 });
+        let of = |device, statistics: &Statistics| Measured {
+            device: DeviceId(device),
+            backend: "na\"tive\n".to_owned(),
+            number: 7,
+            statistics: statistics.clone(),
+        };
+        let text = metrics(&[of(0, &statistics), of(1, &Statistics::default())]);
+        let has = |line: &str| text.lines().filter(|found| *found == line).count();
+        let labels = r#"backend="na\"tive\n",allocator="7""#;
+        let wanted = [
+            "# TYPE stratalloc_allocated_bytes gauge".to_owned(),
+            "# UNIT stratalloc_allocated_bytes bytes".to_owned(),
+            format!(r#"stratalloc_allocated_bytes{{device="0",{labels},pool="all"}} 4096"#),
+            format!(r#"stratalloc_allocated_bytes{{device="1",{labels},pool="all"}} 0"#),
+            format!(r#"stratalloc_allocated_peak_bytes{{device="0",{labels},pool="small"}} 4096"#),
+            format!(r#"stratalloc_ooms_total{{device="0",{labels}}} 2"#),
+            format!(r#"stratalloc_mine_rare_total{{device="0",{labels}}} 3"#),
+            "# EOF".to_owned(),
+        ];
+        for line in wanted {
+            assert_eq!(has(&line), 1, "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_counter_that_has_another_metrics_name_does_not_displace_it() {
+        let own = vec![OwnCounter { name: "allocated", count: 7 }];
+        let statistics = Statistics { own, ..Statistics::default() };
+        let text = metrics(&[Measured {
+            device: DeviceId(0),
+            backend: "mine".to_owned(),
+            number: 1,
+            statistics,
+        }]);
+        assert!(text.contains("stratalloc_allocated_bytes{") && !text.contains("} 7"), "{text}");
+    }
+}
