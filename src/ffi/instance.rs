@@ -12,7 +12,7 @@ use crate::allocator::{
 };
 use crate::config::{Config, PeersSetting, from_process};
 use crate::driver::Driver;
-use crate::error::PoolError;
+use crate::error::{HandleError, PoolError};
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
@@ -87,6 +87,18 @@ impl Instance {
                 Some(freed) => Ok(freed?),
                 None => Err(error.into()),
             },
+        }
+    }
+
+    /// Takes a block back, and says how many bytes were asked for. `None` if no live block starts there.
+    pub(super) fn take_back(&self, address: u64) -> Option<Result<u64, Failure>> {
+        match self.allocator.free_raw(address) {
+            Ok(asked) => Some(Ok(asked)),
+            Err(HandleError::Driver(error)) => Some(Err(error.into())),
+            Err(_) => {
+                let asked = self.uncached.size_of(address)?;
+                Some(self.uncached.free(address)?.map(|()| asked).map_err(Failure::from))
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::ffi::guard::{Failure, Status};
-use crate::ffi::instance::Instance;
+use crate::ffi::instance::{Instance, environment};
 use crate::ffi::said::warn_once;
 use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
@@ -162,9 +162,18 @@ pub(super) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     place.get().map_or_else(|| Ok(Statistics::default()), |open| open.instance.statistics())
 }
 
-/// All allocators there are.
-pub(super) fn open_devices() -> impl Iterator<Item = &'static OpenDevice> {
-    DEVICES.all()
+/// All allocators there are, with the ordinals of their devices.
+pub(super) fn open_devices() -> impl Iterator<Item = (c_int, &'static OpenDevice)> {
+    (0..).zip(&DEVICES.places).filter_map(|(device, place)| Some((device, place.get()?)))
+}
+
+/// The strategy of a device's allocator; what the environment says if there is none yet.
+pub(super) fn name_in_force(device: c_int) -> Result<String, Failure> {
+    let place = DEVICES.place(device).ok_or_else(|| none(device))?;
+    match place.get() {
+        Some(open) => Ok(open.instance.name().to_owned()),
+        None => Ok(environment()?.settings().backend.clone()),
+    }
 }
 
 #[cold]
