@@ -899,6 +899,10 @@ stratalloc_status stratalloc_torch_conf_keys(char *buffer,
                                              size_t size,
                                              size_t *needed);
 
+// Lets pages that PyTorch's allocators map leave the process, unless the environment says
+// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+stratalloc_status stratalloc_torch_share_pages(int on);
+
 // Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
 // stores its address. Zero bytes store null and are no error.
 //
@@ -960,6 +964,10 @@ stratalloc_status stratalloc_torch_name(int device,
 stratalloc_status stratalloc_torch_conf_keys(char *buffer,
                                              size_t size,
                                              size_t *needed);
+
+// Lets pages that PyTorch's allocators map leave the process, unless the environment says
+// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+stratalloc_status stratalloc_torch_share_pages(int on);
 
 #ifdef __cplusplus
 }  // extern "C"

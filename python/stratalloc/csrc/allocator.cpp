@@ -19,8 +19,8 @@ constexpr size_t kExabyte = 1ULL << 60;
 void release_block(void* pointer) {
   try {
     Allocator::get().raw_delete(pointer);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stratalloc: a block is not taken back: %s\n", error.what());
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "stratalloc: %s\n", error.what_without_backtrace());
   }
 }
 

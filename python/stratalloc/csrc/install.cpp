@@ -87,6 +87,9 @@ void install(const char* path) {
   TORCH_CHECK(missing.empty(), missing);
   make_keys_known();
   read_environment();
+  // PyTorch shares pages unless it is told not to; every other value counts as 1 there, too.
+  auto shares = c10::utils::get_env("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC");
+  check(library.torch_share_pages(!shares || *shares != "0"));
   heed_settings();
   auto* ours = &Allocator::get();
   torch_cuda::allocator.store(ours);

@@ -51,6 +51,7 @@
   X(torch_pool_release)           \
   X(torch_scope_close)            \
   X(torch_scope_open)             \
+  X(torch_share_pages)            \
   X(torch_statistics_json)        \
   X(tracker_add)                  \
   X(usage)                        \

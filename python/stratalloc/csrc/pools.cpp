@@ -249,7 +249,11 @@ void Allocator::enablePeerAccess(DeviceIndex device, DeviceIndex to) {
   } else {
     C10_CUDA_CHECK(error);
   }
-  check(library.enable_peer(open(to), device));
+  auto status = library.enable_peer(open(to), device);
+  // Where the library has nothing to open, what the runtime has opened is all there is.
+  if (status != STRATALLOC_STATUS_NOT_SUPPORTED) {
+    check(status);
+  }
 }
 
 cudaError_t Allocator::memcpyAsync(

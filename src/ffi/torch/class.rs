@@ -7,7 +7,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::devices::{name_in_force, open_device, open_devices};
+use super::devices::{name_in_force, open_device, open_devices, share_pages};
 use super::not_ours;
 use crate::ffi::calls::{pointer_to, stream_of};
 use crate::ffi::fork::is_child;
@@ -156,4 +156,12 @@ pub unsafe extern "C" fn stratalloc_torch_conf_keys(
     let text = || Ok(key_table().names().collect::<Vec<_>>().join(","));
     // SAFETY: our caller's promise.
     unsafe { write(buffer, size, needed, text) }
+}
+
+/// Lets pages that PyTorch's allocators map leave the process, unless the environment says
+/// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_share_pages(on: c_int) -> Status {
+    share_pages(on != 0);
+    Status::Ok
 }

@@ -9,10 +9,10 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::ffi::guard::{Failure, Status};
-use crate::ffi::instance::{Instance, environment};
+use crate::ffi::instance::{Instance, environment, environment_over};
 use crate::ffi::said::warn_once;
 use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
@@ -186,7 +186,17 @@ fn open(device: c_int) -> Result<Instance, Failure> {
     // What is no text is no kind of device, which is said then.
     let kind = std::env::var_os(VARIABLE);
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
-    Instance::open(None, &format!("{kind}:{device}"))
+    let defaults =
+        if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" };
+    Instance::open_as(&environment_over(defaults)?, &format!("{kind}:{device}"))
+}
+
+/// Whether pages may leave the process, unless the environment says so or otherwise.
+static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
+
+/// Says so for allocators that are made from now on.
+pub(super) fn share_pages(on: bool) {
+    SHARES_PAGES.store(on, Ordering::Relaxed);
 }
 
 #[cfg(test)]

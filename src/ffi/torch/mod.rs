@@ -25,8 +25,9 @@ use super::text::{Place, write};
 use crate::allocator::ScopeFilter;
 use crate::driver::plugin::copied;
 pub use class::{
-    stratalloc_torch_allocate, stratalloc_torch_conf_keys, stratalloc_torch_delete, stratalloc_torch_name,
-    stratalloc_torch_pool_release, stratalloc_torch_scope_close, stratalloc_torch_scope_open,
+    stratalloc_torch_allocate, stratalloc_torch_conf_keys, stratalloc_torch_delete,
+    stratalloc_torch_name, stratalloc_torch_pool_release, stratalloc_torch_scope_close,
+    stratalloc_torch_scope_open, stratalloc_torch_share_pages,
 };
 pub(super) use devices::{forget_all, hold};
 use devices::{open_device, open_devices, opened, statistics};
