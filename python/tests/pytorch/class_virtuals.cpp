@@ -380,14 +380,18 @@ static void others() {
 static void settings() {
   namespace settings = c10::CachingAllocator;
   CHECK(cca::name() == "native");
-  CHECK(cca::getExpandableSegmentSizes(0).empty());
+  settings::setAllocatorSettings("expandable_segments:False");
   cca::emptyCache();
+  CHECK(cca::getExpandableSegmentSizes(0).empty());
   // A key of PyTorch's reaches both, one of the library's passes by PyTorch, another one is refused.
   settings::setAllocatorSettings("max_split_size_mb:64,peers:none");
   CHECK(settings::AcceleratorAllocatorConfig::max_split_size() == 64 * MIB);
-  CHECK(stats().max_split_size == static_cast<int64_t>(64 * MIB));
+  ours()->allocate(100 * MIB).clear();
+  ours()->allocate(30 * MIB).clear();
+  CHECK(current(stats().reserved_bytes) == static_cast<int64_t>(130 * MIB));
   THROWS(c10::Error, "nobodys_key", settings::setAllocatorSettings("nobodys_key:1"));
   THROWS(c10::Error, "", settings::setAllocatorSettings("backend:nobodys"));
+  cca::emptyCache();
   settings::setAllocatorSettings("expandable_segments:True");
   auto block = ours()->allocate(30 * MIB);
   auto sizes = cca::getExpandableSegmentSizes(0);
