@@ -74,8 +74,8 @@ typedef void (*stratalloc_release)(void *user);
 // lock of the library held; they may use the allocator, but not from the pool that they serve, and must not
 // unwind. `user` is handed to each of them.
 typedef struct {
-  // The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not as
-  // much.
+  // The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not
+  // as much.
   void *(*allocate)(void *user, uint64_t size, void *stream);
   // Takes back what `allocate` returned.
   void (*free)(void *user, void *pointer, uint64_t size, void *stream);
@@ -177,9 +177,9 @@ typedef struct {
 
 // An entry of the history. Its pointers are valid during the call that shows it.
 typedef struct {
-  // What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free was
-  // asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 8 a request
-  // failed.
+  // What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
+  // was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 8 a
+  // request failed.
   uint32_t action;
   // Where; free bytes of the device for a request that failed.
   uint64_t address;
@@ -312,7 +312,8 @@ stratalloc_status stratalloc_switch(uint64_t handle,
                                     const char *conf);
 
 // Writes the counters as one flat JSON object of whole numbers: the keys of
-// `torch.cuda.memory_stats()`, and behind them counters that only this strategy has. Those of
+// `torch.cuda.memory_stats()`, behind them `free_blocks`, `hits`, `misses` and `num_oom_rejections`, and at
+// last counters that only this strategy has. Those of
 // `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
 // `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
 // `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
@@ -391,8 +392,8 @@ stratalloc_status stratalloc_base_allocation(uint64_t handle,
                                              void **base,
                                              uint64_t *size);
 
-// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper than
-// `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
+// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
+// than `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
 //
 // # Safety
 //
@@ -421,9 +422,10 @@ stratalloc_status stratalloc_layout_json(uint64_t handle,
                                          size_t size,
                                          size_t *needed);
 
-// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a free
-// gives its memory back at once and waits for the device. For tools that look at every allocation. Such
-// blocks are in no counter, no history, no pool and under no limit; blocks from before stay as they are.
+// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a
+// free gives its memory back at once and waits for the device. For tools that look at every allocation. Such
+// blocks are in no counter, no history, no pool, no layer and under no limit; blocks from before stay as
+// they are. It is for `backend:native`; another strategy that is switched to has its cache.
 //
 // The variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`), set to whatever, turns
 // it off from the start where the environment says what an allocator is.
@@ -445,9 +447,9 @@ stratalloc_status stratalloc_caching(uint64_t handle, int *on);
 // `pool` may be written.
 stratalloc_status stratalloc_pool_create(uint64_t handle, uint32_t options, stratalloc_pool *pool);
 
-// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options` and
-// `source` count for a pool that is made: where it takes segments from, or null for the device. If the call
-// succeeds and the pool was there, `source` is let go of at once.
+// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options`
+// and `source` count for a pool that is made: where it takes segments from, or null for the device. If the
+// call succeeds and the pool was there, `source` is let go of at once.
 //
 // # Safety
 //
@@ -546,9 +548,10 @@ stratalloc_status stratalloc_checkpoint_restore(uint64_t handle,
 stratalloc_status stratalloc_checkpoint_drop(stratalloc_checkpoint *checkpoint);
 
 // Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
-// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`, if
-// not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is opened
-// from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no work.
+// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
+// if not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is
+// opened from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no
+// work.
 //
 // # Safety
 //
@@ -581,7 +584,8 @@ stratalloc_status stratalloc_close_shared(uint64_t shared);
 stratalloc_status stratalloc_enable_peer(uint64_t handle,
                                          int device);
 
-// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not unwind.
+// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not
+// unwind.
 //
 // # Safety
 //
@@ -590,8 +594,8 @@ stratalloc_status stratalloc_expandable_segments(uint64_t handle,
                                                  stratalloc_expandable_visitor visit,
                                                  void *user);
 
-// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts for
-// segments that are reserved from then on.
+// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts
+// for segments that are reserved from then on.
 //
 // # Safety
 //
@@ -616,6 +620,13 @@ stratalloc_status stratalloc_history_start(uint64_t handle,
 
 // Stops recording and forgets.
 stratalloc_status stratalloc_history_stop(uint64_t handle);
+
+// Stores 1 if it is recorded what the allocator does, or 0.
+//
+// # Safety
+//
+// `on` may be written.
+stratalloc_status stratalloc_history_is_on(uint64_t handle, int *on);
 
 // Forgets all entries. Recording goes on, and live blocks keep their stacks.
 stratalloc_status stratalloc_history_clear(uint64_t handle);
@@ -656,8 +667,8 @@ stratalloc_status stratalloc_context_push(const char *name);
 // Takes the calling thread's last name back.
 stratalloc_status stratalloc_context_pop(void);
 
-// Says which compiled region runs on the calling thread from now on: entries have it in a field of their own.
-// Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
+// Says which compiled region runs on the calling thread from now on: entries have it in a field of their
+// own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
 //
 // # Safety
 //
@@ -687,8 +698,8 @@ stratalloc_status stratalloc_snapshot_write(uint64_t handle,
                                             stratalloc_snapshot_writer write,
                                             void *user);
 
-// Takes a snapshot: all segments and blocks as of one moment, of one pool or, if `pool` is null, of all, and,
-// unless `with_entries` is 0, the history. Waits for no work of the device.
+// Takes a snapshot: all segments and blocks as of one moment, of one pool or, if `pool` is null, of all,
+// and, unless `with_entries` is 0, the history. Waits for no work of the device.
 //
 // # Safety
 //
@@ -739,8 +750,8 @@ stratalloc_status stratalloc_oom_observer_add(uint64_t handle,
 // Removes an observer of failed requests, as `stratalloc_tracker_remove` does.
 stratalloc_status stratalloc_oom_observer_remove(uint64_t handle, uint64_t id);
 
-// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a number
-// to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
+// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
+// number to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
 //
 // # Safety
 //

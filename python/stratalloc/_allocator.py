@@ -289,6 +289,13 @@ class Allocator:
             skip_actions,
         )
 
+    @property
+    def recording(self):
+        """Whether it is recorded what the allocator does."""
+        on = ctypes.c_int()
+        self._call("history_is_on", ctypes.byref(on))
+        return on.value != 0
+
     def set_metadata(self, metadata):
         """Gives entries from now on these words, or with ``None`` none."""
         text = None if metadata is None else encoded(metadata, "metadata")

@@ -97,6 +97,7 @@ _CALLS = {
     "stratalloc_free_memory_callback_add": [c_uint64, c_void_p, c_void_p, c_void_p]
     + [POINTER(c_uint64)],
     "stratalloc_free_memory_callback_remove": [c_uint64, c_uint64],
+    "stratalloc_history_is_on": [c_uint64, POINTER(c_int)],
     "stratalloc_history_metadata": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_compile_context_push": [c_char_p],
     "stratalloc_compile_context_pop": [],

@@ -126,7 +126,9 @@ class Hooks(unittest.TestCase):
                 allocator.free(allocator.allocate(512))
 
             tracker = allocator.add_tracker(told)
+            self.assertFalse(allocator.recording)
             allocator.record_memory_history(context=None)
+            self.assertTrue(allocator.recording)
             allocator.set_metadata("epoch 1")
             self.assertEqual(allocator.metadata(), "epoch 1")
             with allocator.compile_context("[1/0]"):

@@ -186,7 +186,8 @@ pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> 
 }
 
 /// Writes the counters as one flat JSON object of whole numbers: the keys of
-/// `torch.cuda.memory_stats()`, and behind them counters that only this strategy has. Those of
+/// `torch.cuda.memory_stats()`, behind them `free_blocks`, `hits`, `misses` and `num_oom_rejections`, and at
+/// last counters that only this strategy has. Those of
 /// `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
 /// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
 /// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and

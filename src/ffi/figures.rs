@@ -142,8 +142,8 @@ pub unsafe extern "C" fn stratalloc_base_allocation(
     })
 }
 
-/// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper than
-/// `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
+/// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
+/// than `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
 ///
 /// # Safety
 ///
@@ -245,9 +245,10 @@ fn json_of(layout: &[SegmentLayout]) -> String {
     format!("[{}]", segments.collect::<Vec<_>>().join(","))
 }
 
-/// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a free
-/// gives its memory back at once and waits for the device. For tools that look at every allocation. Such
-/// blocks are in no counter, no history, no pool and under no limit; blocks from before stay as they are.
+/// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a
+/// free gives its memory back at once and waits for the device. For tools that look at every allocation. Such
+/// blocks are in no counter, no history, no pool, no layer and under no limit; blocks from before stay as
+/// they are. It is for `backend:native`; another strategy that is switched to has its cache.
 ///
 /// The variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`), set to whatever, turns
 /// it off from the start where the environment says what an allocator is.

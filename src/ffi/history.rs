@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::guard::{Failure, Status, status};
 use super::table;
-use super::text::{read, read_any, write};
+use super::text::{Place, read, read_any, write};
 use crate::history::{
     Action, Context, ContextScope, Format, Frame, RecordOptions, Stack, StackLevel, StackProvider,
 };
@@ -189,6 +189,21 @@ pub extern "C" fn stratalloc_history_stop(handle: u64) -> Status {
     })
 }
 
+/// Stores 1 if it is recorded what the allocator does, or 0.
+///
+/// # Safety
+///
+/// `on` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_history_is_on(handle: u64, on: *mut c_int) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(on, "on") }?;
+        place.put(c_int::from(table::find(handle)?.recording().history().is_on()));
+        Ok(())
+    })
+}
+
 /// Forgets all entries. Recording goes on, and live blocks keep their stacks.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_clear(handle: u64) -> Status {
@@ -308,8 +323,8 @@ pub extern "C" fn stratalloc_context_pop() -> Status {
     pop(&SCOPES)
 }
 
-/// Says which compiled region runs on the calling thread from now on: entries have it in a field of their own.
-/// Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
+/// Says which compiled region runs on the calling thread from now on: entries have it in a field of their
+/// own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
 ///
 /// # Safety
 ///

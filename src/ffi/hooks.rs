@@ -137,8 +137,8 @@ pub extern "C" fn stratalloc_oom_observer_remove(handle: u64, id: u64) -> Status
     remove(handle, id, |instance| instance.pressure().remove_hook(HookId(id)))
 }
 
-/// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a number
-/// to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
+/// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
+/// number to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
 ///
 /// # Safety
 ///

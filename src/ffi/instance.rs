@@ -70,7 +70,7 @@ impl Instance {
     pub(super) fn open_as(config: &Config, device: &str) -> Result<Self, Failure> {
         let instance = Self::prepared(config, device)?;
         if uncached::environment_asks() {
-            instance.uncached.turn(instance.may_do_without_cache());
+            instance.uncached.turn(true);
         }
         Ok(instance)
     }
@@ -95,7 +95,7 @@ impl Instance {
     /// The address of a block.
     #[inline]
     pub(super) fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Failure> {
-        if self.uncached.is_on() && self.may_do_without_cache() {
+        if !self.is_caching() {
             return Ok(self.uncached.allocate(bytes)?);
         }
         Ok(self.allocator.allocate(Request::new(bytes, stream))?.address())
@@ -137,7 +137,7 @@ impl Instance {
     }
 
     pub(super) fn is_caching(&self) -> bool {
-        !self.uncached.is_on()
+        !(self.uncached.is_on() && self.may_do_without_cache())
     }
 
     /// Lets later requests go past the cache, or no more. Blocks stay.

@@ -1,12 +1,12 @@
 //! The library for programs in other languages: a C interface, and the symbols that PyTorch's
 //! pluggable allocator loads.
 //!
-//! `calls`, `figures`, `pools`, `checkpoints`, `sharing`, `history`, `hooks` and `snapshots` are the interface by
-//! handles, `torch` is PyTorch's. Callers are treated as hostile: every entry checks its pointers, handles are
-//! numbers that are looked up (`table`, `lent`), and nothing unwinds into the caller (`guard`). Functions of
-//! callers are held by `lent`. What a device is called is in `device`, what is said to
-//! people in `said`, what a fork leaves in `fork`.
-//! `include/stratalloc.h` is made from these files by `tests/header.rs`; comments here are its text.
+//! `calls`, `figures`, `pools`, `checkpoints`, `sharing`, `history`, `hooks` and `snapshots` are the
+//! interface by handles, `torch` is PyTorch's. Callers are treated as hostile: every entry checks its
+//! pointers, handles are numbers that are looked up (`table`, `lent`), and nothing unwinds into the caller
+//! (`guard`). Functions of callers are held by `lent`. What a device is called is in `device`, what is said
+//! to people in `said`, what a fork leaves in `fork`. `include/stratalloc.h` is made from these files by
+//! `tests/header.rs`; comments here are its text.
 
 mod calls;
 mod checkpoints;
@@ -46,9 +46,9 @@ pub use guard::Status;
 pub use history::{
     SnapshotWriter, StackFrame, StackSource, stratalloc_compile_context_pop,
     stratalloc_compile_context_push, stratalloc_context_pop, stratalloc_context_push,
-    stratalloc_history_clear, stratalloc_history_metadata, stratalloc_history_set_metadata,
-    stratalloc_history_set_stack_source, stratalloc_history_start, stratalloc_history_stop,
-    stratalloc_snapshot_save, stratalloc_snapshot_write,
+    stratalloc_history_clear, stratalloc_history_is_on, stratalloc_history_metadata,
+    stratalloc_history_set_metadata, stratalloc_history_set_stack_source, stratalloc_history_start,
+    stratalloc_history_stop, stratalloc_snapshot_save, stratalloc_snapshot_write,
 };
 pub use hooks::{
     FreeMemoryCallback, OomObserver, Tracker, stratalloc_free_memory_callback_add,

@@ -41,8 +41,8 @@ impl From<Pool> for PoolId {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentSource {
-    /// The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not as
-    /// much.
+    /// The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not
+    /// as much.
     pub allocate: Option<
         unsafe extern "C" fn(user: *mut c_void, size: u64, stream: *mut c_void) -> *mut c_void,
     >,
@@ -160,9 +160,9 @@ pub unsafe extern "C" fn stratalloc_pool_create(
     })
 }
 
-/// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options` and
-/// `source` count for a pool that is made: where it takes segments from, or null for the device. If the call
-/// succeeds and the pool was there, `source` is let go of at once.
+/// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options`
+/// and `source` count for a pool that is made: where it takes segments from, or null for the device. If the
+/// call succeeds and the pool was there, `source` is let go of at once.
 ///
 /// # Safety
 ///

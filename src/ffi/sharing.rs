@@ -28,9 +28,10 @@ pub type ExpandableVisitor = Option<
 static OPENED: Objects<Imported> = Objects::new("shared block");
 
 /// Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
-/// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`, if
-/// not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is opened
-/// from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no work.
+/// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
+/// if not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is
+/// opened from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no
+/// work.
 ///
 /// # Safety
 ///
@@ -117,7 +118,8 @@ pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
     })
 }
 
-/// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not unwind.
+/// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not
+/// unwind.
 ///
 /// # Safety
 ///
@@ -139,8 +141,8 @@ pub unsafe extern "C" fn stratalloc_expandable_segments(
     })
 }
 
-/// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts for
-/// segments that are reserved from then on.
+/// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts
+/// for segments that are reserved from then on.
 ///
 /// # Safety
 ///

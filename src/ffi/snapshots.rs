@@ -25,9 +25,9 @@ pub struct Snapshot(());
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free was
-    /// asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 8 a request
-    /// failed.
+    /// What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
+    /// was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 8 a
+    /// request failed.
     pub action: u32,
     /// Where; free bytes of the device for a request that failed.
     pub address: u64,
@@ -194,8 +194,8 @@ impl Block {
     }
 }
 
-/// Takes a snapshot: all segments and blocks as of one moment, of one pool or, if `pool` is null, of all, and,
-/// unless `with_entries` is 0, the history. Waits for no work of the device.
+/// Takes a snapshot: all segments and blocks as of one moment, of one pool or, if `pool` is null, of all,
+/// and, unless `with_entries` is 0, the history. Waits for no work of the device.
 ///
 /// # Safety
 ///

@@ -9,7 +9,7 @@ use stratalloc::allocator::{Caching, Counters};
 use stratalloc::cache::Engine;
 use stratalloc::history::{BlockStateName, SegmentLayout};
 use stratalloc::size::{MIN_BLOCK_BYTES, PoolKind};
-use stratalloc::stats::{PerPool, Statistics};
+use stratalloc::stats::{PerPool, Statistics, Usage};
 
 use super::{Checked, ensure, ensure_eq};
 
@@ -135,6 +135,8 @@ pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentL
     let segments = engine.layout();
     check_layout(&segments)?;
     ensure_eq!(reserved_bytes(&segments), used_bytes, "segments and what the driver gave");
-    check_statistics(&Counters::statistics(engine), &segments)?;
+    let statistics = Counters::statistics(engine);
+    check_statistics(&statistics, &segments)?;
+    ensure_eq!(Counters::usage(engine), Usage::of(&statistics), "usage and the counters");
     Ok(segments)
 }

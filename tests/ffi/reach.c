@@ -60,7 +60,6 @@ static void figures(const char *conf) {
     IS(OK, stratalloc_name(handle, text, sizeof text, &needed));
     CHECK(strcmp(text, "native") == 0 && needed == 7);
     IS(BUFFER_TOO_SMALL, stratalloc_name(handle, text, 6, NULL));
-
     IS(OK, stratalloc_free(handle, a));
     IS(OK, stratalloc_reset_peaks(handle));
     IS(OK, stratalloc_usage(handle, &allocated, &peak, &reserved, &reserved_peak));
@@ -68,7 +67,6 @@ static void figures(const char *conf) {
     CHECK(has(handle, "\"hits\":0,\"misses\":1,\"num_oom_rejections\":0"));
     IS(OK, stratalloc_reset_accumulated(handle));
     CHECK(has(handle, "\"allocation.all.allocated\":0,") && has(handle, "\"misses\":0,"));
-
     stratalloc_cache_info_t info;
     IS(OK, stratalloc_cache_info(handle, &info));
     CHECK(info.largest_cached_bytes == 2 * MIB && info.free_blocks == 1);
@@ -90,8 +88,6 @@ static void caching(void) {
     uint64_t before, after, total;
     void *a = NULL, *b = NULL, *base = NULL;
     int on = 7;
-    IS(OK, stratalloc_caching(handle, &on));
-    CHECK(on == 1);
     IS(OK, stratalloc_allocate(handle, MIB, NULL, &a));
     IS(OK, stratalloc_memory_info(handle, &before, &total));
     IS(OK, stratalloc_set_caching(handle, 0));
@@ -116,6 +112,9 @@ static void caching(void) {
     IS(OK, stratalloc_set_caching(handle, 0));
     IS(OK, stratalloc_allocate(handle, MIB, NULL, &b));
     IS(OK, stratalloc_free(handle, a));
+    IS(OK, stratalloc_switch(handle, "backend:cudaMallocAsync"));
+    IS(OK, stratalloc_caching(handle, &on));
+    CHECK(on == 1);
     /* What nobody freed goes with the allocator. */
     IS(OK, stratalloc_destroy(handle));
     handle = create("backend:cpu");
@@ -179,7 +178,6 @@ static void pools(void) {
     IS(BAD_POOL, stratalloc_pool_scope_close(handle, pool));
     IS(NOT_SUPPORTED, stratalloc_pool_set_options(handle, pool, STRATALLOC_POOL_NO_SPLIT));
     IS(OK, stratalloc_pool_set_options(handle, pool, 0));
-
     IS(OK, stratalloc_pool_live(handle, pool, live, 2, &count));
     CHECK(count == 1 && live[0] == a && live[1] == NULL);
     IS(OK, stratalloc_pool_live(handle, pool, NULL, 0, &count));
@@ -192,6 +190,13 @@ static void pools(void) {
     CHECK(lender.told == 0 && lender.released == 1);
     IS(OK, stratalloc_destroy(handle));
     CHECK(lender.released == 1 && second.released == 1 && chooser.released == 1);
+    handle = create("backend:cudaMallocAsync");
+    IS(NOT_SUPPORTED, stratalloc_pool_ensure(handle, pool, 0, &source));
+    IS(OK, stratalloc_pool_ensure(handle, pool, 1, NULL));
+    IS(NOT_SUPPORTED, stratalloc_pool_set_options(handle, pool, 2));
+    IS(OK, stratalloc_pool_set_options(handle, pool, 0));
+    IS(OK, stratalloc_destroy(handle));
+    CHECK(second.released == 1);
 }
 
 static void came(void *user, void *address, uint64_t size, void *stream) {
@@ -335,7 +340,12 @@ static void hooks(const char *conf) {
     char text[16];
     void *a = NULL;
     IS(OK, stratalloc_tracker_add(handle, see_entry, release, &tracker, &id));
+    int on = 7;
+    IS(OK, stratalloc_history_is_on(handle, &on));
+    CHECK(on == 0);
     IS(OK, stratalloc_history_start(handle, 2, 1000, NULL, 0));
+    IS(OK, stratalloc_history_is_on(handle, &on));
+    CHECK(on == 1);
     IS(OK, stratalloc_history_metadata(handle, text, sizeof text, NULL));
     CHECK(strcmp(text, "") == 0);
     IS(OK, stratalloc_history_set_metadata(handle, "epoch"));
@@ -497,6 +507,7 @@ static void refused_by_all(uint64_t handle) {
     IS(UNKNOWN_HANDLE, stratalloc_enable_peer(handle, 1));
     IS(UNKNOWN_HANDLE, stratalloc_expandable_segments(handle, add_segment, &book));
     IS(UNKNOWN_HANDLE, stratalloc_set_reserve_class(handle, NULL, NULL));
+    IS(UNKNOWN_HANDLE, stratalloc_history_is_on(handle, &on));
     IS(UNKNOWN_HANDLE, stratalloc_history_metadata(handle, NULL, 0, NULL));
     IS(UNKNOWN_HANDLE, stratalloc_tracker_add(handle, see_entry, release, &book, &n));
     IS(UNKNOWN_HANDLE, stratalloc_tracker_remove(handle, 0));

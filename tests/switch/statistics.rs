@@ -2,7 +2,7 @@
 
 use stratalloc::allocator::{Allocation, DeviceAllocator};
 use stratalloc::size::{EIB, MIB};
-use stratalloc::stats::Statistics;
+use stratalloc::stats::{Statistics, Usage};
 
 use super::bed::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::law;
@@ -45,6 +45,8 @@ fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
         let live = i64::try_from(blocks.len()).expect("few");
         assert_eq!((told.allocation.all.current, told.allocation.all.allocated), (live, taken));
         assert_eq!(told.allocation.all.freed, taken - live);
+        let usage = bed.switchable.counters().expect("it always counts").usage();
+        assert_eq!(usage, Usage::of(&told));
         let layout = bed.switchable.caching().expect("native caches").layout();
         law::check_layout(&layout).expect("segments tile");
         law::check_statistics(&told, &layout).expect("counters equal a recount");

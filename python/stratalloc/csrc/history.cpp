@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string_view>
+#include <unordered_set>
 
 #include "allocator.h"
 
@@ -20,17 +21,57 @@ using c10::CachingDeviceAllocator::SegmentInfo;
 // The library's stacks are PyTorch's contexts, held by a pointer on the heap.
 using Held = std::shared_ptr<GatheredContext>;
 
+// Which pointers are ours. A program may lend the library another source, whose stacks mean nothing here.
+class Stacks {
+ public:
+  void* add(Held context) {
+    auto held = std::make_unique<Held>(std::move(context));
+    auto& shard = shard_of(held.get());
+    std::lock_guard<std::mutex> guard(shard.lock);
+    shard.all.insert(held.get());
+    return held.release();
+  }
+
+  void remove(void* stack) {
+    std::unique_ptr<Held> held(static_cast<Held*>(stack));
+    auto& shard = shard_of(stack);
+    std::lock_guard<std::mutex> guard(shard.lock);
+    shard.all.erase(stack);
+  }
+
+  Held find(void* stack) {
+    auto& shard = shard_of(stack);
+    std::lock_guard<std::mutex> guard(shard.lock);
+    return shard.all.count(stack) ? *static_cast<Held*>(stack) : nullptr;
+  }
+
+ private:
+  struct Shard {
+    std::mutex lock;
+    std::unordered_set<void*> all;
+  };
+  Shard& shard_of(void* stack) {
+    return shards_[reinterpret_cast<uintptr_t>(stack) / 64 % shards_.size()];
+  }
+  std::array<Shard, 31> shards_;
+};
+
+Stacks& stacks() {
+  static auto* stacks = new Stacks;
+  return *stacks;
+}
+
 void* gather(void* user) {
   try {
     auto context = reinterpret_cast<CreateContextFn>(user)();
-    return context ? new Held(std::move(context)) : nullptr;
+    return context ? stacks().add(std::move(context)) : nullptr;
   } catch (const std::exception&) {
     return nullptr;
   }
 }
 
 void release(void*, void* stack) {
-  delete static_cast<Held*>(stack);
+  stacks().remove(stack);
 }
 
 // PyTorch alone can read its contexts.
@@ -39,7 +80,7 @@ size_t no_frames(void*, void*, stratalloc_stack_frame*, size_t) {
 }
 
 Held context_of(void* stack) {
-  return stack ? *static_cast<Held*>(stack) : nullptr;
+  return stack ? stacks().find(stack) : nullptr;
 }
 
 TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
