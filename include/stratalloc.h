@@ -869,6 +869,138 @@ stratalloc_status stratalloc_torch_statistics_json(int device,
 // `size` bytes from `buffer` and `needed` may be written, each unless it is null.
 stratalloc_status stratalloc_torch_summary(int device, char *buffer, size_t size, size_t *needed);
 
+// Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
+// stores its address. Zero bytes store null and are no error.
+//
+// # Safety
+//
+// `pointer` may be written.
+stratalloc_status stratalloc_torch_allocate(int device,
+                                            uint64_t bytes,
+                                            void *stream,
+                                            void **pointer);
+
+// Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
+// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the parent's:
+// -1 and 0 are stored then.
+//
+// # Safety
+//
+// `device` and `bytes` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_delete(void *pointer,
+                                          int likely,
+                                          int *device,
+                                          uint64_t *bytes);
+
+// Routes the requests that a filter accepts to a pool, before all scopes that are open already, and adds a
+// user, which stays until it is released. A pool that is unknown is made.
+//
+// # Safety
+//
+// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+stratalloc_status stratalloc_torch_scope_open(uint64_t handle,
+                                              stratalloc_pool pool,
+                                              const stratalloc_stream_filter *filter);
+
+// Ends the routing to a pool, from any thread. The user that it added stays.
+stratalloc_status stratalloc_torch_scope_close(uint64_t handle, stratalloc_pool pool);
+
+// Removes a user from a pool. Without users its idle memory goes back when memory is released, or by
+// `stratalloc_pool_empty`.
+stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
+                                                stratalloc_pool pool);
+
+// Writes the name of the strategy that PyTorch has on a device, in the manner of
+// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment says.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_name(int device,
+                                        char *buffer,
+                                        size_t size,
+                                        size_t *needed);
+
+// Writes the names of all keys that a configuration string can say now, between commas, in the manner of
+// `stratalloc_statistics_json`.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_conf_keys(char *buffer,
+                                             size_t size,
+                                             size_t *needed);
+
+// Lets pages that PyTorch's allocators map leave the process, unless the environment says
+// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+stratalloc_status stratalloc_torch_share_pages(int on);
+
+// Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
+// stores its address. Zero bytes store null and are no error.
+//
+// # Safety
+//
+// `pointer` may be written.
+stratalloc_status stratalloc_torch_allocate(int device,
+                                            uint64_t bytes,
+                                            void *stream,
+                                            void **pointer);
+
+// Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
+// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the parent's:
+// -1 and 0 are stored then.
+//
+// # Safety
+//
+// `device` and `bytes` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_delete(void *pointer,
+                                          int likely,
+                                          int *device,
+                                          uint64_t *bytes);
+
+// Routes the requests that a filter accepts to a pool, before all scopes that are open already, and adds a
+// user, which stays until it is released. A pool that is unknown is made.
+//
+// # Safety
+//
+// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+stratalloc_status stratalloc_torch_scope_open(uint64_t handle,
+                                              stratalloc_pool pool,
+                                              const stratalloc_stream_filter *filter);
+
+// Ends the routing to a pool, from any thread. The user that it added stays.
+stratalloc_status stratalloc_torch_scope_close(uint64_t handle, stratalloc_pool pool);
+
+// Removes a user from a pool. Without users its idle memory goes back when memory is released, or by
+// `stratalloc_pool_empty`.
+stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
+                                                stratalloc_pool pool);
+
+// Writes the name of the strategy that PyTorch has on a device, in the manner of
+// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment says.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_name(int device,
+                                        char *buffer,
+                                        size_t size,
+                                        size_t *needed);
+
+// Writes the names of all keys that a configuration string can say now, between commas, in the manner of
+// `stratalloc_statistics_json`.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_conf_keys(char *buffer,
+                                             size_t size,
+                                             size_t *needed);
+
+// Lets pages that PyTorch's allocators map leave the process, unless the environment says
+// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+stratalloc_status stratalloc_torch_share_pages(int on);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The files that export something, in the header's order.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "guard.rs",
     "lent.rs",
     "calls.rs",
@@ -17,6 +17,7 @@ const SOURCES: [&str; 11] = [
     "snapshots.rs",
     "hooks.rs",
     "torch/mod.rs",
+    "torch/class.rs",
 ];
 
 fn root() -> &'static Path {

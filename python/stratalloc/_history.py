@@ -1,7 +1,9 @@
 """Recording what an allocator does, with the Python code that asked for it, and snapshots of it."""
 
 import atexit
+import contextlib
 import ctypes
+import json
 import os
 import pickle
 import sys
@@ -153,3 +155,21 @@ def snapshot(library, handle):
 def dump(library, handle, filename):
     """Writes the same to a file."""
     library.call("snapshot_save", handle, encoded(os.fspath(filename), "filename"))
+
+
+def write(snapshot, filename):
+    """Writes a snapshot that PyTorch took, so that the file has its old content or all of the new one."""
+    filename = os.fspath(filename)
+    beside = f"{filename}.{os.getpid()}.part"
+    try:
+        if filename.endswith(".json"):
+            with open(beside, "w") as file:
+                json.dump(snapshot, file)
+        else:
+            with open(beside, "wb") as file:
+                pickle.dump(snapshot, file)
+        os.replace(beside, filename)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise

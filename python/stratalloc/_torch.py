@@ -4,8 +4,9 @@ import ctypes
 import json
 import os
 import sys
+import warnings
 
-from . import _history
+from . import _extension, _history
 from ._allocator import Allocator
 from ._errors import LibraryError
 from ._library import encoded, load, number
@@ -36,12 +37,27 @@ _NEEDED = {
 _installed = None
 
 
+class CUDAAllocator:
+    """The library as PyTorch's own allocator: what ``torch.cuda`` says about memory is said by it."""
+
+    def __init__(self, extension, dll):
+        self.extension = extension
+        self._dll = dll
+
+    def __repr__(self):
+        return f"<stratalloc under PyTorch, by {self.extension}>"
+
+
 def install(library=None, conf=None):
     """Puts the library under PyTorch; must come before CUDA is used.
 
     ``library`` is a path (see the package's README for where it is looked for otherwise), ``conf`` a
-    configuration string; without it the environment decides. Returns PyTorch's allocator object. A
-    second call with nothing new is allowed.
+    configuration string; without it the environment decides. A second call with nothing new is allowed.
+
+    Everything of ``torch.cuda``'s memory then works over the library, by an object that is compiled at the
+    first call for this PyTorch. Where it cannot be compiled, one warning says what is missing, and the
+    library goes under PyTorch as a ``CUDAPluggableAllocator``, which lets programs run and little else.
+    Returns a :class:`CUDAAllocator`, or that object of PyTorch's.
     """
     global _installed
     loaded = load(library)
@@ -59,6 +75,51 @@ def install(library=None, conf=None):
         raise LibraryError(f"PyTorch cannot be imported: {error}") from error
     if torch.cuda.is_initialized():
         raise LibraryError("CUDA is in use already; install() has to come before its first use")
+    extension = _extension_for(torch)
+    before = os.environ.get(_CONF)
+    if text is not None:
+        # The library reads the environment when a device is used first.
+        os.environ[_CONF] = conf
+    try:
+        if extension is None:
+            _installed = _as_pluggable(loaded, torch)
+        else:
+            _installed = _as_class(loaded, extension)
+    except BaseException:
+        if text is not None:
+            _put_back(before)
+        raise
+    return _installed
+
+
+def _extension_for(torch):
+    """The path of the object for this PyTorch, or ``None`` when it has to do without."""
+    try:
+        return _extension.find(torch)
+    except _extension.Unavailable as missing:
+        warnings.warn(
+            f"torch.cuda's memory functions will not know this allocator, because the object for them "
+            f"cannot be compiled; missing: {missing}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+
+
+def _as_class(loaded, extension):
+    try:
+        dll = ctypes.CDLL(extension)
+        function = dll.stratalloc_torch_install
+    except (OSError, AttributeError) as error:
+        raise LibraryError(f"{extension} is not for this PyTorch: {error}") from error
+    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    said = ctypes.create_string_buffer(4096)
+    if function(os.fsencode(loaded.path), said, len(said)) != 0:
+        raise LibraryError(f"PyTorch refuses another allocator: {said.value.decode(errors='replace')}")
+    return CUDAAllocator(extension, dll)
+
+
+def _as_pluggable(loaded, torch):
     try:
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
             loaded.path, "stratalloc_torch_malloc", "stratalloc_torch_free"
@@ -72,19 +133,10 @@ def install(library=None, conf=None):
             function(loaded.address(name))
         elif setter in _NEEDED:
             raise LibraryError(f"PyTorch {torch.__version__} is too old: it has no {setter}")
-    before = os.environ.get(_CONF)
-    if text is not None:
-        # The library reads the environment when a device is used first.
-        os.environ[_CONF] = conf
     try:
         torch.cuda.memory.change_current_allocator(allocator)
-    except BaseException as error:
-        if text is not None:
-            _put_back(before)
-        if isinstance(error, RuntimeError):
-            raise LibraryError(f"PyTorch refuses another allocator: {error}") from error
-        raise
-    _installed = allocator
+    except RuntimeError as error:
+        raise LibraryError(f"PyTorch refuses another allocator: {error}") from error
     return allocator
 
 
@@ -145,9 +197,15 @@ def record_memory_history(
     clear_history=False,
     skip_actions=None,
 ):
-    """Records what PyTorch's memory on ``device`` does, and which Python code asked for it: as
-    ``torch.cuda.memory._record_memory_history``, which PyTorch refuses for allocators like this one.
-    Opens the device if nothing has used it yet."""
+    """Records what PyTorch's memory on ``device`` does, and which code asked for it: it is
+    ``torch.cuda.memory._record_memory_history``, and does the same where PyTorch refuses that. Opens the
+    device if nothing has used it yet."""
+    if isinstance(_installed, CUDAAllocator):
+        words = {"max_entries": max_entries, "device": device, "clear_history": clear_history}
+        if skip_actions is not None:
+            words["skip_actions"] = list(skip_actions)
+        _memory()._record_memory_history(enabled, context, stacks, **words)
+        return
     handle = _handle(device)
     _history.record(
         load(), handle, enabled, context, stacks, max_entries, clear_history, skip_actions
@@ -157,12 +215,17 @@ def record_memory_history(
 def snapshot(device=None):
     """Segments, blocks and history of ``device``, as ``torch.cuda.memory._snapshot()`` gives them. Opens
     the device if nothing has used it yet."""
+    if isinstance(_installed, CUDAAllocator):
+        return _memory()._snapshot(device)
     return _history.snapshot(load(), _handle(device))
 
 
 def dump_snapshot(filename="dump_snapshot.pickle", device=None):
     """Writes the same to a file for PyTorch's viewers and ``stratalloc report``; JSON if its name ends
     in ``.json``."""
+    if isinstance(_installed, CUDAAllocator):
+        _history.write(_memory()._snapshot(device), filename)
+        return
     _history.dump(load(), _handle(device), filename)
 
 
@@ -170,6 +233,11 @@ def allocator(device=None):
     """The allocator that PyTorch has on ``device``, with all that an :class:`Allocator` can do: pools,
     checkpoints, trackers. It stays when this goes. Opens the device if nothing has used it yet."""
     return Allocator._of(load(), _handle(device))
+
+
+def _memory():
+    """PyTorch's own functions, which speak of the library now. Only PyTorch reads its stacks."""
+    return sys.modules["torch"].cuda.memory
 
 
 def _ordinal(device):

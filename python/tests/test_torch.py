@@ -63,8 +63,12 @@ def refused(words, call):
 """
 
 
+# A device that needs no memory, and PyTorch's pluggable allocator: the stand-in has no headers to build with.
+PLAIN = {"STRATALLOC_DEVICE": "sim", "STRATALLOC_TORCH_EXTENSION": "none"}
+
+
 def run(code, **environment):
-    environment = {**os.environ, "STRATALLOC_DEVICE": "sim", **environment}
+    environment = {**os.environ, **PLAIN, **environment}
     environment.pop("ALLOC_CONF", None)
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True

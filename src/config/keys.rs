@@ -352,6 +352,13 @@ impl KeyTable {
         &self.extra
     }
 
+    /// Every name that a text can say: of the keys, their other names, and of the users' keys.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let built_in =
+            BUILT_IN.iter().flat_map(|key| key.aliases.iter().chain([&key.name]).copied());
+        built_in.chain(self.extra.iter().map(UserKey::name))
+    }
+
     /// Whether a key or another name of a key is called this.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {
@@ -385,9 +392,7 @@ impl KeyTable {
 
     /// The known key that differs least from `name`, unless all differ much.
     fn nearest(&self, name: &str) -> Option<String> {
-        let built_in =
-            BUILT_IN.iter().flat_map(|key| key.aliases.iter().chain([&key.name]).copied());
-        nearest_of(name, built_in.chain(self.extra.iter().map(UserKey::name)))
+        nearest_of(name, self.names())
     }
 }
 

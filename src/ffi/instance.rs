@@ -12,7 +12,7 @@ use crate::allocator::{
 };
 use crate::config::{Config, PeersSetting, from_process};
 use crate::driver::Driver;
-use crate::error::PoolError;
+use crate::error::{HandleError, PoolError};
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
@@ -33,6 +33,20 @@ pub(super) fn environment() -> Result<Config, Failure> {
     Ok(config)
 }
 
+/// What the environment says on top of other defaults than the built-in ones.
+pub(super) fn environment_over(defaults: &str) -> Result<Config, Failure> {
+    let table = registry::key_table();
+    let found = from_process(&table)?;
+    warn(&found.config);
+    match found.source {
+        None => parse(defaults),
+        Some((_, text)) => {
+            let config = parse(defaults)?.updated(&text, &table);
+            config.map_err(|error| bad_configuration(&text, &error))
+        }
+    }
+}
+
 fn parse(text: &str) -> Result<Config, Failure> {
     let parsed = Config::parse(text, &registry::key_table());
     parsed.map_err(|error| bad_configuration(text, &error))
@@ -46,16 +60,24 @@ impl Instance {
 
     /// An allocator on a device. Without a text the environment decides.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
-        super::fork::prepare_for();
-        let config = match conf {
-            Some(text) => parse(text).inspect(warn)?,
-            None => environment()?,
-        };
-        let instance = Self::build(&config, open_device(device)?)?;
-        if conf.is_none() && uncached::environment_asks() {
+        match conf {
+            Some(text) => Self::prepared(&parse(text).inspect(warn)?, device),
+            None => Self::open_as(&environment()?, device),
+        }
+    }
+
+    /// The allocator that the environment asks for, by its configuration.
+    pub(super) fn open_as(config: &Config, device: &str) -> Result<Self, Failure> {
+        let instance = Self::prepared(config, device)?;
+        if uncached::environment_asks() {
             instance.uncached.turn(true);
         }
         Ok(instance)
+    }
+
+    fn prepared(config: &Config, device: &str) -> Result<Self, Failure> {
+        super::fork::prepare_for();
+        Self::build(config, open_device(device)?)
     }
 
     pub(super) fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, Failure> {
@@ -89,6 +111,18 @@ impl Instance {
                 Some(freed) => Ok(freed?),
                 None => Err(error.into()),
             },
+        }
+    }
+
+    /// Takes a block back, and says how many bytes were asked for. `None` if no live block starts there.
+    pub(super) fn take_back(&self, address: u64) -> Option<Result<u64, Failure>> {
+        match self.allocator.free_raw(address) {
+            Ok(asked) => Some(Ok(asked)),
+            Err(HandleError::Driver(error)) => Some(Err(error.into())),
+            Err(_) => {
+                let asked = self.uncached.size_of(address)?;
+                Some(self.uncached.free(address)?.map(|()| asked).map_err(Failure::from))
+            }
         }
     }
 

@@ -73,10 +73,12 @@ pub use snapshots::{
     stratalloc_snapshot_take, stratalloc_snapshot_visit,
 };
 pub use torch::{
-    stratalloc_torch_base_allocation, stratalloc_torch_begin_allocate_to_pool,
+    stratalloc_torch_allocate, stratalloc_torch_base_allocation,
+    stratalloc_torch_begin_allocate_to_pool, stratalloc_torch_conf_keys, stratalloc_torch_delete,
     stratalloc_torch_empty_cache, stratalloc_torch_end_allocate_to_pool, stratalloc_torch_free,
     stratalloc_torch_handle, stratalloc_torch_init, stratalloc_torch_malloc,
-    stratalloc_torch_memory_fraction, stratalloc_torch_record_stream,
-    stratalloc_torch_release_pool, stratalloc_torch_reset, stratalloc_torch_statistics_json,
-    stratalloc_torch_summary,
+    stratalloc_torch_memory_fraction, stratalloc_torch_name, stratalloc_torch_pool_release,
+    stratalloc_torch_record_stream, stratalloc_torch_release_pool, stratalloc_torch_reset,
+    stratalloc_torch_scope_close, stratalloc_torch_scope_open, stratalloc_torch_share_pages,
+    stratalloc_torch_statistics_json, stratalloc_torch_summary,
 };

@@ -74,6 +74,34 @@ pub struct StreamFilter {
     pub user: *mut c_void,
 }
 
+impl StreamFilter {
+    /// The shape of all calls that open a scope with a filter, which stays the caller's if the call fails.
+    ///
+    /// # Safety
+    ///
+    /// `filter` may be read if it is not null, and does what `stratalloc_stream_filter` asks of it.
+    pub(super) unsafe fn lend(
+        filter: *const Self,
+        open: impl FnOnce(ScopeFilter) -> Result<(), Failure>,
+    ) -> Status {
+        status(|| {
+            if filter.is_null() {
+                return Err(Failure::null("filter"));
+            }
+            // SAFETY: not null, and our caller's promise.
+            let Self { accepts, release, user } = unsafe { filter.read_unaligned() };
+            let accepts = accepts.ok_or_else(|| Failure::null("the filter's function"))?;
+            Lent::to(user, release, |lent| {
+                let filter = move |stream: StreamId| {
+                    // SAFETY: the caller's function, with the caller's pointer.
+                    unsafe { accepts(lent.user(), stream_to(stream)) != 0 }
+                };
+                open(ScopeFilter::Where(Arc::new(filter)))
+            })
+        })
+    }
+}
+
 /// A source's functions, all there.
 #[derive(Debug)]
 struct Segments {
@@ -288,22 +316,10 @@ pub unsafe extern "C" fn stratalloc_pool_scope_open_filter(
     pool: Pool,
     filter: *const StreamFilter,
 ) -> Status {
-    status(|| {
-        if filter.is_null() {
-            return Err(Failure::null("filter"));
-        }
-        // SAFETY: not null, and our caller's promise.
-        let StreamFilter { accepts, release, user } = unsafe { filter.read_unaligned() };
-        let accepts = accepts.ok_or_else(|| Failure::null("the filter's function"))?;
-        let instance = table::find(handle)?;
-        Lent::to(user, release, |lent| {
-            let filter = move |stream: StreamId| {
-                // SAFETY: the caller's function, with the caller's pointer.
-                unsafe { accepts(lent.user(), stream_to(stream)) != 0 }
-            };
-            instance.open_scope(pool.into(), ScopeFilter::Where(Arc::new(filter)))
-        })
-    })
+    // SAFETY: our caller's promise.
+    unsafe {
+        StreamFilter::lend(filter, |filter| table::find(handle)?.open_scope(pool.into(), filter))
+    }
 }
 
 /// Ends the routing to a pool, from any thread. Where the driver fails, the scope is closed all the same and

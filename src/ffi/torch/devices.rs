@@ -9,10 +9,10 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::ffi::guard::{Failure, Status};
-use crate::ffi::instance::Instance;
+use crate::ffi::instance::{Instance, environment, environment_over};
 use crate::ffi::said::warn_once;
 use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
@@ -162,9 +162,18 @@ pub(super) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     place.get().map_or_else(|| Ok(Statistics::default()), |open| open.instance.statistics())
 }
 
-/// All allocators there are.
-pub(super) fn open_devices() -> impl Iterator<Item = &'static OpenDevice> {
-    DEVICES.all()
+/// All allocators there are, with the ordinals of their devices.
+pub(super) fn open_devices() -> impl Iterator<Item = (c_int, &'static OpenDevice)> {
+    (0..).zip(&DEVICES.places).filter_map(|(device, place)| Some((device, place.get()?)))
+}
+
+/// The strategy of a device's allocator; what the environment says if there is none yet.
+pub(super) fn name_in_force(device: c_int) -> Result<String, Failure> {
+    let place = DEVICES.place(device).ok_or_else(|| none(device))?;
+    match place.get() {
+        Some(open) => Ok(open.instance.name().to_owned()),
+        None => Ok(environment()?.settings().backend.clone()),
+    }
 }
 
 #[cold]
@@ -177,7 +186,17 @@ fn open(device: c_int) -> Result<Instance, Failure> {
     // What is no text is no kind of device, which is said then.
     let kind = std::env::var_os(VARIABLE);
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
-    Instance::open(None, &format!("{kind}:{device}"))
+    let defaults =
+        if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" };
+    Instance::open_as(&environment_over(defaults)?, &format!("{kind}:{device}"))
+}
+
+/// Whether pages may leave the process, unless the environment says so or otherwise.
+static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
+
+/// Says so for allocators that are made from now on.
+pub(super) fn share_pages(on: bool) {
+    SHARES_PAGES.store(on, Ordering::Relaxed);
 }
 
 #[cfg(test)]

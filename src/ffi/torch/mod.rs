@@ -9,6 +9,7 @@
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
+mod class;
 mod devices;
 
 use std::ffi::{c_char, c_int, c_void};
@@ -23,6 +24,11 @@ use super::said::complain;
 use super::text::{Place, write};
 use crate::allocator::ScopeFilter;
 use crate::driver::plugin::copied;
+pub use class::{
+    stratalloc_torch_allocate, stratalloc_torch_conf_keys, stratalloc_torch_delete,
+    stratalloc_torch_name, stratalloc_torch_pool_release, stratalloc_torch_scope_close,
+    stratalloc_torch_scope_open, stratalloc_torch_share_pages,
+};
 pub(super) use devices::{forget_all, hold};
 use devices::{open_device, open_devices, opened, statistics};
 
@@ -88,7 +94,7 @@ pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
 /// `set_reset_fn`: empties the caches of all devices. Waits for them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_reset() {
-    for open in open_devices() {
+    for (_, open) in open_devices() {
         reporting((), || Ok(open.instance.caching()?.empty_cache()?));
     }
 }
@@ -115,7 +121,7 @@ pub unsafe extern "C" fn stratalloc_torch_base_allocation(
     }
     reporting(pointer, || {
         let address = pointer.addr() as u64;
-        let found = open_devices().find_map(|open| open.instance.base_of(address));
+        let found = open_devices().find_map(|(_, open)| open.instance.base_of(address));
         let size_bytes = found.map_or(0, |(_, size_bytes)| size_bytes);
         if !size.is_null() {
             // SAFETY: our caller's promise.
@@ -135,7 +141,7 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     reporting((), || {
         let address = pointer.addr() as u64;
         // The callback does not say which device; only one of them knows the address.
-        for open in open_devices() {
+        for (_, open) in open_devices() {
             match open.instance.record_stream(address, stream_of(stream)) {
                 Err(failure) if failure.status == Status::UnknownAddress => {}
                 other => return other,
@@ -210,7 +216,7 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_empty_cache() -> Status {
     let mut ended = Status::Ok;
-    for open in open_devices() {
+    for (_, open) in open_devices() {
         let emptied = status(|| Ok(open.instance.caching()?.empty_cache()?));
         if emptied != Status::Ok {
             ended = emptied;

@@ -1,0 +1,62 @@
+"""``python -m stratalloc``: a program under the library, or the library's command line.
+
+run [--conf CONF] [--library PATH] PROGRAM ARGUMENTS..     a program, or ``-m MODULE``, with the library
+                                                           under its PyTorch
+anything else                                              is the command line's: report, advise, compare ..
+"""
+
+import argparse
+import os
+import runpy
+import sys
+
+from . import _command
+from ._errors import Error, LibraryError
+
+
+def main(arguments):
+    if arguments[:1] == ["run"]:
+        return _run(arguments[1:])
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0
+    try:
+        return _command.run(arguments)
+    except LibraryError as error:
+        return _refused(error)
+
+
+def _run(arguments):
+    parser = argparse.ArgumentParser(prog="python -m stratalloc run", allow_abbrev=False)
+    parser.add_argument("--conf", help="configuration string; without it the environment decides")
+    parser.add_argument("--library", help="path of the shared library")
+    parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
+    parser.add_argument("program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    said = parser.parse_args(arguments)
+    from . import install
+
+    try:
+        install(said.library, said.conf)
+    except (Error, LibraryError) as error:
+        return _refused(error)
+    # As Python itself does: the program finds its arguments, and what lies beside it.
+    sys.argv = [said.program, *said.arguments]
+    if said.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(said.program, run_name="__main__", alter_sys=True)
+    else:
+        if not os.path.isfile(said.program):
+            return _refused(f"there is no program {said.program}")
+        sys.path[0] = os.path.dirname(os.path.abspath(said.program))
+        runpy.run_path(said.program, run_name="__main__")
+    return 0
+
+
+def _refused(error):
+    print(f"stratalloc: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""The command line, which is a program of its own."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from . import _library
+from ._errors import LibraryError
+
+VARIABLE = "STRATALLOC_COMMAND"
+_NAME = "stratalloc.exe" if sys.platform == "win32" else "stratalloc"
+
+
+def find():
+    """Where the program is: named by ``STRATALLOC_COMMAND``, in the package, beside the library, or on the path."""
+    said = os.environ.get(VARIABLE)
+    if said:
+        if not os.path.isfile(said):
+            raise LibraryError(f"{VARIABLE}: there is no program {said}")
+        return os.path.abspath(said)
+    folders = [pathlib.Path(__file__).parent / "bin"]
+    library = os.environ.get(_library.VARIABLE)
+    if library:
+        folders.append(pathlib.Path(library).resolve().parent)
+    for folder in folders:
+        if os.access(folder / _NAME, os.X_OK) and (folder / _NAME).is_file():
+            return str(folder / _NAME)
+    # A script of that name is this package's.
+    found = shutil.which(_NAME)
+    if found:
+        return found
+    raise LibraryError(
+        f"the command line is not found: build it with 'cargo build --release' and name it with {VARIABLE}"
+    )
+
+
+def run(arguments):
+    """Runs it with the program's own streams, and returns its exit code."""
+    return subprocess.run([find(), *arguments], check=False).returncode

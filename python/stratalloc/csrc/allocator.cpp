@@ -1,0 +1,303 @@
+// Blocks: handing out, taking back, and what every device is told when it is opened.
+#include "allocator.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/env.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace stratalloc_torch {
+
+namespace {
+
+constexpr size_t kExabyte = 1ULL << 60;
+
+// PyTorch's deleter of every block. Whoever drops a tensor cannot be told by an exception.
+void release_block(void* pointer) {
+  try {
+    Allocator::get().raw_delete(pointer);
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "stratalloc: %s\n", error.what_without_backtrace());
+  }
+}
+
+// Lets everybody free something who registered with PyTorch for it.
+int run_free_memory_callbacks(void*) {
+  bool freed = false;
+  try {
+    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
+      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stratalloc: a free-memory callback failed: %s\n", error.what());
+  }
+  return freed;
+}
+
+void tell_profiler(void* pointer, int64_t size, uint64_t handle, DeviceIndex device) {
+  uint64_t allocated = 0, reserved = 0, peak = 0;
+  if (handle) {
+    check(library.usage(handle, &allocated, &peak, &reserved, &peak));
+  }
+  c10::reportMemoryUsageToProfiler(
+      pointer, size, allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
+}
+
+} // namespace
+
+Allocator& Allocator::get() {
+  static auto* allocator = new Allocator;
+  return *allocator;
+}
+
+Allocator::Allocator()
+    : caches_by_default_(
+          !c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING") &&
+          !c10::utils::has_env("PYTORCH_NO_HIP_MEMORY_CACHING")),
+      caching_(caches_by_default_) {}
+
+uint64_t Allocator::open_new(DeviceIndex device) {
+  std::lock_guard<std::mutex> guard(settings_lock_);
+  if (auto handle = handles_[device].load(std::memory_order_acquire)) {
+    return handle;
+  }
+  uint64_t handle = 0;
+  check(library.torch_handle(device, &handle));
+  prepare(device, handle);
+  if (open_count_.fetch_add(1) == 0) {
+    first_open_ = device;
+  }
+  handles_[device].store(handle, std::memory_order_release);
+  return handle;
+}
+
+void Allocator::prepare(DeviceIndex device, uint64_t handle) {
+  for (const auto& conf : settings_.conf) {
+    check(library.set_conf(handle, conf.c_str()));
+  }
+  if (caching_ != caches_by_default_) {
+    check(library.set_caching(handle, caching_));
+  }
+  if (!settings_.metadata.empty()) {
+    check(library.history_set_metadata(handle, settings_.metadata.c_str()));
+  }
+  for (const auto& tracker : settings_.trackers) {
+    add_tracker(device, handle, tracker);
+  }
+  for (const auto& observer : settings_.observers) {
+    add_observer(handle, observer);
+  }
+  if (settings_.recording || !settings_.trackers.empty()) {
+    apply_recording(handle, false);
+  }
+  uint64_t id = 0;
+  check(library.free_memory_callback_add(
+      handle, run_free_memory_callbacks, nullptr, nullptr, &id));
+}
+
+void Allocator::configure(const std::string& conf) {
+  check(library.check_conf(conf.c_str()));
+  std::lock_guard<std::mutex> guard(settings_lock_);
+  for_each_open([&](DeviceIndex, uint64_t handle) {
+    check(library.set_conf(handle, conf.c_str()));
+  });
+  settings_.conf.push_back(conf);
+}
+
+int Allocator::likely_device() const {
+  if (open_count_.load(std::memory_order_relaxed) <= 1) {
+    return first_open_.load(std::memory_order_relaxed);
+  }
+  DeviceIndex device = 0;
+  return c10::cuda::GetDevice(&device) == cudaSuccess ? device : 0;
+}
+
+void* Allocator::take(size_t size, DeviceIndex device, cudaStream_t stream) {
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      size < kExabyte,
+      "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  if (size == 0) {
+    return nullptr;
+  }
+  auto handle = open(device);
+  void* pointer = nullptr;
+  auto status = library.torch_allocate(device, size, stream, &pointer);
+  if (C10_UNLIKELY(status != STRATALLOC_STATUS_OK)) {
+    fail_to_take(status, size, device);
+  }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+    tell_profiler(pointer, static_cast<int64_t>(size), handle, device);
+  }
+  if (const auto* trace = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(trace)) {
+    (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+  }
+  return pointer;
+}
+
+void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex device) {
+  if (status != STRATALLOC_STATUS_OUT_OF_MEMORY) {
+    fail(status);
+  }
+  auto report = last_error();
+  uint64_t allocated = 0, reserved = 0, peak = 0;
+  library.usage(open(device), &allocated, &peak, &reserved, &peak);
+  c10::reportOutOfMemoryToProfiler(
+      static_cast<int64_t>(size), allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      false,
+      "CUDA out of memory. Tried to allocate ",
+      c10::CachingAllocator::format_size(size),
+      ". GPU ",
+      static_cast<int>(device),
+      " under stratalloc: ",
+      report);
+}
+
+c10::DataPtr Allocator::allocate(size_t size) {
+  auto device = c10::cuda::current_device();
+  auto* pointer =
+      size ? take(size, device, c10::cuda::getCurrentCUDAStream(device)) : nullptr;
+  return {pointer, pointer, &release_block, c10::Device(c10::DeviceType::CUDA, device)};
+}
+
+c10::DeleterFnPtr Allocator::raw_deleter() const {
+  return &release_block;
+}
+
+void* Allocator::raw_alloc(size_t size) {
+  if (size == 0) {
+    return nullptr;
+  }
+  auto device = c10::cuda::current_device();
+  return take(size, device, c10::cuda::getCurrentCUDAStream(device));
+}
+
+void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
+  return size ? take(size, c10::cuda::current_device(), stream) : nullptr;
+}
+
+void Allocator::raw_delete(void* pointer) {
+  if (!pointer) {
+    return;
+  }
+  int device = -1;
+  uint64_t size = 0;
+  auto status = library.torch_delete(pointer, likely_device(), &device, &size);
+  if (C10_UNLIKELY(status != STRATALLOC_STATUS_OK)) {
+    fail(status, "invalid device pointer");
+  }
+  if (device < 0) {
+    return;
+  }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+    tell_profiler(pointer, -static_cast<int64_t>(size), handles_[device], static_cast<DeviceIndex>(device));
+  }
+  if (const auto* trace = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(trace)) {
+    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+  }
+}
+
+void Allocator::copy_data(void* to, const void* from, size_t size) const {
+  C10_CUDA_CHECK(cudaMemcpy(to, from, size, cudaMemcpyDeviceToDevice));
+}
+
+void Allocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) {
+  // Blocks of others, as of another process, are none of ours.
+  if (!block.get() || block.get_deleter() != &release_block) {
+    return;
+  }
+  check(library.record_stream(open(block.device().index()), block.get(), stream.stream()));
+}
+
+bool Allocator::initialized() {
+  return device_count_.load() > 0;
+}
+
+void Allocator::init(int device_count) {
+  device_count_ = device_count;
+}
+
+void Allocator::emptyCache(MempoolId_t id) {
+  bool is_default = id.first == 0 && id.second == 0;
+  auto failed = STRATALLOC_STATUS_OK;
+  std::string said;
+  for_each_open([&](DeviceIndex, uint64_t handle) {
+    auto status = is_default ? library.empty_cache(handle) : library.pool_empty(handle, pool_of(id));
+    // A pool is of one device, and one whose memory has gone is unknown.
+    if (status != STRATALLOC_STATUS_OK && (is_default || status != STRATALLOC_STATUS_BAD_POOL)) {
+      failed = status;
+      said = last_error();
+    }
+  });
+  TORCH_CHECK(failed == STRATALLOC_STATUS_OK, said);
+}
+
+void Allocator::enable(bool on) {
+  std::lock_guard<std::mutex> guard(settings_lock_);
+  for_each_open([&](DeviceIndex, uint64_t handle) { check(library.set_caching(handle, on)); });
+  caching_ = on;
+}
+
+bool Allocator::isEnabled() const {
+  return caching_;
+}
+
+double Allocator::getMemoryFraction(DeviceIndex device) {
+  double fraction = 1;
+  check(library.memory_fraction(open(device), &fraction));
+  return fraction;
+}
+
+void Allocator::setMemoryFraction(double fraction, DeviceIndex device) {
+  TORCH_CHECK(
+      0 <= fraction && fraction <= 1,
+      "invalid fraction:",
+      fraction,
+      ". Please set within [0, 1].");
+  check(library.set_memory_fraction(open(device), fraction));
+}
+
+void Allocator::cacheInfo(DeviceIndex device, size_t* largest) {
+  stratalloc_cache_info_t info{};
+  check(library.cache_info(open(device), &info));
+  if (*largest == 0) {
+    *largest = info.device_free_bytes;
+  }
+  *largest = std::max<size_t>(*largest, info.largest_cached_bytes);
+}
+
+void* Allocator::getBaseAllocation(void* pointer, size_t* size) {
+  void* base = nullptr;
+  for_each_open([&](DeviceIndex, uint64_t handle) {
+    void* found = nullptr;
+    uint64_t bytes = 0;
+    if (!base &&
+        library.base_allocation(handle, pointer, &found, &bytes) == STRATALLOC_STATUS_OK) {
+      base = found;
+      if (size) {
+        *size = bytes;
+      }
+    }
+  });
+  TORCH_CHECK(base, "invalid device pointer: ", pointer);
+  return base;
+}
+
+std::pair<size_t, size_t> Allocator::getMemoryInfo(DeviceIndex device) {
+  uint64_t free = 0, total = 0;
+  check(library.memory_info(open(device), &free, &total));
+  return {free, total};
+}
+
+std::string Allocator::name() {
+  return text_of([&](char* buffer, size_t size, size_t* needed) {
+    return library.torch_name(likely_device(), buffer, size, needed);
+  });
+}
+
+} // namespace stratalloc_torch

@@ -1,0 +1,196 @@
+// PyTorch's `CUDAAllocator` over the library: types are translated here, and decisions are made there.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "library.h"
+
+namespace stratalloc_torch {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+using torch_cuda::AllocatorState;
+using torch_cuda::AllocatorTraceTracker;
+using torch_cuda::CheckpointDelta;
+using torch_cuda::CreateContextFn;
+using torch_cuda::DeviceStats;
+using torch_cuda::OutOfMemoryObserver;
+using torch_cuda::RecordContext;
+using torch_cuda::ShareableHandle;
+using torch_cuda::SnapshotInfo;
+using torch_cuda::StreamSegmentSize;
+using torch_cuda::TraceEntry;
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+
+inline stratalloc_pool pool_of(MempoolId_t id) {
+  return {id.first, id.second};
+}
+
+class Allocator final : public torch_cuda::CUDAAllocator {
+ public:
+  // The process has one: PyTorch's deleters are plain functions. It is never destroyed, since tensors die late.
+  static Allocator& get();
+
+  // c10::Allocator
+  c10::DataPtr allocate(size_t size) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* to, const void* from, size_t size) const override;
+
+  // c10::DeviceAllocator
+  bool initialized() override;
+  void emptyCache(MempoolId_t id) override;
+  DeviceStats getDeviceStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override;
+  void resetPeakStats(DeviceIndex device) override;
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override;
+
+  // CUDAAllocator
+  void* raw_alloc(size_t size) override;
+  void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override;
+  void raw_delete(void* pointer) override;
+  void init(int device_count) override;
+  double getMemoryFraction(DeviceIndex device) override;
+  void setMemoryFraction(double fraction, DeviceIndex device) override;
+  std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
+  void enable(bool on) override;
+  bool isEnabled() const override;
+  void cacheInfo(DeviceIndex device, size_t* largest) override;
+  void* getBaseAllocation(void* pointer, size_t* size) override;
+  using torch_cuda::CUDAAllocator::recordStream;
+  void recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) override;
+  SnapshotInfo snapshot(MempoolId_t id, bool include_traces) override;
+  void beginAllocateToPool(
+      DeviceIndex device,
+      MempoolId_t id,
+      std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(DeviceIndex device, MempoolId_t id) override;
+  void releasePool(DeviceIndex device, MempoolId_t id) override;
+  int getPoolUseCount(DeviceIndex device, MempoolId_t id) override;
+  void createOrIncrefPool(
+      DeviceIndex device,
+      MempoolId_t id,
+      std::shared_ptr<torch_cuda::CUDAAllocator> source) override;
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) override;
+  void setNoSplit(DeviceIndex device, MempoolId_t id) override;
+  bool checkPoolLiveAllocations(
+      DeviceIndex device,
+      MempoolId_t id,
+      const std::unordered_set<void*>& expected) override;
+  ShareableHandle shareIpcHandle(void* pointer) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  bool isHistoryEnabled() override;
+  void recordHistory(
+      bool enabled,
+      CreateContextFn recorder,
+      size_t entries_max,
+      RecordContext when,
+      bool clear,
+      const std::vector<std::string>& skip) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override;
+  void pushCompileContext(std::string& name) override;
+  void popCompileContext() override;
+  void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
+  void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override;
+  void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override;
+  void enablePeerAccess(DeviceIndex device, DeviceIndex to) override;
+  cudaError_t memcpyAsync(
+      void* to,
+      int to_device,
+      const void* from,
+      int from_device,
+      size_t size,
+      cudaStream_t stream,
+      bool is_peer_enabled) override;
+  std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t id) override;
+  CheckpointDelta setCheckpointPoolState(
+      DeviceIndex device,
+      std::shared_ptr<AllocatorState> state) override;
+  std::string name() override;
+
+  // Puts a further configuration string in force on all devices, also on those that are opened later.
+  void configure(const std::string& conf);
+
+ private:
+  Allocator();
+
+  // The library's allocator of a device; made, and given everything that was set before, if there is none yet.
+  uint64_t open(DeviceIndex device) {
+    TORCH_CHECK(
+        0 <= device && device < C10_COMPILE_TIME_MAX_GPUS, "invalid device ", static_cast<int>(device));
+    auto handle = handles_[device].load(std::memory_order_acquire);
+    return C10_LIKELY(handle) ? handle : open_new(device);
+  }
+  uint64_t open_new(DeviceIndex device);
+  // Gives a device all of `settings_`. Called with its lock held.
+  void prepare(DeviceIndex device, uint64_t handle);
+  void apply_recording(uint64_t handle, bool clear);
+  void add_tracker(DeviceIndex device, uint64_t handle, const AllocatorTraceTracker& tracker);
+  void add_observer(uint64_t handle, const OutOfMemoryObserver& observer);
+
+  // Calls with each device that is open and its handle.
+  template <class Call>
+  void for_each_open(Call call) {
+    for (int device = 0; device < C10_COMPILE_TIME_MAX_GPUS; device++) {
+      if (auto handle = handles_[device].load(std::memory_order_acquire)) {
+        call(static_cast<DeviceIndex>(device), handle);
+      }
+    }
+  }
+
+  // The device that a bare pointer is probably of.
+  int likely_device() const;
+  void* take(size_t size, DeviceIndex device, cudaStream_t stream);
+  [[noreturn]] void fail_to_take(
+      stratalloc_status status,
+      size_t size,
+      DeviceIndex device);
+  void set_pool_options(DeviceIndex device, MempoolId_t id, uint32_t set, uint32_t clear);
+
+  // What all devices are told. Callbacks of the library never wait for its lock.
+  struct Settings {
+    std::vector<std::string> conf;
+    bool recording = false;
+    CreateContextFn recorder = nullptr;
+    size_t entries_max = 1;
+    RecordContext when = RecordContext::NEVER;
+    std::string skip;
+    std::string metadata;
+    std::vector<AllocatorTraceTracker> trackers;
+    std::vector<OutOfMemoryObserver> observers;
+  };
+
+  std::array<std::atomic<uint64_t>, C10_COMPILE_TIME_MAX_GPUS> handles_{};
+  std::atomic<int> open_count_{0};
+  std::atomic<int> first_open_{0};
+  std::atomic<int> device_count_{0};
+  // The library heeds the environment's variables by itself.
+  const bool caches_by_default_;
+  std::atomic<bool> caching_;
+  std::atomic<bool> recording_{false};
+  std::mutex settings_lock_;
+  Settings settings_;
+
+  // Options of pools, as far as PyTorch has set any.
+  std::mutex pools_lock_;
+  std::map<std::pair<DeviceIndex, MempoolId_t>, uint32_t> pool_options_;
+
+  // Blocks of other processes that are open.
+  std::mutex shared_lock_;
+  std::unordered_map<std::string, std::weak_ptr<void>> shared_;
+
+  std::mutex annotations_lock_;
+  std::deque<c10::CachingDeviceAllocator::AnnotationEntry> annotations_;
+};
+
+} // namespace stratalloc_torch

@@ -1,0 +1,123 @@
+// How the allocator gets under PyTorch, and how settings reach it.
+#include <c10/util/env.h>
+
+#include <cstring>
+#include <optional>
+#include <sstream>
+
+#include "allocator.h"
+
+namespace stratalloc_torch {
+
+namespace {
+
+using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
+using c10::CachingAllocator::ConfigTokenizer;
+
+// The text without its `backend`, which PyTorch compares with the one that is in force.
+std::string without_backend(const std::string& conf) {
+  ConfigTokenizer tokens(conf);
+  std::string text;
+  for (size_t at = 0; at < tokens.size(); at++) {
+    if (tokens[at] != "backend" || (at > 0 && tokens[at - 1] != ",")) {
+      text += tokens[at];
+      continue;
+    }
+    // The colon, the name and the comma behind it.
+    at += at + 3 < tokens.size() && tokens[at + 3] == "," ? 3 : 2;
+  }
+  return text;
+}
+
+// Lets PyTorch's parsers pass over the keys that only the library knows.
+void make_keys_known() {
+  std::istringstream names(text_of(library.torch_conf_keys));
+  for (std::string name; std::getline(names, name, ',');) {
+    Config::getMutableKeys().insert(name);
+  }
+}
+
+// Lets PyTorch read the environment now, without the backend: what else it says is still PyTorch's, such as
+// pinned memory, and what cannot be used is said at once.
+void read_environment() {
+  const char* names[] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
+  std::vector<std::pair<const char*, std::string>> before;
+  auto put_back = [&] {
+    for (const auto& [name, value] : before) {
+      c10::utils::set_env(name, value.c_str());
+    }
+  };
+  for (const char* name : names) {
+    if (auto value = c10::utils::get_env(name)) {
+      before.emplace_back(name, *value);
+      c10::utils::set_env(name, without_backend(*value).c_str());
+    }
+  }
+  try {
+    Config::instance();
+    torch_cuda::CUDAAllocatorConfig::instance();
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  put_back();
+}
+
+// What PyTorch is told while the program runs reaches the library, too.
+void heed_settings() {
+  auto& hook = Config::getConfigParserHook();
+  hook = [pytorch = std::move(hook)](const std::string& conf) {
+    check(library.check_conf(conf.c_str()));
+    if (pytorch) {
+      pytorch(without_backend(conf));
+    }
+    Allocator::get().configure(conf);
+  };
+}
+
+void install(const char* path) {
+  auto* current = torch_cuda::get();
+  TORCH_CHECK(!current->initialized(), "CUDA is in use already; install() has to come before its first use");
+  auto name = current->name();
+  TORCH_CHECK(
+      name == "native" || name == "cudaMallocAsync",
+      "PyTorch has another allocator already: ",
+      name);
+  auto missing = library.load(path);
+  TORCH_CHECK(missing.empty(), missing);
+  make_keys_known();
+  read_environment();
+  // PyTorch shares pages unless it is told not to; every other value counts as 1 there, too.
+  auto shares = c10::utils::get_env("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC");
+  check(library.torch_share_pages(!shares || *shares != "0"));
+  heed_settings();
+  auto* ours = &Allocator::get();
+  torch_cuda::allocator.store(ours);
+  // The lowest priority that is enough, so that others can do the same.
+  for (int priority = 0; priority < 256; priority++) {
+    c10::SetAllocator(c10::DeviceType::CUDA, ours, static_cast<uint8_t>(priority));
+    if (c10::GetAllocator(c10::DeviceType::CUDA) == ours) {
+      break;
+    }
+  }
+}
+
+} // namespace
+
+} // namespace stratalloc_torch
+
+// Puts the allocator of the library at `path` under PyTorch. Returns 0, or writes why not, cut to `size` bytes.
+extern "C" __attribute__((visibility("default"))) int stratalloc_torch_install(
+    const char* path,
+    char* error,
+    size_t size) {
+  try {
+    stratalloc_torch::install(path);
+    return 0;
+  } catch (const c10::Error& failed) {
+    std::snprintf(error, size, "%s", failed.what_without_backtrace());
+  } catch (const std::exception& failed) {
+    std::snprintf(error, size, "%s", failed.what());
+  }
+  return 1;
+}

@@ -1,0 +1,52 @@
+#include "library.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
+namespace stratalloc_torch {
+
+Library library;
+
+std::string Library::load(const char* path) {
+  void* found = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!found) {
+    const char* why = dlerror();
+    return why ? why : std::string(path) + " cannot be loaded";
+  }
+#define STRATALLOC_FIND(name)                                                        \
+  name = reinterpret_cast<decltype(name)>(dlsym(found, "stratalloc_" #name));        \
+  if (!name) {                                                                       \
+    return std::string(path) + " is another version: it has no stratalloc_" #name;   \
+  }
+  STRATALLOC_FUNCTIONS(STRATALLOC_FIND)
+#undef STRATALLOC_FIND
+  return {};
+}
+
+std::string last_error() {
+  std::string text(library.last_error(nullptr, 0), '\0');
+  // Another call of this thread cannot come between; one less for the zero at the end.
+  library.last_error(text.data(), text.size());
+  if (!text.empty()) {
+    text.pop_back();
+  }
+  return text;
+}
+
+void fail(stratalloc_status status, const std::string& what) {
+  auto said = what.empty() ? last_error() : what + ": " + last_error();
+  switch (status) {
+    case STRATALLOC_STATUS_OUT_OF_MEMORY:
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. ", said);
+    case STRATALLOC_STATUS_INVALID_ARGUMENT:
+    case STRATALLOC_STATUS_BAD_CONFIGURATION:
+      TORCH_CHECK_VALUE(false, said);
+    case STRATALLOC_STATUS_NOT_SUPPORTED:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, said);
+    default:
+      TORCH_CHECK(false, said);
+  }
+  __builtin_unreachable();
+}
+
+} // namespace stratalloc_torch

@@ -1,0 +1,83 @@
+/* Stands in for the CUDA runtime where there is no GPU: two devices without streams of their own, whose memory
+   is the machine's. Only for the test of PyTorch's allocator class. */
+#include <stddef.h>
+#include <string.h>
+
+typedef int Error;
+enum { Success = 0, InvalidDevice = 101, PeerAccessAlreadyEnabled = 704 };
+
+static __thread int current;
+static __thread Error last;
+static int peers[2][2];
+int stub_peer_copies;
+
+Error cudaGetDeviceCount(int *count) { return *count = 2, Success; }
+Error cudaGetDevice(int *device) { return *device = current, Success; }
+Error cudaSetDevice(int device) {
+    if (device < 0 || device > 1) return last = InvalidDevice;
+    return current = device, Success;
+}
+Error cudaGetLastError(void) {
+    Error said = last;
+    return last = Success, said;
+}
+const char *cudaGetErrorString(Error error) { return error ? "the stub refuses" : "no error"; }
+const char *cudaGetErrorName(Error error) { return error ? "cudaErrorStub" : "cudaSuccess"; }
+Error cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    return (void)kind, memmove(to, from, size), Success;
+}
+Error cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
+    return (void)stream, cudaMemcpy(to, from, size, kind);
+}
+Error cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t size, void *stream) {
+    (void)a, (void)b, (void)stream, stub_peer_copies++;
+    return cudaMemcpy(to, from, size, 0);
+}
+Error cudaDeviceEnablePeerAccess(int device, unsigned flags) {
+    (void)flags;
+    if (peers[current][device]) return last = PeerAccessAlreadyEnabled;
+    return peers[current][device] = 1, Success;
+}
+Error cudaDeviceCanAccessPeer(int *can, int a, int b) { return *can = a != b, Success; }
+Error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    return *least = 0, *greatest = -1, Success;
+}
+Error cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+    static size_t next = 0x1000;
+    (void)flags, (void)priority;
+    return *stream = (void *)__sync_add_and_fetch(&next, 16), Success;
+}
+Error cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, Success; }
+Error cudaThreadExchangeStreamCaptureMode(int *mode) { return (void)mode, Success; }
+
+/* What the test never reaches. */
+#define NOTHING(name) \
+    Error name(void) { return Success; }
+NOTHING(cudaDeviceGetDefaultMemPool)
+NOTHING(cudaDeviceSynchronize)
+NOTHING(cudaDriverGetVersion)
+NOTHING(cudaEventCreateWithFlags)
+NOTHING(cudaEventDestroy)
+NOTHING(cudaEventElapsedTime)
+NOTHING(cudaEventQuery)
+NOTHING(cudaEventRecord)
+NOTHING(cudaEventSynchronize)
+NOTHING(cudaFree)
+NOTHING(cudaFreeAsync)
+NOTHING(cudaGetDeviceProperties)
+NOTHING(cudaGetDriverEntryPointByVersion)
+NOTHING(cudaGraphNodeGetDependencies)
+NOTHING(cudaIpcCloseMemHandle)
+NOTHING(cudaIpcGetMemHandle)
+NOTHING(cudaIpcOpenMemHandle)
+NOTHING(cudaMalloc)
+NOTHING(cudaMallocAsync)
+NOTHING(cudaMemGetInfo)
+NOTHING(cudaMemPoolGetAttribute)
+NOTHING(cudaMemPoolSetAccess)
+NOTHING(cudaMemPoolSetAttribute)
+NOTHING(cudaMemPoolTrimTo)
+NOTHING(cudaStreamGetCaptureInfo)
+NOTHING(cudaStreamQuery)
+NOTHING(cudaStreamSynchronize)
+NOTHING(cudaStreamWaitEvent)
