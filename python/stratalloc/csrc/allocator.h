@@ -126,10 +126,16 @@ class Allocator final : public torch_cuda::CUDAAllocator {
 
   // The library's allocator of a device; made, and given everything that was set before, if there is none yet.
   uint64_t open(DeviceIndex device) {
-    TORCH_CHECK(
-        0 <= device && device < C10_COMPILE_TIME_MAX_GPUS, "invalid device ", static_cast<int>(device));
-    auto handle = handles_[device].load(std::memory_order_acquire);
+    auto handle = opened(device);
     return C10_LIKELY(handle) ? handle : open_new(device);
+  }
+  // The same of a device that is open, or 0: to ask opens none.
+  uint64_t opened(DeviceIndex device) const {
+    TORCH_CHECK(
+        0 <= device && device < C10_COMPILE_TIME_MAX_GPUS,
+        "invalid device ",
+        static_cast<int>(device));
+    return handles_[device].load(std::memory_order_acquire);
   }
   uint64_t open_new(DeviceIndex device);
   // Gives a device all of `settings_`. Called with its lock held.

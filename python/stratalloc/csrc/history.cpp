@@ -135,7 +135,6 @@ struct Collected {
   DeviceIndex device;
   std::vector<SegmentInfo>& segments;
   std::vector<TraceEntry> entries;
-  size_t active = 0;
 };
 
 void collect_segment(void* user, const stratalloc_segment* segment) {
@@ -152,7 +151,6 @@ void collect_segment(void* user, const stratalloc_segment* segment) {
   info.is_expandable = segment->is_expandable;
   info.owner_private_pool_id = {segment->pool.capture, segment->pool.user};
   info.context_when_allocated = context_of(segment->stack);
-  collected->active += info.active_size;
   collected->segments.push_back(std::move(info));
 }
 
@@ -244,11 +242,15 @@ DeviceStats Allocator::getDeviceStats(DeviceIndex device) {
 }
 
 void Allocator::resetAccumulatedStats(DeviceIndex device) {
-  check(library.reset_accumulated(open(device)));
+  if (auto handle = opened(device)) {
+    check(library.reset_accumulated(handle));
+  }
 }
 
 void Allocator::resetPeakStats(DeviceIndex device) {
-  check(library.reset_peaks(open(device)));
+  if (auto handle = opened(device)) {
+    check(library.reset_peaks(handle));
+  }
 }
 
 void Allocator::apply_recording(uint64_t handle, bool clear) {
@@ -396,12 +398,6 @@ SnapshotInfo Allocator::snapshot(MempoolId_t id, bool include_traces) {
     auto status = library.snapshot_visit(taken, &visitor);
     library.snapshot_drop(taken);
     check(status);
-    if (with_entries) {
-      // PyTorch marks where in the history a snapshot stands.
-      collected.entries.emplace_back(
-          TraceEntry::SNAPSHOT, DeviceIndex(0), 0, collected.active, nullptr, id, 0, nullptr, "N/A");
-      collected.entries.back().time_.t_ = now_us();
-    }
     if (include_traces) {
       if (result.device_traces.size() <= static_cast<size_t>(device)) {
         result.device_traces.resize(device + 1);

@@ -1,8 +1,7 @@
 // How the allocator gets under PyTorch, and how settings reach it.
 #include <c10/util/env.h>
 
-#include <cstring>
-#include <optional>
+#include <cstdio>
 #include <sstream>
 
 #include "allocator.h"
@@ -63,6 +62,23 @@ void read_environment() {
   put_back();
 }
 
+// Lets PyTorch read the library's own variable, too, for what it decides by itself.
+void heed_own_variable() {
+  auto conf = c10::utils::get_env("ALLOC_CONF");
+  if (!conf) {
+    return;
+  }
+  try {
+    Config::instance().parseArgs(without_backend(*conf));
+    Config::callDeviceConfigParserHook(without_backend(*conf));
+  } catch (const c10::Error& error) {
+    std::fprintf(
+        stderr,
+        "stratalloc: warning: PyTorch cannot read ALLOC_CONF for its pinned memory: %s\n",
+        error.what_without_backtrace());
+  }
+}
+
 // What PyTorch is told while the program runs reaches the library, too.
 void heed_settings() {
   auto& hook = Config::getConfigParserHook();
@@ -87,6 +103,7 @@ void install(const char* path) {
   TORCH_CHECK(missing.empty(), missing);
   make_keys_known();
   read_environment();
+  heed_own_variable();
   // PyTorch shares pages unless it is told not to; every other value counts as 1 there, too.
   auto shares = c10::utils::get_env("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC");
   check(library.torch_share_pages(!shares || *shares != "0"));

@@ -331,8 +331,7 @@ static void history() {
   }
   CHECK(is_there);
   const auto& trace = seen.device_traces[0];
-  CHECK(trace.size() >= 2 && trace.back().action_ == TraceEntry::SNAPSHOT);
-  const auto& alloc = trace[trace.size() - 2];
+  const auto& alloc = trace.back();
   CHECK(alloc.action_ == TraceEntry::ALLOC && alloc.size_ == 6 * MIB && alloc.context_);
   CHECK(alloc.addr_ == reinterpret_cast<size_t>(block.get()) && alloc.device_ == 0);
   CHECK(alloc.user_metadata_ == "step 3" && alloc.compile_context_ == "1/0");

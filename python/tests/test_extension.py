@@ -1,0 +1,308 @@
+"""The object for PyTorch: how it is found, built and kept, and what happens without it."""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import types
+import unittest
+from unittest import mock
+
+from stratalloc import LibraryError, _extension
+from test_torch import STAND_IN, run
+
+HERE = pathlib.Path(__file__).parent
+SOURCES = sorted(_extension._SOURCES.glob("*.cpp"))
+# Writes what it is asked to, and down that it was asked.
+COMPILER = """#!{python}
+import os, sys, time
+here = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(here, "calls"), "a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+if os.path.exists(os.path.join(here, "broken")):
+    sys.exit("allocator.h:3: error: no such thing")
+time.sleep(0.1)
+open(sys.argv[sys.argv.index("-o") + 1], "w").write("made")
+"""
+
+
+class Folder(unittest.TestCase):
+    """A PyTorch, headers of CUDA and a compiler, none of them real."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.touch("site/torch/__init__.py")
+        self.touch("site/torch/include/c10/cuda/CUDACachingAllocator.h")
+        self.cuda = self.touch("site/nvidia/cu13/include/cuda_runtime_api.h").parent
+        self.touch("site/nvidia/cu13/include/crt/host_config.h")
+        self.compiler = self.touch("bin/compiler", COMPILER.format(python=sys.executable))
+        self.compiler.chmod(0o755)
+        environment = {
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "CXX": f"{self.compiler} --option",
+            "PATH": "/usr/bin:/bin",
+        }
+        patched = mock.patch.dict(os.environ, environment)
+        patched.start()
+        self.addCleanup(patched.stop)
+        for name in (_extension.VARIABLE, "CUDA_HOME", "CUDA_PATH"):
+            os.environ.pop(name, None)
+
+    def touch(self, name, text=""):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def torch(self, version="2.11.0"):
+        return types.SimpleNamespace(
+            __file__=str(self.folder / "site/torch/__init__.py"),
+            __version__=version,
+            version=types.SimpleNamespace(git_version=f"git of {version}"),
+            _C=types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True),
+        )
+
+    def calls(self):
+        calls = self.compiler.with_name("calls")
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def unavailable(self, words):
+        with self.assertRaisesRegex(_extension.Unavailable, words):
+            _extension.find(self.torch())
+
+
+class Building(Folder):
+    def test_it_is_built_once_for_each_pytorch(self):
+        path = _extension.find(self.torch())
+        self.assertEqual(pathlib.Path(path).read_text(), "made")
+        self.assertTrue(path.startswith(str(self.folder / "cache" / "stratalloc" / "torch-2.11.0-")))
+        calls = self.calls()
+        self.assertEqual(len(calls), len(SOURCES) + 1)
+        self.assertTrue(all("--option" in call for call in calls))
+        self.assertIn(f"-I{self.cuda}", calls[0])
+        self.assertIn("-lc10_cuda", calls[-1])
+        self.assertEqual(_extension.find(self.torch()), path)
+        self.assertEqual(len(self.calls()), len(calls))
+        self.assertNotEqual(_extension.find(self.torch("2.11.1")), path)
+        # Nothing half made is left behind.
+        left = sorted(file.suffix for file in pathlib.Path(path).parent.iterdir())
+        self.assertEqual(left, [".lock", ".lock", ".so", ".so"])
+
+    def test_processes_at_once_build_it_once(self):
+        code = textwrap.dedent(f"""
+            import sys, types
+            from stratalloc import _extension
+            print(_extension.find(types.SimpleNamespace(
+                __file__={self.torch().__file__!r}, __version__="2.11.0",
+                version=types.SimpleNamespace(git_version="one"), _C=None)))
+        """)
+        both = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+            for _ in range(3)
+        ]
+        paths = {process.communicate(timeout=60)[0].strip() for process in both}
+        self.assertEqual(len(paths), 1)
+        self.assertEqual(pathlib.Path(*paths).read_text(), "made")
+        self.assertEqual(len(self.calls()), len(SOURCES) + 1)
+
+    def test_a_failed_build_leaves_nothing_and_is_tried_again(self):
+        broken = self.touch("bin/broken")
+        self.unavailable("allocator.h:3: error: no such thing")
+        broken.unlink()
+        self.assertEqual(pathlib.Path(_extension.find(self.torch())).read_text(), "made")
+
+    def test_what_is_missing_is_named(self):
+        with mock.patch.dict(os.environ, {"CXX": "no-such-compiler"}):
+            self.unavailable(r"a C\+\+ compiler \(no-such-compiler\)")
+        if not os.path.isdir("/usr/local/cuda") and not shutil.which("nvcc"):
+            (self.cuda / "crt/host_config.h").unlink()
+            self.unavailable("nvidia-cuda-crt")
+            (self.cuda / "cuda_runtime_api.h").unlink()
+            self.unavailable("CUDA's headers")
+        shutil.rmtree(self.folder / "site/torch/include")
+        self.unavailable("PyTorch's headers in")
+        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": "/dev/null"}):
+            self.unavailable("a cache folder that can be written")
+        with self.assertRaisesRegex(_extension.Unavailable, "a PyTorch with headers"):
+            _extension.find(types.SimpleNamespace(__version__="0.0"))
+
+    def test_one_that_is_named_is_taken_as_it_is(self):
+        own = self.touch("own.so")
+        with mock.patch.dict(os.environ, {_extension.VARIABLE: str(own)}):
+            self.assertEqual(_extension.find(self.torch()), str(own))
+        with mock.patch.dict(os.environ, {_extension.VARIABLE: str(own) + "x"}):
+            with self.assertRaisesRegex(LibraryError, "there is no file"):
+                _extension.find(self.torch())
+        with mock.patch.dict(os.environ, {_extension.VARIABLE: "none"}):
+            self.assertIsNone(_extension.find(self.torch()))
+        self.assertEqual(self.calls(), [])
+
+
+class Installing(unittest.TestCase):
+    def good(self, code, **environment):
+        done = run(STAND_IN + code, **environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def test_without_it_one_warning_says_what_is_missing(self):
+        done = self.good(
+            """
+ours = stratalloc.install()
+assert state.current is ours is stratalloc.install()
+""",
+            STRATALLOC_TORCH_EXTENSION="",
+        )
+        self.assertEqual(done.stderr.count("RuntimeWarning"), 1)
+        self.assertIn("missing: a PyTorch with headers, on Linux", done.stderr)
+
+    def test_what_is_no_object_is_refused_and_changes_nothing(self):
+        self.good(
+            """
+refused("is not for this PyTorch", lambda: stratalloc.install(conf="max_split_size_mb:64"))
+assert state.current is None and "ALLOC_CONF" not in os.environ
+""",
+            STRATALLOC_TORCH_EXTENSION=__file__,
+        )
+
+    def test_the_object_is_given_the_library_or_refuses_it(self):
+        if not shutil.which("cc"):
+            self.skipTest("no C compiler")
+        with tempfile.TemporaryDirectory() as folder:
+            source, extension = os.path.join(folder, "own.c"), os.path.join(folder, "own.so")
+            with open(source, "w") as file:
+                file.write("""
+#include <stdio.h>
+#include <stdlib.h>
+int stratalloc_torch_install(const char *path, char *error, size_t size) {
+    if (!getenv("REFUSES")) return 0;
+    snprintf(error, size, "%s is not wanted", path);
+    return 1;
+}
+""")
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", extension, source], check=True)
+            self.good(
+                """
+ours = stratalloc.install(conf="max_split_size_mb:64")
+assert os.environ["ALLOC_CONF"] == "max_split_size_mb:64" and state.current is None
+assert ours is stratalloc.install() and ours.extension.endswith("own.so") and "own.so" in repr(ours)
+seen = []
+def record(*arguments, **words): seen.append((arguments, words))
+memory._record_memory_history = record
+memory._snapshot = lambda device: {"segments": [], "of": device}
+stratalloc.record_memory_history("state", max_entries=9, skip_actions=("alloc",))
+assert seen == [(("state", "all", "all"), {"max_entries": 9, "device": None, "clear_history": False,
+                                            "skip_actions": ["alloc"]})], seen
+assert stratalloc.snapshot(1)["of"] == 1
+import json, pickle, tempfile
+for read, name in ((json.load, "s.json"), (pickle.load, "s.pickle")):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, name)
+        stratalloc.dump_snapshot(path)
+        with open(path, "rb") as file: assert read(file) == {"segments": [], "of": None}
+        assert os.listdir(folder) == [name]
+""",
+                STRATALLOC_TORCH_EXTENSION=extension,
+            )
+            self.good(
+                """
+refused("is not wanted", lambda: stratalloc.install(conf="max_split_size_mb:64"))
+assert "ALLOC_CONF" not in os.environ
+""",
+                STRATALLOC_TORCH_EXTENSION=extension,
+                REFUSES="1",
+            )
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        stand_in, _ = STAND_IN.split("import os, stratalloc\n")
+        (self.folder / "torch.py").write_text(stand_in)
+
+    def run_module(self, *arguments, **environment):
+        path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
+        environment = {
+            **os.environ,
+            "STRATALLOC_DEVICE": "sim",
+            "STRATALLOC_TORCH_EXTENSION": "none",
+            "PYTHONPATH": path,
+            **environment,
+        }
+        environment.pop("ALLOC_CONF", None)
+        command = [sys.executable, "-m", "stratalloc", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    def test_a_program_runs_under_the_library(self):
+        program = self.folder / "programs" / "own.py"
+        program.parent.mkdir()
+        (program.parent / "beside.py").write_text("word = 'beside'")
+        program.write_text(textwrap.dedent("""
+            import os, sys, beside, torch, stratalloc
+            assert __name__ == "__main__" and torch.cuda is sys.modules["torch"].cuda
+            assert stratalloc.install() is not None
+            print(sys.argv[1:], beside.word, os.environ["ALLOC_CONF"], os.path.basename(sys.argv[0]))
+            sys.exit(5)
+        """))
+        done = self.run_module("run", "--conf", "max_split_size_mb:64", str(program), "--conf", "x")
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertEqual(done.stdout, "['--conf', 'x'] beside max_split_size_mb:64 own.py\n")
+        (self.folder / "own_module.py").write_text("import sys; print(sys.argv[1:])")
+        done = self.run_module("run", "-m", "own_module", "-x")
+        self.assertEqual((done.returncode, done.stdout), (0, "['-x']\n"), done.stderr)
+
+    def test_what_cannot_run_is_said(self):
+        done = self.run_module("run", "nowhere.py")
+        self.assertEqual((done.returncode, done.stderr), (2, "stratalloc: there is no program nowhere.py\n"))
+        done = self.run_module("run", "--conf", "nobodys:1", "nowhere.py")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("nobodys", done.stderr)
+
+    def test_other_words_are_the_command_lines(self):
+        if os.name == "nt":
+            self.skipTest("no scripts")
+        command = self.folder / "stratalloc"
+        command.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
+        command.chmod(0o755)
+        done = self.run_module("report", "a b", "--json", STRATALLOC_COMMAND=str(command))
+        self.assertEqual((done.returncode, done.stdout), (3, "report a b --json\n"))
+        done = self.run_module("report", STRATALLOC_COMMAND="/nowhere")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("there is no program /nowhere", done.stderr)
+        self.assertIn("python -m stratalloc", self.run_module().stdout)
+
+
+class Class(unittest.TestCase):
+    """Every function of PyTorch's class, with PyTorch's own libraries and memory of this machine."""
+
+    def test_every_function_does_what_it_says(self):
+        # A wheel that is unpacked will do; it need not be importable.
+        home = os.environ.get("STRATALLOC_TORCH_FOLDER")
+        spec = None if home else importlib.util.find_spec("torch")
+        if spec is not None:
+            home = spec.submodule_search_locations[0]
+        if not home or not os.path.isfile(os.path.join(home, "lib", "libc10_cuda.so")):
+            print("skipped: no PyTorch with CUDA", file=sys.stderr)
+            self.skipTest("no PyTorch with CUDA")
+        try:
+            (cuda,) = _extension._cuda_includes(pathlib.Path(home))
+        except _extension.Unavailable as missing:
+            print(f"skipped: no {missing}", file=sys.stderr)
+            self.skipTest(str(missing))
+        script = HERE / "pytorch" / "run.sh"
+        command = ["sh", str(script), home, str(cuda), os.environ["STRATALLOC_LIBRARY"]]
+        environment = {**os.environ, "CUDA_HOME": str(cuda.parent)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("every function did what it says", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
