@@ -97,6 +97,14 @@ fn a_cpp_program_calls_as_pytorch_does() {
     }
 }
 
+#[test]
+fn a_c_program_calls_as_pytorchs_class_does() {
+    let Some(program) = compile("cc", "class.c", &["-std=c11"]) else { return };
+    for device in ["sim", "host"] {
+        run(&program, &[], device);
+    }
+}
+
 /// `FORKS=500` looks harder.
 #[test]
 fn children_of_a_fork_make_their_own_allocators_whatever_the_parents_threads_do() {

@@ -79,7 +79,9 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
     check(library.set_conf(handle, conf.c_str()));
   }
   if (caching_ != caches_by_default_) {
-    check(library.set_caching(handle, caching_));
+    auto status = library.set_caching(handle, caching_);
+    TORCH_CHECK(
+        status == STRATALLOC_STATUS_OK || status == STRATALLOC_STATUS_NOT_SUPPORTED, last_error());
   }
   if (!settings_.metadata.empty()) {
     check(library.history_set_metadata(handle, settings_.metadata.c_str()));
@@ -239,7 +241,17 @@ void Allocator::emptyCache(MempoolId_t id) {
 
 void Allocator::enable(bool on) {
   std::lock_guard<std::mutex> guard(settings_lock_);
-  for_each_open([&](DeviceIndex, uint64_t handle) { check(library.set_caching(handle, on)); });
+  auto status = STRATALLOC_STATUS_OK;
+  for_each_open([&](DeviceIndex, uint64_t handle) {
+    auto ended = library.set_caching(handle, on);
+    status = ended == STRATALLOC_STATUS_OK ? status : ended;
+  });
+  if (status == STRATALLOC_STATUS_NOT_SUPPORTED) {
+    // PyTorch passes over it, too, where the driver is the cache.
+    TORCH_WARN_ONCE(last_error());
+    return;
+  }
+  check(status);
   caching_ = on;
 }
 
