@@ -149,6 +149,9 @@ void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex 
   library.usage(open(device), &allocated, &peak, &reserved, &peak);
   c10::reportOutOfMemoryToProfiler(
       static_cast<int64_t>(size), allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
+  uint64_t free = 0, total = 0;
+  library.memory_info(open(device), &free, &total);
+  // The first sentences are PyTorch's: programs search them.
   TORCH_CHECK_WITH(
       OutOfMemoryError,
       false,
@@ -156,7 +159,11 @@ void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex 
       c10::CachingAllocator::format_size(size),
       ". GPU ",
       static_cast<int>(device),
-      " under stratalloc: ",
+      " has a total capacity of ",
+      c10::CachingAllocator::format_size(total),
+      " of which ",
+      c10::CachingAllocator::format_size(free),
+      " is free. By stratalloc: ",
       report);
 }
 
