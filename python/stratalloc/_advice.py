@@ -24,8 +24,8 @@ def sweep(paths, executor=None, quick=True):
     any executor of ``concurrent.futures`` (threads of this process if there is none; workers elsewhere
     need the command and the files at the same paths).
 
-    Returns a dictionary: ``rows`` has a row for each recording, or its ``error``; ``worst`` names the one that needs most;
-    ``advice`` is the setting that lets all of them run in the least memory, and what that needs;
+    Returns a dictionary: ``rows`` has a row for each recording, or its ``error``; ``worst`` names the one that
+    needs most; ``advice`` is the setting that lets all of them run in the least memory, and what that needs;
     ``table`` tells it to people.
     """
     command, paths = _command.find(), [os.fspath(path) for path in paths]

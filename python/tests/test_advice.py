@@ -22,8 +22,9 @@ needs = {{"one": {{"": 100, "a": 60, "b": 70}}, "two": {{"": 200, "a": 190, "b":
 if sys.argv[1] == "advise":
     assert sys.argv[2] == "--json"
     best = min(needs, key=needs.get)
-    print(json.dumps({{"sentence": name, "quick": "--quick" in sys.argv, "recorded": {{"conf": "", "needs_bytes": needs[""] << 20}},
-                      "best": {{"conf": best, "needs_bytes": needs[best] << 20}}}}))
+    recorded = {{"conf": "", "needs_bytes": needs[""] << 20}}
+    best = {{"conf": best, "needs_bytes": needs[best] << 20}}
+    print(json.dumps({{"sentence": name, "recorded": recorded, "best": best}}))
 else:
     confs = [sys.argv[at + 1] for at, word in enumerate(sys.argv) if word == "--conf"]
     for conf in confs:
