@@ -4,6 +4,7 @@
 speak about PyTorch's memory. ``Allocator`` is an allocator of one's own and needs no PyTorch.
 """
 
+from ._advice import advise, sweep
 from ._allocator import Allocator
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
@@ -27,6 +28,7 @@ __all__ = [
     "LibraryError",
     "OutOfMemoryError",
     "__version__",
+    "advise",
     "allocator",
     "dump_snapshot",
     "empty_cache",
@@ -38,5 +40,6 @@ __all__ = [
     "record_memory_history",
     "set_conf",
     "snapshot",
+    "sweep",
     "switch",
 ]

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import sys
 import warnings
 
@@ -84,7 +85,7 @@ def install(library=None, conf=None):
         if extension is None:
             _installed = _as_pluggable(loaded, torch)
         else:
-            _installed = _as_class(loaded, extension)
+            _installed = _as_class(loaded, extension, torch.__version__)
     except BaseException:
         if text is not None:
             _put_back(before)
@@ -106,12 +107,17 @@ def _extension_for(torch):
         return None
 
 
-def _as_class(loaded, extension):
+def _as_class(loaded, extension, version):
     try:
         dll = ctypes.CDLL(extension)
-        function = dll.stratalloc_torch_install
+        function, built_for = dll.stratalloc_torch_install, dll.stratalloc_torch_built_for
     except (OSError, AttributeError) as error:
         raise LibraryError(f"{extension} is not for this PyTorch: {error}") from error
+    built_for.argtypes, built_for.restype = [], ctypes.c_char_p
+    numbers = re.match(r"[0-9.]*[0-9]", version)
+    if numbers is None or numbers.group() != built_for().decode():
+        # Another class may have other functions, and would be called by the wrong ones.
+        raise LibraryError(f"{extension} is not for this PyTorch: it is for {built_for().decode()}, not {version}")
     function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     said = ctypes.create_string_buffer(4096)
     if function(os.fsencode(loaded.path), said, len(said)) != 0:

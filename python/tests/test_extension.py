@@ -179,6 +179,9 @@ assert state.current is None and "ALLOC_CONF" not in os.environ
                 file.write("""
 #include <stdio.h>
 #include <stdlib.h>
+const char *stratalloc_torch_built_for(void) {
+    return getenv("OTHER") ? "2.11.0" : "0.0";
+}
 int stratalloc_torch_install(const char *path, char *error, size_t size) {
     if (!getenv("REFUSES")) return 0;
     snprintf(error, size, "%s is not wanted", path);
@@ -216,6 +219,13 @@ assert "ALLOC_CONF" not in os.environ
 """,
                 STRATALLOC_TORCH_EXTENSION=extension,
                 REFUSES="1",
+            )
+            self.good(
+                """
+refused("it is for 2.11.0, not 0.0", stratalloc.install)
+""",
+                STRATALLOC_TORCH_EXTENSION=extension,
+                OTHER="1",
             )
 
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <sstream>
 
 namespace stratalloc_torch {
 
@@ -145,26 +146,25 @@ void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex 
     fail(status);
   }
   auto report = last_error();
-  uint64_t allocated = 0, reserved = 0, peak = 0;
-  library.usage(open(device), &allocated, &peak, &reserved, &peak);
+  auto handle = open(device);
+  uint64_t allocated = 0, reserved = 0, peak = 0, free = 0, total = 0;
+  // What fails here is told as zeros: the report is what counts.
+  library.usage(handle, &allocated, &peak, &reserved, &peak);
+  library.memory_info(handle, &free, &total);
   c10::reportOutOfMemoryToProfiler(
       static_cast<int64_t>(size), allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
-  uint64_t free = 0, total = 0;
-  library.memory_info(open(device), &free, &total);
-  // The first sentences are PyTorch's: programs search them.
-  TORCH_CHECK_WITH(
-      OutOfMemoryError,
-      false,
-      "CUDA out of memory. Tried to allocate ",
-      c10::CachingAllocator::format_size(size),
-      ". GPU ",
-      static_cast<int>(device),
-      " has a total capacity of ",
-      c10::CachingAllocator::format_size(total),
-      " of which ",
-      c10::CachingAllocator::format_size(free),
-      " is free. By stratalloc: ",
-      report);
+  // Begins with the words that programs look for in PyTorch's own errors, which differ by strategy.
+  auto number = static_cast<int>(device);
+  std::ostringstream text;
+  if (name() == "cudaMallocAsync") {
+    text << "Allocation on device " << number << " would exceed allowed memory. (out of memory)\n";
+  }
+  using c10::CachingAllocator::format_size;
+  text << "CUDA out of memory. Tried to allocate " << format_size(size) << ". GPU " << number
+       << " has a total capacity of " << format_size(total) << " of which " << format_size(free)
+       << " is free.\n"
+       << report;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, text.str());
 }
 
 c10::DataPtr Allocator::allocate(size_t size) {

@@ -38,7 +38,7 @@ inline stratalloc_pool pool_of(MempoolId_t id) {
 
 class Allocator final : public torch_cuda::CUDAAllocator {
  public:
-  // The process has one: PyTorch's deleters are plain functions. It is never destroyed, since tensors die late.
+  // The process has one: PyTorch's deleters are plain functions. It is never destroyed: tensors die late.
   static Allocator& get();
 
   // c10::Allocator
@@ -124,7 +124,7 @@ class Allocator final : public torch_cuda::CUDAAllocator {
  private:
   Allocator();
 
-  // The library's allocator of a device; made, and given everything that was set before, if there is none yet.
+  // The library's allocator of a device; made if there is none yet, and given everything that was set before.
   uint64_t open(DeviceIndex device) {
     auto handle = opened(device);
     return C10_LIKELY(handle) ? handle : open_new(device);

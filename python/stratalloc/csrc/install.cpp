@@ -1,5 +1,6 @@
 // How the allocator gets under PyTorch, and how settings reach it.
 #include <c10/util/env.h>
+#include <torch/headeronly/version.h>
 
 #include <cstdio>
 #include <sstream>
@@ -13,13 +14,14 @@ namespace {
 using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
 using c10::CachingAllocator::ConfigTokenizer;
 
-// The text without its `backend`, which PyTorch compares with the one that is in force.
-std::string without_backend(const std::string& conf) {
+// The text as PyTorch reads it: with its spelling of flags, and without `backend`, which it compares with the
+// one that is in force.
+std::string for_pytorch(const std::string& conf) {
   ConfigTokenizer tokens(conf);
   std::string text;
   for (size_t at = 0; at < tokens.size(); at++) {
     if (tokens[at] != "backend" || (at > 0 && tokens[at - 1] != ",")) {
-      text += tokens[at];
+      text += tokens[at] == "true" ? "True" : tokens[at] == "false" ? "False" : tokens[at];
       continue;
     }
     // The colon, the name and the comma behind it.
@@ -49,7 +51,7 @@ void read_environment() {
   for (const char* name : names) {
     if (auto value = c10::utils::get_env(name)) {
       before.emplace_back(name, *value);
-      c10::utils::set_env(name, without_backend(*value).c_str());
+      c10::utils::set_env(name, for_pytorch(*value).c_str());
     }
   }
   try {
@@ -69,8 +71,8 @@ void heed_own_variable() {
     return;
   }
   try {
-    Config::instance().parseArgs(without_backend(*conf));
-    Config::callDeviceConfigParserHook(without_backend(*conf));
+    Config::instance().parseArgs(for_pytorch(*conf));
+    Config::callDeviceConfigParserHook(for_pytorch(*conf));
   } catch (const c10::Error& error) {
     std::fprintf(
         stderr,
@@ -85,7 +87,7 @@ void heed_settings() {
   hook = [pytorch = std::move(hook)](const std::string& conf) {
     check(library.check_conf(conf.c_str()));
     if (pytorch) {
-      pytorch(without_backend(conf));
+      pytorch(for_pytorch(conf));
     }
     Allocator::get().configure(conf);
   };
@@ -123,7 +125,13 @@ void install(const char* path) {
 
 } // namespace stratalloc_torch
 
-// Puts the allocator of the library at `path` under PyTorch. Returns 0, or writes why not, cut to `size` bytes.
+// The version of PyTorch that this object was compiled for: the class of another may have other functions.
+extern "C" __attribute__((visibility("default"))) const char* stratalloc_torch_built_for() {
+  return TORCH_VERSION;
+}
+
+// Puts the allocator of the library at `path` under PyTorch. Returns 0, or writes why not, cut to `size`
+// bytes.
 extern "C" __attribute__((visibility("default"))) int stratalloc_torch_install(
     const char* path,
     char* error,

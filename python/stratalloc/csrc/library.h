@@ -74,7 +74,7 @@ extern Library library;
 // What the calling thread's last failed call said.
 std::string last_error();
 
-// Throws PyTorch's exception for a call that failed: OutOfMemoryError, ValueError, NotImplementedError or Error.
+// Throws PyTorch's exception for a call that failed: about memory, a value, what is not supported, or any.
 [[noreturn]] void fail(stratalloc_status status, const std::string& what = {});
 
 inline void check(stratalloc_status status) {

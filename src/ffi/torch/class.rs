@@ -42,8 +42,8 @@ pub unsafe extern "C" fn stratalloc_torch_allocate(
 }
 
 /// Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
-/// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the parent's:
-/// -1 and 0 are stored then.
+/// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the
+/// parent's: -1 and 0 are stored then.
 ///
 /// # Safety
 ///
@@ -125,7 +125,8 @@ pub extern "C" fn stratalloc_torch_pool_release(handle: u64, pool: Pool) -> Stat
 }
 
 /// Writes the name of the strategy that PyTorch has on a device, in the manner of
-/// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment says.
+/// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment
+/// says.
 ///
 /// # Safety
 ///
@@ -159,7 +160,8 @@ pub unsafe extern "C" fn stratalloc_torch_conf_keys(
 }
 
 /// Lets pages that PyTorch's allocators map leave the process, unless the environment says
-/// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+/// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
+/// 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_share_pages(on: c_int) -> Status {
     share_pages(on != 0);

@@ -1,0 +1,120 @@
+"""What the command line says about recordings: of this program, or of many ranks at once."""
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import tempfile
+
+from . import _command, _torch
+from ._errors import LibraryError
+
+
+def advise(device=None, quick=True):
+    """What to set so that this program needs less memory, from the history recorded so far: the object
+    that ``stratalloc advise --json`` writes. ``sentence`` is the short answer. Recording has to be on."""
+    with tempfile.TemporaryDirectory(prefix="stratalloc-") as folder:
+        path = os.path.join(folder, "run.pickle")
+        _torch.dump_snapshot(path, device)
+        return _advice_of(_command.find(), path, quick)
+
+
+def sweep(paths, executor=None, quick=True):
+    """One answer for many recordings, such as those of all ranks. Each is looked at by the command line, over
+    any executor of ``concurrent.futures`` (threads of this process if there is none; workers elsewhere
+    need the command and the files at the same paths).
+
+    Returns a dictionary: ``rows`` has a row for each recording, or its ``error``; ``worst`` names the one that
+    needs most; ``advice`` is the setting that lets all of them run in the least memory, and what that needs;
+    ``table`` tells it to people.
+    """
+    command, paths = _command.find(), [os.fspath(path) for path in paths]
+    if not paths:
+        raise ValueError("paths: expected one recording or more")
+    if executor is None:
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as own:
+            return _sweep(command, paths, own, quick)
+    return _sweep(command, paths, executor, quick)
+
+
+def _sweep(command, paths, executor, quick):
+    rows = _all(executor, paths, _tried_advice_of, command, quick)
+    good = [row for row in rows if "error" not in row]
+    if not good:
+        raise LibraryError(f"{rows[0]['recording']}: {rows[0]['error']}")
+    # What is best for one may be bad for another: each is tried on all.
+    candidates = sorted({row["best_conf"] for row in good})
+    needs = _all(
+        executor, [row["recording"] for row in good], _needs_of, command, candidates
+    )
+    worst = max(good, key=lambda row: row["needs_bytes"] or 0)
+    fits = []
+    for at, conf in enumerate(candidates):
+        of_all = [of[at] for of in needs]
+        if None not in of_all:
+            fits.append((max(of_all), sum(of_all), conf))
+    result = {"rows": rows, "worst": worst["recording"], "advice": None}
+    if fits:
+        most, _, conf = min(fits)
+        result["advice"] = {"conf": conf, "needs_bytes": most}
+    result["table"] = _table(result)
+    return result
+
+
+def _all(executor, paths, function, *arguments):
+    """The function's answer for each path, in order."""
+    futures = [executor.submit(function, arguments[0], path, *arguments[1:]) for path in paths]
+    return [future.result() for future in futures]
+
+
+def _json_of(command, *arguments):
+    done = subprocess.run([command, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise LibraryError(said[0])
+    return [json.loads(line) for line in done.stdout.splitlines() if line]
+
+
+def _advice_of(command, path, quick):
+    (advice,) = _json_of(command, "advise", "--json", *(["--quick"] if quick else []), path)
+    return advice
+
+
+def _tried_advice_of(command, path, quick):
+    try:
+        advice = _advice_of(command, path, quick)
+    except LibraryError as error:
+        return {"recording": path, "error": str(error)}
+    return {
+        "recording": path,
+        "needs_bytes": advice["recorded"]["needs_bytes"],
+        "best_conf": advice["best"]["conf"],
+        "best_needs_bytes": advice["best"]["needs_bytes"],
+        "sentence": advice["sentence"],
+    }
+
+
+def _needs_of(command, path, confs):
+    options = [word for conf in confs for word in ("--conf", conf)]
+    return [row["needs_bytes"] for row in _json_of(command, "compare", "--json", *options, path)]
+
+
+def _table(result):
+    lines = [f"{'needs MiB':>12} {'at best MiB':>12}  recording"]
+    for row in result["rows"]:
+        if "error" in row:
+            lines.append(f"{'':12} {'':12}  {row['recording']}: {row['error']}")
+            continue
+        mark = "  (most)" if row["recording"] == result["worst"] else ""
+        cells = [_mib(row[key]) for key in ("needs_bytes", "best_needs_bytes")]
+        lines.append(f"{cells[0]:>12} {cells[1]:>12}  {row['recording']}{mark}")
+    advice = result["advice"]
+    if advice is None:
+        lines.append("No setting that is best for one recording suits all.")
+    else:
+        lines.append(f"For all: {advice['conf'] or 'the defaults'}, in {_mib(advice['needs_bytes'])} MiB.")
+    return "\n".join(lines)
+
+
+def _mib(size_bytes):
+    return "?" if size_bytes is None else f"{size_bytes / 2**20:,.0f}"
