@@ -313,6 +313,27 @@ class Class(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("every function did what it says", done.stdout)
 
+    def test_pytorch_itself_runs_over_it(self):
+        # An interpreter that has what PyTorch's wheel depends on, but for CUDA's libraries.
+        python, home = (os.environ.get(f"STRATALLOC_TORCH_{name}") for name in ("PYTHON", "FOLDER"))
+        if not python or not home:
+            print("skipped: STRATALLOC_TORCH_PYTHON and _FOLDER are not set", file=sys.stderr)
+            self.skipTest("no unpacked PyTorch")
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, str(HERE / "pytorch" / "stand_ins.py"), home, folder]
+            subprocess.run(command, check=True)
+            paths = [os.path.dirname(home), str(HERE.parent)]
+            environment = {
+                **os.environ,
+                "LD_LIBRARY_PATH": folder,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "STRATALLOC_DEVICE": "host",
+            }
+            calls = str(HERE / "pytorch" / "calls.py")
+            for conf in ("", "expandable_segments:True", "backend:cudaMallocAsync"):
+                done = subprocess.run([python, calls, conf], env=environment, capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

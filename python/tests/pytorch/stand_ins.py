@@ -1,0 +1,78 @@
+"""Makes stand-ins for CUDA's libraries, so that PyTorch's wheel can be imported where there is no GPU: functions that
+do nothing, and the runtime of ``cudart_stub.c``. Tensors can be made and dropped; no kernel runs.
+
+usage: stand_ins.py TORCH_FOLDER FOLDER    (needs nm, readelf and a C compiler)
+"""
+
+import collections
+import pathlib
+import re
+import subprocess
+import sys
+
+OWNERS = {
+    "cudnn": "libcudnn.so",
+    "nccl": "libnccl.so",
+    "cusparseLt": "libcusparseLt.so",
+    "nvshmem": "libnvshmem_host.so",
+    "cupti": "libcupti.so",
+    "cuFile": "libcufile.so",
+    "cu": "libcuda.so",
+}
+
+
+def said(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def main(home, folder):
+    home, folder = pathlib.Path(home), pathlib.Path(folder)
+    files = [*home.glob("lib/*.so*"), *home.glob("_C*.so")]
+    undefined, defined, needed = set(), set(), set()
+    versions = collections.defaultdict(set)
+    for file in files:
+        for line in said("nm", "-D", str(file)).splitlines():
+            *_, kind, name = line.split()
+            (undefined if kind == "U" else defined).add(name)
+        needed |= set(re.findall(r"NEEDED.*\[(.*)\]", said("readelf", "-d", str(file))))
+        library = None
+        for line in said("readelf", "-V", str(file)).splitlines():
+            if found := re.search(r"File: (\S+)", line):
+                library = found[1]
+            if (found := re.search(r"Name: (\S+)\s+Flags", line)) and library:
+                versions[library].add(found[1])
+    defined = {name.split("@")[0] for name in defined}
+    known = ["libc.", "libm.", "libdl.", "librt.", "libpthread.", "libgcc_s.", "libstdc++.", "ld-"]
+    ours = {file.name for file in files}
+    missing = {name for name in needed - ours if not name.startswith(tuple(known))}
+    functions = collections.defaultdict(set)
+    for symbol in undefined:
+        name, _, version = symbol.partition("@")
+        if name in defined:
+            continue
+        owner = next((of for start, of in OWNERS.items() if name.startswith(start)), None)
+        by_version = [of for of in missing if version and version.strip("@") in versions[of]]
+        by_name = [of for of in missing if owner and of.startswith(owner)]
+        for library in (by_version or by_name)[:1]:
+            functions[library].add(name)
+    for library in sorted(missing):
+        make(folder / library, functions[library], sorted(versions[library]))
+
+
+def make(path, functions, versions):
+    text = ""
+    if path.name.startswith("libcudart."):
+        text = pathlib.Path(__file__).with_name("cudart_stub.c").read_text()
+        functions = functions - set(re.findall(r"\b(cuda\w+)", text))
+    source, script = path.with_name("source.c"), path.with_name("versions")
+    source.write_text(text + "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(functions)))
+    command = ["cc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", str(path), str(source)]
+    if versions:
+        nodes = [f"{name} {{ {'global: *;' if at == 0 else ''} }};" for at, name in enumerate(versions)]
+        script.write_text("\n".join(nodes))
+        command.append(f"-Wl,--version-script={script}")
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
