@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/headeronly/version.h>
 
 #include <array>
 #include <atomic>
@@ -18,13 +19,16 @@
 namespace stratalloc_torch {
 
 namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+using AnnotationEntry = decltype(torch_cuda::SnapshotInfo::external_annotations)::value_type;
 using torch_cuda::AllocatorState;
 using torch_cuda::AllocatorTraceTracker;
+using torch_cuda::BlockInfo;
 using torch_cuda::CheckpointDelta;
 using torch_cuda::CreateContextFn;
 using torch_cuda::DeviceStats;
 using torch_cuda::OutOfMemoryObserver;
 using torch_cuda::RecordContext;
+using torch_cuda::SegmentInfo;
 using torch_cuda::ShareableHandle;
 using torch_cuda::SnapshotInfo;
 using torch_cuda::StreamSegmentSize;
@@ -35,6 +39,13 @@ using c10::MempoolId_t;
 inline stratalloc_pool pool_of(MempoolId_t id) {
   return {id.first, id.second};
 }
+
+// Functions that have another form before PyTorch 2.11. There they are called by those of that form.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
+#define SINCE_2_11
+#else
+#define SINCE_2_11 override
+#endif
 
 class Allocator final : public torch_cuda::CUDAAllocator {
  public:
@@ -68,7 +79,7 @@ class Allocator final : public torch_cuda::CUDAAllocator {
   void* getBaseAllocation(void* pointer, size_t* size) override;
   using torch_cuda::CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) override;
-  SnapshotInfo snapshot(MempoolId_t id, bool include_traces) override;
+  SnapshotInfo snapshot(MempoolId_t id, bool include_traces) SINCE_2_11;
   void beginAllocateToPool(
       DeviceIndex device,
       MempoolId_t id,
@@ -79,8 +90,8 @@ class Allocator final : public torch_cuda::CUDAAllocator {
   void createOrIncrefPool(
       DeviceIndex device,
       MempoolId_t id,
-      std::shared_ptr<torch_cuda::CUDAAllocator> source) override;
-  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) override;
+      std::shared_ptr<torch_cuda::CUDAAllocator> source) SINCE_2_11;
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) SINCE_2_11;
   void setNoSplit(DeviceIndex device, MempoolId_t id) override;
   bool checkPoolLiveAllocations(
       DeviceIndex device,
@@ -95,7 +106,7 @@ class Allocator final : public torch_cuda::CUDAAllocator {
       size_t entries_max,
       RecordContext when,
       bool clear,
-      const std::vector<std::string>& skip) override;
+      const std::vector<std::string>& skip) SINCE_2_11;
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override;
   void pushCompileContext(std::string& name) override;
   void popCompileContext() override;
@@ -117,6 +128,31 @@ class Allocator final : public torch_cuda::CUDAAllocator {
       DeviceIndex device,
       std::shared_ptr<AllocatorState> state) override;
   std::string name() override;
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
+  SnapshotInfo snapshot(MempoolId_t id) override {
+    return snapshot(id, true);
+  }
+  // Whoever calls keeps the allocator as long as the pool.
+  void createOrIncrefPool(
+      DeviceIndex device,
+      MempoolId_t id,
+      torch_cuda::CUDAAllocator* source) override {
+    createOrIncrefPool(
+        device, id, std::shared_ptr<torch_cuda::CUDAAllocator>(std::shared_ptr<void>(), source));
+  }
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id) override {
+    setUseOnOOM(device, id, true);
+  }
+  void recordHistory(
+      bool enabled,
+      CreateContextFn recorder,
+      size_t entries_max,
+      RecordContext when,
+      bool clear) override {
+    recordHistory(enabled, recorder, entries_max, when, clear, {});
+  }
+#endif
 
   // Puts a further configuration string in force on all devices, also on those that are opened later.
   void configure(const std::string& conf);
@@ -196,7 +232,7 @@ class Allocator final : public torch_cuda::CUDAAllocator {
   std::unordered_map<std::string, std::weak_ptr<void>> shared_;
 
   std::mutex annotations_lock_;
-  std::deque<c10::CachingDeviceAllocator::AnnotationEntry> annotations_;
+  std::deque<AnnotationEntry> annotations_;
 };
 
 } // namespace stratalloc_torch

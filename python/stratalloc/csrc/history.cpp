@@ -14,9 +14,6 @@ namespace {
 using c10::GatheredContext;
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
-using c10::CachingDeviceAllocator::AnnotationEntry;
-using c10::CachingDeviceAllocator::BlockInfo;
-using c10::CachingDeviceAllocator::SegmentInfo;
 
 // The library's stacks are PyTorch's contexts, held by a pointer on the heap.
 using Held = std::shared_ptr<GatheredContext>;
@@ -90,7 +87,7 @@ TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
       device,
       entry.address,
       entry.size_bytes,
-      entry.stream,
+      static_cast<cudaStream_t>(entry.stream),
       {entry.pool.capture, entry.pool.user},
       c10::getApproximateTime(),
       context_of(entry.stack),
@@ -146,7 +143,7 @@ void collect_segment(void* user, const stratalloc_segment* segment) {
   info.requested_size = segment->requested_bytes;
   info.allocated_size = segment->allocated_bytes;
   info.active_size = segment->active_bytes;
-  info.stream = segment->stream;
+  info.stream = static_cast<cudaStream_t>(segment->stream);
   info.is_large = segment->is_large;
   info.is_expandable = segment->is_expandable;
   info.owner_private_pool_id = {segment->pool.capture, segment->pool.user};
@@ -281,8 +278,10 @@ void Allocator::recordHistory(
   TORCH_CHECK(when == RecordContext::NEVER || recorder, "a level of contexts needs a recorder");
   std::string names;
   for (const auto& action : skip) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
     // Says what is wrong with a name as PyTorch does.
     c10::CachingDeviceAllocator::parseTraceEntryAction(action);
+#endif
     names += (names.empty() ? "" : ",") + action;
   }
   std::lock_guard<std::mutex> guard(settings_lock_);

@@ -83,14 +83,26 @@ void heed_own_variable() {
 
 // What PyTorch is told while the program runs reaches the library, too.
 void heed_settings() {
-  auto& hook = Config::getConfigParserHook();
-  hook = [pytorch = std::move(hook)](const std::string& conf) {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
+  // The hook that is there cannot be read; it does this.
+  std::function<void(const std::string&)> pytorch = [](const std::string& conf) {
+    torch_cuda::CUDAAllocatorConfig::instance().parseArgs(conf);
+  };
+#else
+  std::function<void(const std::string&)> pytorch = std::move(Config::getConfigParserHook());
+#endif
+  auto hook = [pytorch](const std::string& conf) {
     check(library.check_conf(conf.c_str()));
     if (pytorch) {
       pytorch(for_pytorch(conf));
     }
     Allocator::get().configure(conf);
   };
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
+  Config::registerDeviceConfigParserHook(hook, {});
+#else
+  Config::getConfigParserHook() = hook;
+#endif
 }
 
 void install(const char* path) {
