@@ -3,6 +3,7 @@
 usage: calls.py [CONFIGURATION]    (STRATALLOC_LIBRARY and, if need be, STRATALLOC_TORCH_EXTENSION are set)
 """
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -153,6 +154,8 @@ def another_process():
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     x = empty(1 << 20)
     assert len(ForkingPickler.dumps(x)) > 100
+    # Nobody takes the tensor, so PyTorch holds it to the very end, when the stand-ins have gone already.
+    os._exit(0)
 
 
 def without_the_cache():
@@ -173,7 +176,6 @@ def a_profile():
 
 
 def the_packages_own_calls():
-    import os
     import tempfile
 
     stratalloc.record_memory_history()

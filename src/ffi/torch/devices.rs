@@ -24,6 +24,9 @@ const DEVICES_MAX: usize = 128;
 /// What kind of device to open; `cuda` if it is not set.
 const VARIABLE: &str = "STRATALLOC_DEVICE";
 
+/// Whether pages may leave the process, unless the environment says so or otherwise.
+static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
+
 /// The allocator of one device.
 #[derive(Debug)]
 pub(super) struct OpenDevice {
@@ -190,9 +193,6 @@ fn open(device: c_int) -> Result<Instance, Failure> {
         if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" };
     Instance::open_as(&environment_over(defaults)?, &format!("{kind}:{device}"))
 }
-
-/// Whether pages may leave the process, unless the environment says so or otherwise.
-static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
 
 /// Says so for allocators that are made from now on.
 pub(super) fn share_pages(on: bool) {
