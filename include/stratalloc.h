@@ -881,8 +881,8 @@ stratalloc_status stratalloc_torch_allocate(int device,
                                             void **pointer);
 
 // Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
-// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the parent's:
-// -1 and 0 are stored then.
+// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the
+// parent's: -1 and 0 are stored then.
 //
 // # Safety
 //
@@ -911,7 +911,8 @@ stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
                                                 stratalloc_pool pool);
 
 // Writes the name of the strategy that PyTorch has on a device, in the manner of
-// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment says.
+// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment
+// says.
 //
 // # Safety
 //
@@ -932,7 +933,8 @@ stratalloc_status stratalloc_torch_conf_keys(char *buffer,
                                              size_t *needed);
 
 // Lets pages that PyTorch's allocators map leave the process, unless the environment says
-// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
+// 0.
 stratalloc_status stratalloc_torch_share_pages(int on);
 
 // Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
@@ -947,8 +949,8 @@ stratalloc_status stratalloc_torch_allocate(int device,
                                             void **pointer);
 
 // Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
-// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the parent's:
-// -1 and 0 are stored then.
+// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the
+// parent's: -1 and 0 are stored then.
 //
 // # Safety
 //
@@ -977,7 +979,8 @@ stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
                                                 stratalloc_pool pool);
 
 // Writes the name of the strategy that PyTorch has on a device, in the manner of
-// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment says.
+// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment
+// says.
 //
 // # Safety
 //
@@ -998,7 +1001,8 @@ stratalloc_status stratalloc_torch_conf_keys(char *buffer,
                                              size_t *needed);
 
 // Lets pages that PyTorch's allocators map leave the process, unless the environment says
-// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is 0.
+// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
+// 0.
 stratalloc_status stratalloc_torch_share_pages(int on);
 
 #ifdef __cplusplus
