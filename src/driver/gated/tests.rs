@@ -82,6 +82,8 @@ fn a_call_that_waits_lets_everything_go_first() {
         gated.hold(LANE).unwrap();
         gated.hold(OTHER).unwrap();
         let event = recorded(&gated, LANE);
+        // Without a mark nothing waits for a stream that was only let go.
+        gated.mark(LANE).unwrap();
         assert!(!gated.query_event(event).unwrap());
         wait(&gated);
         gated.finish_all().unwrap();
