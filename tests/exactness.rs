@@ -1,21 +1,25 @@
 //! The shipped recordings, decision by decision: every address, every segment event, the final
-//! layout and every key of the statistics equal PyTorch's.
+//! layout and every key of the statistics equal PyTorch's, whoever's stacks the history gathers meanwhile.
 //!
 //! `num_sync_all_streams` is excused where a recording cannot tell it: a call of `empty_cache` that
 //! found nothing to release leaves no event.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use stratalloc::config::{Compat, Config, KeyTable};
 use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
-use stratalloc::history::Action;
+use stratalloc::history::{Action, History, RecordOptions};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::replay::{
-    Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify,
+    Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
 };
 use stratalloc::stats::Statistics;
+
+use crate::common::stacks::{Counted, LEVELS};
 
 const H200_BYTES: u64 = 150_109_880_320;
 
@@ -34,24 +38,34 @@ fn config(trace: &Trace) -> Config {
         .with_compat(Compat::PyTorch)
 }
 
-/// Verifies a recording and compares its statistics.
+/// Verifies a recording with the history on at every level, and compares its statistics.
 fn exact(name: &str, fraction: Option<f64>, excused: &[&str]) -> Verification {
     let trace = read(name);
-    let found = verify(&trace, &config(&trace), H200_BYTES, fraction)
-        .expect("shipped recordings are sound");
-    assert_eq!(found.first_mismatch, None, "{name}");
-    assert!(found.is_exact(), "{name}");
     let text = std::fs::read_to_string(folder().join(format!("{name}.stats.json")))
         .expect("shipped recordings are sound");
     let recorded: BTreeMap<String, i64> =
         serde_json::from_str(&text).expect("shipped recordings are sound");
-    let ours: BTreeMap<String, i64> = found.statistics.pytorch_keys().into_iter().collect();
-    assert_eq!(ours.keys().collect::<Vec<_>>(), recorded.keys().collect::<Vec<_>>());
-    for (key, value) in &recorded {
-        if !excused.contains(&key.as_str()) {
-            assert_eq!(ours[key], *value, "{name}: {key}");
+    let found = LEVELS.map(|level| {
+        let (provider, alive) = Counted::provider("step");
+        let record = |history: &History| {
+            history.set_stack_provider(Some(Arc::clone(&provider)));
+            history.start(&RecordOptions::default().with_stacks(level));
+        };
+        let found = verify_recording(&trace, &config(&trace), H200_BYTES, fraction, &record)
+            .expect("shipped recordings are sound");
+        assert_eq!(found.first_mismatch, None, "{name} {level:?}");
+        assert!(found.is_exact(), "{name} {level:?}");
+        assert_eq!(alive.load(Ordering::Relaxed), 0, "{name} {level:?}: stacks are released");
+        let ours: BTreeMap<String, i64> = found.statistics.pytorch_keys().into_iter().collect();
+        assert_eq!(ours.keys().collect::<Vec<_>>(), recorded.keys().collect::<Vec<_>>());
+        for (key, value) in &recorded {
+            if !excused.contains(&key.as_str()) {
+                assert_eq!(ours[key], *value, "{name} {level:?}: {key}");
+            }
         }
-    }
+        found
+    });
+    let [found, ..] = found;
     found
 }
 
@@ -106,6 +120,15 @@ fn private_pools_are_exact() {
     let pools = exact("fuzz.pools.1", None, &["num_sync_all_streams"]);
     assert!(pools.workload.pools.len() > 1, "{:?}", pools.workload.pools);
     exact("fuzz.exppools.1", None, &["num_sync_all_streams"]);
+}
+
+/// Sequences of changing lengths, and streams under a limit.
+#[test]
+fn changing_lengths_and_streams_at_a_limit_are_exact() {
+    assert_eq!(exact("llama_var.default", None, &[]).allocations, 23_591);
+    assert_eq!(exact("llama_var.expandable", None, &[]).allocations, 23_591);
+    let excused = ["num_sync_all_streams", "num_alloc_retries"];
+    assert!(exact("fuzz.streams.1.frac025", Some(0.025), &excused).ooms > 0);
 }
 
 /// With our own rules a recording ends with no more failures and no higher peak than PyTorch's.

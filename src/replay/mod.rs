@@ -24,7 +24,7 @@ pub use run::{ReplayError, Run, is_served, run};
 pub use stacks::{Frame, StackId, Stacks};
 pub use start::{LiveBlock, Start};
 pub use trace::{MadeHere, Trace, TraceEvent};
-pub use verify::{Misfit, Verification, verify};
+pub use verify::{Misfit, Verification, verify, verify_recording};
 #[cfg(feature = "analysis")]
 pub(crate) use verify::{Until, verify_until};
 pub use workload::{Op, Workload};

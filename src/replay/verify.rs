@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Recorded, RecordedAddresses, Sim};
 use crate::error::AllocError;
-use crate::history::{Action, BlockStateName, Event, RecordOptions, SegmentLayout};
+use crate::history::{Action, BlockStateName, Event, History, RecordOptions, SegmentLayout};
 use crate::ids::PoolId;
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
@@ -84,7 +84,27 @@ pub fn verify(
     total_bytes: u64,
     memory_fraction: Option<f64>,
 ) -> Result<Verification, ReplayError> {
-    verify_until(trace, config, total_bytes, memory_fraction, Until::End)
+    verify_recording(trace, config, total_bytes, memory_fraction, &started)
+}
+
+/// The same, while the history records as `start` has it start: with stacks, for example. What it records must
+/// be all entries of all actions.
+///
+/// # Errors
+///
+/// As [`verify`].
+pub fn verify_recording(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    memory_fraction: Option<f64>,
+    start: &dyn Fn(&History),
+) -> Result<Verification, ReplayError> {
+    repeat(trace, config, total_bytes, memory_fraction, Until::End, start)
+}
+
+fn started(history: &History) {
+    history.start(&RecordOptions::default());
 }
 
 /// How far a recording is repeated.
@@ -103,6 +123,17 @@ pub(crate) fn verify_until(
     total_bytes: u64,
     memory_fraction: Option<f64>,
     until: Until,
+) -> Result<Verification, ReplayError> {
+    repeat(trace, config, total_bytes, memory_fraction, until, &started)
+}
+
+fn repeat(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    memory_fraction: Option<f64>,
+    until: Until,
+    start_history: &dyn Fn(&History),
 ) -> Result<Verification, ReplayError> {
     if trace.requests_only {
         return Err(ReplayError::RequestsOnly);
@@ -147,7 +178,7 @@ pub(crate) fn verify_until(
         engine.reset_peaks();
         engine.reset_accumulated();
     }
-    engine.history().start(&RecordOptions::default());
+    start_history(engine.history());
     let mut at = 0;
     for group in groups(&trace.events) {
         at += verifier.step(at, group)?;

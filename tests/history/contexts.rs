@@ -2,51 +2,17 @@
 
 use std::panic;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::history::{
-    Action, Context, Frame, RecordOptions, Stack, StackLevel, StackProvider,
-};
+use stratalloc::history::{Action, Context, Frame, RecordOptions, Stack, StackLevel};
 use stratalloc::ids::StreamId;
 use stratalloc::switch::Switchable;
 
 use super::{build, history, recording, take};
-
-/// Stacks that are counted while they live.
-#[derive(Debug)]
-pub(super) struct Counted {
-    name: String,
-    alive: Arc<AtomicI64>,
-}
-
-impl Counted {
-    /// A provider of stacks with one frame, and how many of them live.
-    pub(super) fn provider(name: &str) -> (Arc<dyn StackProvider>, Arc<AtomicI64>) {
-        let alive = Arc::new(AtomicI64::new(0));
-        let (name, count) = (name.to_owned(), Arc::clone(&alive));
-        let gather = move || -> Option<Arc<dyn Stack>> {
-            count.fetch_add(1, Ordering::Relaxed);
-            Some(Arc::new(Self { name: name.clone(), alive: Arc::clone(&count) }))
-        };
-        (Arc::new(gather), alive)
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.alive.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Stack for Counted {
-    fn frames(&self) -> Vec<Frame> {
-        let (function, file) = (self.name.clone(), "train.py".to_owned());
-        vec![Frame { function, file, line: 7 }]
-    }
-}
+use crate::common::stacks::Counted;
 
 #[test]
 fn each_level_gathers_its_stacks_and_all_are_released() {

@@ -9,9 +9,9 @@ use stratalloc::history::{Action, RecordOptions, StackLevel};
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
-use super::contexts::Counted;
 use super::{build, build_over, events, history, recording, sim, take};
 use crate::common::runs::runs;
+use crate::common::stacks::Counted;
 
 const THREADS: u64 = 8;
 

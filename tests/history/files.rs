@@ -14,8 +14,8 @@ use stratalloc::ids::StreamId;
 use stratalloc::replay::{Limits, Trace, reader, verify};
 use stratalloc::size::{GIB, MIB};
 
-use super::contexts::Counted;
 use super::{build, build_over, history, recording, take};
+use crate::common::stacks::Counted;
 
 fn written(snapshot: &Snapshot, format: Format) -> Trace {
     let mut bytes = Vec::new();

@@ -5,9 +5,11 @@
 
 use quickcheck::{Arbitrary, Gen};
 use stratalloc::config::{Compat, Settings};
+use stratalloc::history::StackLevel;
 use stratalloc::size::{MIB, RoundupDivisions};
 
 use crate::common::Segments;
+use crate::common::stacks::LEVELS;
 
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -234,6 +236,8 @@ impl Arbitrary for Op {
 pub(crate) struct Script {
     pub(crate) streams: usize,
     pub(crate) raw_addresses: bool,
+    /// Whose stacks the history gathers meanwhile.
+    pub(crate) stacks: StackLevel,
     pub(crate) tuning: Tuning,
     pub(crate) ops: Vec<Op>,
 }
@@ -243,6 +247,7 @@ impl Arbitrary for Script {
         Self {
             streams: choose(g, &[2, 3, 5]),
             raw_addresses: bool::arbitrary(g),
+            stacks: choose(g, &LEVELS),
             tuning: if once_in(g, 2) { Tuning::PLAIN } else { Tuning::arbitrary(g) },
             ops: Vec::arbitrary(g),
         }
@@ -252,6 +257,8 @@ impl Arbitrary for Script {
         let (own, other) = (self.clone(), self.clone());
         let shorter = self.ops.shrink().map(move |ops| Self { ops, ..own.clone() });
         let plainer = self.tuning.shrink().map(move |tuning| Self { tuning, ..other.clone() });
-        Box::new(plainer.chain(shorter))
+        let silent = Self { stacks: StackLevel::Never, ..self.clone() };
+        let silent = (self.stacks != StackLevel::Never).then_some(silent);
+        Box::new(silent.into_iter().chain(plainer).chain(shorter))
     }
 }

@@ -5,6 +5,8 @@
 //! so a block that comes back too early is seen.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, RawAddresses, Recording, Request,
@@ -13,7 +15,9 @@ use stratalloc::allocator::{
 use stratalloc::cache::Engine;
 use stratalloc::config::Config;
 use stratalloc::error::{AllocError, OutOfMemory};
-use stratalloc::history::{Action, BlockStateName, Event, RecordOptions, SegmentLayout};
+use stratalloc::history::{
+    Action, BlockStateName, Event, RecordOptions, SegmentLayout, StackLevel,
+};
 use stratalloc::ids::{EventId, OwnerId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{MIB, PoolKind};
@@ -23,6 +27,7 @@ use stratalloc::strategies::Strategy;
 use super::mirror::Mirror;
 use super::ops::{Op, Script};
 use crate::common::machine::Machine;
+use crate::common::stacks::Counted;
 use crate::common::{Checked, Segments, ensure, ensure_eq, law};
 
 /// A block in the runner's hands.
@@ -74,6 +79,8 @@ pub(crate) struct Runner<'m, M> {
     pub(crate) stranger: OwnerId,
     next_seed: u64,
     before: (Vec<SegmentLayout>, Statistics),
+    /// Stacks that were gathered and not released.
+    stacks: Arc<AtomicI64>,
 }
 
 /// Runs a whole script.
@@ -82,11 +89,14 @@ pub(crate) fn run<M: Machine>(machine: &M, script: &Script, segments: Segments) 
     for (at, op) in script.ops.iter().enumerate() {
         runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
     }
+    runner.every_block_has_its_holder(script.stacks)?;
     // Every other script goes with blocks in use, the rest hands everything back first.
     if script.ops.len().is_multiple_of(2) {
         runner.hand_everything_back()?;
     }
+    let stacks = Arc::clone(&runner.stacks);
     drop(runner);
+    ensure_eq!(stacks.load(Ordering::Relaxed), 0, "stacks that nobody released");
     ensure_eq!(machine.used_bytes(), 0, "memory left behind");
     let held = machine.held();
     ensure!(held.is_nothing(), "left behind: {held:?}");
@@ -101,6 +111,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         let strategy =
             build(&config, machine.driver(), options).map_err(|error| error.to_string())?;
         let total_bytes = machine.driver().info().total_bytes;
+        let (provider, stacks) = Counted::provider("step");
         let mut runner = Self {
             machine,
             strategy,
@@ -115,11 +126,26 @@ impl<'m, M: Machine> Runner<'m, M> {
             stranger: OwnerId::next(),
             next_seed: 0,
             before: Default::default(),
+            stacks,
         };
-        runner.engine().history().start(&RecordOptions::at_most(100_000));
+        let history = runner.engine().history();
+        history.set_stack_provider(Some(provider));
+        history.start(&RecordOptions::at_most(100_000).with_stacks(script.stacks));
         ensure_eq!(runner.raw().is_some(), script.raw_addresses, "raw addresses");
         runner.before = runner.look();
         Ok(runner)
+    }
+
+    /// Blocks that are in use have a stack in a snapshot, and free ones none.
+    fn every_block_has_its_holder(&self, level: StackLevel) -> Checked {
+        for segment in self.engine().snapshot().segments {
+            for (block, holder) in segment.layout.blocks.iter().zip(&segment.holders) {
+                let expected =
+                    level != StackLevel::Never && block.state != BlockStateName::Inactive;
+                ensure_eq!(holder.is_some(), expected, "the holder of {block:?}");
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn engine(&self) -> &Engine {
