@@ -293,6 +293,18 @@ pub struct LiveBytes {
     pub frames: Vec<String>,
 }
 
+impl fmt::Display for LiveBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (held, oldest) = (human_bytes(self.bytes), self.oldest.as_secs_f64());
+        let (blocks, plural) = (self.blocks, if self.blocks == 1 { "block" } else { "blocks" });
+        write!(f, "{held} in {blocks} {plural}, up to {oldest:.1} s old: ")?;
+        match self.frames.is_empty() {
+            true => write!(f, "nobody knows who asked"),
+            false => write!(f, "{}", self.frames.join(" < ")),
+        }
+    }
+}
+
 /// What is free for requests on one stream in one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FreeRanges {
@@ -413,10 +425,7 @@ impl fmt::Display for OutOfMemory {
             writeln!(f, "Process {}{this} holds {held} of the device.", holder.process)?;
         }
         for live in &self.live {
-            let (held, blocks, oldest) = (h(live.bytes), live.blocks, live.oldest.as_secs_f64());
-            let plural = if blocks == 1 { "block" } else { "blocks" };
-            let frames = live.frames.join(" < ");
-            writeln!(f, "Live: {held} in {blocks} {plural}, up to {oldest:.1} s old: {frames}")?;
+            writeln!(f, "Live: {live}")?;
         }
         if let Some(configuration) = &self.configuration {
             writeln!(f, "In force: {configuration}")?;

@@ -398,14 +398,16 @@ pub(crate) fn build_recording_in(
     let strategy = strategy(settings, Arc::clone(&driver), options, history)?;
     let info = driver.info();
     history.describe(info.device, info.total_bytes, config);
+    let was_on = history.is_on();
     let strategy = layered(settings, strategy, &driver)?;
     let HistorySettings { entries_max, snapshot_on_oom, advise_on_oom } = settings.history.clone();
     if advise_on_oom && !has_adviser() {
         return Err(BuildError::NotAvailable { what: "advise_on_oom:True".to_owned() });
     }
-    if let Some(entries_max) = entries_max.filter(|_| !history.is_on()) {
+    if let Some(entries_max) = entries_max.filter(|_| !was_on) {
         let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);
-        history.start(&RecordOptions::at_most(entries_max));
+        // `layers:[track]` has it gather stacks.
+        history.start(&RecordOptions::at_most(entries_max).with_stacks(history.stacks()));
     }
     Ok(match snapshot_on_oom.is_some() || advise_on_oom {
         true => {

@@ -156,6 +156,12 @@ impl Context {
         }
     }
 
+    /// What its frames come from: equal for equal answers, as long as it lives.
+    pub(super) fn asked(&self) -> (Option<usize>, Vec<Arc<str>>) {
+        let stack = self.0.stack.as_ref().map(|stack| Arc::as_ptr(stack).cast::<()>() as usize);
+        (stack, self.0.said.scopes.clone())
+    }
+
     /// What entries of this thread get now.
     pub(super) fn current() -> Option<Self> {
         CURRENT.with_borrow(Clone::clone)
@@ -210,6 +216,12 @@ impl History {
     pub fn set_stack_provider(&self, provider: Option<Arc<dyn StackProvider>>) {
         let before = std::mem::replace(&mut *self.sources.provider.write(), provider);
         drop(before);
+    }
+
+    /// Lets stacks come from somebody if they come from nobody.
+    #[cfg(feature = "stacks")]
+    pub(super) fn provide_stacks(&self, provider: impl FnOnce() -> Arc<dyn StackProvider>) {
+        self.sources.provider.write().get_or_insert_with(provider);
     }
 
     /// Gives entries from now on these words of the program's.

@@ -29,6 +29,18 @@ pub enum Action {
 }
 
 impl Action {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Alloc,
+        Self::FreeRequested,
+        Self::FreeCompleted,
+        Self::SegmentAlloc,
+        Self::SegmentFree,
+        Self::SegmentMap,
+        Self::SegmentUnmap,
+        Self::OutOfMemory,
+    ];
+
     /// The word that PyTorch writes.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -47,18 +59,7 @@ impl Action {
     /// The action that PyTorch writes as `name`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [
-            Self::Alloc,
-            Self::FreeRequested,
-            Self::FreeCompleted,
-            Self::SegmentAlloc,
-            Self::SegmentFree,
-            Self::SegmentMap,
-            Self::SegmentUnmap,
-            Self::OutOfMemory,
-        ]
-        .into_iter()
-        .find(|action| action.name() == name)
+        Self::ALL.into_iter().find(|action| action.name() == name)
     }
 
     /// Whether memory goes back, to the allocator or to the driver.

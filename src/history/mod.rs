@@ -11,7 +11,10 @@ mod entries;
 mod event;
 mod explain;
 mod options;
+mod live;
 mod record;
+#[cfg(feature = "stacks")]
+mod rust_stacks;
 mod snapshot;
 mod trackers;
 mod write;
@@ -23,8 +26,11 @@ pub use annotations::{Annotation, AnnotationScope};
 pub use context::{Context, ContextScope, Frame, Stack, StackProvider};
 pub use entries::Entries;
 pub use event::{Action, BlockLayout, BlockStateName, Entry, Event, SegmentLayout};
+pub use live::{LeakReporter, LiveReport};
 pub use options::{RecordOptions, StackLevel};
 pub use record::History;
+#[cfg(feature = "stacks")]
+pub use rust_stacks::RustStacks;
 pub use snapshot::{About, SegmentState, Snapshot};
 pub use trackers::{Tracker, TrackerId};
 pub use write::Format;

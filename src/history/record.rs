@@ -21,6 +21,7 @@ use super::clock::{Moment, Operation};
 use super::context::{Context, Gathered, Sources};
 use super::entries::{Entries, Row};
 use super::event::{Action, Entry, Event};
+use super::live::Leaks;
 use super::options::{RecordOptions, StackLevel};
 use super::snapshot::About;
 use super::trackers::Trackers;
@@ -101,6 +102,7 @@ pub struct History {
     pub(super) annotations: Annotations,
     about: Mutex<About>,
     listeners: Mutex<Listeners>,
+    pub(super) leaks: Leaks,
     /// Entries whose moment is told and that are on their way.
     late: AtomicUsize,
 }
@@ -136,6 +138,7 @@ impl Default for History {
             annotations: Annotations::default(),
             about: Mutex::default(),
             listeners: Mutex::default(),
+            leaks: Leaks::default(),
             late: AtomicUsize::new(0),
         }
     }
@@ -151,7 +154,7 @@ impl History {
         self.entries_max.store(options.entries_max.max(1), Ordering::Relaxed);
         let bits = options.skip.iter().fold(0, |bits, action| bits | 1_u64 << *action as u64);
         self.skipped.store(bits, Ordering::Relaxed);
-        self.turn(1 + options.stacks as u8);
+        self.gather_from(options.stacks);
         while self.chunks.load(Ordering::Relaxed) > self.chunks_max()
             && self.drop_oldest().is_some()
         {}
@@ -161,12 +164,25 @@ impl History {
     /// Stops recording and forgets, as PyTorch does.
     pub fn stop(&self) {
         self.turn(0);
+        self.forget_holders();
+        self.clear();
+    }
+
+    /// Gathers stacks of this level from now on. Turns the history on.
+    pub(super) fn gather_from(&self, stacks: StackLevel) {
+        self.turn(1 + stacks as u8);
+        if stacks == StackLevel::Never {
+            self.forget_holders();
+        }
+    }
+
+    /// Nobody strikes holders off any more: they would go stale.
+    fn forget_holders(&self) {
         for shard in &self.shards {
             let Shard { blocks, segments, .. } = &mut *shard.0.lock();
             let holders = mem::take(blocks).into_values().chain(mem::take(segments).into_values());
             self.bury(None, holders.filter_map(|holder| holder.context));
         }
-        self.clear();
     }
 
     fn turn(&self, mode: u8) {
@@ -307,11 +323,12 @@ impl History {
 
     /// The same for events of one row, in order.
     pub(crate) fn push_all<const N: usize>(&self, row: u64, events: [(Moment, Event); N]) {
-        let stacks = self.stacks();
         let skipped = self.skipped.load(Ordering::Relaxed);
         let context = Context::current();
         let number = shard_of(row);
         let mut shard = self.shards[number].0.lock();
+        // Under the lock: whoever forgets holders has changed it before.
+        let stacks = self.stacks();
         for (moment, event) in events {
             if stacks != StackLevel::Never {
                 self.hold(&mut shard, moment, &event, context.as_ref());

@@ -52,8 +52,6 @@ fn chance(seed: u64, position: u64) -> f64 {
 }
 
 impl Watch for Faults {
-    type Note = ();
-
     const KEEPS_BOOK: bool = false;
 
     fn ask(&self, request: Request) -> Result<(), AllocError> {

@@ -50,8 +50,6 @@ impl Limit {
 }
 
 impl Watch for Limit {
-    type Note = ();
-
     const KEEPS_BOOK: bool = false;
 
     #[inline]

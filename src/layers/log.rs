@@ -128,8 +128,6 @@ impl Log {
 }
 
 impl Watch for Log {
-    type Note = ();
-
     fn failed(&self, request: Request, _: &AllocError, _: bool) {
         self.row("allocate failure", 0, request.bytes, request.stream);
     }
@@ -146,7 +144,7 @@ impl Watch for Log {
         self.block("allocate", block);
     }
 
-    fn ends(&self, _: Vec<(Block, ())>) {
+    fn ends(&self) {
         self.with_file(BufWriter::flush);
     }
 }

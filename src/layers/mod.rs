@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `limit:SIZE` | callers hold at most so much | [`limit`] |
 //! | `statistics` | counts what callers hold | [`statistics`] |
-//! | `track` | leaks with backtraces at the end of the allocator, or of the process | [`track`] |
+//! | `track` | leaks by who asked, at the end of the allocator or of the process | [`track`] |
 //! | `log:"PATH"` | RMM's CSV | [`log`] |
 //! | `fault:[...]` | requests fail on purpose | [`fault`] |
 //! | `oom_retry:TIMES` | asks again when out of memory | [`oom_retry`] |

@@ -78,8 +78,6 @@ impl Drop for Inside {
 }
 
 impl Watch for Retry {
-    type Note = ();
-
     const KEEPS_BOOK: bool = false;
 
     fn again<A: DeviceAllocator>(

@@ -62,7 +62,7 @@ fn put_on(
     Ok(match layer {
         LayerSetting::Limit { bytes } => Box::new(limit::limit(inner, *bytes)),
         LayerSetting::Statistics => Box::new(statistics::statistics(inner)),
-        LayerSetting::Track => Box::new(track::track(inner)),
+        LayerSetting::Track => track::track(inner),
         LayerSetting::Log { path } => match log::log(inner, Path::new(path)) {
             Ok(logged) => Box::new(logged),
             Err(source) => return Err(LayerError::Log { path: path.clone(), source }),

@@ -79,8 +79,6 @@ impl Own {
 }
 
 impl Watch for Count {
-    type Note = ();
-
     const COUNTS: bool = true;
     const KEEPS_BOOK: bool = false;
 

@@ -1,155 +1,79 @@
-//! `track`: what was never given back, each with the place that asked for it.
+//! `track`: what was never given back, and who asked for it.
 //!
-//! Every request takes a backtrace (some microseconds, unresolved) that lives as long as its block.
-//! When the allocator goes, blocks that are still live are reported: from the string on the standard
-//! error stream, from code to a callback. An allocator from the string that is still there when the process
-//! ends reports them then: a typed buffer keeps its allocator, and PyTorch's stay. Names and lines are
-//! looked up for the report only.
+//! The history remembers it: `track` has it gather stacks of live blocks, those of the program itself unless
+//! somebody chose a [provider](History::set_stack_provider), and has it tell what lives when it goes. An
+//! allocator from the string that is still there when the process ends is asked then: a typed buffer keeps
+//! its allocator, and PyTorch's stay. Whoever [stops](History::stop) the history, or has it gather no stacks,
+//! ends this too.
 
-use std::backtrace::Backtrace;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::layered::Layered;
-use super::watch::{Block, Book, Watch, Watching};
+use super::record::record;
 use crate::allocator::DeviceAllocator;
-use crate::size::human_bytes;
+use crate::history::{History, LeakReporter};
 use crate::sync::{Global, at_exit};
 
-/// See the [module](self).
-pub type Tracked<A> = Layered<Watching<A, Track>>;
-
-/// A block that was never given back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leak {
-    /// The block.
-    pub block: Block,
-    /// Who asked for it: frames from the request outwards, as [`Backtrace`] writes them.
-    pub backtrace: String,
-}
-
-/// Every leak of an allocator, the largest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeakReport {
-    /// All of them.
-    pub leaks: Vec<Leak>,
-}
-
-/// How many leaks `Display` tells in full.
-const TOLD_MAX: usize = 16;
-
-impl fmt::Display for LeakReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes: u64 = self.leaks.iter().map(|leak| leak.block.size_bytes).sum();
-        let count = self.leaks.len();
-        writeln!(f, "{count} blocks were never given back, {} in all", human_bytes(bytes))?;
-        for Leak { block: Block { address, size_bytes, stream }, backtrace } in
-            self.leaks.iter().take(TOLD_MAX)
-        {
-            writeln!(f, "{size_bytes} bytes at {address:#x} on stream {stream}, asked for by")?;
-            writeln!(f, "{}", backtrace.trim_end())?;
-        }
-        let untold = count.saturating_sub(TOLD_MAX);
-        if untold > 0 {
-            writeln!(f, "and {untold} smaller ones")?;
-        }
-        Ok(())
-    }
-}
-
-/// Told the report when the allocator goes, if there are leaks.
-pub type LeakReporter = Box<dyn Fn(&LeakReport) + Send + Sync>;
-
-/// Who is told.
-pub struct Track {
-    report: LeakReporter,
-}
-
-impl fmt::Debug for Track {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Track").finish_non_exhaustive()
-    }
-}
-
-/// `inner` with its leaks told to `report` when it goes.
-pub fn track_to<A: DeviceAllocator>(inner: A, report: LeakReporter) -> Tracked<A> {
-    Layered::new(Watching::new(inner, Track { report }))
-}
-
-type TrackBook = Book<Box<Backtrace>>;
-
-/// Books of allocators that write their leaks themselves, with the process that each was made in.
-static BOOKS: Global<Vec<(u32, Weak<TrackBook>)>> = Global::new(Vec::new());
+/// Histories that write what was never given back themselves, with the process that each was tracked in.
+static TRACKED: Global<Vec<(u32, Weak<History>)>> = Global::new(Vec::new());
 
 /// Keeps the list as it is, for a fork.
 #[cfg(feature = "ffi")]
 pub(crate) fn hold() -> impl Sized + 'static {
-    BOOKS.lock()
+    TRACKED.lock()
 }
 
-/// `inner` with its leaks written to the standard error stream when it goes, or when the process ends
-/// before.
-pub fn track<A: DeviceAllocator>(inner: A) -> Tracked<A> {
+/// `inner`, remembering who asked for each block, with what was never given back told to `report` when its
+/// history goes: when it was dropped, and everything that was switched to instead of it. What lives now its
+/// history says at any time: [`History::live`].
+pub fn track_to<A: DeviceAllocator + 'static>(
+    inner: A,
+    report: LeakReporter,
+) -> Box<dyn DeviceAllocator> {
+    tracked(Box::new(inner), report).0
+}
+
+/// The same, written to the standard error stream, also when the process ends before.
+pub fn track<A: DeviceAllocator + 'static>(inner: A) -> Box<dyn DeviceAllocator> {
     static IS_HOOKED: AtomicBool = AtomicBool::new(false);
-    let watching = Watching::new(inner, Track { report: Box::new(|report| super::say(report)) });
-    let own = (std::process::id(), Arc::downgrade(watching.book()));
-    let mut books = BOOKS.lock();
-    books.retain(|(_, book)| book.strong_count() > 0);
-    books.push(own);
-    drop(books);
+    let report = |live: &_| super::say(format_args!("never given back: {live}"));
+    let (inner, history) = tracked(Box::new(inner), Box::new(report));
+    let mut all = TRACKED.lock();
+    all.retain(|(_, known)| known.strong_count() > 0 && known.as_ptr() != Arc::as_ptr(&history));
+    all.push((std::process::id(), Arc::downgrade(&history)));
+    drop(all);
     if !IS_HOOKED.swap(true, Ordering::Relaxed) {
         at_exit(report_at_exit);
     }
-    Layered::new(watching)
+    inner
 }
 
 extern "C" fn report_at_exit() {
     // Nothing may unwind out of here, and nobody is left to be told.
     let _ = std::panic::catch_unwind(|| {
         let own = std::process::id();
-        let books: Vec<_> = {
-            let books = BOOKS.read();
-            let made_here = books.iter().filter(|(process, _)| *process == own);
-            made_here.filter_map(|(_, book)| book.upgrade()).collect()
+        let histories: Vec<_> = {
+            let all = TRACKED.read();
+            let tracked_here = all.iter().filter(|(process, _)| *process == own);
+            tracked_here.filter_map(|(_, history)| history.upgrade()).collect()
         };
-        for book in books {
-            let report = sorted(book.all(|block, trace| leak(block, trace)));
-            if !report.leaks.is_empty() {
-                super::say(report);
-            }
-        }
+        histories.iter().for_each(|history| history.tell_leaks());
     });
 }
 
-fn leak(block: &Block, trace: &Backtrace) -> Leak {
-    Leak { block: *block, backtrace: trace.to_string() }
-}
-
-fn sorted(mut leaks: Vec<Leak>) -> LeakReport {
-    leaks.sort_by_key(|leak| (std::cmp::Reverse(leak.block.size_bytes), leak.block.address));
-    LeakReport { leaks }
-}
-
-impl<A: DeviceAllocator> Watching<A, Track> {
-    /// What is live now. Looks up names and lines, which takes milliseconds a block.
-    pub fn live_blocks(&self) -> LeakReport {
-        sorted(self.live(|block, trace| leak(block, trace)))
-    }
-}
-
-impl Watch for Track {
-    type Note = Box<Backtrace>;
-
-    fn took(&self, _: &Block) -> Box<Backtrace> {
-        Box::new(Backtrace::force_capture())
-    }
-
-    fn ends(&self, live: Vec<(Block, Self::Note)>) {
-        if live.is_empty() {
-            return;
+fn tracked(
+    inner: Box<dyn DeviceAllocator>,
+    report: LeakReporter,
+) -> (Box<dyn DeviceAllocator>, Arc<History>) {
+    let own = inner.recording().map(|recording| Arc::clone(recording.history()));
+    let (inner, history) = match own {
+        Some(history) => (inner, history),
+        None => {
+            let history = Arc::new(History::default());
+            (Box::new(record(inner, Arc::clone(&history))) as Box<_>, history)
         }
-        let leaks = live.iter().map(|(block, trace)| leak(block, trace));
-        (self.report)(&sorted(leaks.collect()));
-    }
+    };
+    history.remember_live_blocks();
+    history.report_leaks(report);
+    (inner, history)
 }

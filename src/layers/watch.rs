@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -35,9 +34,6 @@ pub struct Block {
 
 /// What a layer that looks on does at each moment. Called with no lock held, by many threads at once.
 pub trait Watch: fmt::Debug + Send + Sync + Sized {
-    /// What it keeps with each live block.
-    type Note: fmt::Debug + Send;
-
     /// Whether live blocks are remembered. Without it [`freed`](Self::freed) is called for blocks that go
     /// back, instead of [`giving`](Self::giving), [`kept`](Self::kept) and [`gave`](Self::gave).
     const KEEPS_BOOK: bool = true;
@@ -80,7 +76,9 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     }
 
     /// A block is in the caller's hands.
-    fn took(&self, block: &Block) -> Self::Note;
+    fn took(&self, block: &Block) {
+        let _ = block;
+    }
 
     /// A block is about to be given back.
     fn giving(&self, block: &Block) {
@@ -93,8 +91,8 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     }
 
     /// A block was given back.
-    fn gave(&self, block: &Block, note: Self::Note) {
-        let _ = (block, note);
+    fn gave(&self, block: &Block) {
+        let _ = block;
     }
 
     /// So many bytes were given back, where no book is kept.
@@ -102,10 +100,8 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         let _ = size_bytes;
     }
 
-    /// The allocator goes; these blocks were never given back.
-    fn ends(&self, live: Vec<(Block, Self::Note)>) {
-        let _ = live;
-    }
+    /// The allocator goes.
+    fn ends(&self) {}
 
     /// Whether it counts by itself, although nobody below does.
     const COUNTS: bool = false;
@@ -124,61 +120,52 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
 
 /// What the book says of a live block.
 #[derive(Debug)]
-struct Record<N> {
+struct Record {
     block: Block,
     /// Its handle.
     handle: (OwnerId, Token),
     /// When it was entered.
     serial: u64,
-    note: N,
 }
 
 const SHARDS: usize = 16;
 
 /// Live blocks by address.
 #[derive(Debug)]
-pub(super) struct Book<N> {
-    shards: [Mutex<HashMap<u64, Record<N>>>; SHARDS],
+struct Book {
+    shards: [Mutex<HashMap<u64, Record>>; SHARDS],
     serial: AtomicU64,
 }
 
-impl<N> Default for Book<N> {
+impl Default for Book {
     fn default() -> Self {
         Self { shards: Default::default(), serial: AtomicU64::new(1) }
     }
 }
 
-impl<N> Book<N> {
-    fn shard(&self, address: u64) -> &Mutex<HashMap<u64, Record<N>>> {
+impl Book {
+    fn shard(&self, address: u64) -> &Mutex<HashMap<u64, Record>> {
         // Blocks are at least 512 bytes apart, in segments of 2 MiB: bits of both are mixed.
         let [low, ..] = ((address >> 9) ^ (address >> 21)).to_le_bytes();
         &self.shards[usize::from(low) % SHARDS]
     }
 
-    fn enter(&self, block: Block, handle: (OwnerId, Token), note: N) -> Option<Record<N>> {
+    fn enter(&self, block: Block, handle: (OwnerId, Token)) -> Option<Record> {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-        let record = Record { block, handle, serial, note };
+        let record = Record { block, handle, serial };
         self.shard(block.address).lock().insert(block.address, record)
     }
 
     /// Strikes the block at `address`, if `is_meant`.
-    fn strike(&self, address: u64, is_meant: impl FnOnce(&Record<N>) -> bool) -> Option<Record<N>> {
+    fn strike(&self, address: u64, is_meant: impl FnOnce(&Record) -> bool) -> Option<Record> {
         match self.shard(address).lock().entry(address) {
             Entry::Occupied(found) if is_meant(found.get()) => Some(found.remove()),
             _ => None,
         }
     }
 
-    fn enter_again(&self, record: Record<N>) {
+    fn enter_again(&self, record: Record) {
         self.shard(record.block.address).lock().insert(record.block.address, record);
-    }
-
-    pub(super) fn all<T>(&self, mut tell: impl FnMut(&Block, &N) -> T) -> Vec<T> {
-        let mut told = Vec::new();
-        for shard in &self.shards {
-            told.extend(shard.lock().values().map(|record| tell(&record.block, &record.note)));
-        }
-        told
     }
 }
 
@@ -200,27 +187,17 @@ impl<W: Watch> Drop for Asked<'_, W> {
 pub struct Watching<A: DeviceAllocator, W: Watch> {
     inner: A,
     watch: W,
-    book: Arc<Book<W::Note>>,
+    book: Book,
 }
 
 impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
     pub(super) fn new(inner: A, watch: W) -> Self {
-        Self { inner, watch, book: Arc::default() }
+        Self { inner, watch, book: Book::default() }
     }
 
     /// Who looks.
     pub(super) fn watch(&self) -> &W {
         &self.watch
-    }
-
-    /// The book, for those who look at it when the allocator cannot be asked.
-    pub(super) fn book(&self) -> &Arc<Book<W::Note>> {
-        &self.book
-    }
-
-    /// Something about each live block, in no order. Locks the book's shards one after the other.
-    pub(super) fn live<T>(&self, tell: impl FnMut(&Block, &W::Note) -> T) -> Vec<T> {
-        self.book.all(tell)
     }
 
     /// A request was refused: asks again as long as the watcher wants it.
@@ -241,13 +218,13 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
 
     #[inline]
     fn took(&self, block: Block, handle: (OwnerId, Token)) {
-        let note = self.watch.took(&block);
+        self.watch.took(&block);
         if !W::KEEPS_BOOK {
             return;
         }
         // An allocator that hands out a live address has taken the old block back by itself.
-        if let Some(lost) = self.book.enter(block, handle, note) {
-            self.watch.gave(&lost.block, lost.note);
+        if let Some(lost) = self.book.enter(block, handle) {
+            self.watch.gave(&lost.block);
         }
     }
 
@@ -256,7 +233,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
     fn gives<T, E>(
         &self,
         address: u64,
-        is_meant: impl FnOnce(&Record<W::Note>) -> bool,
+        is_meant: impl FnOnce(&Record) -> bool,
         give: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
         let Some(record) = self.book.strike(address, is_meant) else {
@@ -265,7 +242,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
         self.watch.giving(&record.block);
         match give() {
             Ok(given) => {
-                self.watch.gave(&record.block, record.note);
+                self.watch.gave(&record.block);
                 Ok(given)
             }
             Err(error) => {
@@ -319,7 +296,7 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
         }
         let handle = (allocation.owner(), allocation.token());
         // A handle of another allocator may name the same address; so may one that is stale.
-        let is_meant = |record: &Record<W::Note>| record.handle == handle;
+        let is_meant = |record: &Record| record.handle == handle;
         self.gives(allocation.address(), is_meant, || self.inner.free(allocation))
     }
 
@@ -343,7 +320,7 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
             // A block that was handed out since is another one.
             if let Some(gone) = self.book.strike(freed.address, |record| record.serial < before) {
                 self.watch.giving(&gone.block);
-                self.watch.gave(&gone.block, gone.note);
+                self.watch.gave(&gone.block);
             }
         }
         for allocation in &restored.live {
@@ -384,10 +361,6 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
 
 impl<A: DeviceAllocator, W: Watch> Drop for Watching<A, W> {
     fn drop(&mut self) {
-        let mut live = Vec::new();
-        for shard in &self.book.shards {
-            live.extend(shard.lock().drain().map(|(_, record)| (record.block, record.note)));
-        }
-        self.watch.ends(live);
+        self.watch.ends();
     }
 }

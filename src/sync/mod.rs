@@ -2,8 +2,8 @@
 //!
 //! [`Swap`] holds a value that is read at every call and replaced rarely. Readers announce themselves in
 //! a slot of their thread (`slots`) with plain stores; the writer pays for both sides (`barrier`). Nothing
-//! here knows what the value is. The only unsafe parts are one dereference and two
-//! calls of the system.
+//! here knows what the value is. The only unsafe parts are one dereference, two
+//! calls of the system, and the walk over a thread's own stack.
 //! [`Global`] is the lock of what the whole process shares.
 
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
@@ -13,9 +13,13 @@ mod exit;
 mod global;
 mod slots;
 mod swap;
+#[cfg(feature = "stacks")]
+mod walk;
 
 pub(crate) use exit::at_exit;
 pub(crate) use global::Global;
 #[cfg(feature = "ffi")]
 pub(crate) use slots::hold;
 pub(crate) use swap::{All, Read, Swap};
+#[cfg(feature = "stacks")]
+pub(crate) use walk::walk;

@@ -26,7 +26,12 @@ const LAYERS: [Layer; 24] = [
     Layer { never: &["config", "driver"], ..layer("sharing") },
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
     Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
-    Layer { never: &["driver", "sharing", "heap", "stats"], ..layer("history") },
+    // Walking a stack takes no lock that all threads share.
+    Layer {
+        never: &["driver", "sharing", "heap", "stats"],
+        also: &["sync"],
+        ..layer("history")
+    },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
     // Where requests go, and which streams are captured: one component for all strategies.

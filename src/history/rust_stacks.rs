@@ -1,0 +1,190 @@
+//! Stacks of the program itself: Rust's functions, and C's that called them.
+//!
+//! Gathering one keeps addresses and nothing else. Equal stacks are one, in a table of those that live, so that
+//! a million blocks of one place hold one stack. Names are looked up when somebody reads them.
+
+use std::hash::BuildHasher as _;
+use std::sync::{Arc, Weak};
+
+use hashbrown::{DefaultHashBuilder, HashMap};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::context::{Frame, Stack, StackProvider};
+use crate::sync::walk;
+
+/// Addresses of a stack that are kept, the innermost.
+const ADDRESSES_MAX: usize = 128;
+const SHARDS: usize = 16;
+
+/// Gathers the stack of the calling thread: the functions that were called, in Rust or in C, without those
+/// of this library at its inner end.
+///
+/// Names need symbols in the program, and lines need debug information (`debug = "line-tables-only"`). Where
+/// there are none a frame is its address. Names of a library that was unloaded meanwhile are not found.
+#[derive(Debug, Default)]
+pub struct RustStacks {
+    known: Arc<Known>,
+}
+
+/// Stacks that live.
+#[derive(Debug, Default)]
+struct Known {
+    hasher: DefaultHashBuilder,
+    shards: [Mutex<HashMap<Arc<[usize]>, Weak<Addresses>>>; SHARDS],
+}
+
+#[derive(Debug)]
+struct Addresses {
+    addresses: Arc<[usize]>,
+    known: Arc<Known>,
+}
+
+impl RustStacks {
+    /// With no stacks yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many different stacks somebody holds now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.known.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+}
+
+impl StackProvider for RustStacks {
+    fn gather(&self) -> Option<Arc<dyn Stack>> {
+        let mut addresses = SmallVec::<[usize; ADDRESSES_MAX]>::new();
+        walk(|address| {
+            addresses.push(address);
+            addresses.len() < ADDRESSES_MAX
+        });
+        (!addresses.is_empty()).then(|| self.known.stack(&addresses) as Arc<dyn Stack>)
+    }
+}
+
+impl Known {
+    fn shard(&self, addresses: &[usize]) -> &Mutex<HashMap<Arc<[usize]>, Weak<Addresses>>> {
+        let [low, ..] = self.hasher.hash_one(addresses).to_le_bytes();
+        &self.shards[usize::from(low) % SHARDS]
+    }
+
+    /// The one stack with these addresses.
+    fn stack(self: &Arc<Self>, addresses: &[usize]) -> Arc<Addresses> {
+        let mut shard = self.shard(addresses).lock();
+        let known = shard.get_key_value(addresses);
+        if let Some(held) = known.and_then(|(_, held)| held.upgrade()) {
+            return held;
+        }
+        // One that is on its way out may still be there: this one takes its place.
+        let key = known.map_or_else(|| addresses.into(), |(key, _)| Arc::clone(key));
+        let new = Arc::new(Addresses { addresses: Arc::clone(&key), known: Arc::clone(self) });
+        shard.insert(key, Arc::downgrade(&new));
+        new
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        let mut shard = self.known.shard(&self.addresses).lock();
+        // An equal one may have taken the place.
+        if shard.get(&self.addresses).is_some_and(|held| held.strong_count() == 0) {
+            shard.remove(&self.addresses);
+        }
+    }
+}
+
+impl Stack for Addresses {
+    fn frames(&self) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        for address in &*self.addresses {
+            let before = frames.len();
+            backtrace::resolve(std::ptr::without_provenance_mut(*address), |symbol| {
+                let path = symbol.filename().map(|path| path.to_string_lossy().into_owned());
+                frames.push(Frame {
+                    // Without the compiler's number.
+                    function: symbol.name().map(|name| format!("{name:#}")).unwrap_or_default(),
+                    file: path.unwrap_or_default(),
+                    line: symbol.lineno().unwrap_or(0),
+                });
+            });
+            if frames.len() == before {
+                frames.push(Frame::default());
+            }
+            for frame in frames[before..].iter_mut().filter(|frame| frame.function.is_empty()) {
+                frame.function = format!("{address:#x}");
+            }
+        }
+        without_ends(frames)
+    }
+}
+
+/// The frames of the program, between ours and those of the runtime that called it.
+fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
+    let runtime = |frame: &Frame| frame.function.contains("__rust_begin_short_backtrace");
+    if let Some(at) = frames.iter().position(runtime) {
+        frames.truncate(at);
+    }
+    let ours_or_glue = frames.iter().take_while(|frame| {
+        is_ours(&frame.function) || is_glue(&frame.function)
+    });
+    let ours = ours_or_glue.enumerate().filter(|(_, frame)| is_ours(&frame.function)).last();
+    match ours.map_or(0, |(at, _)| at + 1) {
+        // A program that is nothing but this library, as its command line is.
+        all if all == frames.len() => frames,
+        ours => frames.split_off(ours),
+    }
+}
+
+/// Whether a function is this library's, or the walk's.
+fn is_ours(function: &str) -> bool {
+    let path = function.trim_start_matches(['<', '&']);
+    let of_c = |name: &str| name.starts_with("stratalloc_") && !name.contains("::");
+    // A trait of ours for a type of the standard library, or one without a name.
+    let (of, named) = path.split_once(" as ").unwrap_or((path, ""));
+    let nobodys = is_glue(of) || !of.contains("::");
+    path.starts_with("stratalloc::")
+        || path.starts_with("backtrace::")
+        || of_c(path)
+        || nobodys && named.starts_with("stratalloc::")
+}
+
+/// Whether a function is the standard library's, which calls closures of ours.
+fn is_glue(function: &str) -> bool {
+    let path = function.trim_start_matches(['<', '&']);
+    ["core::", "alloc::", "std::", "__rust_try"].iter().any(|own| path.starts_with(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(functions: &[&str]) -> Vec<String> {
+        let frame = |name: &&str| Frame { function: (*name).to_owned(), ..Frame::default() };
+        let left = without_ends(functions.iter().map(frame).collect());
+        left.into_iter().map(|frame| frame.function).collect()
+    }
+
+    #[test]
+    fn what_is_left_is_between_this_library_and_the_runtime() {
+        let functions = [
+            "backtrace::backtrace::trace_unsynchronized",
+            "<stratalloc::history::rust_stacks::RustStacks as stratalloc::history::StackProvider>::gather",
+            "std::panicking::catch_unwind",
+            "<alloc::boxed::Box<T> as stratalloc::allocator::DeviceAllocator>::allocate",
+            "stratalloc_allocate",
+            "core::ops::function::FnOnce::call_once",
+            "<model::Weights as stratalloc::handle::Load>::load",
+            "stratalloc::handle::Handle::zeroed",
+            "model::main",
+            "std::sys::backtrace::__rust_begin_short_backtrace",
+            "std::rt::lang_start",
+        ];
+        assert_eq!(names(&functions), functions[5..9]);
+        assert_eq!(names(&functions[..5]), functions[..5], "it is all there is");
+        assert_eq!(names(&["main"]), ["main"]);
+        assert!(names(&[]).is_empty());
+    }
+}
