@@ -11,7 +11,7 @@ use stratalloc::allocator::DeviceAllocator;
 use stratalloc::cli::cases::{Client, Raw, Typed};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::Sim;
-use stratalloc::history::RecordOptions;
+use stratalloc::history::{RecordOptions, RustStacks, StackLevel};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
@@ -80,6 +80,43 @@ fn recording(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// Calls `what` below so many functions.
+#[inline(never)]
+fn below(functions: u32, what: &mut dyn FnMut()) {
+    match functions {
+        0 => what(),
+        _ => below(functions - 1, what),
+    }
+    // Not the last thing that it does: a call in tail position would leave no frame.
+    black_box(functions);
+}
+
+/// What the stack of a request costs, and a walk over the stack alone, both below 30 functions.
+fn stacks(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("stacks/sim/backend:native");
+    let strategy = build("backend:native", false);
+    let history = strategy.recording().expect("it records").history();
+    history.set_stack_provider(Some(Arc::new(RustStacks::new())));
+    group.bench_function("walk", |bencher| {
+        bencher.iter(|| {
+            below(30, &mut || {
+                backtrace::trace(|frame| {
+                    black_box(frame.ip());
+                    true
+                });
+            });
+        });
+    });
+    let levels = [("never", StackLevel::Never), ("of_live_blocks", StackLevel::OfLiveBlocks)];
+    for (name, level) in levels {
+        history.start(&RecordOptions::at_most(1_000_000).with_stacks(level));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| below(30, &mut || pair(&Typed(&strategy), 512)));
+        });
+    }
+    group.finish();
+}
+
 fn holes(criterion: &mut Criterion) {
     for conf in confs() {
         let mut group = criterion.benchmark_group(format!("holes/sim/{conf}"));
@@ -100,5 +137,5 @@ fn holes(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, cache_hit, recording, holes);
+criterion_group!(benches, cache_hit, recording, stacks, holes);
 criterion_main!(benches);

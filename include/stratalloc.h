@@ -650,6 +650,11 @@ stratalloc_status stratalloc_history_clear(uint64_t handle);
 stratalloc_status stratalloc_history_set_stack_source(uint64_t handle,
                                                       const stratalloc_stack_source *source);
 
+// Asks the source of stacks no more, because it is about to go, as an interpreter does at its end. Under
+// `layers:[track]` live blocks keep the names of their stacks for what is told at the end of the process;
+// all that was recorded is forgotten.
+stratalloc_status stratalloc_history_drop_stack_source(uint64_t handle);
+
 // Gives entries from now on these words of the program's, or none.
 //
 // # Safety
@@ -805,6 +810,9 @@ void stratalloc_torch_init(int device_count);
 
 // `set_reset_fn`: empties the caches of all devices. Waits for them.
 void stratalloc_torch_reset(void);
+
+// Does what `stratalloc_history_drop_stack_source` does for the allocators of all devices.
+stratalloc_status stratalloc_torch_drop_stack_sources(void);
 
 // `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
 void stratalloc_torch_memory_fraction(double fraction, int device);

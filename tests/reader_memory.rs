@@ -1,18 +1,31 @@
-//! The readers' promise on memory, measured: at most six times the decoded bytes, and a fixed part.
+//! Promises on memory, measured. Readers of recordings: at most six times the decoded bytes, and a fixed
+//! part. The writer of snapshots: a fixed part, however long the history is.
 
 #![cfg(feature = "replay")]
 
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::config::Config;
+use stratalloc::driver::Sim;
+use stratalloc::driver::sim::SimOptions;
+use stratalloc::history::{Format, RecordOptions};
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
 use stratalloc::replay::reader::{Limits, MEMORY_FACTOR, read, read_bytes};
 use stratalloc::replay::{Trace, TraceError};
 
 /// The global allocator of this test, which counts.
 #[path = "fuzz_checks/memory.rs"]
 mod memory;
+
+/// How long histories are: a tenth in the quick size.
+#[path = "common/runs.rs"]
+mod runs;
 
 use memory::peak_of;
 
@@ -315,4 +328,26 @@ fn the_smallest_rows_of_a_log_stay_within_six_times() {
     let (result, peak) = peak_of(|| read_bytes("log", packed.as_slice(), &Limits::default(), None));
     assert!(result.is_ok());
     assert_within("the same, compressed", peak, bytes.len() as u64);
+}
+
+#[test]
+fn a_history_of_millions_is_written_in_little_memory() {
+    let config = Config::parse("backend:native", &registry::key_table()).unwrap();
+    let device = Arc::new(Sim::new(SimOptions::default()));
+    let allocator = registry::build(&config, device, BuildOptions::default()).unwrap();
+    let recording = allocator.recording().expect("every strategy that is built here records");
+    recording.history().start(&RecordOptions::default());
+    let pairs = runs::runs(350_000);
+    for stream in 0..pairs {
+        let block = allocator.allocate(Request::new(512, StreamId(stream % 100))).unwrap();
+        allocator.free(block).unwrap();
+    }
+    let (entries, peak) = peak_of(|| {
+        let snapshot = recording.snapshot();
+        snapshot.write(Format::Pickle, &mut std::io::sink()).unwrap();
+        snapshot.entries.len() as u64
+    });
+    assert_eq!(entries, pairs * 3 + 100, "requests, frees, and a segment for each stream");
+    println!("{entries} entries: {peak} bytes beside them");
+    assert!(peak < 100 << 20, "{entries} entries: {peak} bytes");
 }

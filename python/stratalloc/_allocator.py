@@ -29,6 +29,7 @@ class Allocator:
         text = None if conf is None else encoded(conf, "conf")
         self._library.call("create", text, encoded(device, "device"), ctypes.byref(handle))
         self._handle = handle.value
+        _history.provide(self._library, self._handle)
 
     def allocate(self, size_bytes, stream=0):
         """The address of a block; 0 for zero bytes."""
@@ -339,7 +340,7 @@ class Allocator:
 
     def dump_snapshot(self, filename="dump_snapshot.pickle"):
         """Writes the same to a file for PyTorch's viewers and ``stratalloc report``; JSON if its name
-        ends in ``.json``."""
+        ends in ``.json``, compressed if it ends in ``.gz``."""
         _history.dump(self._library, self._handle, filename)
 
     def close(self):

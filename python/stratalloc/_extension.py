@@ -96,7 +96,7 @@ def _build(path, home, abi):
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             objects = list(pool.map(compiled, sorted(_SOURCES.glob("*.cpp"))))
         made = work / "made.so"
-        libraries = [f"-L{home / 'lib'}", "-lc10", "-lc10_cuda", "-ldl"]
+        libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-lc10_cuda", "-ldl"]
         _run([*compiler, "-shared", "-o", str(made), *objects, *libraries])
         os.replace(made, path)
 

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import gzip
 import json
 import os
 import pickle
@@ -91,12 +92,21 @@ class _Stacks:
 
 
 _stacks = None
-_recording = {}
+_provided = {}
+
+
+def provide(library, handle):
+    """Lets the stacks of one allocator be Python's, whenever any are gathered."""
+    global _stacks
+    if _stacks is None:
+        _stacks = _Stacks()
+        atexit.register(_drop_all)
+    library.call("history_set_stack_source", handle, ctypes.byref(_stacks.source))
+    _provided[handle] = library
 
 
 def record(library, handle, enabled, context, stacks, max_entries, clear_history, skip_actions):
     """Starts, changes or ends the recording of one allocator."""
-    global _stacks
     if enabled not in (None, "state", "all"):
         raise ValueError(f"expected state to be 'state', 'all', or None, got {enabled!r}")
     if context not in _LEVELS:
@@ -105,34 +115,27 @@ def record(library, handle, enabled, context, stacks, max_entries, clear_history
         raise ValueError(f"expected stacks to be 'python', or 'all', got {stacks!r}")
     if enabled is None:
         library.call("history_stop", handle)
-        _recording.pop(handle, None)
         return
-    if _stacks is None:
-        _stacks = _Stacks()
-        atexit.register(_stop_all)
-    library.call("history_set_stack_source", handle, ctypes.byref(_stacks.source))
+    provide(library, handle)
     most = 1 if enabled == "state" else min(max(int(max_entries), 1), _MOST)
     skip = encoded(",".join(skip_actions or ()), "skip_actions")
     library.call(
         "history_start", handle, _LEVELS[context], most, skip, 1 if clear_history else 0
     )
-    _recording[handle] = library
 
 
 def forget(handle):
     """The allocator goes."""
-    _recording.pop(handle, None)
+    _provided.pop(handle, None)
 
 
-def _stop_all():
+def _drop_all():
     """Nothing of Python can be called when the interpreter has gone."""
-    for handle, library in list(_recording.items()):
-        try:
-            library.call("history_stop", handle)
-            library.call("history_set_stack_source", handle, None)
-        except Exception:  # noqa: BLE001 - nobody is left who could be told
-            pass
-    _recording.clear()
+    for handle, library in list(_provided.items()):
+        # Nobody is left who could be told.
+        with contextlib.suppress(Exception):
+            library.call("history_drop_stack_source", handle)
+    _provided.clear()
 
 
 def annotate(library, handle, name, stage):
@@ -161,12 +164,13 @@ def write(snapshot, filename):
     """Writes a snapshot that PyTorch took, so that the file has its old content or all of the new one."""
     filename = os.fspath(filename)
     beside = f"{filename}.{os.getpid()}.part"
+    opener = gzip.open if filename.endswith(".gz") else open
     try:
-        if filename.endswith(".json"):
-            with open(beside, "w") as file:
+        if filename.removesuffix(".gz").endswith(".json"):
+            with opener(beside, "wt") as file:
                 json.dump(snapshot, file)
         else:
-            with open(beside, "wb") as file:
+            with opener(beside, "wb") as file:
                 pickle.dump(snapshot, file)
         os.replace(beside, filename)
     except BaseException:

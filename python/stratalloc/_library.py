@@ -61,6 +61,8 @@ _CALLS = {
     "stratalloc_history_stop": [c_uint64],
     "stratalloc_history_clear": [c_uint64],
     "stratalloc_history_set_stack_source": [c_uint64, c_void_p],
+    "stratalloc_history_drop_stack_source": [c_uint64],
+    "stratalloc_torch_drop_stack_sources": [],
     "stratalloc_history_set_metadata": [c_uint64, c_char_p],
     "stratalloc_context_push": [c_char_p],
     "stratalloc_context_pop": [],

@@ -1,5 +1,7 @@
 """The library under PyTorch."""
 
+import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -90,7 +92,14 @@ def install(library=None, conf=None):
         if text is not None:
             _put_back(before)
         raise
+    atexit.register(_drop_stacks, loaded)
     return _installed
+
+
+def _drop_stacks(library):
+    """Nothing of Python can be called when the interpreter has gone."""
+    with contextlib.suppress(Exception):
+        library.call("torch_drop_stack_sources")
 
 
 def _extension_for(torch):
@@ -228,7 +237,7 @@ def snapshot(device=None):
 
 def dump_snapshot(filename="dump_snapshot.pickle", device=None):
     """Writes the same to a file for PyTorch's viewers and ``stratalloc report``; JSON if its name ends
-    in ``.json``."""
+    in ``.json``, compressed if it ends in ``.gz``."""
     if isinstance(_installed, CUDAAllocator):
         _history.write(_memory()._snapshot(device), filename)
         return

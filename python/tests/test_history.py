@@ -128,6 +128,22 @@ class History(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
 
+    def test_what_is_never_given_back_is_told_with_the_python_code_that_asked(self):
+        program = (
+            "import stratalloc\n"
+            "own = stratalloc.Allocator('layers:[track]', 'sim')\n"
+            "def session(): own.allocate(2 << 20)\n"
+            "for _ in range(3): session()\n"
+            "own.free(own.allocate(512))\n"
+        )
+        for ending in ("", "own.close()\n"):
+            done = subprocess.run(
+                [sys.executable, "-c", program + ending], capture_output=True, text=True
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count("never given back: 6.00 MiB in 3 blocks\n"), 1)
+            self.assertIn("s old: session (<string>:3) < <module> (<string>:4)", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

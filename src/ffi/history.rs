@@ -244,6 +244,17 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
     })
 }
 
+/// Asks the source of stacks no more, because it is about to go, as an interpreter does at its end. Under
+/// `layers:[track]` live blocks keep the names of their stacks for what is told at the end of the process;
+/// all that was recorded is forgotten.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_history_drop_stack_source(handle: u64) -> Status {
+    status(|| {
+        table::find(handle)?.recording().history().drop_stack_provider();
+        Ok(())
+    })
+}
+
 /// Gives entries from now on these words of the program's, or none.
 ///
 /// # Safety

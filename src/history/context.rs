@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hashbrown::HashMap;
 use parking_lot::RwLock;
 
 use super::StackLevel;
@@ -61,6 +62,16 @@ pub trait StackProvider: Send + Sync {
 impl<F: Fn() -> Option<Arc<dyn Stack>> + Send + Sync> StackProvider for F {
     fn gather(&self) -> Option<Arc<dyn Stack>> {
         self()
+    }
+}
+
+/// A stack whose names were looked up.
+#[derive(Debug)]
+pub(super) struct Names(Vec<Frame>);
+
+impl Stack for Names {
+    fn frames(&self) -> Vec<Frame> {
+        self.0.clone()
     }
 }
 
@@ -162,9 +173,26 @@ impl Context {
         (stack, self.0.said.scopes.clone())
     }
 
+    /// The same with the names of its stack looked up. `known` has those that were looked up before.
+    pub(super) fn with_names(&self, known: &mut HashMap<usize, Arc<Names>>) -> Self {
+        let look_up = |stack: &Arc<dyn Stack>| -> Arc<dyn Stack> {
+            let number = Arc::as_ptr(stack).cast::<()>() as usize;
+            let frames = || catch_unwind(AssertUnwindSafe(|| stack.frames())).unwrap_or_default();
+            Arc::clone(known.entry(number).or_insert_with(|| Arc::new(Names(frames())))) as _
+        };
+        let stack = self.0.stack.as_ref().map(look_up);
+        Self(Arc::new(Parts { stack, said: self.0.said.clone() }))
+    }
+
     /// What entries of this thread get now.
     pub(super) fn current() -> Option<Self> {
-        CURRENT.with_borrow(Clone::clone)
+        CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+    }
+
+    /// Gives entries of this thread another one, and answers what they got before. A thread that is ending
+    /// has none any more: what a layer gives back then is recorded without.
+    fn replace(next: Option<Self>) -> Option<Self> {
+        CURRENT.try_with(|current| current.replace(next)).ok().flatten()
     }
 }
 
@@ -255,8 +283,10 @@ impl Sources {
         let metadata = self.metadata.read().clone();
         let mut said = Said { metadata, ..Said::default() };
         if SAYS.get() > 0 {
-            said.scopes = SCOPES.with_borrow(Clone::clone);
-            said.compile_context = COMPILE_CONTEXT.with_borrow(|names| names.last().cloned());
+            let scopes = SCOPES.try_with(|scopes| scopes.borrow().clone());
+            said.scopes = scopes.unwrap_or_default();
+            let compiled = COMPILE_CONTEXT.try_with(|names| names.borrow().last().cloned());
+            said.compile_context = compiled.ok().flatten();
         }
         let says =
             said.metadata.is_some() || said.compile_context.is_some() || !said.scopes.is_empty();
@@ -283,7 +313,7 @@ impl<'a> Gathered<'a> {
     #[cold]
     fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
         if !with_stack && history.sources.is_silent() {
-            let (before, operation) = (CURRENT.take(), Some(Operation::begin()));
+            let (before, operation) = (Context::replace(None), Some(Operation::begin()));
             return Some(Self { history, before, operation });
         }
         // What a provider asks for has no context, and neither has what frees do inside a request.
@@ -292,7 +322,7 @@ impl<'a> Gathered<'a> {
         }
         let context = history.sources.gather(with_stack);
         GATHERS.set(false);
-        let (before, operation) = (CURRENT.replace(context), Some(Operation::begin()));
+        let (before, operation) = (Context::replace(context), Some(Operation::begin()));
         Some(Self { history, before, operation })
     }
 }
@@ -302,7 +332,7 @@ impl Drop for Gathered<'_> {
     #[inline(never)]
     fn drop(&mut self) {
         self.operation = None;
-        drop(CURRENT.replace(self.before.take()));
+        drop(Context::replace(self.before.take()));
         // Inside of another operation a lock may be held.
         if !Operation::is_open() {
             self.history.trackers.tell();

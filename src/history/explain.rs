@@ -13,7 +13,7 @@ impl History {
     pub(crate) fn explain(&self, report: &mut OutOfMemory) {
         let text = self.about().config.to_text();
         report.configuration = Some(text).filter(|text| !text.is_empty());
-        report.live = self.holders(FRAMES_MAX, |holder| holder.context.is_some());
+        (report.live, _) = self.holders(FRAMES_MAX, |holder| holder.context.is_some());
         report.live.truncate(OutOfMemory::LIVE_MAX);
     }
 }

@@ -17,6 +17,10 @@ use super::record::{History, Holder};
 use crate::error::LiveBytes;
 use crate::size::human_bytes;
 
+/// Stacks whose names are looked up for one report, those with the most bytes. Names are foreign code's, and
+/// may take microseconds a stack.
+const STACKS_MAX: usize = 2000;
+
 /// Live blocks as of one moment, by who asked for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -80,19 +84,21 @@ impl History {
     /// each stack, which may take milliseconds the first time. Holds no lock meanwhile.
     #[must_use]
     pub fn live(&self) -> LiveReport {
-        let mut holders = self.holders(LiveReport::FRAMES_MAX, |_| true);
-        let blocks = |of: &[LiveBytes]| of.iter().map(|live| live.blocks).sum();
-        let bytes = |of: &[LiveBytes]| of.iter().map(|live| live.bytes).sum();
-        let mut report = LiveReport {
-            bytes: bytes(&holders),
-            blocks: blocks(&holders),
-            ..LiveReport::default()
+        let (mut holders, mut others) = self.holders(LiveReport::FRAMES_MAX, |_| true);
+        others.extend(holders.split_off(holders.len().min(LiveReport::HOLDERS_MAX)));
+        let sum = |of: &[LiveBytes]| {
+            of.iter()
+                .fold((0, 0), |(bytes, blocks), live| (bytes + live.bytes, blocks + live.blocks))
         };
-        let others = holders.split_off(holders.len().min(LiveReport::HOLDERS_MAX));
-        report.others = others.len() as u64;
-        (report.others_bytes, report.others_blocks) = (bytes(&others), blocks(&others));
-        report.holders = holders;
-        report
+        let ((bytes, blocks), (others_bytes, others_blocks)) = (sum(&holders), sum(&others));
+        LiveReport {
+            bytes: bytes + others_bytes,
+            blocks: blocks + others_blocks,
+            holders,
+            others: others.len() as u64,
+            others_bytes,
+            others_blocks,
+        }
     }
 
     /// Gathers stacks of live blocks from now on, those of the program itself unless somebody chose where
@@ -115,6 +121,20 @@ impl History {
         drop(before);
     }
 
+    /// Asks the stack provider no more, because it is about to go, as an interpreter does at its end. If
+    /// [leaks](Self::report_leaks) are to be told, live blocks keep the names of their stacks; all that was
+    /// recorded is forgotten. Looks names up, and holds no lock meanwhile.
+    pub fn drop_stack_provider(&self) {
+        self.set_stack_provider(None);
+        if self.leaks.0.lock().is_none() {
+            self.stop();
+            return;
+        }
+        let mut known = HashMap::new();
+        self.rename_holders(|context| context.with_names(&mut known));
+        self.clear();
+    }
+
     /// Tells the [reporter](Self::report_leaks) what lives now, if anything does.
     pub(crate) fn tell_leaks(&self) {
         // Nobody runs foreign code under the lock.
@@ -125,19 +145,17 @@ impl History {
         }
     }
 
-    /// Holders of live blocks that are `wanted`, the largest first, each with so many frames. Holds no lock
-    /// while frames are looked up.
+    /// Holders of live blocks that are `wanted`, the largest first, each with so many frames; and those whose
+    /// stacks are not looked up, because there are more than [`STACKS_MAX`]. Holds no lock while frames are
+    /// looked up.
     pub(super) fn holders(
         &self,
         frames_max: usize,
         wanted: impl Fn(&Holder) -> bool,
-    ) -> Vec<LiveBytes> {
+    ) -> (Vec<LiveBytes>, Vec<LiveBytes>) {
         let now = Moment::now();
         let mut by_context: HashMap<_, (LiveBytes, _)> = HashMap::new();
-        for holder in self.live_blocks() {
-            if !wanted(&holder) {
-                continue;
-            }
+        for holder in self.live_blocks().into_iter().filter(wanted) {
             let live = LiveBytes {
                 bytes: holder.size_bytes,
                 blocks: 1,
@@ -149,9 +167,12 @@ impl History {
             let (all, _) = known.or_insert_with(|| (LiveBytes::default(), holder.context));
             add(all, &live);
         }
+        let mut by_context: Vec<_> = by_context.into_values().collect();
+        by_context.sort_by_key(|(live, _)| Reverse(live.bytes));
+        let small = by_context.split_off(by_context.len().min(STACKS_MAX));
         // Stacks that were gathered twice may be equal: they are told as one.
         let mut by_frames: HashMap<Vec<Frame>, LiveBytes> = HashMap::new();
-        for (live, context) in by_context.into_values() {
+        for (live, context) in by_context {
             let frames = context.as_ref().map(Context::frames).unwrap_or_default();
             add(by_frames.entry(frames).or_default(), &live);
         }
@@ -161,8 +182,9 @@ impl History {
         });
         let mut told: Vec<_> = told.collect();
         told.sort_by(|a, b| (Reverse(a.bytes), &a.frames).cmp(&(Reverse(b.bytes), &b.frames)));
+        let others = small.into_iter().map(|(live, _)| live).collect();
         self.release();
-        told
+        (told, others)
     }
 }
 

@@ -10,8 +10,8 @@ mod context;
 mod entries;
 mod event;
 mod explain;
-mod options;
 mod live;
+mod options;
 mod record;
 #[cfg(feature = "stacks")]
 mod rust_stacks;

@@ -513,6 +513,27 @@ impl History {
         self.shards.iter().flat_map(of).collect()
     }
 
+    /// Gives those who hold blocks the contexts that `named` makes of theirs, and forgets who holds segments.
+    /// Holds no lock while it makes them.
+    pub(super) fn rename_holders(&self, mut named: impl FnMut(&Context) -> Context) {
+        for shard in &self.shards {
+            let held =
+                |(at, holder): (&u64, &Holder)| Some((*at, holder.moment, holder.context.clone()?));
+            let held: Vec<_> = shard.0.lock().blocks.iter().filter_map(held).collect();
+            let renamed: Vec<_> =
+                held.iter().map(|(at, moment, context)| (*at, *moment, named(context))).collect();
+            let Shard { blocks, segments, .. } = &mut *shard.0.lock();
+            for (at, moment, context) in renamed {
+                if let Some(holder) = blocks.get_mut(&at).filter(|now| now.moment == moment) {
+                    self.bury(None, holder.context.replace(context));
+                }
+            }
+            let segments = mem::take(segments).into_values();
+            self.bury(None, segments.filter_map(|holder| holder.context));
+        }
+        self.release();
+    }
+
     pub(super) fn about(&self) -> About {
         self.about.lock().clone()
     }

@@ -1,7 +1,7 @@
 //! Stacks of the program itself: Rust's functions, and C's that called them.
 //!
-//! Gathering one keeps addresses and nothing else. Equal stacks are one, in a table of those that live, so that
-//! a million blocks of one place hold one stack. Names are looked up when somebody reads them.
+//! Gathering one keeps addresses and nothing else. Equal stacks are one, in a table of those that live, so
+//! that a million blocks of one place hold one stack. Names are looked up when somebody reads them.
 
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Weak};
@@ -127,9 +127,8 @@ fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     if let Some(at) = frames.iter().position(runtime) {
         frames.truncate(at);
     }
-    let ours_or_glue = frames.iter().take_while(|frame| {
-        is_ours(&frame.function) || is_glue(&frame.function)
-    });
+    let ours_or_glue =
+        frames.iter().take_while(|frame| is_ours(&frame.function) || is_glue(&frame.function));
     let ours = ours_or_glue.enumerate().filter(|(_, frame)| is_ours(&frame.function)).last();
     match ours.map_or(0, |(at, _)| at + 1) {
         // A program that is nothing but this library, as its command line is.

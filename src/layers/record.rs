@@ -30,7 +30,7 @@ pub fn record<A: DeviceAllocator>(inner: A, history: Arc<History>) -> Layered<Re
 
 impl<A: DeviceAllocator> Record<A> {
     #[cold]
-    fn handed_out(&self, request: Request, answer: &Result<Allocation, AllocError>) {
+    fn handed_out(&self, request: Request, answer: &mut Result<Allocation, AllocError>) {
         let pool = match request.place {
             Place::Pool(pool) => pool,
             Place::Anywhere | Place::Address(_) => PoolId::DEFAULT,
@@ -46,6 +46,7 @@ impl<A: DeviceAllocator> Record<A> {
             Err(AllocError::OutOfMemory(report)) => {
                 let free_bytes = report.device_free_bytes.unwrap_or(0);
                 self.history.record(0, || event(Action::OutOfMemory, free_bytes));
+                self.history.explain(report);
             }
             Err(_) => {}
         }
@@ -85,9 +86,9 @@ impl<A: DeviceAllocator> Layer for Record<A> {
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let _asks = self.history.of_request();
-        let answer = self.inner.allocate(request);
+        let mut answer = self.inner.allocate(request);
         if self.history.is_on() {
-            self.handed_out(request, &answer);
+            self.handed_out(request, &mut answer);
         }
         answer
     }

@@ -200,6 +200,17 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
         &self.watch
     }
 
+    /// The allocator below is not asked, so it is said here who holds the memory.
+    #[cold]
+    #[inline(never)]
+    fn forbidden(&self, request: Request, mut error: AllocError) -> AllocError {
+        if let (AllocError::OutOfMemory(report), Some(own)) = (&mut error, self.inner.recording()) {
+            own.history().explain(report);
+        }
+        self.watch.failed(request, &error, false);
+        error
+    }
+
     /// A request was refused: asks again as long as the watcher wants it.
     #[cold]
     #[inline(never)]
@@ -265,8 +276,7 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         if let Err(error) = self.watch.ask(request) {
-            self.watch.failed(request, &error, false);
-            return Err(error);
+            return Err(self.forbidden(request, error));
         }
         let asked = Asked { watch: &self.watch, request };
         let taken = match self.inner.allocate(request) {

@@ -87,8 +87,8 @@ pub fn verify(
     verify_recording(trace, config, total_bytes, memory_fraction, &started)
 }
 
-/// The same, while the history records as `start` has it start: with stacks, for example. What it records must
-/// be all entries of all actions.
+/// The same, while the history records as `start` has it start: with stacks, for example. What it records
+/// must be all entries of all actions.
 ///
 /// # Errors
 ///

@@ -5,8 +5,8 @@
 //! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
 //! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts),
 //! `racing` (one on which others act between two calls), `threaded` (one with a stream of each thread),
-//! `crowded` (one with other processes on it), `stacks` (who asked, counted), `runs` (how many random histories), `gpu` (a real one, and
-//! what is said where there is none).
+//! `crowded` (one with other processes on it), `stacks` (who asked, counted), `runs` (how many random
+//! histories), `gpu` (a real one, and what is said where there is none).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 

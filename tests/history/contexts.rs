@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+#[cfg(feature = "stacks")]
+use stratalloc::history::RustStacks;
 use stratalloc::history::{Action, Context, Frame, RecordOptions, Stack, StackLevel};
 use stratalloc::ids::StreamId;
 use stratalloc::switch::Switchable;
@@ -199,4 +201,30 @@ fn annotations_say_where_something_begins_and_ends() {
         history.annotate([("name", "again")]);
     }
     assert_eq!(recording(&allocator).snapshot().annotations.len(), 65_536);
+}
+
+#[cfg(feature = "stacks")]
+#[test]
+fn stacks_of_the_program_are_held_once_and_begin_where_it_asked() {
+    for conf in ["backend:native", "backend:cudaMallocAsync", "layers:[statistics,limit:1GiB]"] {
+        let allocator = build(conf);
+        let history = history(&allocator);
+        let provider = Arc::new(RustStacks::new());
+        history.set_stack_provider(Some(Arc::clone(&provider) as _));
+        history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
+        let blocks: Vec<_> = (0..1000).map(|_| take(&allocator, 512, 0)).collect();
+        assert_eq!(provider.held(), 1, "{conf}");
+        let entries = history.entries();
+        let asked = entries.iter().find(|entry| entry.event.action == Action::Alloc).unwrap();
+        let frames = asked.context.as_ref().unwrap().frames();
+        assert!(frames[0].function.ends_with("history::take"), "{conf}: {frames:?}");
+        let test = "stacks_of_the_program_are_held_once_and_begin_where_it_asked";
+        let is_test = |frame: &Frame| frame.function.ends_with(test);
+        assert!(frames.iter().any(is_test), "{conf}: {frames:?}");
+        drop(entries);
+        blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
+        assert_eq!(provider.held(), 2, "{conf}: the frees are another place");
+        history.stop();
+        assert_eq!(provider.held(), 0, "{conf}");
+    }
 }

@@ -1,11 +1,11 @@
 //! Eight threads that record at once: nothing is lost that was not told, and each heap's order is exact.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::history::{Action, RecordOptions, StackLevel};
+use stratalloc::history::{Action, Entry, RecordOptions, StackLevel};
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
@@ -75,9 +75,33 @@ fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
     }
 }
 
+/// A ring that is much too small: what is kept and what is told as dropped is all there was.
+#[test]
+fn what_is_dropped_is_told() {
+    let allocator = build("backend:native");
+    let history = history(&allocator);
+    let heard = Arc::new(AtomicUsize::new(0));
+    let sink = Arc::clone(&heard);
+    history.add_tracker(Arc::new(move |_: &Entry| {
+        sink.fetch_add(1, Ordering::Relaxed);
+    }));
+    history.start(&RecordOptions::at_most(1000));
+    thread::scope(|scope| {
+        for stream in 0..THREADS {
+            let allocator = &allocator;
+            scope.spawn(move || work(allocator, stream, runs(20_000)));
+        }
+    });
+    let entries = history.entries();
+    assert_eq!(entries.len(), 1000);
+    assert_eq!(entries.len() as u64 + entries.dropped(), heard.load(Ordering::Relaxed) as u64);
+}
+
 #[test]
 fn starting_clearing_reading_switching_and_failing_at_once() {
-    let allocator = build_over("backend:native", sim(64 * MIB));
+    // Some requests fail, of one strategy on purpose and of all because the device is small.
+    let fails = "backend:native,layers:[fault:[probability:0.05]]";
+    let allocator = build_over(fails, sim(40 * MIB));
     let history = history(&allocator);
     let (provider, alive) = Counted::provider("step");
     history.set_stack_provider(Some(provider));
@@ -92,11 +116,8 @@ fn starting_clearing_reading_switching_and_failing_at_once() {
             })
             .collect();
         scope.spawn(|| {
-            let backends = [
-                "backend:cudaMallocAsync",
-                "backend:native,expandable_segments:True",
-                "backend:native",
-            ];
+            let backends =
+                ["backend:cudaMallocAsync", "backend:native,expandable_segments:True", fails];
             for conf in backends.iter().cycle().take_while(|_| !ended.load(Ordering::Relaxed)) {
                 allocator.switch(conf).expect("a good string");
                 thread::yield_now();

@@ -121,6 +121,28 @@ fn a_file_that_cannot_be_written_is_an_error_and_nothing_is_left_of_it() {
 }
 
 #[test]
+fn compressed_files_say_the_same() {
+    let allocator = build("backend:native");
+    history(&allocator).start(&RecordOptions::default());
+    let blocks = [1, 2, 3].map(|stream| take(&allocator, MIB, stream));
+    let snapshot = recording(&allocator).snapshot();
+    let folder = Folder::new("compressed");
+    for name in ["run.pickle", "run.json"] {
+        let [plain, packed] = ["", ".gz"].map(|end| folder.0.join(format!("{name}{end}")));
+        snapshot.save(&plain).unwrap();
+        snapshot.save(&packed).unwrap();
+        let [plain_bytes, packed_bytes] =
+            [&plain, &packed].map(|path| std::fs::read(path).unwrap());
+        assert!(packed_bytes.starts_with(&[0x1f, 0x8b]), "{name}");
+        assert!(packed_bytes.len() < plain_bytes.len(), "{name}");
+        let [plain, packed] = [&plain, &packed]
+            .map(|path| reader::read(path, &Limits::default()).expect("a whole file"));
+        assert_eq!((plain.segments, plain.events), (packed.segments, packed.events), "{name}");
+    }
+    blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
+}
+
+#[test]
 fn eight_threads_on_real_memory_are_repeated_exactly() {
     for conf in ["backend:native", "backend:native,expandable_segments:True"] {
         let options = HostOptions { total_bytes: 4 * GIB, ..HostOptions::default() };

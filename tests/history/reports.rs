@@ -31,7 +31,11 @@ impl Stack for Numbered {
 
 #[test]
 fn the_largest_holders_are_named_with_count_and_age() {
-    for conf in ["backend:native,max_split_size_mb:64", "backend:cudaMallocAsync"] {
+    for conf in [
+        "backend:native,max_split_size_mb:64",
+        "backend:cudaMallocAsync",
+        "backend:native,layers:[limit:50MiB]",
+    ] {
         let allocator = build_over(conf, sim(64 * MIB));
         let history = history(&allocator);
         let next = AtomicU64::new(0);

@@ -12,6 +12,7 @@ use stratalloc::allocator::{
 use stratalloc::config::{Config, FaultSetting, KeyTable};
 use stratalloc::error::{AllocError, FreeError, HandleError};
 use stratalloc::handle::Handle;
+use stratalloc::history::LiveReport;
 use stratalloc::ids::StreamId;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
@@ -149,25 +150,32 @@ fn an_allocator_of_two_methods_gets_counters() {
 }
 
 #[inline(never)]
-fn the_place_that_forgets<A: DeviceAllocator>(allocator: &A) -> u64 {
-    take(allocator, 77, StreamId(5)).address()
+fn the_place_that_forgets(allocator: &dyn DeviceAllocator, bytes: u64) -> u64 {
+    allocator.allocate(Request::new(bytes, StreamId(5))).expect("there is memory").address()
 }
 
 #[test]
 fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
-    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told: Arc<Mutex<Vec<LiveReport>>> = Arc::default();
     let sink = Arc::clone(&told);
-    let report = move |report: &track::LeakReport| sink.lock().push(report.to_string());
+    let report = move |report: &LiveReport| sink.lock().push(report.clone());
     let tracked = track::track_to(Two::new(1000), Box::new(report));
     let kept = take(&tracked, 10, DEFAULT);
-    let address = the_place_that_forgets(&tracked);
-    assert_eq!(tracked.live_blocks().leaks.len(), 2);
+    for _ in 0..2 {
+        the_place_that_forgets(&tracked, 77);
+    }
+    let history = Arc::clone(tracked.recording().expect("it records now").history());
+    let live = history.live();
+    assert_eq!((live.bytes, live.blocks, live.holders.len()), (164, 3, 2));
+    assert_eq!(live.holders[0].blocks, 2, "one place is one line");
     tracked.free(kept).unwrap();
     drop(tracked);
+    assert!(told.lock().is_empty(), "somebody still holds the history");
+    drop(history);
     let told = told.lock().pop().expect("there was a leak");
-    assert!(told.contains("1 blocks") && told.contains("stream 5"), "{told}");
-    assert!(told.contains(&format!("77 bytes at {address:#x}")), "{told}");
-    assert!(told.contains("the_place_that_forgets"), "{told}");
+    assert_eq!((told.bytes, told.blocks, told.holders.len()), (154, 2, 1));
+    assert!(told.holders[0].frames[0].contains("the_place_that_forgets"), "{told}");
+    assert!(told.to_string().starts_with("154 bytes in 2 blocks\n  154 bytes in 2 blocks, up to"));
 
     let silent = track::track_to(Two::new(10), Box::new(|_| panic!("nothing is leaked")));
     let block = take(&silent, 1, DEFAULT);
@@ -177,13 +185,18 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
 /// Set in the process that leaks.
 const LEAKS: &str = "STRATALLOC_TEST_LEAKS";
 
+#[inline(never)]
+fn the_place_that_forgets_a_buffer(handle: &Handle) {
+    std::mem::forget(handle.zeroed::<u8>(12_345, DEFAULT).unwrap());
+}
+
 /// A buffer keeps its allocator, so the allocator does not go.
 #[test]
 fn a_leaked_buffer_is_told_when_the_process_ends() {
     if std::env::var_os(LEAKS).is_some() {
         let config = Config::parse("layers:[track]", &KeyTable::default()).unwrap();
         let handle = Handle::build(&config, sim()).unwrap();
-        std::mem::forget(handle.zeroed::<u8>(12_345, DEFAULT).unwrap());
+        the_place_that_forgets_a_buffer(&handle);
         drop(handle.zeroed::<u8>(54_321, DEFAULT).unwrap());
         return;
     }
@@ -195,8 +208,9 @@ fn a_leaked_buffer_is_told_when_the_process_ends() {
         .expect("this program can be started again");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    assert_eq!(said.matches("1 blocks were never given back").count(), 1, "{said}");
-    assert!(said.contains("12345 bytes at") && !said.contains("54321 bytes at"), "{said}");
+    assert_eq!(said.matches("never given back: 12.06 KiB in 1 block\n").count(), 1, "{said}");
+    assert!(said.contains("old: main::layers::watched::the_place_that_forgets_a_buffer"), "{said}");
+    assert!(!said.contains("stratalloc::"), "frames of the library are cut off: {said}");
 }
 
 fn file(name: &str) -> std::path::PathBuf {

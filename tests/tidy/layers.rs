@@ -27,11 +27,7 @@ const LAYERS: [Layer; 24] = [
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
     Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
     // Walking a stack takes no lock that all threads share.
-    Layer {
-        never: &["driver", "sharing", "heap", "stats"],
-        also: &["sync"],
-        ..layer("history")
-    },
+    Layer { never: &["driver", "sharing", "heap", "stats"], also: &["sync"], ..layer("history") },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
     // Where requests go, and which streams are captured: one component for all strategies.

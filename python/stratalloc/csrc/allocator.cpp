@@ -1,5 +1,6 @@
 // Blocks: handing out, taking back, and what every device is told when it is opened.
 #include "allocator.h"
+#include "stacks.h"
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -93,6 +94,9 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
   for (const auto& observer : settings_.observers) {
     add_observer(handle, observer);
   }
+  // Nobody is asked before the library gathers stacks, for layers:[track] or a recording.
+  auto source = stack_source(nullptr);
+  check(library.history_set_stack_source(handle, &source));
   if (settings_.recording || !settings_.trackers.empty()) {
     apply_recording(handle, false);
   }

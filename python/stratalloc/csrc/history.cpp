@@ -3,82 +3,16 @@
 
 #include <chrono>
 #include <string_view>
-#include <unordered_set>
 
 #include "allocator.h"
+#include "stacks.h"
 
 namespace stratalloc_torch {
 
 namespace {
 
-using c10::GatheredContext;
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
-
-// The library's stacks are PyTorch's contexts, held by a pointer on the heap.
-using Held = std::shared_ptr<GatheredContext>;
-
-// Which pointers are ours. A program may lend the library another source, whose stacks mean nothing here.
-class Stacks {
- public:
-  void* add(Held context) {
-    auto held = std::make_unique<Held>(std::move(context));
-    auto& shard = shard_of(held.get());
-    std::lock_guard<std::mutex> guard(shard.lock);
-    shard.all.insert(held.get());
-    return held.release();
-  }
-
-  void remove(void* stack) {
-    std::unique_ptr<Held> held(static_cast<Held*>(stack));
-    auto& shard = shard_of(stack);
-    std::lock_guard<std::mutex> guard(shard.lock);
-    shard.all.erase(stack);
-  }
-
-  Held find(void* stack) {
-    auto& shard = shard_of(stack);
-    std::lock_guard<std::mutex> guard(shard.lock);
-    return shard.all.count(stack) ? *static_cast<Held*>(stack) : nullptr;
-  }
-
- private:
-  struct Shard {
-    std::mutex lock;
-    std::unordered_set<void*> all;
-  };
-  Shard& shard_of(void* stack) {
-    return shards_[reinterpret_cast<uintptr_t>(stack) / 64 % shards_.size()];
-  }
-  std::array<Shard, 31> shards_;
-};
-
-Stacks& stacks() {
-  static auto* stacks = new Stacks;
-  return *stacks;
-}
-
-void* gather(void* user) {
-  try {
-    auto context = reinterpret_cast<CreateContextFn>(user)();
-    return context ? stacks().add(std::move(context)) : nullptr;
-  } catch (const std::exception&) {
-    return nullptr;
-  }
-}
-
-void release(void*, void* stack) {
-  stacks().remove(stack);
-}
-
-// PyTorch alone can read its contexts.
-size_t no_frames(void*, void*, stratalloc_stack_frame*, size_t) {
-  return 0;
-}
-
-Held context_of(void* stack) {
-  return stack ? stacks().find(stack) : nullptr;
-}
 
 TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
   // Both speak of actions by the same numbers, and of an address that is free bytes for one of them.
@@ -252,17 +186,15 @@ void Allocator::resetPeakStats(DeviceIndex device) {
 }
 
 void Allocator::apply_recording(uint64_t handle, bool clear) {
+  auto source = stack_source(settings_.recording ? settings_.recorder : nullptr);
+  check(library.history_set_stack_source(handle, &source));
   if (!settings_.recording && settings_.trackers.empty()) {
     check(library.history_stop(handle));
-    check(library.history_set_stack_source(handle, nullptr));
     return;
   }
   // Trackers are told of everything, also while nobody records.
   auto when = settings_.recording ? settings_.when : RecordContext::NEVER;
   auto entries_max = settings_.recording ? std::max<size_t>(settings_.entries_max, 1) : 1;
-  auto* recorder = settings_.recording ? settings_.recorder : nullptr;
-  stratalloc_stack_source source{gather, release, no_frames, reinterpret_cast<void*>(recorder)};
-  check(library.history_set_stack_source(handle, recorder ? &source : nullptr));
   const char* skip = settings_.recording ? settings_.skip.c_str() : nullptr;
   check(library.history_start(
       handle, static_cast<uint32_t>(when), entries_max, skip, clear || !settings_.recording));

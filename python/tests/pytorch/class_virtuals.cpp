@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/profiler/combined_traceback.h>
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -19,6 +20,7 @@ namespace cca = c10::cuda::CUDACachingAllocator;
 using c10::MempoolId_t;
 using cca::TraceEntry;
 
+#undef CHECK
 #define CHECK(condition)                                                              \
   do {                                                                                \
     if (!(condition)) {                                                               \
@@ -349,6 +351,36 @@ static void history() {
   CHECK(contexts_alive == 0);
 }
 
+// Stands in for an interpreter, of which the test has none.
+struct Interpreter : torch::CapturedTraceback::Python {
+  using Frames = std::vector<torch::CapturedTraceback::PyFrame>;
+  bool canGather() override { return true; }
+  Frames gather() override { return {{this, 7}}; }
+  void release(Frames& frames) override { frames.clear(); }
+  void appendSymbolized(const Frames& frames, torch::SymbolizedTracebacks& known) override {
+    for (const auto& frame : frames) {
+      CHECK(frame.code == this);
+      known.tracebacks.push_back({known.all_frames.size()});
+      known.all_frames.push_back({"train.py", "forward", static_cast<uint64_t>(frame.lasti)});
+    }
+  }
+  int traverse(Frames&, torch::CapturedTraceback::visitproc, void*) override { return 0; }
+  int clear(Frames&) override { return 0; }
+};
+
+// The error names the Python code that holds the memory, whatever PyTorch gathers for itself.
+static void holders() {
+  torch::CapturedTraceback::addPythonUnwinder(new Interpreter);
+  for (auto recorder : {gather, cca::CreateContextFn([] { return std::shared_ptr<c10::GatheredContext>(); })}) {
+    cca::recordHistory(true, recorder, 1, cca::RecordContext::STATE, true, {});
+    auto block = ours()->allocate(6 * MIB);
+    cca::setMemoryFraction(1e-6, 0);
+    THROWS(c10::OutOfMemoryError, "forward (train.py:7)", ours()->allocate(64 * MIB));
+    cca::setMemoryFraction(1, 0);
+  }
+  cca::recordHistory(false, nullptr, 1, cca::RecordContext::NEVER, true, {});
+}
+
 static void others() {
   cca::emptyCache();
   // What this machine's memory can share.
@@ -452,6 +484,7 @@ int main(int count, char** arguments) {
   pools();
   checkpoints();
   history();
+  holders();
   others();
   settings();
   threads();

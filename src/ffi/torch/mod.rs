@@ -99,6 +99,17 @@ pub extern "C" fn stratalloc_torch_reset() {
     }
 }
 
+/// Does what `stratalloc_history_drop_stack_source` does for the allocators of all devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
+    status(|| {
+        for (_, open) in open_devices() {
+            open.instance.recording().history().drop_stack_provider();
+        }
+        Ok(())
+    })
+}
+
 /// `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int) {

@@ -35,14 +35,24 @@ pub enum Format {
 }
 
 impl Format {
-    /// JSON for a name that ends in `.json`, else a pickle.
+    /// JSON for a name that ends in `.json` or `.json.gz`, else a pickle.
     #[must_use]
     pub fn of(path: &Path) -> Self {
-        match path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json")) {
+        let inside = if is_compressed(path) { path.with_extension("") } else { path.to_owned() };
+        match ends_in(&inside, "json") {
             true => Self::Json,
             false => Self::Pickle,
         }
     }
+}
+
+fn ends_in(path: &Path, end: &str) -> bool {
+    path.extension().is_some_and(|own| own.eq_ignore_ascii_case(end))
+}
+
+/// Whether a file of this name is compressed.
+fn is_compressed(path: &Path) -> bool {
+    ends_in(path, "gz")
 }
 
 /// One syntax. Lists and dictionaries are opened and closed in turn; in a dictionary each value comes after
@@ -80,12 +90,13 @@ impl Snapshot {
         }
     }
 
-    /// Writes it to a file, in the [format](Format::of) that its name tells. The file has its old content or
-    /// all of the new one, whatever fails.
+    /// Writes it to a file, in the [format](Format::of) that its name tells, and compressed if the name ends
+    /// in `.gz`. The file has its old content or all of the new one, whatever fails.
     ///
     /// # Errors
     ///
-    /// What the system fails with.
+    /// What the system fails with; [`io::ErrorKind::Unsupported`] for a compressed file without the feature
+    /// `replay`, which brings the means.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         if path.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "is a directory"));
@@ -93,7 +104,10 @@ impl Snapshot {
         let beside = beside(path)?;
         let written = File::create_new(&beside).and_then(|file| {
             let mut out = BufWriter::with_capacity(1 << 18, file);
-            self.write(Format::of(path), &mut out)?;
+            match is_compressed(path) {
+                true => self.write_compressed(Format::of(path), &mut out)?,
+                false => self.write(Format::of(path), &mut out)?,
+            }
             out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
             fs::rename(&beside, path)
         });
@@ -101,6 +115,19 @@ impl Snapshot {
             // The first error is the one to tell.
             let _ = fs::remove_file(&beside);
         })
+    }
+
+    #[cfg(feature = "replay")]
+    fn write_compressed(&self, format: Format, out: &mut dyn Write) -> io::Result<()> {
+        let mut packed = flate2::write::GzEncoder::new(out, flate2::Compression::fast());
+        self.write(format, &mut packed)?;
+        packed.finish().map(drop)
+    }
+
+    #[cfg(not(feature = "replay"))]
+    fn write_compressed(&self, _: Format, _: &mut dyn Write) -> io::Result<()> {
+        let why = "this program was built without the feature replay, which compresses";
+        Err(io::Error::new(io::ErrorKind::Unsupported, why))
     }
 }
 
