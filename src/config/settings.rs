@@ -92,10 +92,12 @@ impl Settings {
             || self.layers.iter().any(|layer| layer.written_file().is_some())
     }
 
-    /// The same settings for a replay: they decide the same, write no files and record nothing.
+    /// The same settings for a replay: they decide the same, write no files, record nothing and tell no leaks.
     pub(crate) fn for_replay(mut self) -> Self {
         self.history = HistorySettings::default();
-        self.layers.retain(|layer| layer.written_file().is_none());
+        let only_decides =
+            |layer: &LayerSetting| layer.written_file().is_none() && *layer != LayerSetting::Track;
+        self.layers.retain(only_decides);
         self
     }
 

@@ -126,10 +126,12 @@ fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     let runtime = |frame: &Frame| frame.function.contains("__rust_begin_short_backtrace");
     if let Some(at) = frames.iter().position(runtime) {
         frames.truncate(at);
+        while frames.last().is_some_and(is_glue) {
+            frames.pop();
+        }
     }
-    let ours_or_glue =
-        frames.iter().take_while(|frame| is_ours(&frame.function) || is_glue(&frame.function));
-    let ours = ours_or_glue.enumerate().filter(|(_, frame)| is_ours(&frame.function)).last();
+    let ours = frames.iter().take_while(|frame| is_ours(frame) || is_glue(frame));
+    let ours = ours.enumerate().filter(|(_, frame)| is_ours(frame)).last();
     match ours.map_or(0, |(at, _)| at + 1) {
         // A program that is nothing but this library, as its command line is.
         all if all == frames.len() => frames,
@@ -137,22 +139,37 @@ fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     }
 }
 
-/// Whether a function is this library's, or the walk's.
-fn is_ours(function: &str) -> bool {
-    let path = function.trim_start_matches(['<', '&']);
+/// Whether a frame is this library's, or the walk's. The file says it where debug information is read, which
+/// has short names of functions; the name where there is none.
+fn is_ours(frame: &Frame) -> bool {
+    const SOURCES: [&str; 2] = [
+        concat!(env!("CARGO_MANIFEST_DIR"), "/src/"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/strategies/"),
+    ];
+    let (file, path) = (&*frame.file, outer_path(frame));
     let of_c = |name: &str| name.starts_with("stratalloc_") && !name.contains("::");
     // A trait of ours for a type of the standard library, or one without a name.
     let (of, named) = path.split_once(" as ").unwrap_or((path, ""));
-    let nobodys = is_glue(of) || !of.contains("::");
-    path.starts_with("stratalloc::")
+    let nobodys = is_path_of_std(of) || !of.contains("::");
+    SOURCES.iter().any(|own| file.starts_with(own))
+        || file.contains("/backtrace-0.")
+        || path.starts_with("stratalloc::")
         || path.starts_with("backtrace::")
         || of_c(path)
         || nobodys && named.starts_with("stratalloc::")
 }
 
-/// Whether a function is the standard library's, which calls closures of ours.
-fn is_glue(function: &str) -> bool {
-    let path = function.trim_start_matches(['<', '&']);
+/// Whether a frame is the standard library's, which calls closures of ours.
+fn is_glue(frame: &Frame) -> bool {
+    let from_std = ["/library/core/", "/library/alloc/", "/library/std/"];
+    from_std.iter().any(|own| frame.file.contains(own)) || is_path_of_std(outer_path(frame))
+}
+
+fn outer_path(frame: &Frame) -> &str {
+    frame.function.trim_start_matches(['<', '&'])
+}
+
+fn is_path_of_std(path: &str) -> bool {
     ["core::", "alloc::", "std::", "__rust_try"].iter().any(|own| path.starts_with(own))
 }
 
@@ -178,6 +195,7 @@ mod tests {
             "<model::Weights as stratalloc::handle::Load>::load",
             "stratalloc::handle::Handle::zeroed",
             "model::main",
+            "core::ops::function::FnOnce::call_once",
             "std::sys::backtrace::__rust_begin_short_backtrace",
             "std::rt::lang_start",
         ];
@@ -185,5 +203,26 @@ mod tests {
         assert_eq!(names(&functions[..5]), functions[..5], "it is all there is");
         assert_eq!(names(&["main"]), ["main"]);
         assert!(names(&[]).is_empty());
+    }
+
+    #[test]
+    fn files_tell_where_names_are_short() {
+        let own = concat!(env!("CARGO_MANIFEST_DIR"), "/src/handle/mod.rs");
+        let files = [
+            ("trace", "/cargo/registry/backtrace-0.3.77/src/backtrace/mod.rs"),
+            ("gather", own),
+            ("do_call", "/rustc/5980/library/std/src/panicking.rs"),
+            ("uninit<u8>", own),
+            ("serve", concat!(env!("CARGO_MANIFEST_DIR"), "/examples/leak.rs")),
+            ("uninit<u8>", own),
+        ];
+        let frame = |(function, file): (&str, &str)| Frame {
+            function: function.to_owned(),
+            file: file.to_owned(),
+            line: 1,
+        };
+        let left = without_ends(files.into_iter().map(frame).collect());
+        let left: Vec<_> = left.iter().map(|frame| &*frame.function).collect();
+        assert_eq!(left, ["serve", "uninit<u8>"]);
     }
 }
