@@ -342,7 +342,7 @@ impl Engine {
         let event = |action| event(action, done.address, done.requested_bytes, cell);
         let (requested, completed) = (event(Action::FreeRequested), event(Action::FreeCompleted));
         let events = [(moment, requested), (moment.next(), completed)];
-        self.history.push_all(cell.number.into(), events);
+        self.history.push_all(cell.number.into(), &events);
     }
 
     /// Makes a drained block free.

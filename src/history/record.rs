@@ -318,20 +318,20 @@ impl History {
     /// happened later.
     #[cold]
     pub(crate) fn push(&self, row: u64, moment: Moment, event: Event) {
-        self.push_all(row, [(moment, event)]);
+        self.push_all(row, &[(moment, event)]);
     }
 
     /// The same for events of one row, in order.
-    pub(crate) fn push_all<const N: usize>(&self, row: u64, events: [(Moment, Event); N]) {
+    pub(crate) fn push_all(&self, row: u64, events: &[(Moment, Event)]) {
         let skipped = self.skipped.load(Ordering::Relaxed);
         let context = Context::current();
         let number = shard_of(row);
         let mut shard = self.shards[number].0.lock();
         // Under the lock: whoever forgets holders has changed it before.
         let stacks = self.stacks();
-        for (moment, event) in events {
+        for &(moment, ref event) in events {
             if stacks != StackLevel::Never {
-                self.hold(&mut shard, moment, &event, context.as_ref());
+                self.hold(&mut shard, moment, event, context.as_ref());
             }
             if skipped & 1_u64 << event.action as u64 != 0 {
                 continue;
@@ -353,15 +353,19 @@ impl History {
             if open.is_empty() {
                 self.filled.fetch_or(1_u64 << number, Ordering::Release);
             }
-            let entry = Entry { event, moment, context };
-            self.trackers.keep(&entry);
-            match open.last() {
+            let at = match open.last() {
                 Some(last) if last.moment > moment => {
                     let at = open.partition_point(|before| before.moment <= moment);
-                    open.insert(at, entry);
+                    open.insert(at, Entry { event: *event, moment, context });
+                    at
                 }
-                _ => open.push(entry),
-            }
+                // Made where it stays: it is longer than a line of the cache.
+                _ => {
+                    open.push(Entry { event: *event, moment, context });
+                    open.len() - 1
+                }
+            };
+            self.trackers.keep(&open[at]);
         }
     }
 
