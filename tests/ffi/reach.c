@@ -587,7 +587,7 @@ int main(int argc, char **argv) {
     checkpoints();
     sharing();
     hooks("backend:native");
-    hooks("layers:[statistics,track]");
+    hooks("layers:[statistics,oom_retry:1]");
     snapshots();
     uint64_t wild[] = {0, 1, UINT64_MAX, (uint64_t)(size_t)&device};
     for (size_t i = 0; i < sizeof wild / sizeof *wild; i++) refused_by_all(wild[i]);
