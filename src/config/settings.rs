@@ -92,7 +92,8 @@ impl Settings {
             || self.layers.iter().any(|layer| layer.written_file().is_some())
     }
 
-    /// The same settings for a replay: they decide the same, write no files, record nothing and tell no leaks.
+    /// The same settings for a replay: they decide the same, write no files, record nothing and tell no
+    /// leaks.
     pub(crate) fn for_replay(mut self) -> Self {
         self.history = HistorySettings::default();
         let only_decides =

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::fmt;
-use std::mem;
 #[cfg(feature = "stacks")]
 use std::sync::Arc;
 
@@ -117,7 +116,7 @@ impl History {
     /// Tells `reporter` what lives when this history goes, if anything does: then no allocator is left that
     /// could take it back.
     pub fn report_leaks(&self, reporter: LeakReporter) {
-        let before = mem::replace(&mut *self.leaks.0.lock(), Some(reporter));
+        let before = self.leaks.0.lock().replace(reporter);
         drop(before);
     }
 

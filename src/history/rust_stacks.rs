@@ -27,11 +27,14 @@ pub struct RustStacks {
     known: Arc<Known>,
 }
 
+/// Those of one shard, by their addresses.
+type ByAddresses = HashMap<Arc<[usize]>, Weak<Addresses>>;
+
 /// Stacks that live.
 #[derive(Debug, Default)]
 struct Known {
     hasher: DefaultHashBuilder,
-    shards: [Mutex<HashMap<Arc<[usize]>, Weak<Addresses>>>; SHARDS],
+    shards: [Mutex<ByAddresses>; SHARDS],
 }
 
 #[derive(Debug)]
@@ -66,7 +69,7 @@ impl StackProvider for RustStacks {
 }
 
 impl Known {
-    fn shard(&self, addresses: &[usize]) -> &Mutex<HashMap<Arc<[usize]>, Weak<Addresses>>> {
+    fn shard(&self, addresses: &[usize]) -> &Mutex<ByAddresses> {
         let [low, ..] = self.hasher.hash_one(addresses).to_le_bytes();
         &self.shards[usize::from(low) % SHARDS]
     }

@@ -187,7 +187,7 @@ const LEAKS: &str = "STRATALLOC_TEST_LEAKS";
 
 #[inline(never)]
 fn the_place_that_forgets_a_buffer(handle: &Handle) {
-    std::mem::forget(handle.zeroed::<u8>(12_345, DEFAULT).unwrap());
+    std::mem::forget(handle.zeroed::<u8>(12_345, DEFAULT).expect("there is memory"));
 }
 
 /// A buffer keeps its allocator, so the allocator does not go.
