@@ -7,7 +7,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::devices::{OpenDevice, name_in_force, open_device, open_devices, opened, share_pages};
+use super::devices::{OpenDevice, find, name_in_force, open_device, open_devices, share_pages};
 use super::not_ours;
 use crate::ffi::calls::{pointer_to, stream_of};
 use crate::ffi::fork::is_child;
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
 ) -> Status {
     status(|| {
         let address = pointer.addr() as u64;
-        let from_likely = || opened(likely).ok()?.instance.take_back(address);
+        let from_likely = || find(likely)?.instance.take_back(address);
         let (of, asked) = match pointer.is_null() {
             true => (-1, 0),
             false => match from_likely() {
@@ -80,7 +80,8 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
 #[cold]
 fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     let mut others = open_devices().filter(|(device, _)| *device != likely);
-    let ask = |(device, open): (c_int, &OpenDevice)| Some((device, open.instance.take_back(address)?));
+    let ask =
+        |(device, open): (c_int, &OpenDevice)| Some((device, open.instance.take_back(address)?));
     match others.find_map(ask) {
         Some((device, taken)) => Ok((device, taken?)),
         None if is_child() => Ok((-1, 0)),
