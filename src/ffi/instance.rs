@@ -115,15 +115,25 @@ impl Instance {
     }
 
     /// Takes a block back, and says how many bytes were asked for. `None` if no live block starts there.
+    #[inline]
     pub(super) fn take_back(&self, address: u64) -> Option<Result<u64, Failure>> {
         match self.allocator.free_raw(address) {
             Ok(asked) => Some(Ok(asked)),
-            Err(HandleError::Driver(error)) => Some(Err(error.into())),
-            Err(_) => {
-                let asked = self.uncached.size_of(address)?;
-                Some(self.uncached.free(address)?.map(|()| asked).map_err(Failure::from))
-            }
+            Err(refused) => self.take_back_uncached(address, refused),
         }
+    }
+
+    #[cold]
+    fn take_back_uncached(
+        &self,
+        address: u64,
+        refused: HandleError,
+    ) -> Option<Result<u64, Failure>> {
+        if let HandleError::Driver(error) = refused {
+            return Some(Err(error.into()));
+        }
+        let asked = self.uncached.size_of(address)?;
+        Some(self.uncached.free(address)?.map(|()| asked).map_err(Failure::from))
     }
 
     pub(super) fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), Failure> {

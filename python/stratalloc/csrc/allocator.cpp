@@ -3,8 +3,8 @@
 #include "stacks.h"
 
 #include <c10/core/impl/GPUTrace.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/env.h>
 
 #include <algorithm>
@@ -39,13 +39,20 @@ int run_free_memory_callbacks(void*) {
   return freed;
 }
 
-void tell_profiler(void* pointer, int64_t size, uint64_t handle, DeviceIndex device) {
-  uint64_t allocated = 0, reserved = 0, peak = 0;
-  if (handle) {
-    check(library.usage(handle, &allocated, &peak, &reserved, &peak));
-  }
-  c10::reportMemoryUsageToProfiler(
-      pointer, size, allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
+// Whether a profiler of this thread or a trace may want to hear of blocks. All that a hit asks of PyTorch.
+bool is_watched() {
+  return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) ||
+      c10::impl::GPUTrace::haveState;
+}
+
+[[noreturn]] C10_NOINLINE void refuse_size() {
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  __builtin_unreachable();
+}
+
+[[noreturn]] void fail_to_delete(stratalloc_status status) {
+  fail(status, "invalid device pointer");
 }
 
 } // namespace
@@ -62,6 +69,7 @@ Allocator::Allocator()
       caching_(caches_by_default_) {}
 
 uint64_t Allocator::open_new(DeviceIndex device) {
+  check_place(device);
   std::lock_guard<std::mutex> guard(settings_lock_);
   if (auto handle = handles_[device].load(std::memory_order_acquire)) {
     return handle;
@@ -122,27 +130,40 @@ int Allocator::likely_device() const {
   return c10::cuda::GetDevice(&device) == cudaSuccess ? device : 0;
 }
 
-void* Allocator::take(size_t size, DeviceIndex device, cudaStream_t stream) {
-  TORCH_CHECK_WITH(
-      OutOfMemoryError,
-      size < kExabyte,
-      "CUDA out of memory. Tried to allocate more than 1EB memory.");
-  if (size == 0) {
-    return nullptr;
+// Inlined: a hit pays for each call on its way.
+C10_ALWAYS_INLINE void* Allocator::take(size_t size, DeviceIndex device, cudaStream_t stream) {
+  if (C10_UNLIKELY(size >= kExabyte)) {
+    refuse_size();
   }
-  auto handle = open(device);
-  void* pointer = nullptr;
+  open(device);
+  void* pointer;
   auto status = library.torch_allocate(device, size, stream, &pointer);
   if (C10_UNLIKELY(status != STRATALLOC_STATUS_OK)) {
     fail_to_take(status, size, device);
   }
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    tell_profiler(pointer, static_cast<int64_t>(size), handle, device);
-  }
-  if (const auto* trace = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(trace)) {
-    (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+  if (C10_UNLIKELY(is_watched())) {
+    tell(pointer, static_cast<int64_t>(size), device);
   }
   return pointer;
+}
+
+void Allocator::tell(void* pointer, int64_t size, DeviceIndex device) {
+  if (c10::memoryProfilingEnabled()) {
+    uint64_t allocated = 0, reserved = 0, peak = 0;
+    if (auto handle = opened(device)) {
+      check(library.usage(handle, &allocated, &peak, &reserved, &peak));
+    }
+    c10::reportMemoryUsageToProfiler(
+        pointer, size, allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
+  }
+  if (const auto* trace = c10::impl::GPUTrace::get_trace()) {
+    auto address = reinterpret_cast<uintptr_t>(pointer);
+    if (size > 0) {
+      (*trace)->trace_gpu_memory_allocation(c10::kCUDA, address);
+    } else {
+      (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, address);
+    }
+  }
 }
 
 void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex device) {
@@ -172,7 +193,7 @@ void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex 
 }
 
 c10::DataPtr Allocator::allocate(size_t size) {
-  auto device = c10::cuda::current_device();
+  auto device = current_device();
   auto* pointer =
       size ? take(size, device, c10::cuda::getCurrentCUDAStream(device)) : nullptr;
   return {pointer, pointer, &release_block, c10::Device(c10::DeviceType::CUDA, device)};
@@ -186,32 +207,34 @@ void* Allocator::raw_alloc(size_t size) {
   if (size == 0) {
     return nullptr;
   }
-  auto device = c10::cuda::current_device();
+  auto device = current_device();
   return take(size, device, c10::cuda::getCurrentCUDAStream(device));
 }
 
 void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
-  return size ? take(size, c10::cuda::current_device(), stream) : nullptr;
+  return size ? take(size, current_device(), stream) : nullptr;
 }
 
 void Allocator::raw_delete(void* pointer) {
-  if (!pointer) {
-    return;
+  if (C10_UNLIKELY(is_watched())) {
+    return delete_watched(pointer);
   }
+  auto likely = likely_device();
+  auto status = library.torch_delete(pointer, likely, nullptr, nullptr);
+  if (C10_UNLIKELY(status != STRATALLOC_STATUS_OK)) {
+    fail_to_delete(status);
+  }
+}
+
+void Allocator::delete_watched(void* pointer) {
   int device = -1;
   uint64_t size = 0;
   auto status = library.torch_delete(pointer, likely_device(), &device, &size);
-  if (C10_UNLIKELY(status != STRATALLOC_STATUS_OK)) {
-    fail(status, "invalid device pointer");
+  if (status != STRATALLOC_STATUS_OK) {
+    fail_to_delete(status);
   }
-  if (device < 0) {
-    return;
-  }
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    tell_profiler(pointer, -static_cast<int64_t>(size), handles_[device], static_cast<DeviceIndex>(device));
-  }
-  if (const auto* trace = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(trace)) {
-    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+  if (device >= 0) {
+    tell(pointer, -static_cast<int64_t>(size), static_cast<DeviceIndex>(device));
   }
 }
 

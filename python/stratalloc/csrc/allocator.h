@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/headeronly/version.h>
 
 #include <array>
@@ -162,16 +163,19 @@ class Allocator final : public torch_cuda::CUDAAllocator {
 
   // The library's allocator of a device; made if there is none yet, and given everything that was set before.
   uint64_t open(DeviceIndex device) {
-    auto handle = opened(device);
+    auto handle = has_place(device) ? handles_[device].load(std::memory_order_acquire) : 0;
     return C10_LIKELY(handle) ? handle : open_new(device);
   }
   // The same of a device that is open, or 0: to ask opens none.
   uint64_t opened(DeviceIndex device) const {
-    TORCH_CHECK(
-        0 <= device && device < C10_COMPILE_TIME_MAX_GPUS,
-        "invalid device ",
-        static_cast<int>(device));
+    check_place(device);
     return handles_[device].load(std::memory_order_acquire);
+  }
+  static bool has_place(DeviceIndex device) {
+    return 0 <= device && device < C10_COMPILE_TIME_MAX_GPUS;
+  }
+  static void check_place(DeviceIndex device) {
+    TORCH_CHECK(has_place(device), "invalid device ", static_cast<int>(device));
   }
   uint64_t open_new(DeviceIndex device);
   // Gives a device all of `settings_`. Called with its lock held.
@@ -190,9 +194,18 @@ class Allocator final : public torch_cuda::CUDAAllocator {
     }
   }
 
+  // The calling thread's device. There is nothing to ask where PyTorch sees one only.
+  DeviceIndex current_device() const {
+    return C10_LIKELY(device_count_.load(std::memory_order_relaxed) == 1)
+        ? 0
+        : c10::cuda::current_device();
+  }
   // The device that a bare pointer is probably of.
   int likely_device() const;
   void* take(size_t size, DeviceIndex device, cudaStream_t stream);
+  void delete_watched(void* pointer);
+  // Tells the profiler and the trace of a block: of `size` bytes, which are negative if it is taken back.
+  void tell(void* pointer, int64_t size, DeviceIndex device);
   [[noreturn]] void fail_to_take(
       stratalloc_status status,
       size_t size,

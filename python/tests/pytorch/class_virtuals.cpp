@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/profiler/combined_traceback.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -180,6 +181,56 @@ static void blocks() {
   CHECK(current(stats().reserved_bytes) > 0);
   cca::emptyCache();
   CHECK(current(stats().reserved_bytes) == 0);
+}
+
+// A profiler as PyTorch's: it hears of blocks on the thread that carries it, and may not want to.
+struct Profiler : c10::MemoryReportingInfoBase {
+  struct Told {
+    void* pointer;
+    int64_t size;
+    size_t allocated, reserved;
+    c10::Device device;
+  };
+  bool wants = true;
+  std::vector<Told> told;
+  void reportMemoryUsage(void* pointer, int64_t size, size_t allocated, size_t reserved, c10::Device device) override {
+    told.push_back({pointer, size, allocated, reserved, device});
+  }
+  bool memoryProfilingEnabled() const override { return wants; }
+};
+
+static void profiler() {
+  auto profiler = std::make_shared<Profiler>();
+  auto& told = profiler->told;
+  cca::raw_delete(cca::raw_alloc(700));
+  {
+    c10::DebugInfoGuard carried(c10::DebugInfoKind::PROFILER_STATE, profiler);
+    c10::cuda::CUDAGuard guard(1);
+    void* block = cca::raw_alloc(700);
+    CHECK(told.size() == 1 && told[0].pointer == block && told[0].size == 700);
+    CHECK(told[0].allocated == 1024 && told[0].reserved == 2 * MIB && told[0].device == c10::Device("cuda:1"));
+    THROWS(c10::Error, "invalid device pointer", cca::raw_delete(&block));
+    cca::raw_delete(nullptr);
+    CHECK(told.size() == 1);
+    c10::cuda::CUDAGuard back(0);
+    cca::raw_delete(block);
+    CHECK(told.size() == 2 && told[1].pointer == block && told[1].size == -700);
+    CHECK(told[1].allocated == 0 && told[1].device == c10::Device("cuda:1"));
+    profiler->wants = false;
+    cca::raw_delete(cca::raw_alloc(700));
+    profiler->wants = true;
+  }
+  cca::raw_delete(cca::raw_alloc(700));
+  CHECK(told.size() == 2);
+}
+
+// Where PyTorch sees one device, nobody is asked for the current one.
+static void one_device() {
+  c10::cuda::CUDAGuard guard(1);
+  ours()->init(1);
+  CHECK(ours()->allocate(1).device() == c10::Device("cuda:0"));
+  ours()->init(2);
+  CHECK(ours()->allocate(1).device() == c10::Device("cuda:1"));
 }
 
 static void no_memory() {
@@ -480,6 +531,8 @@ int main(int count, char** arguments) {
   // The part of PyTorch that says so is not here.
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   blocks();
+  profiler();
+  one_device();
   no_memory();
   pools();
   checkpoints();

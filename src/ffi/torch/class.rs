@@ -7,12 +7,11 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::devices::{name_in_force, open_device, open_devices, share_pages};
+use super::devices::{OpenDevice, find, name_in_force, open_device, open_devices, share_pages};
 use super::not_ours;
 use crate::ffi::calls::{pointer_to, stream_of};
 use crate::ffi::fork::is_child;
-use crate::ffi::guard::{Status, status};
-use crate::ffi::instance::Instance;
+use crate::ffi::guard::{Failure, Status, status};
 use crate::ffi::pools::{Pool, StreamFilter};
 use crate::ffi::table;
 use crate::ffi::text::{Place, write};
@@ -57,14 +56,13 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
 ) -> Status {
     status(|| {
         let address = pointer.addr() as u64;
-        let taken = match pointer.is_null() {
-            true => None,
-            false => take_back(address, likely),
-        };
-        let (of, asked) = match taken {
-            Some((of, taken)) => (of, taken?),
-            None if pointer.is_null() || is_child() => (-1, 0),
-            None => return Err(not_ours(address)),
+        let from_likely = || find(likely)?.instance.take_back(address);
+        let (of, asked) = match pointer.is_null() {
+            true => (-1, 0),
+            false => match from_likely() {
+                Some(taken) => (likely, taken?),
+                None => take_back(address, likely)?,
+            },
         };
         if !device.is_null() {
             // SAFETY: our caller's promise.
@@ -78,17 +76,17 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
     })
 }
 
-/// Asks all devices, the likely one first. `None` if no live block starts at the address.
-fn take_back(
-    address: u64,
-    likely: c_int,
-) -> Option<(c_int, Result<u64, crate::ffi::guard::Failure>)> {
-    let from = |(device, instance): (c_int, &Instance)| {
-        instance.take_back(address).map(|taken| (device, taken))
-    };
-    let all = || open_devices().map(|(device, open)| (device, &*open.instance));
-    let first = all().find(|(device, _)| *device == likely).and_then(from);
-    first.or_else(|| all().filter(|(device, _)| *device != likely).find_map(from))
+/// Asks all devices but the likely one: which has taken the block back, and how many bytes were asked for.
+#[cold]
+fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
+    let mut others = open_devices().filter(|(device, _)| *device != likely);
+    let ask =
+        |(device, open): (c_int, &OpenDevice)| Some((device, open.instance.take_back(address)?));
+    match others.find_map(ask) {
+        Some((device, taken)) => Ok((device, taken?)),
+        None if is_child() => Ok((-1, 0)),
+        None => Err(not_ours(address)),
+    }
 }
 
 /// Routes the requests that a filter accepts to a pool, before all scopes that are open already, and adds a

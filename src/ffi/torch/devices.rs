@@ -147,7 +147,7 @@ fn introduce(instance: &Instance, other: &Instance) {
 /// The allocator of a device, made if there is none yet.
 #[inline]
 pub(super) fn open_device(device: c_int) -> Result<&'static OpenDevice, Failure> {
-    match DEVICES.place(device).and_then(Place::get) {
+    match find(device) {
         Some(open) => Ok(open),
         None => DEVICES.open(device, || open(device)),
     }
@@ -156,7 +156,13 @@ pub(super) fn open_device(device: c_int) -> Result<&'static OpenDevice, Failure>
 /// The allocator of a device that has one.
 #[inline]
 pub(super) fn opened(device: c_int) -> Result<&'static OpenDevice, Failure> {
-    DEVICES.place(device).and_then(Place::get).ok_or_else(|| none(device))
+    find(device).ok_or_else(|| none(device))
+}
+
+/// The allocator of a device, if it has one.
+#[inline]
+pub(super) fn find(device: c_int) -> Option<&'static OpenDevice> {
+    DEVICES.place(device).and_then(Place::get)
 }
 
 /// The counters of a device's allocator; zeros if there is none yet, because to ask makes none.
