@@ -120,6 +120,14 @@ int main(void) {
     }
     IS(OK, stratalloc_switch(handle, "backend:cudaMallocAsync"));
     names("cudaMallocAsync");
+    /* Nobody wants leaks to be told, so nothing is kept. */
+    int on = 7;
+    IS(OK, stratalloc_history_start(handle, 3, 10, NULL, 0));
+    IS(OK, stratalloc_torch_drop_stack_sources());
+    IS(OK, stratalloc_history_is_on(handle, &on));
+    CHECK(on == 0);
+    IS(OK, stratalloc_history_drop_stack_source(handle));
+    IS(UNKNOWN_HANDLE, stratalloc_history_drop_stack_source(handle + 77));
     puts("good");
     return 0;
 }
