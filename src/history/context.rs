@@ -65,6 +65,16 @@ impl<F: Fn() -> Option<Arc<dyn Stack>> + Send + Sync> StackProvider for F {
     }
 }
 
+/// The same for the same stack, as long as it lives.
+fn number_of(stack: &Arc<dyn Stack>) -> usize {
+    Arc::as_ptr(stack).cast::<()>() as usize
+}
+
+/// Its frames; none if looking them up panics.
+fn frames_of(stack: &Arc<dyn Stack>) -> Vec<Frame> {
+    catch_unwind(AssertUnwindSafe(|| stack.frames())).unwrap_or_default()
+}
+
 /// A stack whose names were looked up.
 #[derive(Debug)]
 pub(super) struct Names(Vec<Frame>);
@@ -132,10 +142,7 @@ impl Context {
             line: 0,
         };
         let mut frames: Vec<_> = self.0.said.scopes.iter().rev().map(named).collect();
-        if let Some(stack) = &self.0.stack {
-            let more = catch_unwind(AssertUnwindSafe(|| stack.frames()));
-            frames.extend(more.unwrap_or_default());
-        }
+        frames.extend(self.0.stack.as_ref().map(frames_of).unwrap_or_default());
         frames
     }
 
@@ -160,25 +167,21 @@ impl Context {
     /// A number for its frames, the same for equal ones where that is known; another's as soon as it is gone.
     pub(super) fn frames_number(&self) -> usize {
         match &self.0.stack {
-            Some(stack) if self.0.said.scopes.is_empty() => {
-                Arc::as_ptr(stack).cast::<()>() as usize
-            }
+            Some(stack) if self.0.said.scopes.is_empty() => number_of(stack),
             _ => Arc::as_ptr(&self.0) as usize,
         }
     }
 
     /// What its frames come from: equal for equal answers, as long as it lives.
     pub(super) fn asked(&self) -> (Option<usize>, Vec<Arc<str>>) {
-        let stack = self.0.stack.as_ref().map(|stack| Arc::as_ptr(stack).cast::<()>() as usize);
-        (stack, self.0.said.scopes.clone())
+        (self.0.stack.as_ref().map(number_of), self.0.said.scopes.clone())
     }
 
     /// The same with the names of its stack looked up. `known` has those that were looked up before.
     pub(super) fn with_names(&self, known: &mut HashMap<usize, Arc<Names>>) -> Self {
         let look_up = |stack: &Arc<dyn Stack>| -> Arc<dyn Stack> {
-            let number = Arc::as_ptr(stack).cast::<()>() as usize;
-            let frames = || catch_unwind(AssertUnwindSafe(|| stack.frames())).unwrap_or_default();
-            Arc::clone(known.entry(number).or_insert_with(|| Arc::new(Names(frames())))) as _
+            let names = known.entry(number_of(stack));
+            Arc::clone(names.or_insert_with(|| Arc::new(Names(frames_of(stack))))) as _
         };
         let stack = self.0.stack.as_ref().map(look_up);
         Self(Arc::new(Parts { stack, said: self.0.said.clone() }))
