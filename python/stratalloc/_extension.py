@@ -96,7 +96,7 @@ def _build(path, home, abi):
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             objects = list(pool.map(compiled, sorted(_SOURCES.glob("*.cpp"))))
         made = work / "made.so"
-        libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-lc10_cuda", "-ldl"]
+        libraries = [*_cpp_runtime(), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-lc10_cuda", "-ldl"]
         _run([*compiler, "-shared", "-o", str(made), *objects, *libraries])
         os.replace(made, path)
 
@@ -108,6 +108,14 @@ def _compiler():
         if shutil.which(name[0]):
             return name
     raise Unavailable(f"a C++ compiler ({' or '.join(name[0] for name in names)})")
+
+
+def _cpp_runtime(maps="/proc/self/maps"):
+    """The C++ library that this process has loaded. A compiler that puts one of its own into the object would leave two
+    in the process, which do not format numbers in one another's streams."""
+    with open(maps) as lines:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/libstdc++.so" in line}
+    return sorted(paths)[:1]
 
 
 def _cuda_includes(home):

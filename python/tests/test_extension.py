@@ -94,6 +94,15 @@ class Building(Folder):
         left = sorted(file.suffix for file in pathlib.Path(path).parent.iterdir())
         self.assertEqual(left, [".lock", ".lock", ".so", ".so"])
 
+    def test_it_is_linked_to_the_cpp_library_that_is_loaded(self):
+        line = "7f0000000000-7f0000001000 r-xp 00000000 08:01 12    "
+        maps = self.touch("maps", f"{line}/lib/libc.so.6\n{line}/a folder/libstdc++.so.6.0.33\n" * 2)
+        self.assertEqual(_extension._cpp_runtime(maps), ["/a folder/libstdc++.so.6.0.33"])
+        self.assertEqual(_extension._cpp_runtime(self.touch("maps", f"{line}\n")), [])
+        with mock.patch.object(_extension, "_cpp_runtime", return_value=["/its/libstdc++.so"]):
+            _extension.find(self.torch())
+        self.assertIn("/its/libstdc++.so -L", self.calls()[-1])
+
     def test_processes_at_once_build_it_once(self):
         code = textwrap.dedent(f"""
             import sys, types
