@@ -81,8 +81,7 @@ void collect_segment(void* user, const stratalloc_segment* segment) {
   info.is_large = segment->is_large;
   info.is_expandable = segment->is_expandable;
   info.owner_private_pool_id = {segment->pool.capture, segment->pool.user};
-  // Pages of a segment that grows come one by one: PyTorch says of none who asked for it.
-  info.context_when_allocated = segment->is_expandable ? nullptr : context_of(segment->stack);
+  // Without the context of who asked for it, which PyTorch drops as soon as a segment is split: its entry has it.
   collected->segments.push_back(std::move(info));
 }
 

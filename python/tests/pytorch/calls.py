@@ -48,6 +48,20 @@ def history():
     del y
 
 
+def history_of_what_is_allocated_alone():
+    torch.cuda.memory._record_memory_history(context="state")
+
+    def asks():
+        return empty(12)
+
+    asks()
+    assert "asks" not in str(torch.cuda.memory._snapshot())
+    x = asks()
+    assert "asks" in str(torch.cuda.memory._snapshot())
+    del x
+    assert "asks" not in str(torch.cuda.memory._snapshot())
+
+
 def annotations():
     torch.cuda.memory._record_memory_history(global_record_annotations=True, compile_context=True)
     with torch.profiler.record_function("hello"):
@@ -197,6 +211,7 @@ def the_packages_own_calls():
 CALLS = [
     statistics,
     history,
+    history_of_what_is_allocated_alone,
     annotations,
     no_memory,
     a_pool,
