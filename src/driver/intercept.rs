@@ -84,7 +84,9 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         false
     }
 
-    /// The optional parts, from those that the inner driver has. Never waits.
+    /// The optional parts, from those that the inner driver has. Never waits. Who asks for one part is answered
+    /// by that one alone: the others are `None` in `parts`, because a driver may take long to say whether it has
+    /// them.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         parts
     }
@@ -149,18 +151,6 @@ impl<D: Driver, I: Interceptor> Intercepted<D, I> {
                 DriverError::new(DriverErrorKind::NotSupported, call, 801, message)
             })?;
             act(part)
-        })
-    }
-
-    fn parts(&self) -> Parts<'_> {
-        let inner = &self.inner;
-        self.interceptor.parts(Parts {
-            virtual_memory: inner.virtual_memory().map(|_| self as _),
-            memory_pools: inner.memory_pools().map(|_| self as _),
-            ipc: inner.ipc().map(|_| self as _),
-            peers: inner.peers().map(|_| self as _),
-            capture: inner.capture().map(|_| self as _),
-            processes: inner.processes().map(|_| self as _),
         })
     }
 
@@ -230,27 +220,33 @@ impl<D: Driver, I: Interceptor> Driver for Intercepted<D, I> {
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.parts().virtual_memory
+        let virtual_memory = self.inner.virtual_memory().map(|_| self as _);
+        self.interceptor.parts(Parts { virtual_memory, ..Parts::default() }).virtual_memory
     }
 
     fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        self.parts().memory_pools
+        let memory_pools = self.inner.memory_pools().map(|_| self as _);
+        self.interceptor.parts(Parts { memory_pools, ..Parts::default() }).memory_pools
     }
 
     fn ipc(&self) -> Option<&dyn Ipc> {
-        self.parts().ipc
+        let ipc = self.inner.ipc().map(|_| self as _);
+        self.interceptor.parts(Parts { ipc, ..Parts::default() }).ipc
     }
 
     fn peers(&self) -> Option<&dyn Peers> {
-        self.parts().peers
+        let peers = self.inner.peers().map(|_| self as _);
+        self.interceptor.parts(Parts { peers, ..Parts::default() }).peers
     }
 
     fn capture(&self) -> Option<&dyn Capture> {
-        self.parts().capture
+        let capture = self.inner.capture().map(|_| self as _);
+        self.interceptor.parts(Parts { capture, ..Parts::default() }).capture
     }
 
     fn processes(&self) -> Option<&dyn Processes> {
-        self.parts().processes
+        let processes = self.inner.processes().map(|_| self as _);
+        self.interceptor.parts(Parts { processes, ..Parts::default() }).processes
     }
 }
 
@@ -357,5 +353,38 @@ impl<D: Driver, I: Interceptor> Capture for Intercepted<D, I> {
 impl<D: Driver, I: Interceptor> Processes for Intercepted<D, I> {
     forward! { Self::through, D::processes;
         list() -> Vec<ProcessUsage>;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::driver::Sim;
+    use crate::driver::sim::SimOptions;
+
+    /// Counts who asks for parts.
+    #[derive(Debug, Default)]
+    struct Asked(AtomicU64);
+
+    impl Interceptor for Asked {
+        fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            parts
+        }
+    }
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Interceptor for Nothing {}
+
+    #[test]
+    fn who_asks_for_one_part_asks_for_no_other() {
+        let inner = Intercepted::with(Sim::new(SimOptions::default()), Asked::default());
+        let driver = Intercepted::with(inner, Nothing);
+        assert!(driver.memory_pools().is_some());
+        assert_eq!(driver.inner().interceptor().0.load(Ordering::Relaxed), 1);
     }
 }
