@@ -1,4 +1,4 @@
-//! What a cache hit costs: `cargo bench --bench hot_path`.
+//! What a cache hit costs: `cargo bench --features stacks --bench hot_path`.
 //!
 //! Configurations come from `ALLOC_CONF`, or are every built-in strategy. The cases are those of
 //! `stratalloc bench`, which runs on machines without cargo.

@@ -2,7 +2,7 @@
 //! word in the configuration, and what shows it over time is a snapshot.
 //!
 //! ```sh
-//! CARGO_PROFILE_RELEASE_DEBUG=line-tables-only cargo run --release --example leak
+//! CARGO_PROFILE_RELEASE_DEBUG=line-tables-only cargo run --release --features stacks --example leak
 //! stratalloc report leak.pickle -o leak.html
 //! ```
 

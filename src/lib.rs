@@ -38,7 +38,7 @@
 //! | `cudarc` | buffers that cudarc's code takes for its own |
 //! | `cuda-dynamic` | the same, with CUDA's version and linking chosen |
 //! | `pluggable` | `backend:pluggable`: allocation functions from a shared library |
-//! | `stacks` | stacks of the program itself for the history and `layers:[track]`; on by default, and in `ffi` |
+//! | `stacks` | stacks of the program itself for the history and `layers:[track]`; in `ffi`, too |
 //! | `replay`, `analysis` | readers of recordings, replays, and what fits |
 //! | `conformance` | what every allocator must do, as tests for yours |
 //! | `ffi` | the C interface and PyTorch's symbols |

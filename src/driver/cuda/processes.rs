@@ -8,18 +8,12 @@
 
 #![expect(unsafe_code, reason = "calling a foreign library")]
 
-use std::ffi::{CString, c_char, c_uint};
+use std::ffi::{CString, c_char, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
 use hashbrown::HashMap;
 use libloading::Library;
-use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as TOO_SMALL,
-    nvmlReturn_enum_NVML_ERROR_NO_PERMISSION as NO_PERMISSION,
-    nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED as NOT_SUPPORTED,
-    nvmlReturn_enum_NVML_SUCCESS as SUCCESS, nvmlReturn_t,
-};
 
 use super::Cuda;
 use crate::driver::{DriverResult, ProcessUsage, Processes};
@@ -34,20 +28,37 @@ const UNTOLD: u64 = u64::MAX;
 /// Processes that may start between the question how many there are and the list.
 const HEADROOM: c_uint = 5;
 
+/// A device's handle (`nvmlDevice_t`): a pointer that only the library follows.
+type DeviceHandle = *mut c_void;
+
+/// `nvmlProcessInfo_t` of `nvml.h`, as the third version of its calls fills it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct ProcessInfo {
+    pid: c_uint,
+    used_bytes: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// `nvmlReturn_t`.
+type Code = c_uint;
+const SUCCESS: Code = 0;
+const NOT_SUPPORTED: Code = 3;
+const NO_PERMISSION: Code = 4;
+/// The list has more entries than there was room for.
+const TOO_SMALL: Code = 7;
+
 /// `nvmlDeviceGetComputeRunningProcesses_v3` and its sisters.
-type ListCall = unsafe extern "C" fn(
-    device: nvmlDevice_t,
-    count: *mut c_uint,
-    list: *mut nvmlProcessInfo_t,
-) -> nvmlReturn_t;
+type ListCall =
+    unsafe extern "C" fn(device: DeviceHandle, count: *mut c_uint, list: *mut ProcessInfo) -> Code;
 
 /// `nvmlInit_v2`.
-type StartCall = unsafe extern "C" fn() -> nvmlReturn_t;
+type StartCall = unsafe extern "C" fn() -> Code;
 /// `nvmlDeviceGetHandleByPciBusId_v2`.
-type FindCall = unsafe extern "C" fn(bus: *const c_char, device: *mut nvmlDevice_t) -> nvmlReturn_t;
+type FindCall = unsafe extern "C" fn(bus: *const c_char, device: *mut DeviceHandle) -> Code;
 
-/// What is called of the library. The bindings load all of its 270 symbols, which takes as long to compile as
-/// a driver of ours.
+/// What is called of the library.
 struct Nvml {
     find: FindCall,
     computing: Option<ListCall>,
@@ -84,7 +95,7 @@ fn library() -> Option<&'static Nvml> {
 }
 
 /// The device at this place on the bus, or what the library returned.
-fn device_at(library: &Nvml, bus: &str) -> Result<nvmlDevice_t, nvmlReturn_t> {
+fn device_at(library: &Nvml, bus: &str) -> Result<DeviceHandle, Code> {
     let bus = CString::new(bus).map_err(|_| NOT_SUPPORTED)?;
     let mut device = ptr::null_mut();
     // SAFETY: the name ends with a zero, and the handle is written only where it says success.
@@ -95,10 +106,7 @@ fn device_at(library: &Nvml, bus: &str) -> Result<nvmlDevice_t, nvmlReturn_t> {
 }
 
 /// What one of the calls that list processes says of the device.
-fn processes_of(
-    device: nvmlDevice_t,
-    call: ListCall,
-) -> Result<Vec<nvmlProcessInfo_t>, nvmlReturn_t> {
+fn processes_of(device: DeviceHandle, call: ListCall) -> Result<Vec<ProcessInfo>, Code> {
     let mut count = 0;
     // SAFETY: a length of zero asks only how many there are, and nothing is written but that.
     match unsafe { call(device, &mut count, ptr::null_mut()) } {
@@ -106,8 +114,7 @@ fn processes_of(
         TOO_SMALL => count = count.saturating_add(HEADROOM),
         other => return Err(other),
     }
-    let nobody =
-        nvmlProcessInfo_t { pid: 0, usedGpuMemory: UNTOLD, gpuInstanceId: 0, computeInstanceId: 0 };
+    let nobody = ProcessInfo { pid: 0, used_bytes: UNTOLD, gpu_instance: 0, compute_instance: 0 };
     let mut list = vec![nobody; count as usize];
     // SAFETY: the list has room for `count` entries, and `count` becomes how many were written.
     match unsafe { call(device, &mut count, list.as_mut_ptr()) } {
@@ -149,7 +156,7 @@ impl Processes for Cuda {
     }
 }
 
-fn failed(call: &'static str, code: nvmlReturn_t) -> DriverError {
+fn failed(call: &'static str, code: Code) -> DriverError {
     let (kind, message) = match code {
         NOT_SUPPORTED => {
             (DriverErrorKind::NotSupported, "the device or its driver has no such list")
@@ -161,12 +168,12 @@ fn failed(call: &'static str, code: nvmlReturn_t) -> DriverError {
 }
 
 /// One entry for each process: one that both computes and draws is in both lists with the same bytes.
-fn merged(processes: impl Iterator<Item = nvmlProcessInfo_t>) -> Vec<ProcessUsage> {
+fn merged(processes: impl Iterator<Item = ProcessInfo>) -> Vec<ProcessUsage> {
     let mut bytes_of = HashMap::<u32, u64>::new();
     for process in processes {
-        if process.usedGpuMemory != UNTOLD {
+        if process.used_bytes != UNTOLD {
             let used = bytes_of.entry(process.pid).or_default();
-            *used = process.usedGpuMemory.max(*used);
+            *used = process.used_bytes.max(*used);
         }
     }
     let usage =
@@ -180,13 +187,8 @@ fn merged(processes: impl Iterator<Item = nvmlProcessInfo_t>) -> Vec<ProcessUsag
 mod tests {
     use super::*;
 
-    fn process(pid: u32, used_gpu_memory: u64) -> nvmlProcessInfo_t {
-        nvmlProcessInfo_t {
-            pid,
-            usedGpuMemory: used_gpu_memory,
-            gpuInstanceId: 0,
-            computeInstanceId: 0,
-        }
+    fn process(pid: u32, used_gpu_memory: u64) -> ProcessInfo {
+        ProcessInfo { pid, used_bytes: used_gpu_memory, gpu_instance: 0, compute_instance: 0 }
     }
 
     #[test]
