@@ -105,7 +105,7 @@ impl Engine {
         let held = || cells.iter().zip(&states);
         let mut now = Vec::new();
         held().for_each(|(cell, state)| add_segments(cell, state, &mut now));
-        now.sort_by_key(|segment: &SegmentLayout| segment.address);
+        SegmentLayout::sort(&mut now);
         check_nothing_drains(pool, &now)?;
         held().try_for_each(|(_, state)| check_nobody_works(pool, state))?;
         check_fits(checkpoint, &now)?;

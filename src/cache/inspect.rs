@@ -103,7 +103,7 @@ impl Engine {
     pub(super) fn layout_of(&self, cells: &[&Arc<HeapCell>]) -> Vec<SegmentLayout> {
         let mut segments = Vec::new();
         cells.iter().for_each(|cell| add_segments(cell, &cell.lock(), &mut segments));
-        segments.sort_by_key(|segment: &SegmentLayout| segment.address);
+        SegmentLayout::sort(&mut segments);
         segments
     }
 

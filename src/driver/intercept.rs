@@ -145,13 +145,8 @@ impl<D: Driver, I: Interceptor> Intercepted<D, I> {
         part: impl FnOnce(&'a D) -> Option<&'a P>,
         act: impl FnOnce(&'a P) -> DriverResult<T>,
     ) -> DriverResult<T> {
-        self.interceptor.around(call, || {
-            let part = part(&self.inner).ok_or_else(|| {
-                let message = "the wrapped driver does not have this part";
-                DriverError::new(DriverErrorKind::NotSupported, call, 801, message)
-            })?;
-            act(part)
-        })
+        let part = part(&self.inner).ok_or_else(|| lacking(call))?;
+        self.interceptor.around(call, || act(part))
     }
 
     // What the arguments of calls mean to the inner driver.
@@ -173,6 +168,12 @@ impl<D: Driver, I: Interceptor> Intercepted<D, I> {
         }
         Ok((device, address))
     }
+}
+
+#[cold]
+fn lacking(call: &'static str) -> DriverError {
+    let message = "the wrapped driver does not have this part";
+    DriverError::new(DriverErrorKind::NotSupported, call, 801, message)
 }
 
 impl<D: Driver, I: Interceptor> Driver for Intercepted<D, I> {

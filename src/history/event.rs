@@ -141,6 +141,11 @@ impl SegmentLayout {
     pub fn bytes_in(&self, states: &[BlockStateName]) -> u64 {
         self.blocks.iter().filter(|b| states.contains(&b.state)).map(|b| b.size_bytes).sum()
     }
+
+    /// Puts segments in address order. Which of two at one address comes first is not said.
+    pub(crate) fn sort(segments: &mut [Self]) {
+        segments.sort_unstable_by_key(|segment| segment.address);
+    }
 }
 
 /// State of a block, with PyTorch's names.

@@ -155,7 +155,7 @@ impl Caching for Switchable {
         let all =
             self.core.ask_all(|g| g.strategy.caching().map(Caching::layout).unwrap_or_default());
         let mut layout: Vec<_> = all.into_iter().flatten().collect();
-        layout.sort_by_key(|segment| segment.address);
+        SegmentLayout::sort(&mut layout);
         layout
     }
 

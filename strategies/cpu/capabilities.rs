@@ -215,7 +215,7 @@ impl Core {
                 }],
             });
         });
-        segments.sort_by_key(|segment| segment.address);
+        SegmentLayout::sort(&mut segments);
         segments
     }
 }

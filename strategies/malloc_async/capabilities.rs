@@ -183,7 +183,7 @@ impl MallocAsyncAllocator {
             }],
         };
         let mut segments: Vec<_> = blocks.of(pool).map(segment).collect();
-        segments.sort_unstable_by_key(|segment| segment.address);
+        SegmentLayout::sort(&mut segments);
         segments
     }
 }

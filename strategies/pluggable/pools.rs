@@ -327,7 +327,7 @@ impl PluggableAllocator {
             }
         };
         let said = self.table.each_then(visit, then);
-        found.sort_by_key(|segment| segment.address);
+        SegmentLayout::sort(&mut found);
         (found, said)
     }
 

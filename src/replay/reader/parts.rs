@@ -44,7 +44,7 @@ impl Parts {
             .filter(|s| s.device.is_none_or(|d| d == device))
             .map(|s| s.layout)
             .collect();
-        segments.sort_unstable_by_key(|s| s.address);
+        SegmentLayout::sort(&mut segments);
         Trace {
             events: self.events,
             segments,
