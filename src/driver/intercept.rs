@@ -84,9 +84,9 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         false
     }
 
-    /// The optional parts, from those that the inner driver has. Never waits. Who asks for one part is answered
-    /// by that one alone: the others are `None` in `parts`, because a driver may take long to say whether it has
-    /// them.
+    /// The optional parts, from those that the inner driver has. Never waits. Who asks for one part is
+    /// answered by that one alone: the others are `None` in `parts`, because a driver may take long to say
+    /// whether it has them.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         parts
     }
