@@ -55,6 +55,7 @@ pub mod config;
 pub mod conformance;
 pub mod driver;
 pub mod error;
+pub(crate) mod event_queue;
 #[cfg(feature = "ffi")]
 pub mod ffi;
 pub mod handle;

@@ -21,8 +21,8 @@ mod pluggable;
 use enum_dispatch::enum_dispatch;
 
 use crate::allocator::{
-    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable,
-    PeerAccess, Pressure, PrivatePools, RawAddresses, Recording, Request, Sharing,
+    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable, Hooks,
+    PeerAccess, PrivatePools, RawAddresses, Recording, Request, Sharing,
 };
 use crate::error::{AllocError, FreeError};
 use crate::layers::front::Fronted;

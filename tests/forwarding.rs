@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
-    DeviceAllocator, Expandable, ExpandableSegment, FreeMemoryCallback, Freed, Imported,
-    OomObserver, PeerAccess, Place, PoolCheckpoint, PoolOptions, Pressure, PrivatePools,
-    RawAddresses, Recording, Request, Restored, ScopeFilter, Sharing, Token,
+    DeviceAllocator, Expandable, ExpandableSegment, Freed, Hooks, Imported, PeerAccess, Place,
+    PoolCheckpoint, PoolOptions, PrivatePools, RawAddresses, Recording, Request, Restored,
+    ScopeFilter, Sharing, Token,
 };
 use stratalloc::config::{Config, FaultSetting, LayerSetting, Settings};
 use stratalloc::driver::sim::SimOptions;
@@ -20,7 +20,7 @@ use stratalloc::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
 };
 use stratalloc::history::{History, SegmentLayout, Snapshot};
-use stratalloc::ids::{DeviceId, HookId, OwnerId, PoolId, StreamId};
+use stratalloc::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use stratalloc::layers;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::sharing::{SharedHandle, SharingError};
@@ -32,12 +32,18 @@ use stratalloc::strategies::{CpuAllocator, Strategy};
 struct Witness {
     owner: OwnerId,
     heard: AtomicU64,
+    hooks: Hooks,
     history: Arc<History>,
 }
 
 impl Witness {
     fn new() -> Self {
-        Self { owner: OwnerId::next(), heard: AtomicU64::new(0), history: Arc::default() }
+        Self {
+            owner: OwnerId::next(),
+            heard: AtomicU64::new(0),
+            hooks: Hooks::new(),
+            history: Arc::default(),
+        }
     }
 
     /// Each call without an answer leaves its own mark.
@@ -82,8 +88,8 @@ impl DeviceAllocator for Witness {
         Some(self)
     }
 
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(self)
+    fn hooks(&self) -> Option<&Hooks> {
+        Some(&self.hooks)
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
@@ -297,22 +303,6 @@ impl RawAddresses for Witness {
     }
 }
 
-impl Pressure for Witness {
-    fn add_free_memory_callback(&self, _: FreeMemoryCallback) -> HookId {
-        self.hear(7);
-        HookId(71)
-    }
-
-    fn add_oom_observer(&self, _: OomObserver) -> HookId {
-        self.hear(8);
-        HookId(72)
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        hook == HookId(73)
-    }
-}
-
 /// Asks every method of `through`, which wraps `witness`. Generic, so that the wrapper's own impl is
 /// asked and not what it dereferences to.
 #[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
@@ -327,7 +317,7 @@ fn answers_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
 
 #[expect(clippy::unwrap_used, reason = "a part of tests, which may unwrap")]
 fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &Witness) {
-    let (side, marked) = (StreamId(60), 0x1_1111_1111_1111);
+    let (side, marked) = (StreamId(60), 0x1_1110_0111_1111);
     witness.heard.store(0, Ordering::Relaxed);
 
     let allocation = through.allocate(Request::new(5, side)).unwrap();
@@ -385,10 +375,7 @@ fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &
     counters.reset_peaks();
     counters.reset_accumulated();
 
-    let pressure = through.pressure().unwrap();
-    assert_eq!(pressure.add_free_memory_callback(Arc::new(|| true)), HookId(71));
-    assert_eq!(pressure.add_oom_observer(Arc::new(|_| {})), HookId(72));
-    assert!(pressure.remove_hook(HookId(73)) && !pressure.remove_hook(HookId(74)));
+    assert!(std::ptr::eq(through.hooks().unwrap(), &raw const witness.hooks));
     let recording = through.recording().expect("it records");
     assert!(Arc::ptr_eq(recording.history(), &witness.history));
     assert!(recording.snapshot().segments.is_empty());
@@ -458,7 +445,7 @@ fn a_layer_that_moves_blocks_hides_what_would_name_the_wrong_ones() {
     assert!(moved.private_pools().is_none() && moved.sharing().is_none());
     assert!(moved.cross_stream().is_some() && moved.caching().is_some());
     assert!(moved.counters().is_some() && moved.raw_addresses().is_some());
-    assert!(moved.pressure().is_some() && moved.peer_access().is_some());
+    assert!(moved.hooks().is_some() && moved.peer_access().is_some());
     assert_eq!(moved.name(), "witness");
 }
 
@@ -494,7 +481,7 @@ fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
         assert_eq!(least.name(), "user");
         assert!(least.cross_stream().is_none() && least.caching().is_none());
         assert!(least.counters().is_none() && least.raw_addresses().is_none());
-        assert!(least.pressure().is_none() && least.peer_access().is_none());
+        assert!(least.hooks().is_none() && least.peer_access().is_none());
         assert!(least.sharing().is_none() && least.private_pools().is_none());
     }
     is_bare(&Least);

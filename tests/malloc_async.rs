@@ -15,8 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Pressure, RawAddresses, Recording,
-    Request,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, RawAddresses, Recording, Request,
 };
 use stratalloc::config::{Compat, Config, Settings};
 use stratalloc::driver::sim::SimOptions;
@@ -234,7 +233,7 @@ fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
     let bed = sim(128);
     let seen = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&seen);
-    bed.allocator.add_oom_observer(Arc::new(move |report| {
+    bed.allocator.hooks().unwrap().add_oom_observer(Arc::new(move |report| {
         assert_eq!(report.requested_bytes, 100 * MIB);
         count.fetch_add(1, Ordering::Relaxed);
     }));
@@ -259,7 +258,7 @@ fn free_memory_callbacks_are_asked_before_anything_is_waited_for() {
     let kept = allocator.allocate(Request::new(96 * MIB, StreamId::DEFAULT)).unwrap();
     let cell = Arc::new(parking_lot::Mutex::new(Some(kept)));
     let weak = Arc::downgrade(&allocator);
-    allocator.add_free_memory_callback(Arc::new(move || {
+    allocator.hooks().unwrap().add_free_memory_callback(Arc::new(move || {
         let allocator = weak.upgrade().expect("it calls");
         cell.lock().take().is_some_and(|block| allocator.free(block).is_ok())
     }));

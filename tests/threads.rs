@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Pressure, Request};
+use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Request};
 use stratalloc::cache::Engine;
 use stratalloc::config::{Config, Settings};
 use stratalloc::driver::sim::{EventMode, SimOptions};
@@ -244,7 +244,7 @@ fn a_callback_may_free_and_an_observer_may_allocate() {
     let bed = Arc::new(Bed::new(Settings::default()));
     let hoard = Arc::new(Mutex::new(vec![bed.take(600 * MIB, 0).expect("it fits")]));
     let (of_callback, hoarded) = (Arc::downgrade(&bed), Arc::clone(&hoard));
-    bed.engine().add_free_memory_callback(Arc::new(move || {
+    bed.engine().hooks().unwrap().add_free_memory_callback(Arc::new(move || {
         let bed = of_callback.upgrade().expect("it lives");
         let hoarded = hoarded.lock().expect("no thread panics").pop();
         let freed = hoarded.is_some();
@@ -253,7 +253,7 @@ fn a_callback_may_free_and_an_observer_may_allocate() {
     }));
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (of_observer, reports) = (Arc::downgrade(&bed), Arc::clone(&seen));
-    bed.engine().add_oom_observer(Arc::new(move |report| {
+    bed.engine().hooks().unwrap().add_oom_observer(Arc::new(move |report| {
         let bed = of_observer.upgrade().expect("it lives");
         let inside = bed.take(512, 0).expect("a small block fits");
         bed.give(inside);
@@ -270,7 +270,7 @@ fn a_callback_may_free_and_an_observer_may_allocate() {
 #[test]
 fn a_callback_that_panics_leaves_a_working_allocator() {
     let bed = Bed::new(Settings::default());
-    bed.engine().add_free_memory_callback(Arc::new(|| panic!("a user's mistake")));
+    bed.engine().hooks().unwrap().add_free_memory_callback(Arc::new(|| panic!("a user's mistake")));
     let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bed.take(512, 0)));
     assert!(taken.is_err());
     bed.check_at_rest();

@@ -4,6 +4,7 @@
 //! [`DeviceAllocator::free`]; everything else is a capability that callers ask for and that may be
 //! absent. Every wrapper must forward every method; `forward_device_allocator!` writes that.
 
+mod hooks;
 mod peers;
 mod pools;
 mod recording;
@@ -15,14 +16,13 @@ use std::sync::Arc;
 use enum_dispatch::enum_dispatch;
 
 use crate::config::Config;
-use crate::error::{
-    AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory, PoolError,
-};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
-use crate::ids::{HookId, OwnerId, PoolId, StreamId};
+use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::{Statistics, Usage};
 
+pub use hooks::{FreeMemoryCallback, Hooks, OomObserver};
 pub use peers::PeerAccess;
 pub use pools::{
     Checkpoints, Freed, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools,
@@ -206,8 +206,8 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Hooks for memory pressure.
-    fn pressure(&self) -> Option<&dyn Pressure> {
+    /// Functions of users that are called under memory pressure.
+    fn hooks(&self) -> Option<&Hooks> {
         None
     }
 
@@ -281,8 +281,8 @@ macro_rules! forward_device_allocator {
         fn raw_addresses(&$self) -> Option<&dyn $crate::allocator::RawAddresses> {
             $inner.raw_addresses()
         }
-        fn pressure(&$self) -> Option<&dyn $crate::allocator::Pressure> {
-            $inner.pressure()
+        fn hooks(&$self) -> Option<&$crate::allocator::Hooks> {
+            $inner.hooks()
         }
         fn private_pools(&$self) -> Option<&dyn $crate::allocator::PrivatePools> {
             $inner.private_pools()
@@ -469,20 +469,4 @@ pub trait RawAddresses: Send + Sync {
     ///
     /// [`HandleError`]; nothing has changed then.
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError>;
-}
-
-/// Called when a request found no cached block; says whether it freed anything.
-pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
-/// Called with the report when a request has failed.
-pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
-
-/// Hooks for memory pressure. All of them run with no lock held and may allocate and free.
-pub trait Pressure: Send + Sync {
-    /// Adds a callback that is asked to free something before memory is taken from the driver.
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId;
-    /// Adds an observer of failed requests.
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId;
-    /// Removes a callback or an observer, and says whether it was there. A call on another thread may still
-    /// run.
-    fn remove_hook(&self, hook: HookId) -> bool;
 }

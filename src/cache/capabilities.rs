@@ -7,14 +7,13 @@ use super::engine::Engine;
 use crate::allocator::Allocation;
 use crate::allocator::{
     BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator,
-    Expandable, ExpandableSegment, FreeMemoryCallback, OomObserver, PeerAccess, PoolCheckpoint,
-    PoolOptions, Pressure, PrivatePools, RawAddresses, Recording, Request, Restored, ScopeFilter,
-    Sharing,
+    Expandable, ExpandableSegment, Hooks, PeerAccess, PoolCheckpoint, PoolOptions, PrivatePools,
+    RawAddresses, Recording, Request, Restored, ScopeFilter, Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::{History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, HookId, PoolId, StreamId};
+use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::stats::{Statistics, Usage};
 
 impl DeviceAllocator for Engine {
@@ -48,8 +47,8 @@ impl DeviceAllocator for Engine {
         self.keeps_addresses().then_some(self as &dyn RawAddresses)
     }
 
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(self)
+    fn hooks(&self) -> Option<&Hooks> {
+        Some(&self.hooks)
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
@@ -210,20 +209,6 @@ fn of_address(error: HandleError) -> HandleError {
     match error {
         HandleError::Stale { address } => HandleError::UnknownAddress { address },
         other => other,
-    }
-}
-
-impl Pressure for Engine {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
-        self.hooks.add_callback(callback)
-    }
-
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
-        self.hooks.add_observer(observer)
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        self.hooks.remove(hook)
     }
 }
 

@@ -10,15 +10,15 @@ use parking_lot::{Mutex, MutexGuard};
 use super::addresses::AddressMap;
 use super::capture::Captures;
 use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable, Home};
-use super::events::{Attention, EventQueue};
+use super::events::{Attention, Waiting};
 use super::growth::{Growth, Reserved};
-use super::hooks::Hooks;
 use super::pools::PoolHeaps;
 use super::sharing::Shared;
-use crate::allocator::{Allocation, Place, Request, Token};
+use crate::allocator::{Allocation, Hooks, Place, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::event_queue::EventQueue;
 use crate::heap::{BlockId, Completed, FitRules, HandOut, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
@@ -45,7 +45,7 @@ pub struct Engine {
     pub(super) owner: OwnerId,
     pub(super) heaps: HeapTable,
     pub(super) attention: Arc<Attention>,
-    pub(super) events: EventQueue,
+    pub(super) events: EventQueue<Waiting>,
     pub(super) scopes: Scopes<Arc<PoolHeaps>>,
     pub(super) captures: Captures,
     pub(super) ledger: Ledger,
@@ -84,7 +84,7 @@ impl Engine {
             reserved: Arc::clone(&growth.reserved),
             growth: Mutex::new(growth),
             addresses: options.raw_addresses.then(AddressMap::default),
-            hooks: Hooks::new(owner),
+            hooks: Hooks::new(),
             shared,
             clock: AtomicU64::new(0),
             history: Arc::clone(&options.history),

@@ -2,26 +2,22 @@
 //!
 //! A free of such a block records one event per stream and returns. Every later allocation asks the
 //! oldest event of each stream whether it has finished, and stops at the first that has not, so a
-//! stream's events are answered in order. A stream that is another one on each thread counts as many.
-//! Events are reused.
+//! stream's events are answered in order (`event_queue`).
 //!
 //! Source: PyTorch's `record_stream` rules.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::driver::{
-    Timeline, may_be_captured, record_outside_graphs, synchronize_outside_captures, timeline_of,
-};
+use crate::driver::may_be_captured;
 use crate::error::{DriverError, DriverErrorKind, HandleError};
+use crate::event_queue::Recorded;
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::{Action, Listener};
-use crate::ids::{EventId, PoolId, StreamId};
+use crate::ids::PoolId;
 
 /// Whether a request must look at more than its heap: how many events are waited for, how many scopes are
 /// open or blocks deferred, and whether somebody records. One number, so that a hit asks once.
@@ -70,65 +66,11 @@ impl Listener for Attention {
     }
 }
 
-/// One event that one draining block waits for.
+/// A draining block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
-    event: EventId,
-    on: Timeline,
+pub(super) struct Waiting {
     heap: u32,
     slot: Slot,
-    /// Events are drained in the order in which blocks were freed.
-    sequence: u64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct EventQueue {
-    queues: Mutex<Queues>,
-}
-
-/// Recorded events, each with its stream.
-pub(super) type Waits = SmallVec<[(EventId, StreamId); 4]>;
-
-#[derive(Debug, Default)]
-struct Queues {
-    /// Timelines with pending events, oldest event first in each.
-    active: Vec<VecDeque<Pending>>,
-    /// Empty queues, kept for their capacity.
-    idle: Vec<VecDeque<Pending>>,
-    /// Events that nothing waits for.
-    spare: Vec<EventId>,
-    next_sequence: u64,
-}
-
-impl Queues {
-    #[inline]
-    fn push(&mut self, pending: Pending) {
-        let same = |queue: &&mut VecDeque<Pending>| {
-            queue.front().is_some_and(|first| first.on == pending.on)
-        };
-        match self.active.iter_mut().find(same) {
-            Some(queue) => queue.push_back(pending),
-            None => {
-                let mut queue = self.idle.pop().unwrap_or_default();
-                queue.push_back(pending);
-                self.active.push(queue);
-            }
-        }
-    }
-}
-
-impl EventQueue {
-    /// Takes all pending events, in the order in which their blocks were freed.
-    fn take_all(&self) -> Vec<Pending> {
-        let mut queues = self.queues.lock();
-        let mut all = Vec::new();
-        while let Some(mut queue) = queues.active.pop() {
-            all.extend(queue.drain(..));
-            queues.idle.push(queue);
-        }
-        all.sort_by_key(|pending| pending.sequence);
-        all
-    }
 }
 
 impl Engine {
@@ -180,7 +122,7 @@ impl Engine {
         match self.start_draining(cell, address, id, &uses, count) {
             Some(slot) => self.wait_for_events(waits, cell, slot),
             None => {
-                self.give_events_back(waits);
+                self.events.give_back(waits);
                 return self.free_block(cell, address, find).map(drop);
             }
         }
@@ -210,58 +152,16 @@ impl Engine {
     }
 
     /// Makes the draining block at `slot` free when these events have passed.
-    pub(super) fn wait_for_events(&self, waits: Waits, cell: &HeapCell, slot: Slot) {
-        let mut queues = self.events.queues.lock();
-        let sequence = queues.next_sequence;
-        queues.next_sequence += 1;
-        for (event, stream) in waits {
-            let on = timeline_of(&*self.driver, stream);
-            queues.push(Pending { event, on, heap: cell.number, slot, sequence });
-            self.attention.0.fetch_add(1, Ordering::Relaxed);
-        }
+    pub(super) fn wait_for_events(&self, waits: Recorded, cell: &HeapCell, slot: Slot) {
+        // Counted first: another thread may see them pass at once.
+        self.attention.0.fetch_add(waits.len() as u64, Ordering::Relaxed);
+        self.events.push(&*self.driver, waits, Waiting { heap: cell.number, slot });
     }
 
     /// Records an event on each use's stream. Streams that are gone have none: the device was waited for.
     /// All or none.
-    pub(super) fn record_events(&self, uses: &[StreamUse]) -> Result<Waits, DriverError> {
-        let mut waits = Waits::new();
-        for &StreamUse { stream, .. } in uses {
-            let failed = match self.record_new_event(stream) {
-                Ok(event) => {
-                    waits.push((event, stream));
-                    continue;
-                }
-                // The stream is gone, and nothing can be recorded on it: wait for its work.
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    synchronize_outside_captures(&*self.driver)
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = failed {
-                self.give_events_back(waits);
-                return Err(error);
-            }
-        }
-        Ok(waits)
-    }
-
-    /// Events that nothing waits for after all.
-    fn give_events_back(&self, waits: Waits) {
-        self.events.queues.lock().spare.extend(waits.into_iter().map(|(event, _)| event));
-    }
-
-    #[inline]
-    fn record_new_event(&self, stream: StreamId) -> Result<EventId, DriverError> {
-        let spare = self.events.queues.lock().spare.pop();
-        let event = match spare {
-            Some(event) => event,
-            None => self.driver.create_event()?,
-        };
-        if let Err(error) = record_outside_graphs(&*self.driver, event, stream) {
-            self.events.queues.lock().spare.push(event);
-            return Err(error);
-        }
-        Ok(event)
+    pub(super) fn record_events(&self, uses: &[StreamUse]) -> Result<Recorded, DriverError> {
+        self.events.record(&*self.driver, uses.iter().map(|by| by.stream))
     }
 
     /// Frees blocks whose events have finished. Skipped when another thread is at it.
@@ -271,47 +171,12 @@ impl Engine {
     /// [`DriverError`] when an event cannot be queried; its block goes on waiting.
     #[cold]
     pub fn poll_events(&self) -> Result<(), DriverError> {
-        match self.events.queues.try_lock() {
-            Some(mut queues) => self.poll(&mut queues),
-            None => Ok(()),
-        }
+        self.events.try_poll(&*self.driver, |block| self.pass(block))
     }
 
     /// Like [`poll_events`](Self::poll_events), but waits for another thread that is at it.
     pub(super) fn poll_events_surely(&self) -> Result<(), DriverError> {
-        self.poll(&mut self.events.queues.lock())
-    }
-
-    /// A stream whose event cannot be queried is passed over; the first error is told, unless a capture is
-    /// the reason.
-    fn poll(&self, queues: &mut Queues) -> Result<(), DriverError> {
-        let mut failed = None;
-        let mut at = 0;
-        while at < queues.active.len() {
-            let queue = &mut queues.active[at];
-            while let Some(&first) = queue.front() {
-                match self.driver.query_event(first.event) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    // A capture keeps it from being asked.
-                    Err(error) if error.kind == DriverErrorKind::CaptureActive => break,
-                    Err(error) => {
-                        failed = failed.or(Some(error));
-                        break;
-                    }
-                }
-                queue.pop_front();
-                queues.spare.push(first.event);
-                self.pass(first);
-            }
-            if queue.is_empty() {
-                let queue = queues.active.swap_remove(at);
-                queues.idle.push(queue);
-            } else {
-                at += 1;
-            }
-        }
-        failed.map_or(Ok(()), Err)
+        self.events.poll(&*self.driver, |block| self.pass(block))
     }
 
     /// Waits for every pending event and frees the blocks. May wait for running work.
@@ -325,44 +190,18 @@ impl Engine {
 
     /// Like [`drain_events`](Self::drain_events), for the blocks of one pool only.
     pub(super) fn drain_events_of(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
-        let mut failed = self.settle_deferred_surely().err();
-        for pending in self.events.take_all() {
-            let of = self.heaps.get(pending.heap).map(|cell| cell.pool());
-            if pool.is_some() && of != pool {
-                self.events.queues.lock().push(pending);
-                continue;
-            }
-            if let Err(error) = self.driver.synchronize_event(pending.event) {
-                self.events.queues.lock().push(pending);
-                // A capture may keep it from being waited for.
-                if error.kind != DriverErrorKind::CaptureActive {
-                    failed = failed.or(Some(error));
-                }
-                continue;
-            }
-            self.events.queues.lock().spare.push(pending.event);
-            self.pass(pending);
-        }
-        failed.map_or(Ok(()), Err)
+        let settled = self.settle_deferred_surely();
+        let of = |block: Waiting| self.heaps.get(block.heap).map(|cell| cell.pool());
+        let wanted = |block| pool.is_none() || of(block) == pool;
+        settled.and(self.events.drain(&*self.driver, wanted, |block| self.pass(block)))
     }
 
     /// One event of a block has passed.
     #[inline]
-    fn pass(&self, pending: Pending) {
+    fn pass(&self, block: Waiting) {
         self.attention.0.fetch_sub(1, Ordering::Relaxed);
-        let cell = self.heaps.get(pending.heap).expect("heaps are never removed");
-        self.complete(cell, pending.slot);
-    }
-
-    /// Gives the events back to the driver, when the engine goes.
-    pub(super) fn destroy_events(&self) {
-        for pending in self.events.take_all() {
-            self.events.queues.lock().spare.push(pending.event);
-        }
-        for event in std::mem::take(&mut self.events.queues.lock().spare) {
-            // Nobody is left who could be told; the driver drops its events with its context.
-            let _ = self.driver.destroy_event(event);
-        }
+        let cell = self.heaps.get(block.heap).expect("heaps are never removed");
+        self.complete(cell, block.slot);
     }
 }
 

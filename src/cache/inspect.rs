@@ -197,6 +197,6 @@ impl Drop for Engine {
             }
         }
         self.drop_pages();
-        self.destroy_events();
+        self.events.destroy(&*self.driver);
     }
 }

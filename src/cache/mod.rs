@@ -24,7 +24,6 @@ mod events;
 mod expandable;
 mod growth;
 mod hints;
-mod hooks;
 mod imports;
 mod inspect;
 #[cfg(feature = "replay")]
@@ -41,7 +40,6 @@ mod statistics;
 
 pub use crate::heap::Broken;
 pub use engine::{Engine, EngineOptions};
-pub(crate) use hooks::Hooks;
 pub use inspect::Foresight;
 #[cfg(feature = "replay")]
 pub(crate) use install::groups;

@@ -5,30 +5,17 @@
 //! page is mapped between the opening of the old ones and the first new one.
 
 use super::engine::Engine;
-use crate::driver::{Driver, Peers};
-use crate::error::{DriverError, DriverErrorKind};
+use crate::driver::open_to_peer;
+use crate::error::DriverError;
 use crate::ids::DeviceId;
-
-fn not_supported(message: String) -> DriverError {
-    DriverError::new(DriverErrorKind::NotSupported, "enable_access", 0, message)
-}
 
 impl Engine {
     pub(super) fn let_in(&self, device: DeviceId) -> Result<(), DriverError> {
-        let own = self.device.device;
-        if device == own {
-            return Err(not_supported(format!("device {device} is no peer of itself")));
-        }
-        let none = || not_supported(format!("no other device reaches device {own}"));
-        let peers: &dyn Peers = self.driver.peers().ok_or_else(none)?;
         let mut growth = self.growth.lock();
         if growth.peers.contains(&device) {
             return Ok(());
         }
-        if !peers.can_access(device)? {
-            return Err(not_supported(format!("device {device} cannot reach device {own}")));
-        }
-        peers.enable_access(device)?;
+        open_to_peer(&*self.driver, device)?;
         self.open_pages_to(device)?;
         growth.peers.push(device);
         Ok(())

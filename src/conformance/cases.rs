@@ -65,7 +65,7 @@ impl Case<'_> {
     }
 
     pub(super) fn pressure(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.pressure().is_some())? {
+        if !self.asks(|allocator| allocator.hooks().is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no hooks for memory pressure" });
         }
         let piece = self.options.device_bytes / PIECES;
@@ -73,13 +73,13 @@ impl Case<'_> {
         self.once(&|bed| {
             let asked = Arc::new(AtomicU64::new(0));
             let told = Arc::new(AtomicU64::new(0));
-            let Some(pressure) = bed.allocator.pressure() else { return Ok(()) };
+            let Some(hooks) = bed.allocator.hooks() else { return Ok(()) };
             let (asks, tells) = (Arc::clone(&asked), Arc::clone(&told));
-            let callback = pressure.add_free_memory_callback(Arc::new(move || {
+            let callback = hooks.add_free_memory_callback(Arc::new(move || {
                 asks.fetch_add(1, Ordering::Relaxed);
                 false
             }));
-            let observer = pressure.add_oom_observer(Arc::new(move |report| {
+            let observer = hooks.add_oom_observer(Arc::new(move |report| {
                 tells.store(report.requested_bytes, Ordering::Relaxed);
             }));
             bed.lines.push("add a callback and an observer".to_owned());
@@ -94,9 +94,9 @@ impl Case<'_> {
                 told if told == piece => {}
                 told => return Err(format!("{piece} bytes failed, the observer heard of {told}")),
             }
-            let Some(pressure) = bed.allocator.pressure() else { return Ok(()) };
+            let Some(hooks) = bed.allocator.hooks() else { return Ok(()) };
             for hook in [callback, observer] {
-                if !pressure.remove_hook(hook) || pressure.remove_hook(hook) {
+                if !hooks.remove(hook) || hooks.remove(hook) {
                     return Err("a hook is not removed once and no more than once".to_owned());
                 }
             }

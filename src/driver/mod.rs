@@ -279,6 +279,27 @@ pub(crate) fn captured(stream: StreamId) -> DriverError {
     DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
 }
 
+/// Lets another device use what this one allocates from now on and did before. Mapped pages and
+/// stream-ordered pools are opened one by one besides.
+///
+/// # Errors
+///
+/// [`DriverError`] when that device is this one, or cannot reach it.
+pub(crate) fn open_to_peer(driver: &dyn Driver, device: DeviceId) -> DriverResult<()> {
+    let own = driver.info().device;
+    let refuse =
+        |message| DriverError::new(DriverErrorKind::NotSupported, "enable_access", 0, message);
+    if device == own {
+        return Err(refuse(format!("device {device} is no peer of itself")));
+    }
+    let peers =
+        driver.peers().ok_or_else(|| refuse(format!("no other device reaches device {own}")))?;
+    if !peers.can_access(device)? {
+        return Err(refuse(format!("device {device} cannot reach device {own}")));
+    }
+    peers.enable_access(device)
+}
+
 /// A physical piece of memory that can be mapped: CUDA's `CUmemGenericAllocationHandle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PhysicalId(pub u64);

@@ -125,7 +125,7 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
                 // SAFETY: the caller's function, with the caller's pointer.
                 unsafe { told(lent.user(), device, report.requested_bytes, total, free) };
             };
-            instance.pressure().add_oom_observer(Arc::new(observer)).0
+            instance.hooks().add_oom_observer(Arc::new(observer)).0
         };
     // SAFETY: our caller's promise.
     unsafe { add(handle, told, (release, user), id, add_to) }
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
 /// Removes an observer of failed requests, as `stratalloc_tracker_remove` does.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_oom_observer_remove(handle: u64, id: u64) -> Status {
-    remove(handle, id, |instance| instance.pressure().remove_hook(HookId(id)))
+    remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }
 
 /// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
     let add_to = |instance: &Instance, asked: unsafe extern "C" fn(_) -> c_int, lent: Arc<Lent>| {
         // SAFETY: the caller's function, with the caller's pointer.
         let callback = move || unsafe { asked(lent.user()) } != 0;
-        instance.pressure().add_free_memory_callback(Arc::new(callback)).0
+        instance.hooks().add_free_memory_callback(Arc::new(callback)).0
     };
     // SAFETY: our caller's promise.
     unsafe { add(handle, asked, (release, user), id, add_to) }
@@ -163,5 +163,5 @@ pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
 /// Removes such a function, as `stratalloc_tracker_remove` does.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_free_memory_callback_remove(handle: u64, id: u64) -> Status {
-    remove(handle, id, |instance| instance.pressure().remove_hook(HookId(id)))
+    remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }

@@ -7,7 +7,7 @@ use super::guard::{Failure, bad_configuration};
 use super::said::warn;
 use super::uncached::{self, Uncached};
 use crate::allocator::{
-    Caching, Checkpoints, Counters, DeviceAllocator, Expandable, PeerAccess, PoolOptions, Pressure,
+    Caching, Checkpoints, Counters, DeviceAllocator, Expandable, Hooks, PeerAccess, PoolOptions,
     PrivatePools, RawAddresses, Recording, Request, ScopeFilter, Sharing,
 };
 use crate::config::{Config, PeersSetting, from_process};
@@ -197,8 +197,8 @@ impl Instance {
         self.allocator.expandable().ok_or_else(|| self.lacks("expandable segments"))
     }
 
-    pub(super) fn pressure(&self) -> &dyn Pressure {
-        &self.allocator
+    pub(super) fn hooks(&self) -> &Hooks {
+        self.allocator.hooks().expect("every switchable allocator has them")
     }
 
     pub(super) fn counters(&self) -> &dyn Counters {

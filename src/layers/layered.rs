@@ -10,14 +10,13 @@ use std::ops::Deref;
 
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
-    DeviceAllocator, Expandable, ExpandableSegment, FreeMemoryCallback, Imported, OomObserver,
-    PeerAccess, PoolCheckpoint, PoolOptions, Pressure, PrivatePools, RawAddresses, Recording,
-    Request, Restored, ScopeFilter, Sharing,
+    DeviceAllocator, Expandable, ExpandableSegment, Hooks, Imported, PeerAccess, PoolCheckpoint,
+    PoolOptions, PrivatePools, RawAddresses, Recording, Request, Restored, ScopeFilter, Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
-use crate::ids::{DeviceId, HookId, PoolId, StreamId};
+use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::Statistics;
 
@@ -172,10 +171,6 @@ fn sharing_of<A: DeviceAllocator>(inner: &A) -> &dyn Sharing {
     inner.sharing().expect(PRESENT)
 }
 
-fn pressure_of<A: DeviceAllocator>(inner: &A) -> &dyn Pressure {
-    inner.pressure().expect(PRESENT)
-}
-
 fn peers_of<A: DeviceAllocator>(inner: &A) -> &dyn PeerAccess {
     inner.peer_access().expect(PRESENT)
 }
@@ -239,8 +234,8 @@ impl<L: Layer> DeviceAllocator for Layered<L> {
         raw.map(|_| self as &dyn RawAddresses)
     }
 
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        self.0.inner().pressure().map(|_| self as &dyn Pressure)
+    fn hooks(&self) -> Option<&Hooks> {
+        self.0.inner().hooks()
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
@@ -349,20 +344,6 @@ impl<L: Layer> RawAddresses for Layered<L> {
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         self.0.record_stream_raw(address, stream)
-    }
-}
-
-impl<L: Layer> Pressure for Layered<L> {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
-        pressure_of(self.0.inner()).add_free_memory_callback(callback)
-    }
-
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
-        pressure_of(self.0.inner()).add_oom_observer(observer)
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        pressure_of(self.0.inner()).remove_hook(hook)
     }
 }
 

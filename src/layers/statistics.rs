@@ -40,15 +40,6 @@ fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// The counter of a block's kind and the common one.
-fn both(family: &mut PerPool, size_bytes: u64, change: impl Fn(&mut Counter)) {
-    change(&mut family.all);
-    change(match PoolKind::of(size_bytes) {
-        PoolKind::Small => &mut family.small,
-        PoolKind::Large => &mut family.large,
-    });
-}
-
 /// What callers hold and, of what is given back, what the allocator below still waits for.
 fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> PerPool {
     let waiting =
@@ -65,11 +56,6 @@ fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> Per
     add(&mut held.small, waiting(&active.small, &allocated.small));
     add(&mut held.large, waiting(&active.large, &allocated.large));
     held
-}
-
-/// Something for each counter of a family.
-fn each(family: &mut PerPool, change: impl Fn(&mut Counter)) {
-    [&mut family.all, &mut family.small, &mut family.large].into_iter().for_each(change);
 }
 
 impl Own {
@@ -89,17 +75,17 @@ impl Watch for Count {
     }
 
     fn took(&self, block: &Block) {
-        let bytes = signed(block.size_bytes);
+        let (kind, bytes) = (PoolKind::of(block.size_bytes), signed(block.size_bytes));
         let mut own = self.own.lock();
-        both(&mut own.blocks, block.size_bytes, |counter| counter.increase(1));
-        both(&mut own.bytes, block.size_bytes, |counter| counter.increase(bytes));
+        own.blocks.increase(kind, 1);
+        own.bytes.increase(kind, bytes);
     }
 
     fn freed(&self, size_bytes: u64) {
-        let bytes = signed(size_bytes);
+        let (kind, bytes) = (PoolKind::of(size_bytes), signed(size_bytes));
         let mut own = self.own.lock();
-        both(&mut own.blocks, size_bytes, |counter| counter.decrease(1));
-        both(&mut own.bytes, size_bytes, |counter| counter.decrease(bytes));
+        own.blocks.decrease(kind, 1);
+        own.bytes.decrease(kind, bytes);
     }
 
     fn statistics(&self, below: Option<Statistics>) -> Statistics {
@@ -119,17 +105,12 @@ impl Watch for Count {
 
     fn reset_peaks(&self) {
         let mut own = self.own.lock();
-        own.families().into_iter().for_each(|family| each(family, |c| c.peak = c.current));
+        own.families().into_iter().for_each(PerPool::reset_peaks);
     }
 
     fn reset_accumulated(&self) {
         let mut own = self.own.lock();
-        own.families().into_iter().for_each(|family| {
-            each(family, |c| {
-                c.allocated = 0;
-                c.freed = 0;
-            });
-        });
+        own.families().into_iter().for_each(PerPool::reset_accumulated);
         own.ooms = 0;
     }
 }

@@ -44,6 +44,41 @@ pub struct PerPool {
     pub small: Counter,
 }
 
+impl PerPool {
+    /// Goes up by `n` (not negative), for both kinds together and for this one.
+    pub fn increase(&mut self, kind: PoolKind, n: i64) {
+        self.all.increase(n);
+        self.of_kind(kind).increase(n);
+    }
+
+    /// Goes down by `n` (not negative), for both kinds together and for this one.
+    pub fn decrease(&mut self, kind: PoolKind, n: i64) {
+        self.all.decrease(n);
+        self.of_kind(kind).decrease(n);
+    }
+
+    fn of_kind(&mut self, kind: PoolKind) -> &mut Counter {
+        match kind {
+            PoolKind::Small => &mut self.small,
+            PoolKind::Large => &mut self.large,
+        }
+    }
+
+    fn counters(&mut self) -> [&mut Counter; 3] {
+        [&mut self.all, &mut self.large, &mut self.small]
+    }
+
+    /// Peaks become current values.
+    pub fn reset_peaks(&mut self) {
+        self.counters().into_iter().for_each(|counter| counter.peak = counter.current);
+    }
+
+    /// Sums become zero.
+    pub fn reset_accumulated(&mut self) {
+        self.counters().into_iter().for_each(|counter| (counter.allocated, counter.freed) = (0, 0));
+    }
+}
+
 /// Every counter of an allocator at one moment. Byte counts are bytes.
 ///
 /// Source of names and meanings: PyTorch's `torch.cuda.memory_stats()`.

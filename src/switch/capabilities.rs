@@ -10,13 +10,12 @@ use std::sync::Arc;
 use super::{Switchable, is_unknown};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    Expandable, ExpandableSegment, FreeMemoryCallback, Imported, OomObserver, PeerAccess, Pressure,
-    RawAddresses, Recording, Sharing,
+    Expandable, ExpandableSegment, Imported, PeerAccess, RawAddresses, Recording, Sharing,
 };
 use crate::config::Config;
 use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, HookId, StreamId};
+use crate::ids::{DeviceId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::{Statistics, Usage};
 use crate::strategies::Strategy;
@@ -246,20 +245,6 @@ impl RawAddresses for Switchable {
         let current = self.core.call(|generation| record(&generation.strategy));
         let found = current.or_else(|| self.core.ask(|generation| record(&generation.strategy)));
         found.unwrap_or(Err(HandleError::UnknownAddress { address }))
-    }
-}
-
-impl Pressure for Switchable {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
-        self.core.hooks.add_callback(callback)
-    }
-
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
-        self.core.hooks.add_observer(observer)
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        self.core.hooks.remove(hook)
     }
 }
 

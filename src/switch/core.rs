@@ -16,13 +16,12 @@ use super::error::SwitchError;
 use super::generation::Generation;
 use super::hooks;
 use super::ledger::Ledger;
-use crate::allocator::{Caching, DeviceAllocator};
-use crate::cache::Hooks;
+use crate::allocator::{Caching, DeviceAllocator, Hooks};
 use crate::config::{Config, Origin};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::history::History;
-use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions, build_recording_in};
 use crate::strategies::Strategy;
 use crate::sync::{All, Read, Swap};
@@ -96,7 +95,7 @@ impl Core {
                 generations: Swap::new(first),
                 driver,
                 options,
-                hooks: Hooks::new(OwnerId::next()),
+                hooks: Hooks::new(),
                 history,
                 state: Mutex::new(SwitchState {
                     config,

@@ -71,7 +71,7 @@ impl Core {
         generation: Read<'_, Generation>,
         taken: Result<T, AllocError>,
     ) -> Result<T, Refusal> {
-        let is_silent = generation.strategy.pressure().is_none();
+        let is_silent = generation.strategy.hooks().is_none();
         let is_retired = self.leave(generation);
         taken.map_err(|error| Refusal { error, is_retired, is_silent })
     }

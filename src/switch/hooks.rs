@@ -2,7 +2,7 @@
 //!
 //! Each allocator gets one callback and one observer of ours. Ours asks the users' callbacks, after the
 //! retired allocators; and notes that a request was refused, because observers are told only when giving
-//! back what retired allocators keep did not help either. Users' own are in [`crate::cache::Hooks`]: they
+//! back what retired allocators keep did not help either. Users' own are in [`Hooks`](crate::allocator::Hooks): they
 //! run with no lock held, and a request of theirs that fails asks and tells nobody again.
 
 use std::cell::Cell;
@@ -24,10 +24,10 @@ pub(super) fn was_refused() -> bool {
 
 /// Gives an allocator our hooks.
 pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
-    let Some(pressure) = strategy.pressure() else { return };
+    let Some(hooks) = strategy.hooks() else { return };
     let core = Weak::clone(core);
-    pressure.add_free_memory_callback(Arc::new(move || {
+    hooks.add_free_memory_callback(Arc::new(move || {
         core.upgrade().is_some_and(|core| core.before_growing())
     }));
-    pressure.add_oom_observer(Arc::new(|_| REFUSED.set(true)));
+    hooks.add_oom_observer(Arc::new(|_| REFUSED.set(true)));
 }

@@ -21,8 +21,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::allocator::{
-    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable,
-    PeerAccess, Pressure, PrivatePools, RawAddresses, Recording, Request, Sharing,
+    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable, Hooks,
+    PeerAccess, PrivatePools, RawAddresses, Recording, Request, Sharing,
 };
 use crate::config::Config;
 use crate::driver::Driver;
@@ -260,8 +260,8 @@ impl DeviceAllocator for Switchable {
     }
 
     /// Always: hooks wait for an allocator that asks them.
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(self)
+    fn hooks(&self) -> Option<&Hooks> {
+        Some(&self.core.hooks)
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use crate::driver::system::SystemBlock;
 use crate::ids::StreamId;
 use crate::size::PoolKind;
-use crate::stats::{Counter, PerPool, Statistics};
+use crate::stats::{PerPool, Statistics};
 
 /// No slot, no bin.
 const NONE: u32 = u32::MAX;
@@ -135,21 +135,6 @@ fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).expect("requests are at most 1 EiB")
 }
 
-fn of_kind(family: &mut PerPool, bytes: u64) -> [&mut Counter; 2] {
-    match PoolKind::of(bytes) {
-        PoolKind::Small => [&mut family.all, &mut family.small],
-        PoolKind::Large => [&mut family.all, &mut family.large],
-    }
-}
-
-fn increase(family: &mut PerPool, bytes: u64, n: i64) {
-    of_kind(family, bytes).into_iter().for_each(|counter| counter.increase(n));
-}
-
-fn decrease(family: &mut PerPool, bytes: u64, n: i64) {
-    of_kind(family, bytes).into_iter().for_each(|counter| counter.decrease(n));
-}
-
 impl Blocks {
     fn at(&mut self, slot: u32) -> &mut Slot {
         &mut self.slots[slot as usize]
@@ -202,8 +187,8 @@ impl Blocks {
         };
         self.misses += 1;
         self.count_out(bytes);
-        increase(&mut self.held, bytes, 1);
-        increase(&mut self.held_bytes, bytes, signed(bytes));
+        self.held.increase(PoolKind::of(bytes), 1);
+        self.held_bytes.increase(PoolKind::of(bytes), signed(bytes));
         Handed { address, place: Place { slot, life } }
     }
 
@@ -228,14 +213,14 @@ impl Blocks {
 
     #[inline]
     fn count_out(&mut self, bytes: u64) {
-        increase(&mut self.live, bytes, 1);
-        increase(&mut self.live_bytes, bytes, signed(bytes));
+        self.live.increase(PoolKind::of(bytes), 1);
+        self.live_bytes.increase(PoolKind::of(bytes), signed(bytes));
     }
 
     #[inline]
     fn count_back(&mut self, bytes: u64) {
-        decrease(&mut self.live, bytes, 1);
-        decrease(&mut self.live_bytes, bytes, signed(bytes));
+        self.live.decrease(PoolKind::of(bytes), 1);
+        self.live_bytes.decrease(PoolKind::of(bytes), signed(bytes));
     }
 
     /// Whether the slot holds that block in this state, in that life if one is given.
@@ -355,8 +340,8 @@ impl Blocks {
         own.life += 1;
         own.below = vacant;
         let (bytes, bin, block) = (own.bytes, own.bin, own.block.take());
-        decrease(&mut self.held, bytes, 1);
-        decrease(&mut self.held_bytes, bytes, signed(bytes));
+        self.held.decrease(PoolKind::of(bytes), 1);
+        self.held_bytes.decrease(PoolKind::of(bytes), signed(bytes));
         let bin_of = &mut self.bins[bin as usize];
         bin_of.blocks -= 1;
         if bin_of.blocks == 0 {
@@ -458,21 +443,16 @@ impl Blocks {
         }
     }
 
-    fn each_counter(&mut self, mut change: impl FnMut(&mut Counter)) {
-        let Self { live, live_bytes, held, held_bytes, .. } = self;
-        for family in [live, live_bytes, held, held_bytes] {
-            [&mut family.all, &mut family.large, &mut family.small]
-                .into_iter()
-                .for_each(&mut change);
-        }
+    fn families(&mut self) -> [&mut PerPool; 4] {
+        [&mut self.live, &mut self.live_bytes, &mut self.held, &mut self.held_bytes]
     }
 
     pub(super) fn reset_peaks(&mut self) {
-        self.each_counter(|counter| counter.peak = counter.current);
+        self.families().into_iter().for_each(PerPool::reset_peaks);
     }
 
     pub(super) fn reset_accumulated(&mut self) {
-        self.each_counter(|counter| (counter.allocated, counter.freed) = (0, 0));
+        self.families().into_iter().for_each(PerPool::reset_accumulated);
         (self.hits, self.misses, self.num_retries, self.num_ooms) = (0, 0, 0, 0);
     }
 }

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use super::blocks::Blocks;
 use super::{Core, CpuAllocator, Place, UNLIMITED, fill_of, place_of};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, FreeMemoryCallback,
-    OomObserver, Pressure, RawAddresses, Recording, Request,
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, Hooks, RawAddresses,
+    Recording, Request,
 };
 use crate::config::{Acts, Config};
 use crate::driver::system::memory_info;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
-use crate::ids::{HookId, PoolId, StreamId};
+use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
@@ -46,8 +46,8 @@ impl DeviceAllocator for CpuAllocator {
         Some(self)
     }
 
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(self)
+    fn hooks(&self) -> Option<&Hooks> {
+        Some(&self.core.hooks)
     }
 
     fn recording(&self) -> Option<&dyn Recording> {
@@ -161,21 +161,6 @@ impl Core {
             Owner::Other(core, slot) => live(&core, slot).is_some(),
             Owner::Nobody => false,
         }
-    }
-}
-
-impl Pressure for CpuAllocator {
-    /// Asked when the system, or the limit, has refused: memory of the host is cheap to ask for.
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
-        self.core.hooks.add_callback(callback)
-    }
-
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
-        self.core.hooks.add_observer(observer)
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        self.core.hooks.remove(hook)
     }
 }
 

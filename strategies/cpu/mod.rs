@@ -31,8 +31,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::allocator::{Allocation, Request, Token};
-use crate::cache::Hooks;
+use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::{CpuSettings, Settings};
 use crate::driver::system::{
     Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
@@ -189,7 +188,7 @@ impl CpuAllocator {
             blocks: Mutex::default(),
             giving: RwLock::default(),
             retired: Mutex::default(),
-            hooks: Hooks::new(owner),
+            hooks: Hooks::new(),
             history,
         });
         core.tune(&cpu, fill);

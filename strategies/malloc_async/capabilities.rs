@@ -10,17 +10,14 @@ use super::blocks::{Blocks, Use};
 use super::pressure::idle;
 use super::{MallocAsyncAllocator, UNLIMITED, serial_of};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    FreeMemoryCallback, OomObserver, PeerAccess, Place, PoolOptions, Pressure, PrivatePools,
-    RawAddresses, Recording, Request, ScopeFilter,
+    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, Hooks,
+    PeerAccess, Place, PoolOptions, PrivatePools, RawAddresses, Recording, Request, ScopeFilter,
 };
 use crate::config::{Acts, Config};
-use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
-use crate::error::{
-    AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, PoolError,
-};
+use crate::driver::{DriverPoolUsage, open_to_peer, synchronize_outside_captures};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, HookId, PoolId, StreamId};
+use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::size::{PoolKind, limit_of_fraction};
 use crate::stats::{Counter, PerPool, Statistics};
 
@@ -63,8 +60,8 @@ impl DeviceAllocator for MallocAsyncAllocator {
         Some(self)
     }
 
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(self)
+    fn hooks(&self) -> Option<&Hooks> {
+        Some(&self.hooks)
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
@@ -320,34 +317,9 @@ impl Counters for MallocAsyncAllocator {
     }
 }
 
-impl Pressure for MallocAsyncAllocator {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
-        self.hooks.add_callback(callback)
-    }
-
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
-        self.hooks.add_observer(observer)
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        self.hooks.remove(hook)
-    }
-}
-
 impl PeerAccess for MallocAsyncAllocator {
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        let own = self.device.device;
-        let refuse = |message| {
-            let kind = DriverErrorKind::NotSupported;
-            Err(DriverError::new(kind, "enable_access", 0, message))
-        };
-        let Some(reach) = self.driver.peers().filter(|_| device != own) else {
-            return refuse(format!("device {device} is no peer of device {own}"));
-        };
-        if !reach.can_access(device)? {
-            return refuse(format!("device {device} cannot reach device {own}"));
-        }
-        reach.enable_access(device)?;
+        open_to_peer(&*self.driver, device)?;
         self.let_in(device)
     }
 

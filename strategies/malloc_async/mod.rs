@@ -24,8 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::allocator::{Allocation, Request, Token};
-use crate::cache::Hooks;
+use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::Settings;
 use crate::driver::{
     DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPools, synchronize_outside_captures,
@@ -184,7 +183,7 @@ impl MallocAsyncAllocator {
             leftovers: Mutex::default(),
             usage: Mutex::default(),
             notes: Notes::default(),
-            hooks: Hooks::new(owner),
+            hooks: Hooks::new(),
             history: Arc::default(),
             device,
             driver,

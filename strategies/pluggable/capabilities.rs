@@ -7,15 +7,13 @@ use super::table::State;
 use super::{NO_LIMIT, PluggableAllocator};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
-    DeviceAllocator, FreeMemoryCallback, OomObserver, PeerAccess, Place, Pressure, PrivatePools,
-    RawAddresses, Recording, Request,
+    DeviceAllocator, Hooks, PeerAccess, Place, PrivatePools, RawAddresses, Recording, Request,
 };
 use crate::config::{Acts, Config};
-use crate::error::{
-    AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError,
-};
+use crate::driver::open_to_peer;
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, HookId, StreamId};
+use crate::ids::{DeviceId, StreamId};
 use crate::stats::Statistics;
 
 impl DeviceAllocator for PluggableAllocator {
@@ -56,8 +54,8 @@ impl DeviceAllocator for PluggableAllocator {
         Some(self)
     }
 
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(self)
+    fn hooks(&self) -> Option<&Hooks> {
+        Some(&self.hooks)
     }
 
     fn private_pools(&self) -> Option<&dyn PrivatePools> {
@@ -220,41 +218,15 @@ impl RawAddresses for PluggableAllocator {
     }
 }
 
-impl Pressure for PluggableAllocator {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
-        self.hooks.add_callback(callback)
-    }
-
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
-        self.hooks.add_observer(observer)
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        self.hooks.remove(hook)
-    }
-}
-
 impl PeerAccess for PluggableAllocator {
     /// Opens what the driver's own allocations are; memory that the user's functions map by pages they
     /// open themselves.
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        let own = self.device.device;
-        let refuse = |message: String| {
-            DriverError::new(DriverErrorKind::NotSupported, "enable_access", 0, message)
-        };
-        if device == own {
-            return Err(refuse(format!("device {device} is no peer of itself")));
-        }
-        let none = || refuse(format!("no other device reaches device {own}"));
-        let access = self.driver.peers().ok_or_else(none)?;
         let mut peers = self.peers.lock();
         if peers.contains(&device) {
             return Ok(());
         }
-        if !access.can_access(device)? {
-            return Err(refuse(format!("device {device} cannot reach device {own}")));
-        }
-        access.enable_access(device)?;
+        open_to_peer(&*self.driver, device)?;
         peers.push(device);
         Ok(())
     }

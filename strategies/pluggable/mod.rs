@@ -27,8 +27,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::allocator::{Allocation, Request, SegmentAllocator};
-use crate::cache::Hooks;
+use crate::allocator::{Allocation, Hooks, Request, SegmentAllocator};
 use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
 use crate::driver::{DeviceInfo, Driver};
@@ -121,7 +120,7 @@ impl PluggableAllocator {
             limit_bytes: AtomicU64::new(NO_LIMIT),
             waiting: Waiting::default(),
             pools,
-            hooks: Hooks::new(owner),
+            hooks: Hooks::new(),
             history: Arc::default(),
             peers: Mutex::default(),
             retries: AtomicI64::new(0),
@@ -220,6 +219,7 @@ impl PluggableAllocator {
             state: State::Live,
             mark: Mark::of(crate::allocator::Token::default()),
             uses: smallvec::SmallVec::new(),
+            events: 0,
             source,
         };
         if let Some(fault) = fault_of(address, size_bytes) {
@@ -348,6 +348,6 @@ impl Drop for PluggableAllocator {
                 let _ = catch_unwind(AssertUnwindSafe(|| self.give_back(address, &block)));
             }
         }
-        self.destroy_events();
+        self.waiting.destroy(&*self.driver);
     }
 }

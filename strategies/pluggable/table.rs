@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::allocator::{SegmentAllocator, Token};
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
-use crate::stats::{Counter, PerPool, Statistics};
+use crate::stats::{PerPool, Statistics};
 
 const SHARDS: usize = 64;
 
@@ -55,6 +55,8 @@ pub(super) struct Block {
     pub(super) mark: Mark,
     /// Other streams that were announced.
     pub(super) uses: SmallVec<[StreamId; 2]>,
+    /// How many events it waits for while it drains.
+    pub(super) events: usize,
     /// Who gets it back, if it is not the user's `free`.
     pub(super) source: Option<Arc<dyn SegmentAllocator>>,
 }
@@ -126,13 +128,13 @@ impl Table {
 
     /// Sets every peak to its current value.
     pub(super) fn reset_peaks(&self) {
-        each_counter(&mut self.counters.lock(), |counter| counter.peak = counter.current);
+        families(&mut self.counters.lock()).into_iter().for_each(PerPool::reset_peaks);
     }
 
     /// Sets what was summed up to zero.
     pub(super) fn reset_accumulated(&self) {
         let mut counters = self.counters.lock();
-        each_counter(&mut counters, |counter| (counter.allocated, counter.freed) = (0, 0));
+        families(&mut counters).into_iter().for_each(PerPool::reset_accumulated);
         (counters.hits, counters.misses) = (0, 0);
     }
 }
@@ -172,8 +174,8 @@ impl Locked<'_> {
             counters.misses += 1;
             count_handed_out(&mut counters, &block);
             let (kind, bytes) = (block.kind(), signed(block.size_bytes));
-            increase(&mut counters.segment, kind, 1);
-            increase(&mut counters.reserved_bytes, kind, bytes);
+            counters.segment.increase(kind, 1);
+            counters.reserved_bytes.increase(kind, bytes);
         }
         self.shard.blocks.insert(address, block);
         Some(mark)
@@ -189,6 +191,22 @@ impl Locked<'_> {
         counters.hits += 1;
         count_handed_out(&mut counters, block);
         Some(mark)
+    }
+
+    /// A draining block waits for so many events.
+    pub(super) fn wait_for(&mut self, address: u64, events: usize) {
+        if let Some(block) = self.shard.blocks.get_mut(&address) {
+            block.events = events;
+        }
+    }
+
+    /// One event of a draining block has passed; whether it was the last.
+    pub(super) fn event_passed(&mut self, address: u64) -> bool {
+        let block = self.shard.blocks.get_mut(&address);
+        block.is_some_and(|block| {
+            block.events = block.events.checked_sub(1).expect("each event passes once");
+            block.events == 0
+        })
     }
 
     /// The caller gave a live block back that still drains.
@@ -211,8 +229,8 @@ impl Locked<'_> {
         let block = self.shard.blocks.remove(&address)?;
         let mut counters = self.counters.lock();
         count_free(&mut counters, &block);
-        decrease(&mut counters.segment, block.kind(), 1);
-        decrease(&mut counters.reserved_bytes, block.kind(), signed(block.size_bytes));
+        counters.segment.decrease(block.kind(), 1);
+        counters.reserved_bytes.decrease(block.kind(), signed(block.size_bytes));
         Some(block)
     }
 }
@@ -225,17 +243,17 @@ impl Block {
 
 fn count_handed_out(counters: &mut Statistics, block: &Block) {
     let (kind, bytes) = (block.kind(), signed(block.size_bytes));
-    increase(&mut counters.allocation, kind, 1);
-    increase(&mut counters.allocated_bytes, kind, bytes);
-    increase(&mut counters.active, kind, 1);
-    increase(&mut counters.active_bytes, kind, bytes);
-    increase(&mut counters.requested_bytes, kind, signed(block.requested_bytes));
+    counters.allocation.increase(kind, 1);
+    counters.allocated_bytes.increase(kind, bytes);
+    counters.active.increase(kind, 1);
+    counters.active_bytes.increase(kind, bytes);
+    counters.requested_bytes.increase(kind, signed(block.requested_bytes));
 }
 
 /// It is in no caller's hands any more.
 fn count_given_back(counters: &mut Statistics, block: &Block) {
-    decrease(&mut counters.allocation, block.kind(), 1);
-    decrease(&mut counters.allocated_bytes, block.kind(), signed(block.size_bytes));
+    counters.allocation.decrease(block.kind(), 1);
+    counters.allocated_bytes.decrease(block.kind(), signed(block.size_bytes));
 }
 
 /// It is not in use any more.
@@ -247,30 +265,13 @@ fn count_free(counters: &mut Statistics, block: &Block) {
         count_given_back(counters, block);
     }
     let (kind, bytes) = (block.kind(), signed(block.size_bytes));
-    decrease(&mut counters.active, kind, 1);
-    decrease(&mut counters.active_bytes, kind, bytes);
-    decrease(&mut counters.requested_bytes, kind, signed(block.requested_bytes));
+    counters.active.decrease(kind, 1);
+    counters.active_bytes.decrease(kind, bytes);
+    counters.requested_bytes.decrease(kind, signed(block.requested_bytes));
 }
 
-fn of_kind(family: &mut PerPool, kind: PoolKind) -> &mut Counter {
-    match kind {
-        PoolKind::Small => &mut family.small,
-        PoolKind::Large => &mut family.large,
-    }
-}
-
-fn increase(family: &mut PerPool, kind: PoolKind, n: i64) {
-    family.all.increase(n);
-    of_kind(family, kind).increase(n);
-}
-
-fn decrease(family: &mut PerPool, kind: PoolKind, n: i64) {
-    family.all.decrease(n);
-    of_kind(family, kind).decrease(n);
-}
-
-fn each_counter(counters: &mut Statistics, change: impl Fn(&mut Counter)) {
-    for family in [
+fn families(counters: &mut Statistics) -> [&mut PerPool; 7] {
+    [
         &mut counters.allocation,
         &mut counters.allocated_bytes,
         &mut counters.active,
@@ -278,11 +279,7 @@ fn each_counter(counters: &mut Statistics, change: impl Fn(&mut Counter)) {
         &mut counters.requested_bytes,
         &mut counters.segment,
         &mut counters.reserved_bytes,
-    ] {
-        change(&mut family.all);
-        change(&mut family.small);
-        change(&mut family.large);
-    }
+    ]
 }
 
 #[expect(clippy::cast_possible_wrap, reason = "requests are at most 1 EiB")]

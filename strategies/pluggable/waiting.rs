@@ -2,11 +2,12 @@
 //! freeing thread's own one.
 //!
 //! A free of such a block records one event per stream and returns; later requests ask whether the
-//! events have passed, and then the user's `free` is called. Events of a stream pass in order, so one
-//! that has not passed answers for all later ones. While a stream is captured no event of it is
-//! recorded: the block waits for the capture's end first. Of a stream that is another one on each thread
-//! only the thread that freed the block can tell; for a thread that does not come back the device is
-//! waited for.
+//! events have passed (`event_queue`), and then the user's `free` is called. While a stream is captured no
+//! event of it is recorded: the block waits for the capture's end first. Of a stream that is another one on
+//! each thread only the thread that freed the block can tell; for a thread that does not come back the
+//! device is waited for.
+//!
+//! Lock order: captured, queue, a shard, passed. No user's function runs under any.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,51 +18,45 @@ use smallvec::SmallVec;
 
 use super::PluggableAllocator;
 use super::table::{Mark, State};
-use crate::driver::{
-    Timeline, captured, expects_captures, may_be_captured, record_outside_graphs,
-    synchronize_outside_captures, thread_of, timeline_of,
-};
+use crate::driver::{Driver, captured, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
+use crate::event_queue::{EventQueue, Recorded};
 use crate::history::Action;
-use crate::ids::{EventId, PoolId, StreamId};
+use crate::ids::{PoolId, StreamId};
 
-type Streams = SmallVec<[StreamId; 2]>;
-type Events = SmallVec<[(EventId, Timeline); 2]>;
-
-/// What has to happen before a block is free.
-#[derive(Clone, Debug)]
-enum Until {
-    /// The captures that these streams are in end; only this thread can tell, if there is one.
-    CapturesEnd(Streams, Option<ThreadId>),
-    /// These events pass.
-    Passed(Events),
-}
-
-impl Until {
-    /// Whether only another thread can tell.
-    fn is_asked_elsewhere(&self) -> bool {
-        match self {
-            Self::CapturesEnd(_, Some(thread)) => *thread != std::thread::current().id(),
-            Self::CapturesEnd(_, None) | Self::Passed(_) => false,
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Entry {
+/// A block that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Name {
     address: u64,
     mark: Mark,
     pool: PoolId,
-    until: Until,
+}
+
+/// A block that waits for the ends of the captures that these streams are in.
+#[derive(Debug)]
+struct Captured {
+    name: Name,
+    streams: SmallVec<[StreamId; 2]>,
+    /// Only this thread can tell, if there is one.
+    thread: Option<ThreadId>,
+}
+
+impl Captured {
+    fn is_another_threads(&self) -> bool {
+        self.thread.is_some_and(|thread| thread != std::thread::current().id())
+    }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
+    /// How many blocks wait, for whatever.
     count: AtomicUsize,
-    /// In the order in which they were freed.
-    entries: Mutex<VecDeque<Entry>>,
-    /// Events that nothing waits for.
-    spare: Mutex<Vec<EventId>>,
+    captured: Mutex<VecDeque<Captured>>,
+    queue: EventQueue<Name>,
+    /// Blocks whose events have passed, on their way back to the user.
+    passed: Mutex<VecDeque<Name>>,
+    /// Held by who waits for the device, so that who comes then finds what has passed.
+    draining: Mutex<()>,
 }
 
 impl Waiting {
@@ -69,29 +64,10 @@ impl Waiting {
     pub(super) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
-}
 
-/// Blocks whose waiting has ended, on their way back. What is not reached, because a user's function
-/// panics, waits again, for nothing.
-struct Ready<'a> {
-    of: &'a PluggableAllocator,
-    entries: VecDeque<Entry>,
-}
-
-impl Ready<'_> {
-    fn complete(mut self) {
-        while let Some(entry) = self.entries.pop_front() {
-            self.of.waiting.count.fetch_sub(1, Ordering::Relaxed);
-            self.of.retire(entry.address, entry.mark, State::Draining, entry.pool);
-        }
-    }
-}
-
-impl Drop for Ready<'_> {
-    fn drop(&mut self) {
-        if !self.entries.is_empty() {
-            self.of.waiting.entries.lock().extend(self.entries.drain(..));
-        }
+    /// Gives the events back to the driver, when the allocator goes.
+    pub(super) fn destroy(&self, driver: &dyn Driver) {
+        self.queue.destroy(driver);
     }
 }
 
@@ -105,7 +81,7 @@ impl PluggableAllocator {
         own: StreamId,
         uses: &[StreamId],
     ) -> Result<(), HandleError> {
-        let mut streams = Streams::from_slice(uses);
+        let mut streams = SmallVec::<[StreamId; 2]>::from_slice(uses);
         if self.driver.is_per_thread_stream(own) && !streams.contains(&own) {
             streams.push(own);
         }
@@ -113,12 +89,9 @@ impl PluggableAllocator {
             Some(stream) => Err(captured(*stream)),
             None => self.record_events(&streams),
         };
-        let until = match recorded {
-            Err(error) if error.kind == DriverErrorKind::CaptureActive => {
-                let thread = streams.iter().find_map(|stream| thread_of(&*self.driver, *stream));
-                Until::CapturesEnd(streams, thread)
-            }
-            recorded => Until::Passed(recorded?),
+        let recorded = match recorded {
+            Err(error) if error.kind == DriverErrorKind::CaptureActive => None,
+            recorded => Some(recorded?),
         };
         let mut shard = self.table.lock(address);
         let same = |block: &&super::Block| block.uses.as_slice() == uses;
@@ -126,7 +99,7 @@ impl PluggableAllocator {
             // Another thread freed it or announced a stream meanwhile.
             let again = shard.live(address, Some(mark)).is_some();
             drop(shard);
-            self.put_back(until);
+            self.waiting.queue.give_back(recorded.unwrap_or_default());
             return match again {
                 true => self.free_block(address, Some(mark)).map(drop),
                 false => Err(HandleError::Stale { address }),
@@ -136,15 +109,16 @@ impl PluggableAllocator {
         shard.drain(address);
         drop(shard);
         self.record(Action::FreeRequested, address, requested, (stream, pool));
-        self.waiting.entries.lock().push_back(Entry { address, mark, pool, until });
         self.waiting.count.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn put_back(&self, until: Until) {
-        if let Until::Passed(events) = until {
-            self.waiting.spare.lock().extend(events.into_iter().map(|(event, _)| event));
+        let name = Name { address, mark, pool };
+        match recorded {
+            Some(recorded) => self.wait_for_events(name, recorded),
+            None => {
+                let thread = streams.iter().find_map(|stream| thread_of(&*self.driver, *stream));
+                self.waiting.captured.lock().push_back(Captured { name, streams, thread });
+            }
         }
+        Ok(())
     }
 
     /// Whether work on the stream may go into a graph.
@@ -152,37 +126,35 @@ impl PluggableAllocator {
         may_be_captured(&*self.driver, stream)
     }
 
-    /// One event on each stream, all or none. A stream that is gone has none: the device was waited
-    /// for. `CaptureActive` when a capture is in the way of either.
-    fn record_events(&self, streams: &[StreamId]) -> Result<Events, DriverError> {
-        let mut events = Events::new();
-        for &stream in streams {
-            let failed = match self.record_new_event(stream) {
-                Ok(event) => {
-                    events.push((event, timeline_of(&*self.driver, stream)));
-                    continue;
-                }
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                    synchronize_outside_captures(&*self.driver)
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = failed {
-                self.put_back(Until::Passed(events));
-                return Err(error);
-            }
-        }
-        Ok(events)
+    fn record_events(&self, streams: &[StreamId]) -> Result<Recorded, DriverError> {
+        self.waiting.queue.record(&*self.driver, streams.iter().copied())
     }
 
-    fn record_new_event(&self, stream: StreamId) -> Result<EventId, DriverError> {
-        let spare = self.waiting.spare.lock().pop();
-        let event = spare.map_or_else(|| self.driver.create_event(), Ok)?;
-        if let Err(error) = record_outside_graphs(&*self.driver, event, stream) {
-            self.waiting.spare.lock().push(event);
-            return Err(error);
+    /// Lets a draining block wait for these events.
+    fn wait_for_events(&self, name: Name, recorded: Recorded) {
+        if recorded.is_empty() {
+            self.waiting.passed.lock().push_back(name);
+            return;
         }
-        Ok(event)
+        self.table.lock(name.address).wait_for(name.address, recorded.len());
+        self.waiting.queue.push(&*self.driver, recorded, name);
+    }
+
+    /// One event of a draining block has passed.
+    fn event_passed(&self, name: Name) {
+        if self.table.lock(name.address).event_passed(name.address) {
+            self.waiting.passed.lock().push_back(name);
+        }
+    }
+
+    /// Gives back what has been waited for. What is not reached, because a user's function panics, is given
+    /// back the next time.
+    fn give_passed_back(&self) {
+        loop {
+            let Some(name) = self.waiting.passed.lock().pop_front() else { return };
+            self.waiting.count.fetch_sub(1, Ordering::Relaxed);
+            self.retire(name.address, name.mark, State::Draining, name.pool);
+        }
     }
 
     /// Whether events may be asked and waited for on behalf of a request: no capture is known.
@@ -201,72 +173,51 @@ impl PluggableAllocator {
 
     /// Gives back what has been waited for. Never waits for the device.
     pub(super) fn poll(&self) -> Result<(), DriverError> {
-        let mut failed = None;
-        let mut busy = Vec::new();
-        let mut ready = Ready { of: self, entries: VecDeque::new() };
-        self.waiting.entries.lock().retain_mut(|entry| {
-            let passed = self.advance(&mut entry.until, &mut busy).unwrap_or_else(|error| {
-                failed.get_or_insert(error);
-                false
-            });
-            if passed {
-                ready.entries.push_back(entry.clone());
-            }
-            !passed
-        });
-        ready.complete();
-        failed.map_or(Ok(()), Err)
+        let settled = self.settle_captured();
+        let polled = self.waiting.queue.poll(&*self.driver, |name| self.event_passed(name));
+        self.give_passed_back();
+        settled.and(polled)
     }
 
-    /// Whether the waiting has ended. `busy` are streams whose events are known to be unfinished.
-    fn advance(&self, until: &mut Until, busy: &mut Vec<Timeline>) -> Result<bool, DriverError> {
-        // This thread would ask of its own stream, and record on that.
-        if until.is_asked_elsewhere() {
-            return Ok(false);
-        }
-        if let Until::CapturesEnd(streams, _) = until {
-            if streams.iter().any(|stream| self.may_be_captured(*stream)) {
-                return Ok(false);
+    /// Records the events of blocks whose captures have ended, as far as this thread can tell.
+    fn settle_captured(&self) -> Result<(), DriverError> {
+        let mut failed = None;
+        self.waiting.captured.lock().retain(|block| {
+            // This thread would ask of its own stream, and record on that.
+            if block.is_another_threads()
+                || block.streams.iter().any(|stream| self.may_be_captured(*stream))
+            {
+                return true;
             }
-            match self.record_events(streams) {
+            match self.record_events(&block.streams) {
+                Ok(recorded) => {
+                    self.wait_for_events(block.name, recorded);
+                    return false;
+                }
                 // One has begun meanwhile.
-                Err(error) if error.kind == DriverErrorKind::CaptureActive => return Ok(false),
-                recorded => *until = Until::Passed(recorded?),
+                Err(error) if error.kind == DriverErrorKind::CaptureActive => {}
+                Err(error) => _ = failed.get_or_insert(error),
             }
-        }
-        let Until::Passed(events) = until else { return Ok(false) };
-        while let Some(&(event, on)) = events.last() {
-            if busy.contains(&on) {
-                return Ok(false);
-            }
-            if !self.driver.query_event(event)? {
-                busy.push(on);
-                return Ok(false);
-            }
-            events.pop();
-            self.waiting.spare.lock().push(event);
-        }
-        Ok(true)
+            true
+        });
+        failed.map_or(Ok(()), Err)
     }
 
     /// Waits in the place of other threads, which alone can tell whether their own streams' captures
     /// have ended: a device that was waited for has no capture, and no work of theirs.
     fn wait_for_other_threads(&self) -> Result<(), DriverError> {
         let theirs: Vec<_> = {
-            let entries = self.waiting.entries.lock();
-            let foreign = entries.iter().filter(|entry| entry.until.is_asked_elsewhere());
-            foreign.map(|entry| (entry.address, entry.mark)).collect()
+            let captured = self.waiting.captured.lock();
+            captured.iter().filter(|block| block.is_another_threads()).map(|b| b.name).collect()
         };
         if theirs.is_empty() || expects_captures(&*self.driver) {
             return Ok(());
         }
         self.driver.synchronize_device()?;
-        for entry in self.waiting.entries.lock().iter_mut() {
-            if let Until::CapturesEnd(streams, thread) = &mut entry.until
-                && theirs.contains(&(entry.address, entry.mark))
-            {
-                streams.retain(|stream| !self.driver.is_per_thread_stream(*stream));
-                *thread = None;
+        for block in self.waiting.captured.lock().iter_mut() {
+            if theirs.contains(&block.name) {
+                block.streams.retain(|stream| !self.driver.is_per_thread_stream(*stream));
+                block.thread = None;
             }
         }
         Ok(())
@@ -279,36 +230,15 @@ impl PluggableAllocator {
     ///
     /// The first [`DriverError`]; blocks that could not be waited for go on waiting.
     pub(super) fn drain(&self) -> Result<(), DriverError> {
-        let mut failed = self.wait_for_other_threads().err();
-        // Blocks whose captures have ended get their events first; what fails here fails again below.
-        let _ = self.poll();
-        let waiting: Vec<_> = {
-            let entries = self.waiting.entries.lock();
-            let events = entries.iter().filter_map(|entry| match &entry.until {
-                Until::Passed(events) => Some(events.clone()),
-                Until::CapturesEnd(..) => None,
-            });
-            events.flatten().collect()
+        let waited = self.wait_for_other_threads();
+        // Blocks whose captures have ended get their events first.
+        let polled = self.poll();
+        let drained = {
+            let _alone = self.waiting.draining.lock();
+            let passed = |name| self.event_passed(name);
+            self.waiting.queue.drain(&*self.driver, |_| true, passed)
         };
-        for (event, _) in waiting {
-            // An event that another thread has used again by now is waited for longer than needed.
-            failed = failed.or(self.driver.synchronize_event(event).err());
-        }
-        failed.map_or_else(|| self.poll(), Err)
-    }
-
-    /// Gives the events back to the driver, when the allocator goes.
-    pub(super) fn destroy_events(&self) {
-        let entries = std::mem::take(&mut *self.waiting.entries.lock());
-        let waiting = entries.into_iter().flat_map(|entry| match entry.until {
-            Until::Passed(events) => events,
-            Until::CapturesEnd(..) => Events::new(),
-        });
-        let mut events = std::mem::take(&mut *self.waiting.spare.lock());
-        events.extend(waiting.map(|(event, _)| event));
-        for event in events {
-            // Nobody is left who could be told; the driver drops its events with its context.
-            let _ = self.driver.destroy_event(event);
-        }
+        self.give_passed_back();
+        waited.and(polled).and(drained)
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use stratalloc::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
-    DeviceAllocator, Expandable, FreeMemoryCallback, OomObserver, Place, PoolOptions, Pressure,
-    PrivatePools, RawAddresses, Request, ScopeFilter,
+    DeviceAllocator, Expandable, Hooks, Place, PoolOptions, PrivatePools, RawAddresses, Request,
+    ScopeFilter,
 };
 use stratalloc::config::Config;
 use stratalloc::conformance::configured;
@@ -15,7 +15,7 @@ use stratalloc::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
 };
 use stratalloc::history::SegmentLayout;
-use stratalloc::ids::{HookId, PoolId, StreamId};
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::Constructed;
 
 /// What does nothing.
@@ -44,6 +44,8 @@ struct Bent {
     bend: Bend,
     counts: bool,
     limit: Mutex<Option<u64>>,
+    /// Hooks that nobody asks.
+    nobodys: Hooks,
     /// The pool that everybody is routed to.
     routed: Mutex<Option<PoolId>>,
 }
@@ -53,7 +55,14 @@ pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Cons
     let native = configured("backend:native");
     move |driver| {
         let (limit, routed) = (Mutex::default(), Mutex::default());
-        Ok(Box::new(Bent { inner: native(driver)?, bend, counts, limit, routed }))
+        Ok(Box::new(Bent {
+            inner: native(driver)?,
+            bend,
+            counts,
+            limit,
+            nobodys: Hooks::new(),
+            routed,
+        }))
     }
 }
 
@@ -115,8 +124,11 @@ impl DeviceAllocator for Bent {
         self.inner.expandable()
     }
 
-    fn pressure(&self) -> Option<&dyn Pressure> {
-        Some(self)
+    fn hooks(&self) -> Option<&Hooks> {
+        match self.bend {
+            Bend::CallsNobody => Some(&self.nobodys),
+            _ => self.inner.hooks(),
+        }
     }
 }
 
@@ -209,28 +221,5 @@ impl RawAddresses for Bent {
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         self.raw().record_stream_raw(address, stream)
-    }
-}
-
-impl Pressure for Bent {
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
-        let inner = self.inner.pressure().expect("the native strategy has hooks");
-        match self.bend {
-            Bend::CallsNobody => HookId::next(),
-            _ => inner.add_free_memory_callback(callback),
-        }
-    }
-
-    fn add_oom_observer(&self, observer: OomObserver) -> HookId {
-        let inner = self.inner.pressure().expect("the native strategy has hooks");
-        match self.bend {
-            Bend::CallsNobody => HookId::next(),
-            _ => inner.add_oom_observer(observer),
-        }
-    }
-
-    fn remove_hook(&self, hook: HookId) -> bool {
-        let inner = self.inner.pressure().expect("the native strategy has hooks");
-        inner.remove_hook(hook)
     }
 }

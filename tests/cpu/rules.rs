@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use stratalloc::allocator::{
-    Allocation, Caching, DeviceAllocator, Pressure, Recording, Request, Token,
-};
+use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Recording, Request, Token};
 use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::system::{Source, SystemBlock};
@@ -82,7 +80,9 @@ fn a_failed_request_has_every_number_in_its_report_and_changes_nothing() {
     let own = over(&source, "");
     let told = Arc::new(AtomicU32::new(0));
     let heard = Arc::clone(&told);
-    own.add_oom_observer(Arc::new(move |_| _ = heard.fetch_add(1, Ordering::SeqCst)));
+    own.hooks()
+        .unwrap()
+        .add_oom_observer(Arc::new(move |_| _ = heard.fetch_add(1, Ordering::SeqCst)));
     let kept = take(&own, 900);
     let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(101, ANY)) else {
         panic!("1001 bytes of 1000");
@@ -102,7 +102,7 @@ fn a_callback_that_frees_saves_the_request() {
     let own = Arc::new(over(&source, ""));
     let spare = parking_lot::Mutex::new(Some(take(&*own, 800)));
     let weak = Arc::downgrade(&own);
-    own.add_free_memory_callback(Arc::new(move || {
+    own.hooks().unwrap().add_free_memory_callback(Arc::new(move || {
         let (own, spare) = (weak.upgrade().unwrap(), spare.lock().take());
         spare.is_some_and(|block| own.free(block).is_ok())
     }));

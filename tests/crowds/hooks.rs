@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Pressure, Request};
+use stratalloc::allocator::{Allocation, DeviceAllocator, Hooks, Request};
 use stratalloc::driver::sim::EventMode;
 use stratalloc::error::{AllocError, OutOfMemory};
 use stratalloc::ids::StreamId;
@@ -27,8 +27,8 @@ fn within(reach: &OnceLock<Weak<Scene>>) -> Arc<Scene> {
     reach.get().and_then(Weak::upgrade).expect("hooks run while the scene lives")
 }
 
-fn pressure(scene: &Scene) -> &dyn Pressure {
-    scene.strategy.pressure().expect("the native strategy has hooks")
+fn hooks(scene: &Scene) -> &Hooks {
+    scene.strategy.hooks().expect("the native strategy has hooks")
 }
 
 fn allocate(scene: &Scene, bytes: u64, stream: usize) -> Result<Allocation, AllocError> {
@@ -43,7 +43,7 @@ fn free_the_stash(
 ) -> Arc<AtomicUsize> {
     let (reach, stash, calls) = (Arc::clone(reach), Arc::clone(stash), Arc::default());
     let counted: Arc<AtomicUsize> = Arc::clone(&calls);
-    pressure(scene).add_free_memory_callback(Arc::new(move || {
+    hooks(scene).add_free_memory_callback(Arc::new(move || {
         counted.fetch_add(1, SeqCst);
         let scene = within(&reach);
         let blocks = std::mem::take(&mut *stash.lock().expect("nobody has panicked"));
@@ -110,7 +110,7 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
     let seen = Arc::new(Mutex::new(Vec::<(StreamId, u64)>::new()));
     let (told, busy) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
     let inside = Arc::clone(&busy);
-    pressure(&scene).add_oom_observer(Arc::new(move |report: &OutOfMemory| {
+    hooks(&scene).add_oom_observer(Arc::new(move |report: &OutOfMemory| {
         let scene = within(&reach);
         inside.fetch_add(1, SeqCst);
         told.lock().expect("nobody has panicked").push((report.stream, report.requested_bytes));
@@ -152,7 +152,7 @@ fn an_allocator_whose_callback_panics_stays_usable() {
     let (scene, _) = scene();
     let (angry, calls) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (mood, counted) = (Arc::clone(&angry), Arc::clone(&calls));
-    pressure(&scene).add_free_memory_callback(Arc::new(move || {
+    hooks(&scene).add_free_memory_callback(Arc::new(move || {
         counted.fetch_add(1, SeqCst);
         assert!(!mood.load(SeqCst), "the callback is angry");
         false
@@ -180,7 +180,7 @@ fn an_allocator_whose_callback_panics_stays_usable() {
 fn an_allocator_whose_observer_panics_stays_usable() {
     let (scene, _) = scene();
     let held = allocate(&scene, 30 * MIB, 0).expect("there is room");
-    pressure(&scene).add_oom_observer(Arc::new(|_| panic!("the observer is angry")));
+    hooks(&scene).add_oom_observer(Arc::new(|_| panic!("the observer is angry")));
     for _ in 0..2 {
         let died = catch_unwind(AssertUnwindSafe(|| allocate(&scene, 90 * MIB, 1)));
         assert!(died.is_err(), "the panic reaches the caller");

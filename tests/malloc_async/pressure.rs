@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use stratalloc::allocator::{Counters, DeviceAllocator, Pressure, Request};
+use stratalloc::allocator::{Counters, DeviceAllocator, Request};
 use stratalloc::config::Settings;
 use stratalloc::driver::sim::{CallCosts, SimOptions};
 use stratalloc::driver::{Driver, FaultPlan, Faulty, ProcessUsage, Sim};
@@ -69,7 +69,7 @@ impl Bed {
         allocator.free(block).expect("it works");
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);
-        allocator.add_oom_observer(Arc::new(move |_| {
+        allocator.hooks().unwrap().add_oom_observer(Arc::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }));
         Self { allocator, faulty, told }

@@ -37,7 +37,7 @@ fn closures_are_chosen_by_name_and_get_everything_but_sharing() {
     assert_eq!(built.name(), "closures");
     assert!(built.cross_stream().is_some() && built.caching().is_some());
     assert!(built.counters().is_some() && built.raw_addresses().is_some());
-    assert!(built.pressure().is_some() && built.private_pools().is_some());
+    assert!(built.hooks().is_some() && built.private_pools().is_some());
     assert!(built.sharing().is_none());
     let block = take(&built, 1000);
     assert_eq!(block.size_bytes(), 1000);
@@ -188,7 +188,7 @@ fn null_is_an_out_of_memory_error_with_every_number() {
     let observer = move |report: &stratalloc::error::OutOfMemory| {
         told.store(report.requested_bytes, Ordering::Relaxed);
     };
-    own.pressure().unwrap().add_oom_observer(Arc::new(observer));
+    own.hooks().unwrap().add_oom_observer(Arc::new(observer));
     let held = take(&own, 60 * MIB);
     let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(50 * MIB, SIDE)) else {
         panic!("there is not as much")
@@ -216,7 +216,7 @@ fn callbacks_free_blocks_and_the_request_succeeds() {
         Some(block) => allocator.free(block).is_ok(),
         None => false,
     };
-    own.pressure().unwrap().add_free_memory_callback(Arc::new(free_some));
+    own.hooks().unwrap().add_free_memory_callback(Arc::new(free_some));
     let block = take(&*own, 80 * MIB);
     assert_eq!(statistics(&*own).num_ooms, 0);
     own.free(block).unwrap();

@@ -84,8 +84,8 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let observer = move |_: &stratalloc::error::OutOfMemory| {
         count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     };
-    let pressure = bed.strategy.pressure().unwrap();
-    pressure.add_oom_observer(std::sync::Arc::new(observer));
+    let hooks = bed.strategy.hooks().unwrap();
+    hooks.add_oom_observer(std::sync::Arc::new(observer));
     let report = bed.fail(20 * GIB, StreamId(0)).hints.concat();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");

@@ -197,8 +197,8 @@ fn rounding_is_blamed_when_it_costs_more_than_a_quarter() {
 fn a_request_refused_in_advance_is_neither_counted_nor_told() {
     let settings = Settings { throw_on_device_oom: true, ..Settings::default() };
     let bed = Bed::with(100 * MIB, settings);
-    let pressure = stratalloc::allocator::DeviceAllocator::pressure(&bed.strategy).unwrap();
-    pressure.add_oom_observer(std::sync::Arc::new(|_| panic!("nobody is told")));
+    let hooks = stratalloc::allocator::DeviceAllocator::hooks(&bed.strategy).unwrap();
+    hooks.add_oom_observer(std::sync::Arc::new(|_| panic!("nobody is told")));
     let calls = bed.sim.calls("allocate");
     let report = bed.fail(101 * MIB, HOME);
     assert!(hint(&report, "throw_on_cudamalloc_oom").is_some());

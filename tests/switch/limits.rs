@@ -73,9 +73,9 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
     for (from, to) in pairs {
         let bed = Bed::with_bytes(from, 200 * MIB);
         let told = Arc::new(AtomicUsize::new(0));
-        let pressure = bed.switchable.pressure().expect("it has hooks");
+        let hooks = bed.switchable.hooks().expect("it has hooks");
         let heard = Arc::clone(&told);
-        pressure.add_oom_observer(Arc::new(move |_| {
+        hooks.add_oom_observer(Arc::new(move |_| {
             heard.fetch_add(1, SeqCst);
         }));
         let old: Vec<_> = (0..16).map(|_| bed.take(12 * MIB)).collect();
@@ -99,13 +99,13 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
 fn hooks_are_carried_from_allocator_to_allocator() {
     let bed = Bed::with_bytes(NATIVE, 100 * MIB);
     let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let pressure = bed.switchable.pressure().expect("it has hooks");
+    let hooks = bed.switchable.hooks().expect("it has hooks");
     let (a, t) = (Arc::clone(&asked), Arc::clone(&told));
-    pressure.add_free_memory_callback(Arc::new(move || {
+    hooks.add_free_memory_callback(Arc::new(move || {
         a.fetch_add(1, SeqCst);
         false
     }));
-    pressure.add_oom_observer(Arc::new(move |report| {
+    hooks.add_oom_observer(Arc::new(move |report| {
         assert!(report.requested_bytes > 0);
         t.fetch_add(1, SeqCst);
     }));
@@ -126,9 +126,9 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
         let request = Request::new(500 * MIB, StreamId::DEFAULT);
         assert!(switchable.allocate(request).is_err());
     };
-    let pressure = bed.switchable.pressure().expect("it has hooks");
+    let hooks = bed.switchable.hooks().expect("it has hooks");
     let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
-    pressure.add_oom_observer(Arc::new(move |_| {
+    hooks.add_oom_observer(Arc::new(move |_| {
         count.fetch_add(1, SeqCst);
         too_much(&switchable);
     }));
@@ -138,7 +138,7 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
         assert_eq!(told.load(SeqCst), round + 1, "{conf}");
     }
     let (count, switchable) = (Arc::clone(&asked), bed.switchable.clone());
-    pressure.add_free_memory_callback(Arc::new(move || {
+    hooks.add_free_memory_callback(Arc::new(move || {
         count.fetch_add(1, SeqCst);
         too_much(&switchable);
         false
@@ -151,12 +151,12 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
 fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
     let bed = Bed::with_bytes(NATIVE, 100 * MIB);
     let told = Arc::new(AtomicUsize::new(0));
-    let pressure = bed.switchable.pressure().expect("it has hooks");
+    let hooks = bed.switchable.hooks().expect("it has hooks");
     let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
-    pressure.add_oom_observer(Arc::new(move |_| {
+    hooks.add_oom_observer(Arc::new(move |_| {
         count.fetch_add(1, SeqCst);
     }));
-    pressure.add_free_memory_callback(Arc::new(move || {
+    hooks.add_free_memory_callback(Arc::new(move || {
         switchable.switch(NATIVE).expect("it can be built");
         false
     }));

@@ -1,0 +1,140 @@
+//! Functions of users that are called under memory pressure.
+//!
+//! An allocator that offers them keeps a [`Hooks`], asks it for memory before it takes some from the driver,
+//! and shows it the report of a request that failed. They run with no lock held and may allocate and free. A
+//! call that comes back here on its own thread skips them, and so does one from a thread's last destructors.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::error::OutOfMemory;
+use crate::ids::HookId;
+
+/// Called when a request found no cached block; says whether it freed anything.
+pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
+/// Called with the report when a request has failed.
+pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
+
+thread_local! {
+    /// Whose hooks this thread runs now.
+    static INSIDE: RefCell<Vec<HookId>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Marks that this thread runs one of some hooks, until it is dropped, also by a panic.
+struct Inside(HookId);
+
+impl Inside {
+    /// `None` inside a hook, and on a thread that ends: nobody could tell there.
+    fn enter(own: HookId) -> Option<Self> {
+        let enter = |inside: &RefCell<Vec<HookId>>| {
+            let mut inside = inside.borrow_mut();
+            if inside.contains(&own) {
+                return None;
+            }
+            inside.push(own);
+            Some(Self(own))
+        };
+        INSIDE.try_with(enter).ok().flatten()
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let leave = |inside: &RefCell<Vec<HookId>>| {
+            inside.borrow_mut().retain(|own| *own != self.0);
+        };
+        // Where the thread ends nobody looks any more.
+        let _ = INSIDE.try_with(leave);
+    }
+}
+
+/// The callbacks and observers of one allocator.
+pub struct Hooks {
+    /// Tells them from other allocators'.
+    own: HookId,
+    callbacks: RwLock<Vec<(HookId, FreeMemoryCallback)>>,
+    observers: RwLock<Vec<(HookId, OomObserver)>>,
+}
+
+/// Adds a hook to a list, and names it.
+fn add<H>(to: &RwLock<Vec<(HookId, H)>>, hook: H) -> HookId {
+    let id = HookId::next();
+    to.write().push((id, hook));
+    id
+}
+
+/// Takes a hook off a list. It is a user's, and dropped where no lock is held.
+fn remove<H>(from: &RwLock<Vec<(HookId, H)>>, id: HookId) -> Option<H> {
+    let mut all = from.write();
+    let at = all.iter().position(|(known, _)| *known == id)?;
+    Some(all.remove(at).1)
+}
+
+impl Hooks {
+    /// No hooks yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { own: HookId::next(), callbacks: RwLock::default(), observers: RwLock::default() }
+    }
+
+    /// Adds a callback that is asked to free something before memory is taken from the driver.
+    pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
+        add(&self.callbacks, callback)
+    }
+
+    /// Adds an observer of failed requests.
+    pub fn add_oom_observer(&self, observer: OomObserver) -> HookId {
+        add(&self.observers, observer)
+    }
+
+    /// Removes a callback or an observer, and says whether it was there. A call on another thread may still
+    /// run.
+    pub fn remove(&self, hook: HookId) -> bool {
+        remove(&self.callbacks, hook).is_some() || remove(&self.observers, hook).is_some()
+    }
+
+    /// Asks every callback to free something, and says whether one did. For allocators: called with no lock
+    /// held, before memory is taken from the driver.
+    #[must_use = "a callback that freed something may have made room"]
+    pub fn free_some_memory(&self) -> bool {
+        if self.callbacks.read().is_empty() {
+            return false;
+        }
+        let callbacks = self.callbacks.read().clone();
+        let Some(_inside) = Inside::enter(self.own) else {
+            return false;
+        };
+        let mut freed = false;
+        for (_, callback) in callbacks {
+            freed |= callback();
+        }
+        freed
+    }
+
+    /// Shows the report of a request that failed to every observer. For allocators: called with no lock held.
+    pub fn tell_out_of_memory(&self, report: &OutOfMemory) {
+        let observers = self.observers.read().clone();
+        let Some(_inside) = Inside::enter(self.own) else {
+            return;
+        };
+        for (_, observer) in observers {
+            observer(report);
+        }
+    }
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (callbacks, observers) = (self.callbacks.read().len(), self.observers.read().len());
+        write!(f, "Hooks {{ callbacks: {callbacks}, observers: {observers} }}")
+    }
+}
