@@ -1,8 +1,8 @@
 //! Events that somebody waits for.
 //!
-//! Who must wait for streams records one event on each, and says what waits ([`EventQueue::push`]); each event
-//! that has passed is told once. Events of a stream pass in order, so the oldest one answers for all later
-//! ones. A stream that is another one on each thread counts as many. Events are used again.
+//! Who must wait for streams records one event on each, and says what waits ([`EventQueue::push`]); each
+//! event that has passed is told once. Events of a stream pass in order, so the oldest one answers for all
+//! later ones. A stream that is another one on each thread counts as many. Events are used again.
 //!
 //! Source: PyTorch's `record_stream` rules.
 
@@ -15,7 +15,7 @@ use crate::driver::{
     Driver, DriverResult, Timeline, record_outside_graphs, synchronize_outside_captures,
     timeline_of,
 };
-use crate::error::DriverErrorKind;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{EventId, StreamId};
 
 /// Recorded events, each with its stream.
@@ -78,7 +78,7 @@ impl<T: Copy> EventQueue<T> {
     ///
     /// # Errors
     ///
-    /// [`DriverError`](crate::error::DriverError); of the kind `CaptureActive` when a capture is in the way.
+    /// [`DriverError`]; of the kind `CaptureActive` when a capture is in the way.
     pub(crate) fn record(
         &self,
         driver: &dyn Driver,
@@ -139,7 +139,7 @@ impl<T: Copy> EventQueue<T> {
     ///
     /// # Errors
     ///
-    /// [`DriverError`](crate::error::DriverError): the first event that cannot be asked, unless a capture
+    /// [`DriverError`]: the first event that cannot be asked, unless a capture
     /// keeps it from that. Its stream is passed over, and goes on waiting.
     pub(crate) fn poll(&self, driver: &dyn Driver, passed: impl FnMut(T)) -> DriverResult<()> {
         poll(&mut self.queues.lock(), driver, passed)
@@ -162,8 +162,8 @@ impl<T: Copy> EventQueue<T> {
     ///
     /// # Errors
     ///
-    /// [`DriverError`](crate::error::DriverError): the first event that cannot be waited for, unless a capture
-    /// keeps it from that. It goes on being waited for.
+    /// [`DriverError`]: the first event that cannot be waited for; of the kind
+    /// `CaptureActive` only where nothing else was in the way. What waits for it goes on waiting.
     pub(crate) fn drain(
         &self,
         driver: &dyn Driver,
@@ -178,9 +178,10 @@ impl<T: Copy> EventQueue<T> {
             }
             if let Err(error) = driver.synchronize_event(pending.event) {
                 self.queues.lock().push(pending);
-                if error.kind != DriverErrorKind::CaptureActive {
-                    failed = failed.or(Some(error));
-                }
+                failed = match failed {
+                    Some(first) if !is_captures(&first) || is_captures(&error) => Some(first),
+                    _ => Some(error),
+                };
                 continue;
             }
             self.queues.lock().spare.push(pending.event);
@@ -211,6 +212,11 @@ impl<T: Copy> EventQueue<T> {
     }
 }
 
+/// Whether it failed for a capture's sake.
+fn is_captures(error: &DriverError) -> bool {
+    error.kind == DriverErrorKind::CaptureActive
+}
+
 fn poll<T: Copy>(
     queues: &mut Queues<T>,
     driver: &dyn Driver,
@@ -225,7 +231,7 @@ fn poll<T: Copy>(
                 Ok(true) => {}
                 Ok(false) => break,
                 // A capture keeps it from being asked.
-                Err(error) if error.kind == DriverErrorKind::CaptureActive => break,
+                Err(error) if is_captures(&error) => break,
                 Err(error) => {
                     failed = failed.or(Some(error));
                     break;

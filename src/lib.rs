@@ -63,6 +63,7 @@ pub(crate) mod heap;
 pub mod history;
 pub mod ids;
 pub mod layers;
+pub(crate) mod live_blocks;
 pub mod registry;
 #[cfg(feature = "replay")]
 pub mod replay;

@@ -36,9 +36,9 @@ impl DeviceAllocator for Arena {
     }
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let (taken, _, live) = &mut *self.step.lock().unwrap_or_else(PoisonError::into_inner);
-        let (owner, asked, address) = (allocation.owner(), self.owner, allocation.address());
-        if owner != asked {
-            return Err(FreeError { reason: HandleError::Foreign { owner, asked }, allocation });
+        let address = allocation.address();
+        if let Err(reason) = allocation.check_owner(self.owner) {
+            return Err(FreeError { reason, allocation });
         } else if !live.remove(&allocation.token().0[0]) {
             return Err(FreeError { reason: HandleError::Stale { address }, allocation });
         } else if live.is_empty() {

@@ -106,6 +106,23 @@ impl Request {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token(pub [u32; 3]);
 
+impl Token {
+    /// A token that is one number.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of a number")]
+    pub const fn numbered(number: u64) -> Self {
+        Self([number as u32, (number >> 32) as u32, 0])
+    }
+
+    /// The number of a [`numbered`](Self::numbered) token.
+    #[inline]
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0[0] as u64 | (self.0[1] as u64) << 32
+    }
+}
+
 /// A block in a caller's hands.
 ///
 /// It cannot be copied, so a block cannot be freed twice by accident, and it has no `Drop`:
@@ -145,6 +162,19 @@ impl Allocation {
     #[must_use]
     pub const fn owner(&self) -> OwnerId {
         self.owner
+    }
+
+    /// Refuses the handle of another allocator than this one.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::Foreign`].
+    #[inline]
+    pub const fn check_owner(&self, asked: OwnerId) -> Result<(), HandleError> {
+        if self.owner.number() == asked.number() {
+            return Ok(());
+        }
+        Err(HandleError::Foreign { owner: self.owner, asked })
     }
 
     /// Its maker's own mark.

@@ -269,9 +269,7 @@ impl Engine {
     /// The heap and the block that an allocation names.
     #[inline]
     pub(super) fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
-        if allocation.owner() != self.owner {
-            return Err(HandleError::Foreign { owner: allocation.owner(), asked: self.owner });
-        }
+        allocation.check_owner(self.owner)?;
         let Token([number, slot, generation]) = allocation.token();
         let cell = self.heaps.get(number);
         let stale = || HandleError::Stale { address: allocation.address() };

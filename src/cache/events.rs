@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::driver::may_be_captured;
+use crate::driver::{may_be_captured, unless_captured};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::Recorded;
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
@@ -193,7 +193,8 @@ impl Engine {
         let settled = self.settle_deferred_surely();
         let of = |block: Waiting| self.heaps.get(block.heap).map(|cell| cell.pool());
         let wanted = |block| pool.is_none() || of(block) == pool;
-        settled.and(self.events.drain(&*self.driver, wanted, |block| self.pass(block)))
+        let drained = self.events.drain(&*self.driver, wanted, |block| self.pass(block));
+        settled.and(unless_captured(drained))
     }
 
     /// One event of a block has passed.

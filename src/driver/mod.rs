@@ -273,6 +273,18 @@ pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<
     Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
 }
 
+/// What is well where nobody may wait for a capture's sake: what is idle already is enough then.
+///
+/// # Errors
+///
+/// Any other [`DriverError`].
+pub(crate) fn unless_captured(waited: DriverResult<()>) -> DriverResult<()> {
+    waited.or_else(|error| match error.kind {
+        DriverErrorKind::CaptureActive => Ok(()),
+        _ => Err(error),
+    })
+}
+
 /// An event was not recorded for a capture's sake.
 pub(crate) fn captured(stream: StreamId) -> DriverError {
     let message = format!("stream {stream} is being captured");

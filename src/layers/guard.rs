@@ -17,8 +17,8 @@ use super::layered::Layered;
 use super::shift::{Placement, Shifted};
 use super::watch::Block;
 use crate::allocator::DeviceAllocator;
-use crate::driver::Driver;
-use crate::error::{DriverError, DriverErrorKind};
+use crate::driver::{Driver, unless_captured};
+use crate::error::DriverError;
 use crate::ids::StreamId;
 
 /// See the [module](self).
@@ -201,11 +201,8 @@ impl Placement for Guard {
         self.driver.fill(below, GUARD, GUARD_BYTES, stream)?;
         self.driver.fill(address, FRESH, size_bytes, stream)?;
         self.driver.fill(address + size_bytes, GUARD, GUARD_BYTES, stream)?;
-        match self.driver.synchronize_stream(stream) {
-            // Inside a capture only the graph writes.
-            Err(error) if error.kind == DriverErrorKind::CaptureActive => Ok(()),
-            waited => waited,
-        }
+        // Inside a capture only the graph writes.
+        unless_captured(self.driver.synchronize_stream(stream))
     }
 
     fn leaving(&self, block: &Block, below: u64, used_by: &[StreamId]) {

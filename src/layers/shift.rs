@@ -6,8 +6,6 @@
 //! address (private pools, sharing, exact addresses) are absent; layouts and base allocations are those
 //! of the allocator below.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 
 use parking_lot::Mutex;
@@ -17,6 +15,7 @@ use super::watch::Block;
 use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
 use crate::error::{AllocError, DriverError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
+use crate::live_blocks::{Live, LiveBlocks};
 
 /// Where a caller's block lies in the block below.
 pub trait Placement: fmt::Debug + Send + Sync {
@@ -49,14 +48,7 @@ struct Placed {
     /// The block below.
     below: Allocation,
     block: Block,
-    serial: u64,
     used_by: Vec<StreamId>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    blocks: HashMap<u64, Placed>,
-    serial: u64,
 }
 
 /// An allocator whose blocks are placed.
@@ -65,17 +57,12 @@ pub struct Shifted<A: DeviceAllocator, P: Placement> {
     inner: A,
     place: P,
     owner: OwnerId,
-    table: Mutex<Table>,
+    table: Mutex<LiveBlocks<Placed>>,
 }
 
 fn copy_of(allocation: &Allocation) -> Allocation {
     let (address, size_bytes) = (allocation.address(), allocation.size_bytes());
     Allocation::new(address, size_bytes, allocation.owner(), allocation.token())
-}
-
-fn token_of(serial: u64) -> Token {
-    let [a, b, c, d, e, f, g, h] = serial.to_le_bytes();
-    Token([u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]), 0])
 }
 
 impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
@@ -107,56 +94,37 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
             let _ = self.inner.free(below);
             return Err(error.into());
         }
-        let mut table = self.table.lock();
-        table.serial += 1;
-        let serial = table.serial;
-        table.blocks.insert(block.address, Placed { below, block, serial, used_by: Vec::new() });
+        let placed = Placed { below, block, used_by: Vec::new() };
+        // Blocks below do not overlap, so nobody has the address.
+        let (serial, _) = self.table.lock().enter(block.address, placed);
         Ok((block.address, serial))
     }
 
-    /// Gives the block at `address` back, if `is_meant`; `missing` says why not.
-    fn leave(
-        &self,
-        address: u64,
-        is_meant: impl FnOnce(&Placed) -> bool,
-        missing: HandleError,
-    ) -> Result<u64, HandleError> {
-        let found = match self.table.lock().blocks.entry(address) {
-            Entry::Occupied(found) if is_meant(found.get()) => found.remove(),
-            _ => return Err(missing),
-        };
-        let Placed { below, block, serial, used_by } = found;
+    /// Gives the block at `address` back; with a serial number only the very block that has it.
+    fn leave(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
+        let Live { serial, kept, .. } = self.table.lock().take(address, serial)?;
+        let Placed { below, block, used_by } = kept;
         self.place.leaving(&block, below.address(), &used_by);
         match self.inner.free(below) {
             Ok(()) => Ok(block.size_bytes),
             Err(FreeError { reason, allocation: below }) => {
-                let placed = Placed { below, block, serial, used_by };
-                self.table.lock().blocks.insert(address, placed);
+                let kept = Placed { below, block, used_by };
+                self.table.lock().put_back(Live { address, serial, kept });
                 Err(reason)
             }
         }
     }
 
-    /// Whose handle it is not, if it is not ours.
-    fn own(&self, allocation: &Allocation) -> Result<(), HandleError> {
-        if allocation.owner() == self.owner {
-            return Ok(());
-        }
-        Err(HandleError::Foreign { owner: allocation.owner(), asked: self.owner })
-    }
-
-    /// Announces a use of the block at `address`, if `is_meant`.
+    /// Announces a use of the block at `address`; with a serial number only of the very block that has it.
     fn announce(
         &self,
         address: u64,
+        serial: Option<u64>,
         stream: StreamId,
-        is_meant: impl FnOnce(&Placed) -> bool,
-        missing: HandleError,
     ) -> Result<(), HandleError> {
         let below = {
             let mut table = self.table.lock();
-            let found = table.blocks.get_mut(&address).filter(|placed| is_meant(placed));
-            let placed = found.ok_or(missing)?;
+            let placed = table.find_mut(address, serial)?;
             // Before the allocator below hears of it: one stream too many is waited for, never one
             // too few.
             if !placed.used_by.contains(&stream) {
@@ -186,17 +154,17 @@ impl<A: DeviceAllocator, P: Placement> Layer for Shifted<A, P> {
         request.refuse_place()?;
         let below = self.inner.allocate(self.request_below(request)?)?;
         let (address, serial) = self.enter(request, below)?;
-        Ok(Allocation::new(address, request.bytes, self.owner, token_of(serial)))
+        Ok(Allocation::new(address, request.bytes, self.owner, Token::numbered(serial)))
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         if !self.place.acts() {
             return self.inner.free(allocation);
         }
-        let address = allocation.address();
-        let is_meant = |placed: &Placed| token_of(placed.serial) == allocation.token();
-        self.own(&allocation)
-            .and_then(|()| self.leave(address, is_meant, HandleError::Stale { address }))
+        let (address, serial) = (allocation.address(), allocation.token().number());
+        allocation
+            .check_owner(self.owner)
+            .and_then(|()| self.leave(address, Some(serial)))
             .map(drop)
             .map_err(|reason| FreeError { reason, allocation })
     }
@@ -205,32 +173,30 @@ impl<A: DeviceAllocator, P: Placement> Layer for Shifted<A, P> {
         if !self.place.acts() {
             return raw_of(&self.inner).free_raw(address);
         }
-        self.leave(address, |_| true, HandleError::UnknownAddress { address })
+        self.leave(address, None)
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         if !self.place.acts() {
             return raw_of(&self.inner).record_stream_raw(address, stream);
         }
-        self.announce(address, stream, |_| true, HandleError::UnknownAddress { address })
+        self.announce(address, None, stream)
     }
 
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         if !self.place.acts() {
             return cross_of(&self.inner).record_stream(allocation, stream);
         }
-        self.own(allocation)?;
-        let address = allocation.address();
-        let is_meant = |placed: &Placed| token_of(placed.serial) == allocation.token();
-        self.announce(address, stream, is_meant, HandleError::Stale { address })
+        allocation.check_owner(self.owner)?;
+        self.announce(allocation.address(), Some(allocation.token().number()), stream)
     }
 
     fn below(&self, allocation: &Allocation) -> Option<Allocation> {
         if allocation.owner() != self.owner {
             return None;
         }
-        let table = self.table.lock();
-        let placed = table.blocks.get(&allocation.address())?;
-        (token_of(placed.serial) == allocation.token()).then(|| copy_of(&placed.below))
+        let (address, serial) = (allocation.address(), allocation.token().number());
+        let mut table = self.table.lock();
+        table.find_mut(address, Some(serial)).ok().map(|placed| copy_of(&placed.below))
     }
 }

@@ -1,17 +1,12 @@
 //! Layers that look on: told of every block that is had or given back, by whichever call.
 //!
-//! [`Watch`] is what such a layer does, [`Watching`] wears it. A book of live blocks by address (16
-//! shards, each with its lock) remembers what a block was when it comes back as a bare address. A free
-//! strikes the block from the book before the allocator below hears of it, because the address may be
-//! handed out again at once, and enters it again if the free is refused. No lock is held while the
-//! allocator below or a watcher runs.
+//! [`Watch`] is what such a layer does, [`Watching`] wears it. A book of live blocks by address remembers
+//! what a block was when it comes back as a bare address. A free strikes the block from the book before the
+//! allocator below hears of it, because the address may be handed out again at once, and enters it again if
+//! the free is refused. No lock is held while the allocator below or a watcher runs.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::Mutex;
 
 use super::layered::{Layer, checkpoints_of, raw_of};
 use crate::allocator::{
@@ -19,6 +14,7 @@ use crate::allocator::{
 };
 use crate::error::{AllocError, FreeError, HandleError, PoolError};
 use crate::ids::{OwnerId, StreamId};
+use crate::live_blocks::{Live, Sharded};
 use crate::stats::Statistics;
 
 /// A block as watchers see it.
@@ -124,48 +120,32 @@ struct Record {
     block: Block,
     /// Its handle.
     handle: (OwnerId, Token),
-    /// When it was entered.
-    serial: u64,
+    /// How many were entered before.
+    number: u64,
 }
-
-const SHARDS: usize = 16;
 
 /// Live blocks by address.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Book {
-    shards: [Mutex<HashMap<u64, Record>>; SHARDS],
-    serial: AtomicU64,
-}
-
-impl Default for Book {
-    fn default() -> Self {
-        Self { shards: Default::default(), serial: AtomicU64::new(1) }
-    }
+    blocks: Sharded<Record>,
+    /// How many were entered.
+    entered: AtomicU64,
 }
 
 impl Book {
-    fn shard(&self, address: u64) -> &Mutex<HashMap<u64, Record>> {
-        // Blocks are at least 512 bytes apart, in segments of 2 MiB: bits of both are mixed.
-        let [low, ..] = ((address >> 9) ^ (address >> 21)).to_le_bytes();
-        &self.shards[usize::from(low) % SHARDS]
-    }
-
-    fn enter(&self, block: Block, handle: (OwnerId, Token)) -> Option<Record> {
-        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-        let record = Record { block, handle, serial };
-        self.shard(block.address).lock().insert(block.address, record)
+    fn enter(&self, block: Block, handle: (OwnerId, Token)) -> Option<Live<Record>> {
+        let number = self.entered.fetch_add(1, Ordering::Relaxed);
+        let record = Record { block, handle, number };
+        self.blocks.lock(block.address).enter(block.address, record).1
     }
 
     /// Strikes the block at `address`, if `is_meant`.
-    fn strike(&self, address: u64, is_meant: impl FnOnce(&Record) -> bool) -> Option<Record> {
-        match self.shard(address).lock().entry(address) {
-            Entry::Occupied(found) if is_meant(found.get()) => Some(found.remove()),
-            _ => None,
-        }
+    fn strike(&self, address: u64, is_meant: impl FnOnce(&Record) -> bool) -> Option<Live<Record>> {
+        self.blocks.lock(address).take_if(address, |live| is_meant(live))
     }
 
-    fn enter_again(&self, record: Record) {
-        self.shard(record.block.address).lock().insert(record.block.address, record);
+    fn enter_again(&self, record: Live<Record>) {
+        self.blocks.lock(record.address).put_back(record);
     }
 }
 
@@ -320,7 +300,7 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        let before = self.book.serial.load(Ordering::Relaxed);
+        let before = self.book.entered.load(Ordering::Relaxed);
         let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
         for freed in &restored.freed {
             if !W::KEEPS_BOOK {
@@ -328,7 +308,7 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
                 continue;
             }
             // A block that was handed out since is another one.
-            if let Some(gone) = self.book.strike(freed.address, |record| record.serial < before) {
+            if let Some(gone) = self.book.strike(freed.address, |record| record.number < before) {
                 self.watch.giving(&gone.block);
                 self.watch.gave(&gone.block);
             }

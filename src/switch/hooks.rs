@@ -2,8 +2,9 @@
 //!
 //! Each allocator gets one callback and one observer of ours. Ours asks the users' callbacks, after the
 //! retired allocators; and notes that a request was refused, because observers are told only when giving
-//! back what retired allocators keep did not help either. Users' own are in [`Hooks`](crate::allocator::Hooks): they
-//! run with no lock held, and a request of theirs that fails asks and tells nobody again.
+//! back what retired allocators keep did not help either. Users' own are in
+//! [`Hooks`](crate::allocator::Hooks): they run with no lock held, and a request of theirs that fails asks
+//! and tells nobody again.
 
 use std::cell::Cell;
 use std::sync::{Arc, Weak};

@@ -111,10 +111,7 @@ impl Caching for CpuAllocator {
     /// The block itself: each came from the system as it is.
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let address = allocation.address();
-        if allocation.owner() != self.core.owner {
-            let (owner, asked) = (allocation.owner(), self.core.owner);
-            return Err(HandleError::Foreign { owner, asked });
-        }
+        allocation.check_owner(self.core.owner)?;
         let Place { slot, life } = place_of(allocation.token());
         let live = self.core.blocks.lock().live_bytes_at(slot, address, Some(life));
         let size_bytes = live.ok_or(HandleError::Stale { address })?;

@@ -470,10 +470,7 @@ impl Core {
     #[inline]
     fn free(&self, allocation: &Allocation) -> Result<(), HandleError> {
         let address = allocation.address();
-        if allocation.owner() != self.owner {
-            let (owner, asked) = (allocation.owner(), self.owner);
-            return Err(HandleError::Foreign { owner, asked });
-        }
+        allocation.check_owner(self.owner)?;
         let place = place_of(allocation.token());
         let freed = self.free_slot(place.slot, address, Some(place.life));
         freed.map(drop).ok_or(HandleError::Stale { address })

@@ -8,13 +8,13 @@
 
 use std::collections::VecDeque;
 
-use hashbrown::hash_table::Entry;
-use hashbrown::{HashSet, HashTable};
+use hashbrown::HashSet;
 
 use super::Route;
 use super::sums::Sums;
 use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
+use crate::live_blocks::{Live, LiveBlocks};
 
 /// A stream, other than its own, that uses a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,6 @@ pub(super) struct Block {
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
-    serial: u64,
     rare: Option<Box<Rare>>,
 }
 
@@ -45,7 +44,7 @@ impl Block {
     #[inline]
     pub(super) fn new(bytes: u64, stream: StreamId, route: &Route) -> Self {
         let rare = route.capture.map(|id| Box::new(Rare { capture: Some(id), uses: Vec::new() }));
-        Self { bytes, stream, pool: route.pool, serial: 0, rare }
+        Self { bytes, stream, pool: route.pool, rare }
     }
 
     /// Whether no other stream uses it and no capture asked for it.
@@ -81,36 +80,15 @@ impl Block {
 /// Live blocks by address, those that wait for the end of a capture, and the sums.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    live: HashTable<Live>,
+    live: LiveBlocks<Block>,
     /// Freed by their holders; the driver was not told yet.
-    deferred: VecDeque<(u64, Block)>,
+    deferred: VecDeque<Live<Block>>,
     /// Bytes of requests under a limit that no block has yet, and of frees that may yet turn out to wait.
     reserved_bytes: u64,
-    last_serial: u64,
     /// Streams on which blocks were freed, and the last of them.
     freed_on: HashSet<StreamId>,
     last_freed_on: Option<StreamId>,
     pub(super) sums: Sums,
-}
-
-#[derive(Debug)]
-struct Live {
-    address: u64,
-    block: Block,
-}
-
-impl Live {
-    fn hash(&self) -> u64 {
-        hash_of(self.address)
-    }
-}
-
-/// Addresses are multiples of some power of two: both halves of a product with an odd number count.
-#[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the two halves of a product")]
-fn hash_of(address: u64) -> u64 {
-    let product = u128::from(address) * 0x9E37_79B9_7F4A_7C15;
-    product as u64 ^ (product >> 64) as u64
 }
 
 impl Blocks {
@@ -120,18 +98,10 @@ impl Blocks {
     /// gives out again. It leaves, and its holder's handle is stale.
     #[inline]
     pub(super) fn enter(&mut self, address: u64, block: Block) -> u64 {
-        self.last_serial += 1;
-        let serial = self.last_serial;
         self.sums.hand_out(block.bytes);
-        let live = Live { address, block: Block { serial, ..block } };
-        match self.live.entry(live.hash(), |other| other.address == address, Live::hash) {
-            Entry::Vacant(room) => {
-                room.insert(live);
-            }
-            Entry::Occupied(mut found) => {
-                let gone = std::mem::replace(found.get_mut(), live);
-                self.sums.leave(gone.block.bytes);
-            }
+        let (serial, gone) = self.live.enter(address, block);
+        if let Some(gone) = gone {
+            self.sums.leave(gone.kept.bytes);
         }
         serial
     }
@@ -161,7 +131,7 @@ impl Blocks {
 
     /// Whether a live block starts there.
     pub(super) fn is_live(&self, address: u64) -> bool {
-        self.live.find(hash_of(address), |live| live.address == address).is_some()
+        self.live.contains(address)
     }
 
     /// The live block at an address; with a serial number only the very block that has it.
@@ -170,8 +140,7 @@ impl Blocks {
         address: u64,
         serial: Option<u64>,
     ) -> Result<&mut Block, HandleError> {
-        let found = self.live.find_mut(hash_of(address), |live| is_it(live, address, serial));
-        found.map(|live| &mut live.block).ok_or(refusal(address, serial))
+        self.live.find_mut(address, serial)
     }
 
     /// Takes a block out of its holder's hands.
@@ -180,16 +149,14 @@ impl Blocks {
         &mut self,
         address: u64,
         serial: Option<u64>,
-    ) -> Result<Block, HandleError> {
-        let found = self.live.find_entry(hash_of(address), |live| is_it(live, address, serial));
-        let Ok(found) = found else { return Err(refusal(address, serial)) };
-        let block = found.remove().0.block;
-        self.sums.leave(block.bytes);
-        if self.last_freed_on != Some(block.stream) {
-            self.last_freed_on = Some(block.stream);
-            self.freed_on.insert(block.stream);
+    ) -> Result<Live<Block>, HandleError> {
+        let left = self.live.take(address, serial)?;
+        self.sums.leave(left.kept.bytes);
+        if self.last_freed_on != Some(left.kept.stream) {
+            self.last_freed_on = Some(left.kept.stream);
+            self.freed_on.insert(left.kept.stream);
         }
-        Ok(block)
+        Ok(left)
     }
 
     /// All streams on which blocks were freed, ascending.
@@ -206,30 +173,31 @@ impl Blocks {
     }
 
     /// Undoes [`leave`](Self::leave): the driver refused the free.
-    pub(super) fn come_back(&mut self, address: u64, block: Block) {
-        self.sums.come_back(block.bytes);
-        let live = Live { address, block };
-        self.live.insert_unique(live.hash(), live, Live::hash);
+    pub(super) fn come_back(&mut self, block: Live<Block>) {
+        self.sums.come_back(block.kept.bytes);
+        if let Some(gone) = self.live.put_back(block) {
+            self.sums.leave(gone.kept.bytes);
+        }
     }
 
     /// Keeps a block that has left until a capture has ended.
-    pub(super) fn defer(&mut self, address: u64, block: Block) {
-        self.sums.begin_to_wait(block.bytes);
-        self.deferred.push_back((address, block));
+    pub(super) fn defer(&mut self, block: Live<Block>) {
+        self.sums.begin_to_wait(block.kept.bytes);
+        self.deferred.push_back(block);
     }
 
     /// The block that waits for the end of a capture and was not looked at for the longest time. Who
     /// takes it puts it back if it goes on waiting.
-    pub(super) fn take_one_deferred(&mut self) -> Option<(u64, Block)> {
+    pub(super) fn take_one_deferred(&mut self) -> Option<Live<Block>> {
         self.deferred.pop_front()
     }
 
     /// All of them.
-    pub(super) fn take_deferred(&mut self) -> VecDeque<(u64, Block)> {
+    pub(super) fn take_deferred(&mut self) -> VecDeque<Live<Block>> {
         std::mem::take(&mut self.deferred)
     }
 
-    pub(super) fn put_back_deferred(&mut self, blocks: impl IntoIterator<Item = (u64, Block)>) {
+    pub(super) fn put_back_deferred(&mut self, blocks: impl IntoIterator<Item = Live<Block>>) {
         self.deferred.extend(blocks);
     }
 
@@ -240,37 +208,24 @@ impl Blocks {
 
     /// Whether none was ever entered.
     pub(super) fn is_unused(&self) -> bool {
-        self.last_serial == 0
+        self.live.is_unused()
     }
 
     /// Everything, when the allocator goes.
-    pub(super) fn take_all(&mut self) -> Vec<(u64, Block)> {
+    pub(super) fn take_all(&mut self) -> Vec<Live<Block>> {
         let deferred = self.take_deferred();
-        self.live.drain().map(|live| (live.address, live.block)).chain(deferred).collect()
+        self.live.drain().chain(deferred).collect()
     }
 
     /// Live blocks of one pool, or of all.
-    pub(super) fn of(&self, pool: Option<PoolId>) -> impl Iterator<Item = (u64, &Block)> {
-        let own = move |live: &&Live| pool.is_none_or(|pool| live.block.pool == pool);
-        self.live.iter().filter(own).map(|live| (live.address, &live.block))
+    pub(super) fn of(&self, pool: Option<PoolId>) -> impl Iterator<Item = &Live<Block>> {
+        self.live.iter().filter(move |live| pool.is_none_or(|pool| live.kept.pool == pool))
     }
 
     /// Whether any block of the pool is live or deferred.
     pub(super) fn any_of(&self, pool: PoolId) -> bool {
-        self.of(Some(pool)).next().is_some() || self.deferred.iter().any(|(_, b)| b.pool == pool)
-    }
-}
-
-#[inline]
-fn is_it(live: &Live, address: u64, serial: Option<u64>) -> bool {
-    live.address == address && serial.is_none_or(|serial| live.block.serial == serial)
-}
-
-#[cold]
-fn refusal(address: u64, serial: Option<u64>) -> HandleError {
-    match serial {
-        Some(_) => HandleError::Stale { address },
-        None => HandleError::UnknownAddress { address },
+        self.of(Some(pool)).next().is_some()
+            || self.deferred.iter().any(|block| block.kept.pool == pool)
     }
 }
 
@@ -290,7 +245,7 @@ mod tests {
         blocks.enter(0x100, block(5));
         let before = format!("{:?}", blocks.sums);
         let left = blocks.leave(0x100, None).unwrap();
-        blocks.come_back(0x100, left);
+        blocks.come_back(left);
         assert_eq!(format!("{:?}", blocks.sums), before);
         assert!(blocks.find(0x100, Some(1)).is_ok());
     }
@@ -301,23 +256,10 @@ mod tests {
         blocks.enter(0x100, block(5));
         let left = blocks.leave(0x100, None).unwrap();
         blocks.enter(0x200, block(5));
-        blocks.come_back(0x100, left);
+        blocks.come_back(left);
         let ([_, bytes], [active, _]) = (blocks.sums.allocated(), blocks.sums.with_waiting());
         assert_eq!((bytes.current, bytes.peak), (10, 10));
         assert_eq!((active.current, active.peak), (2, 2));
-    }
-
-    #[test]
-    fn a_block_that_reuses_an_address_is_not_the_one_before() {
-        let mut blocks = Blocks::default();
-        let first = blocks.enter(0x100, block(5));
-        blocks.leave(0x100, Some(first)).unwrap();
-        let second = blocks.enter(0x100, block(6));
-        assert_eq!(
-            blocks.leave(0x100, Some(first)).unwrap_err(),
-            HandleError::Stale { address: 0x100 }
-        );
-        assert_eq!(blocks.leave(0x100, Some(second)).unwrap().bytes, 6);
     }
 
     #[test]
@@ -335,7 +277,7 @@ mod tests {
         let mut blocks = Blocks::default();
         blocks.enter(0x100, block(5));
         let left = blocks.leave(0x100, None).unwrap();
-        blocks.defer(0x100, left);
+        blocks.defer(left);
         let bytes = |blocks: &Blocks| (blocks.sums.live_bytes(), blocks.charged_bytes());
         assert_eq!(bytes(&blocks), (0, 5));
         assert_eq!(blocks.take_deferred().len(), 1);
@@ -356,14 +298,5 @@ mod tests {
         blocks.unreserve(4);
         assert!(!blocks.reserve(5, 10));
         assert!(!blocks.reserve(1, 3), "a limit that was lowered below what is there");
-    }
-
-    #[test]
-    fn addresses_that_differ_in_few_bits_do_not_meet() {
-        for step in [256u64, 512, 2 << 20, 1 << 32] {
-            let places = (0..1024).map(|n| hash_of(0x7000_0000_0000 + n * step) % 4096);
-            let low: std::collections::HashSet<u64> = places.collect();
-            assert!(low.len() > 800, "{step}: {} of 1024 places", low.len());
-        }
     }
 }

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::blocks::{Blocks, Use};
+use super::blocks::{Block, Blocks, Use};
 use super::pressure::idle;
-use super::{MallocAsyncAllocator, UNLIMITED, serial_of};
+use super::{MallocAsyncAllocator, UNLIMITED};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, Hooks,
     PeerAccess, Place, PoolOptions, PrivatePools, RawAddresses, Recording, Request, ScopeFilter,
@@ -18,6 +18,7 @@ use crate::driver::{DriverPoolUsage, open_to_peer, synchronize_outside_captures}
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::live_blocks::Live;
 use crate::size::{PoolKind, limit_of_fraction};
 use crate::stats::{Counter, PerPool, Statistics};
 
@@ -34,8 +35,8 @@ impl DeviceAllocator for MallocAsyncAllocator {
 
     #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let done = self.own(&allocation).and_then(|()| {
-            self.give_back(allocation.address(), Some(serial_of(allocation.token()))).map(drop)
+        let done = allocation.check_owner(self.owner).and_then(|()| {
+            self.give_back(allocation.address(), Some(allocation.token().number())).map(drop)
         });
         done.map_err(|reason| FreeError { reason, allocation })
     }
@@ -78,13 +79,6 @@ impl DeviceAllocator for MallocAsyncAllocator {
 }
 
 impl MallocAsyncAllocator {
-    fn own(&self, allocation: &Allocation) -> Result<(), HandleError> {
-        if allocation.owner() == self.owner {
-            return Ok(());
-        }
-        Err(HandleError::Foreign { owner: allocation.owner(), asked: self.owner })
-    }
-
     fn announce(
         &self,
         address: u64,
@@ -165,15 +159,15 @@ impl MallocAsyncAllocator {
     }
 
     fn layout_of(blocks: &Blocks, pool: Option<PoolId>) -> Vec<SegmentLayout> {
-        let segment = |(address, block): (u64, &super::Block)| SegmentLayout {
-            address,
+        let segment = |block: &Live<Block>| SegmentLayout {
+            address: block.address,
             size_bytes: block.bytes,
             stream: block.stream,
             kind: PoolKind::Large,
             pool: block.pool,
             expandable: false,
             blocks: vec![BlockLayout {
-                address,
+                address: block.address,
                 size_bytes: block.bytes,
                 requested_bytes: block.bytes,
                 state: BlockStateName::ActiveAllocated,
@@ -196,8 +190,8 @@ pub(super) fn sum(a: DriverPoolUsage, b: DriverPoolUsage) -> DriverPoolUsage {
 
 impl CrossStream for MallocAsyncAllocator {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        self.own(allocation)?;
-        self.announce(allocation.address(), Some(serial_of(allocation.token())), stream)
+        allocation.check_owner(self.owner)?;
+        self.announce(allocation.address(), Some(allocation.token().number()), stream)
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
@@ -264,8 +258,8 @@ impl Caching for MallocAsyncAllocator {
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        self.own(allocation)?;
-        let (address, serial) = (allocation.address(), serial_of(allocation.token()));
+        allocation.check_owner(self.owner)?;
+        let (address, serial) = (allocation.address(), allocation.token().number());
         let size_bytes = self.blocks.lock().find(address, Some(serial))?.bytes;
         Ok(BaseAllocation { address, size_bytes, expandable: false })
     }

@@ -21,6 +21,7 @@ use super::give_back::Given;
 use crate::driver::{CaptureStatus, NodeId, capture_status_of};
 use crate::error::DriverError;
 use crate::ids::StreamId;
+use crate::live_blocks::Live;
 
 /// What asks a request or a free for care: open scopes and deferred frees, in one number.
 #[derive(Debug, Default)]
@@ -117,12 +118,14 @@ impl MallocAsyncAllocator {
     /// Frees a block inside the capture that allocated it.
     pub(super) fn free_inside(
         &self,
-        address: u64,
-        block: &Block,
+        block: &Live<Block>,
         capture: u64,
     ) -> Result<Given, DriverError> {
         let Some(graph) = self.driver.capture() else {
-            return self.memory_pools().free_async(address, block.stream).map(|()| Given::Freed);
+            return self
+                .memory_pools()
+                .free_async(block.address, block.stream)
+                .map(|()| Given::Freed);
         };
         let mut behind = graph.frontier(block.stream)?;
         for by in block.uses() {
@@ -134,7 +137,7 @@ impl MallocAsyncAllocator {
         }
         behind.sort_unstable();
         behind.dedup();
-        let leaf = graph.free_behind(address, block.stream, &behind)?;
+        let leaf = graph.free_behind(block.address, block.stream, &behind)?;
         if self.captures.any_scope() {
             self.captures.add_leaf(block.stream, capture, leaf);
         }

@@ -12,6 +12,7 @@ use crate::driver::{captured, synchronize_outside_captures};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::{Action, Event, Moment};
 use crate::ids::{EventId, StreamId};
+use crate::live_blocks::Live;
 
 /// How a free goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +42,12 @@ impl MallocAsyncAllocator {
         };
         let bytes = block.bytes;
         if way == Way::Careful {
-            let given = self.free_with_care(address, &block);
-            return self.settle_free(address, block, given, moment).map(|()| bytes);
+            let given = self.free_with_care(&block);
+            return self.settle_free(block, given, moment).map(|()| bytes);
         }
-        let given = match self.memory_pools().free_async(address, block.stream) {
+        let given = match self.memory_pools().free_async(block.address, block.stream) {
             Ok(()) if way == Way::Plain => {
-                self.is_freed(address, &block, moment);
+                self.is_freed(&block, moment);
                 return Ok(bytes);
             }
             Ok(()) => Ok(Given::Freed),
@@ -54,10 +55,10 @@ impl MallocAsyncAllocator {
                 if way == Way::Plain {
                     self.blocks.lock().keep_reserved(block.bytes);
                 }
-                self.after_refusal(address, &block, error)
+                self.after_refusal(&block, error)
             }
         };
-        self.settle_free(address, block, given, moment).map(|()| bytes)
+        self.settle_free(block, given, moment).map(|()| bytes)
     }
 
     #[inline]
@@ -73,8 +74,7 @@ impl MallocAsyncAllocator {
     #[cold]
     fn settle_free(
         &self,
-        address: u64,
-        block: Block,
+        block: Live<Block>,
         given: Result<Given, DriverError>,
         moment: Option<Moment>,
     ) -> Result<(), HandleError> {
@@ -82,21 +82,21 @@ impl MallocAsyncAllocator {
             Err(error) => {
                 let mut blocks = self.blocks.lock();
                 blocks.unreserve(block.bytes);
-                blocks.come_back(address, block);
+                blocks.come_back(block);
                 return Err(error.into());
             }
             Ok(Given::Freed) => {
                 self.blocks.lock().unreserve(block.bytes);
-                self.is_freed(address, &block, moment);
+                self.is_freed(&block, moment);
             }
             Ok(Given::Deferred) => {
-                self.record_block(Action::FreeRequested, address, &block, moment);
+                self.record_block(Action::FreeRequested, &block, moment);
                 self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
                 // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
                 blocks.unreserve(block.bytes);
-                blocks.defer(address, block);
+                blocks.defer(block);
             }
         }
         Ok(())
@@ -104,15 +104,16 @@ impl MallocAsyncAllocator {
 
     /// The driver has the block, as soon as its holder gave it back.
     #[inline]
-    fn is_freed(&self, address: u64, block: &Block, moment: Option<Moment>) {
-        self.record_block(Action::FreeRequested, address, block, moment);
-        self.record_block(Action::FreeCompleted, address, block, moment.map(Moment::next));
+    fn is_freed(&self, block: &Live<Block>, moment: Option<Moment>) {
+        self.record_block(Action::FreeRequested, block, moment);
+        self.record_block(Action::FreeCompleted, block, moment.map(Moment::next));
     }
 
     #[inline]
-    fn record_block(&self, action: Action, address: u64, block: &Block, moment: Option<Moment>) {
+    fn record_block(&self, action: Action, block: &Live<Block>, moment: Option<Moment>) {
         if let Some(moment) = moment {
-            let Block { bytes: size_bytes, stream, pool, .. } = *block;
+            let (address, size_bytes) = (block.address, block.bytes);
+            let (stream, pool) = (block.stream, block.pool);
             self.history.push(
                 stream.0,
                 moment,
@@ -124,33 +125,28 @@ impl MallocAsyncAllocator {
     /// The plain free failed. If the stream belongs to a capture that nobody told of, the free waits
     /// for its end; if the stream is gone, it has no work left once the device was waited for.
     #[cold]
-    fn after_refusal(
-        &self,
-        address: u64,
-        block: &Block,
-        error: DriverError,
-    ) -> Result<Given, DriverError> {
+    fn after_refusal(&self, block: &Live<Block>, error: DriverError) -> Result<Given, DriverError> {
         if self.capture_of(block.stream)?.is_some() {
             return Ok(Given::Deferred);
         }
         if error.kind != DriverErrorKind::InvalidValue {
             return Err(error);
         }
-        self.free_after_all(address, block).map(|()| Given::Freed)
+        self.free_after_all(block).map(|()| Given::Freed)
     }
 
     /// Where captures or other streams are involved.
     #[cold]
-    pub(super) fn free_with_care(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+    pub(super) fn free_with_care(&self, block: &Live<Block>) -> Result<Given, DriverError> {
         let of_captures =
             block.capture().is_some() || block.uses().iter().any(|by| by.capture.is_some());
         if !of_captures && !self.captures.any_scope() {
             // Each stream is asked once, when it is joined: a capture that nobody told of shows there.
-            return self.give_to_driver(address, block).map(|()| Given::Freed);
+            return self.give_to_driver(block).map(|()| Given::Freed);
         }
         let mut now = self.capture_of(block.stream)?;
         if let Some(capture) = block.capture().filter(|own| now == Some(*own)) {
-            let given = self.free_inside(address, block, capture);
+            let given = self.free_inside(block, capture);
             now = match &given {
                 Err(error) if error.kind == DriverErrorKind::InvalidValue => {
                     self.capture_of(block.stream)?
@@ -171,7 +167,7 @@ impl MallocAsyncAllocator {
         if now.is_some() || self.any_use_goes_on(block.uses())? {
             return Ok(Given::Deferred);
         }
-        self.give_to_driver(address, block)?;
+        self.give_to_driver(block)?;
         if block.capture().is_some() {
             self.notes.frees_after_capture.fetch_add(1, Ordering::Relaxed);
         }
@@ -189,14 +185,12 @@ impl MallocAsyncAllocator {
 
     /// Tells the driver of a free outside captures, after all streams that use the block. Uses from
     /// inside captures have ended with those.
-    fn give_to_driver(&self, address: u64, block: &Block) -> Result<(), DriverError> {
+    fn give_to_driver(&self, block: &Live<Block>) -> Result<(), DriverError> {
         if block.uses().iter().any(|by| by.capture.is_none()) {
-            return self.free_after_all(address, block);
+            return self.free_after_all(block);
         }
-        match self.memory_pools().free_async(address, block.stream) {
-            Err(error) if error.kind == DriverErrorKind::InvalidValue => {
-                self.free_after_all(address, block)
-            }
+        match self.memory_pools().free_async(block.address, block.stream) {
+            Err(error) if error.kind == DriverErrorKind::InvalidValue => self.free_after_all(block),
             done => done,
         }
     }
@@ -206,10 +200,10 @@ impl MallocAsyncAllocator {
     /// That stream is ours and in order, so if the driver calls the free invalid it knows no such block:
     /// it was part of a graph, perhaps of a capture that nobody told of, which never ran or is gone
     /// with its memory. Then nothing is left to free.
-    fn free_after_all(&self, address: u64, block: &Block) -> Result<(), DriverError> {
+    fn free_after_all(&self, block: &Live<Block>) -> Result<(), DriverError> {
         let (join, event) = self.joining_stream()?;
         let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
-        let freed = joined.map(|()| self.memory_pools().free_async(address, join));
+        let freed = joined.map(|()| self.memory_pools().free_async(block.address, join));
         self.joins.lock().spare.push(event);
         freed?.or_else(|error| match error.kind {
             DriverErrorKind::InvalidValue => Ok(()),
@@ -282,13 +276,13 @@ impl MallocAsyncAllocator {
         }
         let blocks = self.blocks.lock().take_deferred();
         let mut waiting = Vec::new();
-        for (address, block) in blocks {
-            match self.settle(address, &block) {
+        for block in blocks {
+            match self.settle(&block) {
                 Ok(Given::Freed) => {}
-                Ok(Given::Deferred) => waiting.push((address, block)),
+                Ok(Given::Deferred) => waiting.push(block),
                 Err(error) => {
                     failed = failed.or(Some(error));
-                    waiting.push((address, block));
+                    waiting.push(block);
                 }
             }
         }
@@ -299,27 +293,27 @@ impl MallocAsyncAllocator {
     /// Looks at one free that waits, and at all of them when that one need not wait any more: a
     /// request inside a capture must not ask for every block again.
     pub(super) fn settle_if_one_may(&self) {
-        let Some((address, block)) = self.blocks.lock().take_one_deferred() else { return };
-        match self.settle(address, &block) {
+        let Some(block) = self.blocks.lock().take_one_deferred() else { return };
+        match self.settle(&block) {
             // What the driver refuses goes on waiting; `process_events` tells of it.
             Ok(Given::Freed) => drop(self.settle_deferred()),
-            _ => self.blocks.lock().put_back_deferred([(address, block)]),
+            _ => self.blocks.lock().put_back_deferred([block]),
         }
     }
 
     /// One free that waited.
-    fn settle(&self, address: u64, block: &Block) -> Result<Given, DriverError> {
+    fn settle(&self, block: &Live<Block>) -> Result<Given, DriverError> {
         // An address that came back after a graph had gone belongs to the block that has it now.
         let moment = self.history.moment();
-        let gone = block.capture().is_some() && self.blocks.lock().is_live(address);
+        let gone = block.capture().is_some() && self.blocks.lock().is_live(block.address);
         let given = match gone {
             true => Given::Freed,
-            false => or_later(self.free_with_care(address, block))?,
+            false => or_later(self.free_with_care(block))?,
         };
         if given == Given::Freed {
             self.captures.remove_deferred();
             self.blocks.lock().deferred_is_free(block.bytes);
-            self.record_block(Action::FreeCompleted, address, block, moment);
+            self.record_block(Action::FreeCompleted, block, moment);
         }
         Ok(given)
     }

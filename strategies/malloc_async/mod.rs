@@ -303,7 +303,7 @@ impl MallocAsyncAllocator {
             blocks.enter(address, block)
         };
         self.record(Action::Alloc, address, bytes, stream, route.pool);
-        Allocation::new(address, bytes, self.owner, token(serial))
+        Allocation::new(address, bytes, self.owner, Token::numbered(serial))
     }
 
     #[inline]
@@ -332,15 +332,6 @@ fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), Dr
     })
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the two halves of a number")]
-fn token(serial: u64) -> Token {
-    Token([serial as u32, (serial >> 32) as u32, 0])
-}
-
-fn serial_of(token: Token) -> u64 {
-    u64::from(token.0[0]) | u64::from(token.0[1]) << 32
-}
-
 impl Drop for MallocAsyncAllocator {
     /// Frees every block, also live ones, in the order of its stream, and trims the pools and the
     /// idle memory of graphs. The release threshold of the device's default pool becomes what it was,
@@ -359,9 +350,9 @@ impl Drop for MallocAsyncAllocator {
         };
         // One that was never used has nothing to wait for: others may capture, and it knows no scope of them.
         let mut captured = is_unused && self.joins.lock().stream.is_none();
-        for (address, block) in &all {
+        for block in &all {
             captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
-            let _ = self.free_with_care(*address, block);
+            let _ = self.free_with_care(block);
         }
         if !captured {
             // A capture under way would break.

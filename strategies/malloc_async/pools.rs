@@ -299,7 +299,7 @@ impl MallocAsyncAllocator {
     pub(super) fn addresses_in(&self, id: PoolId) -> Result<Vec<u64>, PoolError> {
         self.pools.lock().entry(id)?;
         let mut addresses: Vec<u64> =
-            self.blocks.lock().of(Some(id)).map(|(address, _)| address).collect();
+            self.blocks.lock().of(Some(id)).map(|block| block.address).collect();
         addresses.sort_unstable();
         Ok(addresses)
     }

@@ -8,7 +8,9 @@ use super::{MallocAsyncAllocator, Route, UNLIMITED};
 use crate::allocator::Request;
 use crate::cache::name_holders;
 use crate::config::Compat;
-use crate::driver::{DriverPoolUsage, may_be_captured, synchronize_outside_captures};
+use crate::driver::{
+    DriverPoolUsage, may_be_captured, synchronize_outside_captures, unless_captured,
+};
 use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory, PoolError};
 use crate::history::Action;
 use crate::ids::PoolId;
@@ -254,14 +256,6 @@ fn hints(report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
 
 pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
     usage.reserved_bytes.saturating_sub(usage.used_bytes)
-}
-
-/// Where nobody may wait, what is idle already is enough.
-pub(super) fn unless_captured(waited: Result<(), DriverError>) -> Result<(), DriverError> {
-    waited.or_else(|error| match error.kind {
-        DriverErrorKind::CaptureActive => Ok(()),
-        _ => Err(error),
-    })
 }
 
 /// Nothing where a call failed, unless the device is lost: then every later call fails, too.

@@ -30,7 +30,7 @@ impl DeviceAllocator for PluggableAllocator {
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let freed = self
             .check(&allocation)
-            .and_then(|(address, mark)| self.free_block(address, Some(mark)));
+            .and_then(|(address, serial)| self.free_block(address, Some(serial)));
         freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
@@ -79,15 +79,11 @@ impl PluggableAllocator {
     fn record_use(
         &self,
         address: u64,
-        mark: Option<super::Mark>,
+        serial: Option<u64>,
         stream: StreamId,
     ) -> Result<(), HandleError> {
         let mut shard = self.table.lock(address);
-        let missing = match mark {
-            Some(_) => HandleError::Stale { address },
-            None => HandleError::UnknownAddress { address },
-        };
-        let own = shard.live(address, mark).ok_or(missing)?.stream;
+        let own = shard.live(address, serial)?.stream;
         let Some(tell) = &self.callbacks.record_stream else {
             let block = shard.get_mut(address).filter(|block| block.state == State::Live);
             if let Some(block) = block
@@ -106,8 +102,8 @@ impl PluggableAllocator {
 
 impl CrossStream for PluggableAllocator {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        let (address, mark) = self.check(allocation)?;
-        self.record_use(address, Some(mark), stream)
+        let (address, serial) = self.check(allocation)?;
+        self.record_use(address, Some(serial), stream)
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
@@ -170,10 +166,9 @@ impl Caching for PluggableAllocator {
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        let (address, mark) = self.check(allocation)?;
+        let (address, serial) = self.check(allocation)?;
         let shard = self.table.lock(address);
-        let live = shard.live(address, Some(mark)).ok_or(HandleError::Stale { address })?;
-        let size_bytes = live.size_bytes;
+        let size_bytes = shard.live(address, Some(serial))?.size_bytes;
         drop(shard);
         let base = self.callbacks.base_of.as_ref().map(|base_of| base_of(address));
         Ok(BaseAllocation {

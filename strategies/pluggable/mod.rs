@@ -27,17 +27,18 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::allocator::{Allocation, Hooks, Request, SegmentAllocator};
+use crate::allocator::{Allocation, Hooks, Request, SegmentAllocator, Token};
 use crate::config::Settings;
 use crate::driver::plugin::Callbacks;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AddressFault, AllocError, HandleError};
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use crate::live_blocks::Live;
 use crate::size::{REQUEST_MAX_BYTES, align_up, limit_of_fraction};
 
 use pools::Pools;
-use table::{Block, Mark, State, Table};
+use table::{Block, State, Table};
 use waiting::Waiting;
 
 /// Addresses below this alignment cannot hold what kernels load at once.
@@ -217,7 +218,6 @@ impl PluggableAllocator {
             stream,
             pool,
             state: State::Live,
-            mark: Mark::of(crate::allocator::Token::default()),
             uses: smallvec::SmallVec::new(),
             events: 0,
             source,
@@ -227,7 +227,7 @@ impl PluggableAllocator {
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         }
         self.pools.add_block(pool);
-        let Some(mark) = self.table.lock(address).insert(address, block) else {
+        let Some(serial) = self.table.lock(address).insert(address, block) else {
             self.pools.lock().remove_block(pool);
             // Freeing it would free the block that is live there.
             let fault = AddressFault::Live;
@@ -236,7 +236,7 @@ impl PluggableAllocator {
         std::mem::forget(hold);
         self.record(Action::SegmentAlloc, address, size_bytes, (stream, pool));
         self.record(Action::Alloc, address, bytes, (stream, pool));
-        Ok(Ok(Allocation::new(address, bytes, self.owner, mark.token())))
+        Ok(Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial))))
     }
 
     /// Calls whoever takes the block back. The caller has forgotten it before: from here on its address
@@ -251,20 +251,17 @@ impl PluggableAllocator {
     }
 
     /// Frees the live block at an address, of that life if one is given.
-    fn free_block(&self, address: u64, mark: Option<Mark>) -> Result<u64, HandleError> {
+    fn free_block(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
         let _asks = self.history.of_free();
-        let (stream, uses, pool, mark, bytes) = {
+        let (stream, uses, pool, serial, bytes) = {
             let shard = self.table.lock(address);
-            let unknown = HandleError::UnknownAddress { address };
-            let stale = HandleError::Stale { address };
-            let missing = if mark.is_some() { stale } else { unknown };
-            let block = shard.live(address, mark).ok_or(missing)?;
-            (block.stream, block.uses.clone(), block.pool, block.mark, block.requested_bytes)
+            let block = shard.live(address, serial)?;
+            (block.stream, block.uses.clone(), block.pool, block.serial, block.requested_bytes)
         };
         if !uses.is_empty() || self.driver.is_per_thread_stream(stream) {
-            return self.free_when_drained(address, mark, stream, &uses).map(|()| bytes);
+            return self.free_when_drained(address, serial, stream, &uses).map(|()| bytes);
         }
-        if self.retire(address, mark, State::Live, pool) {
+        if self.retire(address, serial, State::Live, pool) {
             Ok(bytes)
         } else {
             Err(HandleError::Stale { address })
@@ -273,12 +270,12 @@ impl PluggableAllocator {
 
     /// Takes a block out of its caller's hands, or out of waiting: back to the user, or into its pool.
     /// False when it is not the block that was meant.
-    fn retire(&self, address: u64, mark: Mark, was: State, pool: PoolId) -> bool {
+    fn retire(&self, address: u64, serial: u64, was: State, pool: PoolId) -> bool {
         // A private pool's lock comes before a shard's.
         let mut known = (pool != PoolId::DEFAULT).then(|| self.pools.lock());
         let mut shard = self.table.lock(address);
-        let same = |block: &&Block| {
-            block.mark == mark
+        let same = |block: &&Live<Block>| {
+            block.serial == serial
                 && block.state == was
                 && (was == State::Draining || block.uses.is_empty())
         };
@@ -317,13 +314,10 @@ impl PluggableAllocator {
         self.hand_back(address, block);
     }
 
-    /// A foreign handle, or which life of which address it names.
-    fn check(&self, allocation: &Allocation) -> Result<(u64, Mark), HandleError> {
-        if allocation.owner() != self.owner {
-            let (owner, asked) = (allocation.owner(), self.owner);
-            return Err(HandleError::Foreign { owner, asked });
-        }
-        Ok((allocation.address(), Mark::of(allocation.token())))
+    /// The address and the serial number that a handle of this allocator names.
+    fn check(&self, allocation: &Allocation) -> Result<(u64, u64), HandleError> {
+        allocation.check_owner(self.owner)?;
+        Ok((allocation.address(), allocation.token().number()))
     }
 }
 

@@ -18,7 +18,7 @@ use super::PluggableAllocator;
 use super::table::{Block, State};
 use crate::allocator::{
     Allocation, Checkpoints, Freed, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
-    ScopeFilter, SegmentAllocator,
+    ScopeFilter, SegmentAllocator, Token,
 };
 use crate::driver::plugin::StreamFilter;
 use crate::driver::{CaptureStatus, Driver, may_be_captured};
@@ -177,9 +177,9 @@ impl PluggableAllocator {
 
     fn revive(&self, known: &mut Known, pool: PoolId, request: Request) -> Option<Allocation> {
         let address = known.take_idle(pool, request)?;
-        let mark = self.table.lock(address).revive(address, request.bytes)?;
+        let serial = self.table.lock(address).revive(address, request.bytes)?;
         self.record(Action::Alloc, address, request.bytes, (request.stream, pool));
-        Some(Allocation::new(address, request.bytes, self.owner, mark.token()))
+        Some(Allocation::new(address, request.bytes, self.owner, Token::numbered(serial)))
     }
 
     /// An idle block of a pool that helps the default one out.
@@ -361,7 +361,7 @@ impl PluggableAllocator {
                 block.state == BlockStateName::Inactive
                     || whole
                         && (1..=size_bytes).contains(&block.requested_bytes)
-                        && self.table.lock(address).get(address).is_some_and(has_it)
+                        && self.table.lock(address).get(address).is_some_and(|live| has_it(live))
             };
             // In address order, so that none comes twice.
             let follows = last.replace(address) < Some(address);
@@ -520,8 +520,8 @@ impl Checkpoints for PluggableAllocator {
             }
             let (address, requested) = (block.address, block.requested_bytes);
             known.in_use(pool)?.idle.remove(&(segment.stream, segment.size_bytes, address));
-            if let Some(mark) = self.table.lock(address).revive(address, requested) {
-                let token = mark.token();
+            if let Some(serial) = self.table.lock(address).revive(address, requested) {
+                let token = Token::numbered(serial);
                 self.record(Action::Alloc, address, requested, (segment.stream, pool));
                 restored.live.push(Allocation::new(address, requested, self.owner, token));
             }

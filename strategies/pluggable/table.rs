@@ -7,31 +7,15 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use crate::allocator::{SegmentAllocator, Token};
+use crate::allocator::SegmentAllocator;
+use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
+use crate::live_blocks::{Live, LiveBlocks, Sharded, missing};
 use crate::size::PoolKind;
 use crate::stats::{PerPool, Statistics};
-
-const SHARDS: usize = 64;
-
-/// Which life of an address it is: an old handle is refused, not misread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark(u64);
-
-impl Mark {
-    #[expect(clippy::cast_possible_truncation, reason = "cut into two halves")]
-    pub(super) fn token(self) -> Token {
-        Token([self.0 as u32, (self.0 >> 32) as u32, 0])
-    }
-
-    pub(super) fn of(token: Token) -> Self {
-        Self(u64::from(token.0[0]) | u64::from(token.0[1]) << 32)
-    }
-}
 
 /// Where a block is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +36,6 @@ pub(super) struct Block {
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
     pub(super) state: State,
-    pub(super) mark: Mark,
     /// Other streams that were announced.
     pub(super) uses: SmallVec<[StreamId; 2]>,
     /// How many events it waits for while it drains.
@@ -62,41 +45,21 @@ pub(super) struct Block {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
-    blocks: HashMap<u64, Block>,
-    next_mark: u64,
-}
-
-/// A shard, alone on its cache lines.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Cell(Mutex<Shard>);
-
-#[derive(Debug)]
 pub(super) struct Table {
-    cells: Box<[Cell]>,
+    blocks: Sharded<Block>,
     counters: Mutex<Statistics>,
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        Self { cells: (0..SHARDS).map(|_| Cell::default()).collect(), counters: Mutex::default() }
-    }
 }
 
 /// A shard under its lock.
 pub(super) struct Locked<'t> {
     counters: &'t Mutex<Statistics>,
-    shard: MutexGuard<'t, Shard>,
+    shard: MutexGuard<'t, LiveBlocks<Block>>,
 }
 
 impl Table {
     /// Locks the shard of an address.
     pub(super) fn lock(&self, address: u64) -> Locked<'_> {
-        // Addresses are multiples of large powers of two: their low bits are equal.
-        let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
-        let number = usize::try_from(hash).unwrap_or(0) % SHARDS;
-        Locked { counters: &self.counters, shard: self.cells[number].0.lock() }
+        Locked { counters: &self.counters, shard: self.blocks.lock(address) }
     }
 
     /// Calls `visit` with every block there is, in no order.
@@ -110,9 +73,8 @@ impl Table {
         mut visit: impl FnMut(u64, &Block),
         then: impl FnOnce() -> T,
     ) -> T {
-        let shards: Vec<_> = self.cells.iter().map(|cell| cell.0.lock()).collect();
-        let blocks = shards.iter().flat_map(|shard| &shard.blocks);
-        blocks.for_each(|(address, block)| visit(*address, block));
+        let shards = self.blocks.lock_all();
+        shards.iter().flat_map(|shard| shard.iter()).for_each(|live| visit(live.address, live));
         then()
     }
 
@@ -140,70 +102,65 @@ impl Table {
 }
 
 impl Locked<'_> {
-    pub(super) fn get(&self, address: u64) -> Option<&Block> {
-        self.shard.blocks.get(&address)
+    /// The block at an address, whatever its state.
+    pub(super) fn get(&self, address: u64) -> Option<&Live<Block>> {
+        self.shard.get(address)
     }
 
     pub(super) fn get_mut(&mut self, address: u64) -> Option<&mut Block> {
-        self.shard.blocks.get_mut(&address)
+        self.shard.get_mut(address).map(|live| &mut live.kept)
     }
 
-    /// The live block at an address, of that life if one is given.
-    pub(super) fn live(&self, address: u64, mark: Option<Mark>) -> Option<&Block> {
-        let fits = |block: &&Block| {
-            block.state == State::Live && mark.is_none_or(|mark| mark == block.mark)
+    /// The block at an address that is in its caller's hands; with a serial number only the very block that
+    /// has it.
+    pub(super) fn live(
+        &self,
+        address: u64,
+        serial: Option<u64>,
+    ) -> Result<&Live<Block>, HandleError> {
+        let is_it = |live: &&Live<Block>| {
+            live.state == State::Live && serial.is_none_or(|serial| serial == live.serial)
         };
-        self.get(address).filter(fits)
+        self.get(address).filter(is_it).ok_or_else(|| missing(address, serial))
     }
 
-    fn next_mark(&mut self) -> Mark {
-        self.shard.next_mark += 1;
-        Mark(self.shard.next_mark)
-    }
-
-    /// Adds a block that is in the caller's hands. `None`, and nothing changes, when the address is
-    /// known.
-    pub(super) fn insert(&mut self, address: u64, mut block: Block) -> Option<Mark> {
-        if self.shard.blocks.contains_key(&address) {
+    /// Adds a block that is in the caller's hands, and returns its serial number. `None`, and nothing
+    /// changes, when the address is known.
+    pub(super) fn insert(&mut self, address: u64, block: Block) -> Option<u64> {
+        if self.shard.contains(address) {
             return None;
         }
-        let mark = self.next_mark();
-        block.mark = mark;
         {
             let mut counters = self.counters.lock();
             counters.misses += 1;
             count_handed_out(&mut counters, &block);
-            let (kind, bytes) = (block.kind(), signed(block.size_bytes));
-            counters.segment.increase(kind, 1);
-            counters.reserved_bytes.increase(kind, bytes);
+            counters.segment.increase(block.kind(), 1);
+            counters.reserved_bytes.increase(block.kind(), signed(block.size_bytes));
         }
-        self.shard.blocks.insert(address, block);
-        Some(mark)
+        Some(self.shard.enter(address, block).0)
     }
 
-    /// Hands an idle block out again.
-    pub(super) fn revive(&mut self, address: u64, requested_bytes: u64) -> Option<Mark> {
-        let mark = self.next_mark();
-        let block = self.shard.blocks.get_mut(&address);
-        let block = block.filter(|block| block.state == State::Idle)?;
-        (block.state, block.mark, block.requested_bytes) = (State::Live, mark, requested_bytes);
+    /// Hands an idle block out again, under a new serial number.
+    pub(super) fn revive(&mut self, address: u64, requested_bytes: u64) -> Option<u64> {
+        self.get(address).filter(|block| block.state == State::Idle)?;
+        let (serial, block) = self.shard.renew(address)?;
+        (block.state, block.requested_bytes) = (State::Live, requested_bytes);
         let mut counters = self.counters.lock();
         counters.hits += 1;
         count_handed_out(&mut counters, block);
-        Some(mark)
+        Some(serial)
     }
 
     /// A draining block waits for so many events.
     pub(super) fn wait_for(&mut self, address: u64, events: usize) {
-        if let Some(block) = self.shard.blocks.get_mut(&address) {
+        if let Some(block) = self.get_mut(address) {
             block.events = events;
         }
     }
 
     /// One event of a draining block has passed; whether it was the last.
     pub(super) fn event_passed(&mut self, address: u64) -> bool {
-        let block = self.shard.blocks.get_mut(&address);
-        block.is_some_and(|block| {
+        self.get_mut(address).is_some_and(|block| {
             block.events = block.events.checked_sub(1).expect("each event passes once");
             block.events == 0
         })
@@ -211,22 +168,22 @@ impl Locked<'_> {
 
     /// The caller gave a live block back that still drains.
     pub(super) fn drain(&mut self, address: u64) {
-        let Some(block) = self.shard.blocks.get_mut(&address) else { return };
-        block.state = State::Draining;
-        count_given_back(&mut self.counters.lock(), block);
+        let Some(live) = self.shard.get_mut(address) else { return };
+        live.kept.state = State::Draining;
+        count_given_back(&mut self.counters.lock(), live);
     }
 
     /// A live or draining block becomes idle.
     pub(super) fn keep(&mut self, address: u64) {
-        let Some(block) = self.shard.blocks.get_mut(&address) else { return };
-        count_free(&mut self.counters.lock(), block);
-        block.state = State::Idle;
-        block.uses.clear();
+        let Some(live) = self.shard.get_mut(address) else { return };
+        count_free(&mut self.counters.lock(), live);
+        live.kept.state = State::Idle;
+        live.kept.uses.clear();
     }
 
     /// Forgets a block, whatever its state.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
-        let block = self.shard.blocks.remove(&address)?;
+        let block = self.shard.take_if(address, |_| true)?.kept;
         let mut counters = self.counters.lock();
         count_free(&mut counters, &block);
         counters.segment.decrease(block.kind(), 1);

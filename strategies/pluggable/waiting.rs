@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::PluggableAllocator;
-use super::table::{Mark, State};
+use super::table::State;
 use crate::driver::{Driver, captured, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::{EventQueue, Recorded};
@@ -28,7 +28,7 @@ use crate::ids::{PoolId, StreamId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Name {
     address: u64,
-    mark: Mark,
+    serial: u64,
     pool: PoolId,
 }
 
@@ -77,7 +77,7 @@ impl PluggableAllocator {
     pub(super) fn free_when_drained(
         &self,
         address: u64,
-        mark: Mark,
+        serial: u64,
         own: StreamId,
         uses: &[StreamId],
     ) -> Result<(), HandleError> {
@@ -94,23 +94,20 @@ impl PluggableAllocator {
             recorded => Some(recorded?),
         };
         let mut shard = self.table.lock(address);
-        let same = |block: &&super::Block| block.uses.as_slice() == uses;
-        let Some(block) = shard.live(address, Some(mark)).filter(same) else {
+        let Some(block) =
+            shard.live(address, Some(serial)).ok().filter(|b| b.uses.as_slice() == uses)
+        else {
             // Another thread freed it or announced a stream meanwhile.
-            let again = shard.live(address, Some(mark)).is_some();
             drop(shard);
             self.waiting.queue.give_back(recorded.unwrap_or_default());
-            return match again {
-                true => self.free_block(address, Some(mark)).map(drop),
-                false => Err(HandleError::Stale { address }),
-            };
+            return self.free_block(address, Some(serial)).map(drop);
         };
         let (stream, pool, requested) = (block.stream, block.pool, block.requested_bytes);
         shard.drain(address);
         drop(shard);
         self.record(Action::FreeRequested, address, requested, (stream, pool));
         self.waiting.count.fetch_add(1, Ordering::Relaxed);
-        let name = Name { address, mark, pool };
+        let name = Name { address, serial, pool };
         match recorded {
             Some(recorded) => self.wait_for_events(name, recorded),
             None => {
@@ -153,7 +150,7 @@ impl PluggableAllocator {
         loop {
             let Some(name) = self.waiting.passed.lock().pop_front() else { return };
             self.waiting.count.fetch_sub(1, Ordering::Relaxed);
-            self.retire(name.address, name.mark, State::Draining, name.pool);
+            self.retire(name.address, name.serial, State::Draining, name.pool);
         }
     }
 

@@ -236,14 +236,11 @@ impl Toy {
     }
 
     fn check(&self, allocation: &Allocation) -> Result<(), HandleError> {
-        let (owner, asked, address) = (allocation.owner(), self.owner, allocation.address());
-        if owner != asked {
-            return Err(HandleError::Foreign { owner, asked });
-        }
+        allocation.check_owner(self.owner)?;
         if self.state.lock().live.contains_key(&allocation.token().0[0]) {
             return Ok(());
         }
-        Err(HandleError::Stale { address })
+        Err(HandleError::Stale { address: allocation.address() })
     }
 
     fn take_back(&self, token: u32) -> Result<(), HandleError> {

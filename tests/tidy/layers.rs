@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 25] = [
+const LAYERS: [Layer; 26] = [
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
@@ -30,6 +30,7 @@ const LAYERS: [Layer; 25] = [
     Layer { never: &["driver", "sharing", "heap", "stats"], also: &["sync"], ..layer("history") },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
+    Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("live_blocks") },
     // What waits for which streams: one component for all strategies that wait.
     Layer {
         never: &["config", "sharing", "heap", "stats", "history", "allocator"],

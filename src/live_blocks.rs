@@ -1,0 +1,256 @@
+//! Live blocks by address.
+//!
+//! Each has a serial number that no other block of its table ever has: it is what a handle names beside
+//! the address, so that an old handle is refused and not misread. [`LiveBlocks`] has no lock; threads that
+//! should seldom meet share [`Sharded`].
+
+use std::ops::Deref;
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::error::HandleError;
+
+/// A block of a table.
+#[derive(Debug)]
+pub(crate) struct Live<T> {
+    pub(crate) address: u64,
+    pub(crate) serial: u64,
+    /// What its allocator keeps for it.
+    pub(crate) kept: T,
+}
+
+impl<T> Deref for Live<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.kept
+    }
+}
+
+/// A table of live blocks.
+#[derive(Debug)]
+pub(crate) struct LiveBlocks<T> {
+    table: HashTable<Live<T>>,
+    last_serial: u64,
+}
+
+impl<T> Default for LiveBlocks<T> {
+    fn default() -> Self {
+        Self { table: HashTable::new(), last_serial: 0 }
+    }
+}
+
+/// Addresses are multiples of some power of two: both halves of a product with an odd number count.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of a product")]
+fn hash_of(address: u64) -> u64 {
+    let product = u128::from(address) * 0x9E37_79B9_7F4A_7C15;
+    product as u64 ^ (product >> 64) as u64
+}
+
+impl<T> LiveBlocks<T> {
+    fn next_serial(&mut self) -> u64 {
+        self.last_serial += 1;
+        self.last_serial
+    }
+
+    /// Enters a block under a new serial number. Whoever had the address is no longer live, and returned.
+    #[inline]
+    pub(crate) fn enter(&mut self, address: u64, kept: T) -> (u64, Option<Live<T>>) {
+        let serial = self.next_serial();
+        (serial, self.put_back(Live { address, serial, kept }))
+    }
+
+    /// Enters a block that was taken out, as it was. Whoever had the address is returned.
+    #[inline]
+    pub(crate) fn put_back(&mut self, block: Live<T>) -> Option<Live<T>> {
+        let address = block.address;
+        let hash = |live: &Live<T>| hash_of(live.address);
+        match self.table.entry(hash_of(address), |live| live.address == address, hash) {
+            Entry::Vacant(room) => {
+                room.insert(block);
+                None
+            }
+            Entry::Occupied(mut found) => Some(std::mem::replace(found.get_mut(), block)),
+        }
+    }
+
+    /// Whether a block starts there.
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        self.get(address).is_some()
+    }
+
+    /// The block at an address.
+    #[inline]
+    pub(crate) fn get(&self, address: u64) -> Option<&Live<T>> {
+        self.table.find(hash_of(address), |live| live.address == address)
+    }
+
+    /// The block at an address, to be changed.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, address: u64) -> Option<&mut Live<T>> {
+        self.table.find_mut(hash_of(address), |live| live.address == address)
+    }
+
+    /// The block at an address; with a serial number only the very block that has it.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::Stale`] where a serial number was asked for, [`HandleError::UnknownAddress`] otherwise.
+    #[inline]
+    pub(crate) fn find_mut(
+        &mut self,
+        address: u64,
+        serial: Option<u64>,
+    ) -> Result<&mut T, HandleError> {
+        let found = self.get_mut(address).filter(|live| has(live, serial));
+        found.map(|live| &mut live.kept).ok_or_else(|| missing(address, serial))
+    }
+
+    /// Takes out the block at an address; with a serial number only the very block that has it.
+    ///
+    /// # Errors
+    ///
+    /// As [`find_mut`](Self::find_mut).
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        address: u64,
+        serial: Option<u64>,
+    ) -> Result<Live<T>, HandleError> {
+        self.take_if(address, |live| has(live, serial)).ok_or_else(|| missing(address, serial))
+    }
+
+    /// Takes out the block at an address if it `is_meant`.
+    #[inline]
+    pub(crate) fn take_if(
+        &mut self,
+        address: u64,
+        is_meant: impl FnOnce(&Live<T>) -> bool,
+    ) -> Option<Live<T>> {
+        let found = self.table.find_entry(hash_of(address), |live| live.address == address).ok()?;
+        is_meant(found.get()).then(|| found.remove().0)
+    }
+
+    /// Gives the block at an address a new serial number: handles to it are old from now on.
+    pub(crate) fn renew(&mut self, address: u64) -> Option<(u64, &mut T)> {
+        let serial = self.next_serial();
+        let live = self.get_mut(address)?;
+        live.serial = serial;
+        Some((serial, &mut live.kept))
+    }
+
+    /// Every block, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Live<T>> {
+        self.table.iter()
+    }
+
+    /// Takes out every block, in no order.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Live<T>> {
+        self.table.drain()
+    }
+
+    /// Whether none was ever entered.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.last_serial == 0
+    }
+}
+
+#[inline]
+fn has<T>(live: &Live<T>, serial: Option<u64>) -> bool {
+    serial.is_none_or(|serial| serial == live.serial)
+}
+
+/// Why a handle with this serial number, or none, names no live block.
+#[cold]
+pub(crate) fn missing(address: u64, serial: Option<u64>) -> HandleError {
+    match serial {
+        Some(_) => HandleError::Stale { address },
+        None => HandleError::UnknownAddress { address },
+    }
+}
+
+const SHARDS: usize = 64;
+
+/// A shard, alone on its cache lines.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shard<T>(Mutex<LiveBlocks<T>>);
+
+/// Tables by address, a lock each. Serial numbers are of one shard: they tell blocks of one address apart.
+#[derive(Debug)]
+pub(crate) struct Sharded<T> {
+    shards: Box<[Shard<T>]>,
+}
+
+impl<T> Default for Sharded<T> {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Shard(Mutex::default())).collect() }
+    }
+}
+
+impl<T> Sharded<T> {
+    /// Locks the table that has an address.
+    #[inline]
+    pub(crate) fn lock(&self, address: u64) -> MutexGuard<'_, LiveBlocks<T>> {
+        let number = usize::try_from(hash_of(address) >> 58).unwrap_or(0) % SHARDS;
+        self.shards[number].0.lock()
+    }
+
+    /// Locks all of them.
+    pub(crate) fn lock_all(&self) -> Vec<MutexGuard<'_, LiveBlocks<T>>> {
+        self.shards.iter().map(|shard| shard.0.lock()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_that_reuses_an_address_is_not_the_one_before() {
+        let mut blocks = LiveBlocks::default();
+        let (first, _) = blocks.enter(0x100, "first");
+        blocks.take(0x100, Some(first)).unwrap();
+        let (second, _) = blocks.enter(0x100, "second");
+        assert_eq!(
+            blocks.take(0x100, Some(first)).unwrap_err(),
+            HandleError::Stale { address: 0x100 }
+        );
+        assert_eq!(blocks.take(0x100, Some(second)).unwrap().kept, "second");
+        let gone = blocks.take(0x100, None).unwrap_err();
+        assert_eq!(gone, HandleError::UnknownAddress { address: 0x100 });
+    }
+
+    #[test]
+    fn a_block_whose_address_is_handed_out_again_is_returned() {
+        let mut blocks = LiveBlocks::default();
+        let (gone, _) = blocks.enter(0x100, 5);
+        let (_, lost) = blocks.enter(0x100, 6);
+        assert_eq!(lost.map(|live| (live.serial, live.kept)), Some((gone, 5)));
+        assert!(blocks.find_mut(0x100, Some(gone)).is_err());
+    }
+
+    #[test]
+    fn a_block_that_is_renewed_has_no_old_handles() {
+        let mut blocks = LiveBlocks::default();
+        let (old, _) = blocks.enter(0x100, 5);
+        let (new, _) = blocks.renew(0x100).unwrap();
+        assert!(blocks.find_mut(0x100, Some(old)).is_err());
+        assert!(blocks.find_mut(0x100, Some(new)).is_ok());
+    }
+
+    #[test]
+    fn addresses_that_differ_in_few_bits_do_not_meet() {
+        for step in [256u64, 512, 2 << 20, 1 << 32] {
+            let hashes = || (0..1024).map(|n| hash_of(0x7000_0000_0000 + n * step));
+            let low: std::collections::HashSet<u64> = hashes().map(|hash| hash % 4096).collect();
+            assert!(low.len() > 800, "{step}: {} of 1024 places", low.len());
+            let high: std::collections::HashSet<u64> = hashes().map(|hash| hash >> 58).collect();
+            assert!(high.len() > 32, "{step}: {} of 64 shards", high.len());
+        }
+    }
+}
