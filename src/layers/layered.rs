@@ -10,13 +10,13 @@ use std::ops::Deref;
 
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
-    DeviceAllocator, Expandable, ExpandableSegment, Hooks, Imported, PeerAccess, PoolCheckpoint,
-    PoolOptions, PrivatePools, RawAddresses, Recording, Request, Restored, ScopeFilter, Sharing,
+    DeviceAllocator, Expandable, Hooks, Imported, PeerAccess, PoolCheckpoint, PoolOptions,
+    PrivatePools, RawAddresses, Recording, Request, Restored, ScopeFilter, Sharing,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
-use crate::ids::{DeviceId, PoolId, StreamId};
+use crate::ids::{PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::Statistics;
 
@@ -155,10 +155,6 @@ pub(super) fn checkpoints_of<A: DeviceAllocator>(inner: &A) -> &dyn Checkpoints 
     inner.checkpoints().expect(PRESENT)
 }
 
-fn expandable_of<A: DeviceAllocator>(inner: &A) -> &dyn Expandable {
-    inner.expandable().expect(PRESENT)
-}
-
 pub(super) fn raw_of<A: DeviceAllocator>(inner: &A) -> &dyn RawAddresses {
     inner.raw_addresses().expect(PRESENT)
 }
@@ -169,10 +165,6 @@ pub(super) fn cross_of<A: DeviceAllocator>(inner: &A) -> &dyn CrossStream {
 
 fn sharing_of<A: DeviceAllocator>(inner: &A) -> &dyn Sharing {
     inner.sharing().expect(PRESENT)
-}
-
-fn peers_of<A: DeviceAllocator>(inner: &A) -> &dyn PeerAccess {
-    inner.peer_access().expect(PRESENT)
 }
 
 /// An allocator that wears a layer. Dereferences to the layer, for what only that layer can answer.
@@ -249,11 +241,11 @@ impl<L: Layer> DeviceAllocator for Layered<L> {
     }
 
     fn expandable(&self) -> Option<&dyn Expandable> {
-        self.0.inner().expandable().map(|_| self as &dyn Expandable)
+        self.0.inner().expandable()
     }
 
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
-        self.0.inner().peer_access().map(|_| self as &dyn PeerAccess)
+        self.0.inner().peer_access()
     }
 
     fn sharing(&self) -> Option<&dyn Sharing> {
@@ -312,16 +304,6 @@ impl<L: Layer> Caching for Layered<L> {
     }
 }
 
-impl<L: Layer> Expandable for Layered<L> {
-    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        expandable_of(self.0.inner()).expandable_segments()
-    }
-
-    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        expandable_of(self.0.inner()).set_reserve_class(stream, class);
-    }
-}
-
 impl<L: Layer> Counters for Layered<L> {
     fn statistics(&self) -> Statistics {
         self.0.statistics()
@@ -344,16 +326,6 @@ impl<L: Layer> RawAddresses for Layered<L> {
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         self.0.record_stream_raw(address, stream)
-    }
-}
-
-impl<L: Layer> PeerAccess for Layered<L> {
-    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        peers_of(self.0.inner()).enable_peer_access(device)
-    }
-
-    fn peers(&self) -> Vec<DeviceId> {
-        peers_of(self.0.inner()).peers()
     }
 }
 

@@ -60,13 +60,7 @@ impl Watch for Limit {
         charged.map(|_| ()).map_err(|held| self.refuse(request, held))
     }
 
-    fn failed(&self, request: Request, _: &AllocError, asked: bool) {
-        if asked {
-            self.held_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
-        }
-    }
-
-    fn broke_off(&self, request: Request) {
+    fn withdrawn(&self, request: Request) {
         self.held_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
     }
 

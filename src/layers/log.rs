@@ -128,7 +128,7 @@ impl Log {
 }
 
 impl Watch for Log {
-    fn failed(&self, request: Request, _: &AllocError, _: bool) {
+    fn failed(&self, request: Request, _: &AllocError) {
         self.row("allocate failure", 0, request.bytes, request.stream);
     }
 

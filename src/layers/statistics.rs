@@ -68,7 +68,7 @@ impl Watch for Count {
     const COUNTS: bool = true;
     const KEEPS_BOOK: bool = false;
 
-    fn failed(&self, _: Request, error: &AllocError, _: bool) {
+    fn failed(&self, _: Request, error: &AllocError) {
         if matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) {
             self.own.lock().ooms += 1;
         }

@@ -31,7 +31,7 @@ pub struct Block {
 /// What a layer that looks on does at each moment. Called with no lock held, by many threads at once.
 pub trait Watch: fmt::Debug + Send + Sync + Sized {
     /// Whether live blocks are remembered. Without it [`freed`](Self::freed) is called for blocks that go
-    /// back, instead of [`giving`](Self::giving), [`kept`](Self::kept) and [`gave`](Self::gave).
+    /// back, instead of [`giving`](Self::giving) and [`kept`](Self::kept).
     const KEEPS_BOOK: bool = true;
 
     /// Before the allocator below is asked.
@@ -44,14 +44,15 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         Ok(())
     }
 
-    /// After a request has failed: `asked` if the allocator below refused it, not this layer.
-    fn failed(&self, request: Request, error: &AllocError, asked: bool) {
-        let _ = (request, error, asked);
+    /// A request that [`ask`](Self::ask) let through got no block: the allocator below refused it, or
+    /// panicked.
+    fn withdrawn(&self, request: Request) {
+        let _ = request;
     }
 
-    /// A request that [`ask`](Self::ask) let through ended in a panic of the allocator below.
-    fn broke_off(&self, request: Request) {
-        let _ = request;
+    /// After a request has failed, here or below.
+    fn failed(&self, request: Request, error: &AllocError) {
+        let _ = (request, error);
     }
 
     /// Whether to ask the allocator below once more. `attempt` counts from 1.
@@ -83,11 +84,6 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
 
     /// The allocator below did not take it back.
     fn kept(&self, block: &Block) {
-        let _ = block;
-    }
-
-    /// A block was given back.
-    fn gave(&self, block: &Block) {
         let _ = block;
     }
 
@@ -149,7 +145,7 @@ impl Book {
     }
 }
 
-/// A request under way. Dropped by a panic only.
+/// A request under way, until it has its block.
 struct Asked<'w, W: Watch> {
     watch: &'w W,
     request: Request,
@@ -158,7 +154,7 @@ struct Asked<'w, W: Watch> {
 impl<W: Watch> Drop for Asked<'_, W> {
     #[cold]
     fn drop(&mut self) {
-        self.watch.broke_off(self.request);
+        self.watch.withdrawn(self.request);
     }
 }
 
@@ -187,7 +183,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
         if let (AllocError::OutOfMemory(report), Some(own)) = (&mut error, self.inner.recording()) {
             own.history().explain(report);
         }
-        self.watch.failed(request, &error, false);
+        self.watch.failed(request, &error);
         error
     }
 
@@ -203,7 +199,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
                 Err(error) => error,
             };
         }
-        self.watch.failed(request, &error, true);
+        self.watch.failed(request, &error);
         Err(error)
     }
 
@@ -214,9 +210,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
             return;
         }
         // An allocator that hands out a live address has taken the old block back by itself.
-        if let Some(lost) = self.book.enter(block, handle) {
-            self.watch.gave(&lost.block);
-        }
+        drop(self.book.enter(block, handle));
     }
 
     /// Strikes a block, lets `give` free it, and enters it again if that fails.
@@ -231,17 +225,10 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
             return give();
         };
         self.watch.giving(&record.block);
-        match give() {
-            Ok(given) => {
-                self.watch.gave(&record.block);
-                Ok(given)
-            }
-            Err(error) => {
-                self.watch.kept(&record.block);
-                self.book.enter_again(record);
-                Err(error)
-            }
-        }
+        give().inspect_err(|_| {
+            self.watch.kept(&record.block);
+            self.book.enter_again(record);
+        })
     }
 }
 
@@ -259,12 +246,11 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
             return Err(self.forbidden(request, error));
         }
         let asked = Asked { watch: &self.watch, request };
-        let taken = match self.inner.allocate(request) {
-            Ok(taken) => Ok(taken),
-            Err(error) => self.refused(request, error),
+        let found = match self.inner.allocate(request) {
+            Ok(found) => found,
+            Err(error) => self.refused(request, error)?,
         };
         std::mem::forget(asked);
-        let found = taken?;
         let (address, size_bytes) = (found.address(), request.bytes);
         let block = Block { address, size_bytes, stream: request.stream };
         self.took(block, (found.owner(), found.token()));
@@ -310,7 +296,6 @@ impl<A: DeviceAllocator, W: Watch> Layer for Watching<A, W> {
             // A block that was handed out since is another one.
             if let Some(gone) = self.book.strike(freed.address, |record| record.number < before) {
                 self.watch.giving(&gone.block);
-                self.watch.gave(&gone.block);
             }
         }
         for allocation in &restored.live {
