@@ -73,14 +73,16 @@ fn under_pressure(threads: usize, settings: Settings) {
         let counters = scene.strategy.counters().expect("the native strategy counts");
         let engine = scene.strategy.engine().expect("the native strategy has an engine");
         while !over.load(SeqCst) {
-            match dice.below(10) {
+            match dice.below(11) {
                 0 => caching.empty_cache().expect("the driver works"),
                 1 => caching.set_limit_bytes(Some([40, 90, 150][dice.below(3)] * MIB)),
                 2 => caching.set_limit_bytes(None),
                 3 => caching.set_memory_fraction(0.7).expect("it is a fraction"),
                 4 => {
                     let max_split_bytes = [None, Some(24 * MIB)][dice.below(2)];
-                    let other = Settings { max_split_bytes, ..settings.clone() };
+                    let expandable_segments = dice.below(2) == 0;
+                    let other =
+                        Settings { max_split_bytes, expandable_segments, ..settings.clone() };
                     caching.apply(&Config::from_settings(other)).expect("the device can do it");
                 }
                 5 => engine.check().expect("every heap keeps its invariants at any moment"),
@@ -88,6 +90,7 @@ fn under_pressure(threads: usize, settings: Settings) {
                     .expect("layouts always tile"),
                 7 => drop(caching.cache_info().expect("the driver works")),
                 8 => counters.reset_accumulated(),
+                9 => counters.reset_peaks(),
                 _ => {
                     // Each heap is read at its own moment, so only single values make sense.
                     let told = counters.statistics();

@@ -6,6 +6,7 @@
 mod bed;
 mod captures;
 mod checkpoints;
+mod interference;
 mod own_memory;
 mod reserves;
 mod scopes;
