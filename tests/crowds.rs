@@ -19,9 +19,10 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 
+use crate::common::dice::Dice;
 use crate::common::machine::{Machine, SimMachine};
 use crate::common::meeting::Meeting;
-use hammer::{Dice, Scene, hammer_on};
+use hammer::{Scene, hammer_on};
 
 /// Threads on streams of their own never meet, except where they free each other's blocks.
 #[test]

@@ -13,6 +13,7 @@
 pub(crate) mod base;
 pub(crate) mod claims;
 pub(crate) mod crowded;
+pub(crate) mod dice;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 pub(crate) mod gpu;
 pub(crate) mod law;

@@ -17,6 +17,7 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
 
 use crate::common::claims::Claims;
+use crate::common::dice::Dice;
 use crate::common::law;
 use crate::common::machine::{Machine, SimMachine};
 
@@ -24,24 +25,6 @@ use crate::common::machine::{Machine, SimMachine};
 const OPERATIONS: usize = 1500;
 /// The most blocks a thread keeps.
 const HELD_MAX: usize = 48;
-
-/// Numbers that look random and are the same each time.
-#[derive(Debug)]
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    /// A number below `n`.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 11).expect("53 bits fit") % n
-    }
-}
 
 /// A block on its way from thread to thread.
 #[derive(Debug)]

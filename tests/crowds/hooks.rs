@@ -11,7 +11,8 @@ use stratalloc::error::{AllocError, OutOfMemory};
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
-use super::hammer::{Dice, Scene};
+use super::hammer::Scene;
+use crate::common::dice::Dice;
 
 const DEVICE_BYTES: u64 = 100 * MIB;
 

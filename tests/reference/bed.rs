@@ -226,26 +226,3 @@ impl Sums {
 pub(crate) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).expect("test sizes are far below 2^63")
 }
-
-/// A small random generator with a fixed sequence (splitmix64).
-#[derive(Debug)]
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number in `range`, close enough to evenly.
-    pub(crate) fn among(&mut self, range: std::ops::Range<u64>) -> u64 {
-        range.start + self.roll() % (range.end - range.start)
-    }
-
-    pub(crate) fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.roll() % len as u64).expect("an index fits")
-    }
-}

@@ -4,7 +4,8 @@ use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::config::Settings;
 use stratalloc::size::{GIB, KIB, MIB, RoundupDivisions};
 
-use super::bed::{Bed, Dice, H200_BYTES, SIDE, signed};
+use super::bed::{Bed, H200_BYTES, SIDE, signed};
+use crate::common::dice::Dice;
 
 // The reference: one byte raises the allocated bytes, deleting it restores the very old value.
 #[test]
@@ -104,10 +105,10 @@ fn every_counter_is_a_sum_over_the_layout_after_every_step_of_a_walk() {
 #[test]
 fn two_devices_keep_separate_books_in_any_order_of_steps() {
     let (mut here, mut there) = (Walk::new(), Walk::new());
-    let mut dice = Dice(7);
+    let mut dice = Dice::new(7);
     let (mut more_here, mut more_there) = (true, true);
     while more_here || more_there {
-        let untouched = if dice.roll().is_multiple_of(2) && more_here {
+        let untouched = if dice.below(2) == 0 && more_here {
             let before = there.bed.statistics();
             more_here = here.advance();
             before == there.bed.statistics()
@@ -185,7 +186,7 @@ fn rounding_to_steps_changes_the_block_and_never_what_was_requested() {
 #[test]
 fn live_ranges_never_overlap_in_ten_thousand_random_steps() {
     let bed = Bed::new(H200_BYTES);
-    let mut dice = Dice(123);
+    let mut dice = Dice::new(123);
     let mut live: Vec<Allocation> = Vec::new();
     let mut live_bytes = 0;
     for step in 0..10_000 {
@@ -204,7 +205,7 @@ fn live_ranges_never_overlap_in_ten_thousand_random_steps() {
                 }
             }
             10..20 if !live.is_empty() => {
-                let gone = live.swap_remove(dice.index(live.len()));
+                let gone = live.swap_remove(dice.below(live.len()));
                 live_bytes -= gone.size_bytes();
                 bed.give(gone);
             }

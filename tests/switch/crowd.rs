@@ -15,23 +15,12 @@ use stratalloc::switch::Switchable;
 use super::bed::{ASYNC, EXPANDABLE, FRONT, NATIVE};
 use crate::common::base::Base;
 use crate::common::claims::Claims;
+use crate::common::dice::Dice;
 use crate::common::law;
 
 const SWITCHES: usize = 1000;
 const THREADS: u64 = 4;
 const HELD_MAX: usize = 24;
-
-/// Numbers that look random and are the same each time.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-}
 
 struct Scene {
     switchable: Switchable,
@@ -42,7 +31,8 @@ struct Scene {
 
 impl Scene {
     fn take(&self, dice: &mut Dice, stream: StreamId) -> Allocation {
-        let bytes = if dice.below(4) == 0 { dice.below(3 * MIB) } else { dice.below(40_000) } + 1;
+        let most = if dice.below(4) == 0 { 3 * MIB } else { 40_000 };
+        let bytes = dice.among(1..most + 1);
         self.claims.at_most.add(1);
         let block = self.switchable.allocate(Request::new(bytes, stream)).expect("there is room");
         self.claims.at_least.add(1);
@@ -59,13 +49,11 @@ impl Scene {
 
     /// Takes, gives and passes blocks on until told to stop; returns what is still held.
     fn work(&self, seed: u64, stream: StreamId) -> Vec<Allocation> {
-        let mut dice = Dice(seed * 0x9E37_79B9 + 1);
+        let mut dice = Dice::new(seed + 1);
         let mut held: Vec<Allocation> = Vec::new();
         while !self.stop.load(SeqCst) {
             if held.len() == HELD_MAX || (!held.is_empty() && dice.below(2) == 0) {
-                let len = u64::try_from(held.len()).expect("few");
-                let at = usize::try_from(dice.below(len)).expect("few");
-                self.give(held.swap_remove(at));
+                self.give(held.swap_remove(dice.below(held.len())));
             } else {
                 held.push(self.take(&mut dice, stream));
             }
