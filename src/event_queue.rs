@@ -98,7 +98,7 @@ impl<T: Copy> EventQueue<T> {
                 Err(error) => Err(error),
             };
             if let Err(error) = failed {
-                self.give_back(recorded);
+                self.give_back(&recorded);
                 return Err(error);
             }
         }
@@ -120,16 +120,16 @@ impl<T: Copy> EventQueue<T> {
     }
 
     /// Events that nothing waits for after all.
-    pub(crate) fn give_back(&self, recorded: Recorded) {
-        self.queues.lock().spare.extend(recorded.into_iter().map(|(event, _)| event));
+    pub(crate) fn give_back(&self, recorded: &[(EventId, StreamId)]) {
+        self.queues.lock().spare.extend(recorded.iter().map(|(event, _)| *event));
     }
 
     /// Lets `what` wait for these events. They were recorded by the calling thread.
-    pub(crate) fn push(&self, driver: &dyn Driver, recorded: Recorded, what: T) {
+    pub(crate) fn push(&self, driver: &dyn Driver, recorded: &[(EventId, StreamId)], what: T) {
         let mut queues = self.queues.lock();
         let sequence = queues.next_sequence;
         queues.next_sequence += 1;
-        for (event, stream) in recorded {
+        for &(event, stream) in recorded {
             queues.push(Pending { event, on: timeline_of(driver, stream), what, sequence });
         }
     }

@@ -333,7 +333,7 @@ impl Engine {
         }
         let count = u32::try_from(waits.len()).expect("streams of a block are few");
         cell.lock().heap.wait_for(block.slot, count);
-        self.wait_for_events(waits, cell, block.slot);
+        self.wait_for_events(&waits, cell, block.slot);
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::Recorded;
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::{Action, Listener};
-use crate::ids::PoolId;
+use crate::ids::{EventId, PoolId, StreamId};
 
 /// Whether a request must look at more than its heap: how many events are waited for, how many scopes are
 /// open or blocks deferred, and whether somebody records. One number, so that a hit asks once.
@@ -120,9 +120,9 @@ impl Engine {
         }
         let count = u32::try_from(waits.len()).expect("streams of a block are few");
         match self.start_draining(cell, address, id, &uses, count) {
-            Some(slot) => self.wait_for_events(waits, cell, slot),
+            Some(slot) => self.wait_for_events(&waits, cell, slot),
             None => {
-                self.events.give_back(waits);
+                self.events.give_back(&waits);
                 return self.free_block(cell, address, find).map(drop);
             }
         }
@@ -152,7 +152,12 @@ impl Engine {
     }
 
     /// Makes the draining block at `slot` free when these events have passed.
-    pub(super) fn wait_for_events(&self, waits: Recorded, cell: &HeapCell, slot: Slot) {
+    pub(super) fn wait_for_events(
+        &self,
+        waits: &[(EventId, StreamId)],
+        cell: &HeapCell,
+        slot: Slot,
+    ) {
         // Counted first: another thread may see them pass at once.
         self.attention.0.fetch_add(waits.len() as u64, Ordering::Relaxed);
         self.events.push(&*self.driver, waits, Waiting { heap: cell.number, slot });

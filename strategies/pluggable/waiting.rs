@@ -99,7 +99,7 @@ impl PluggableAllocator {
         else {
             // Another thread freed it or announced a stream meanwhile.
             drop(shard);
-            self.waiting.queue.give_back(recorded.unwrap_or_default());
+            self.waiting.queue.give_back(&recorded.unwrap_or_default());
             return self.free_block(address, Some(serial)).map(drop);
         };
         let (stream, pool, requested) = (block.stream, block.pool, block.requested_bytes);
@@ -109,7 +109,7 @@ impl PluggableAllocator {
         self.waiting.count.fetch_add(1, Ordering::Relaxed);
         let name = Name { address, serial, pool };
         match recorded {
-            Some(recorded) => self.wait_for_events(name, recorded),
+            Some(recorded) => self.wait_for_events(name, &recorded),
             None => {
                 let thread = streams.iter().find_map(|stream| thread_of(&*self.driver, *stream));
                 self.waiting.captured.lock().push_back(Captured { name, streams, thread });
@@ -128,7 +128,7 @@ impl PluggableAllocator {
     }
 
     /// Lets a draining block wait for these events.
-    fn wait_for_events(&self, name: Name, recorded: Recorded) {
+    fn wait_for_events(&self, name: Name, recorded: &Recorded) {
         if recorded.is_empty() {
             self.waiting.passed.lock().push_back(name);
             return;
@@ -188,7 +188,7 @@ impl PluggableAllocator {
             }
             match self.record_events(&block.streams) {
                 Ok(recorded) => {
-                    self.wait_for_events(block.name, recorded);
+                    self.wait_for_events(block.name, &recorded);
                     return false;
                 }
                 // One has begun meanwhile.
