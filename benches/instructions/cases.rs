@@ -49,6 +49,13 @@ pub enum Case {
     PairRaw,
     /// The same through the handle that can be switched to another strategy.
     PairSwitchable,
+    /// The same under one layer.
+    PairLayered {
+        /// As the table names it.
+        name: &'static str,
+        /// The layer.
+        conf: &'static str,
+    },
     /// Replace one of 4,096 live blocks of mixed sizes.
     Mix,
     /// Allocate 64 KiB, announce another stream, free.
@@ -58,7 +65,7 @@ pub enum Case {
 }
 
 /// All cases, in the order of the table.
-pub const CASES: [Case; 14] = [
+pub const CASES: [Case; 15] = [
     Case::Replay { name: "llama_var.default", operations: 47_180 },
     Case::Replay { name: "resnet50.default", operations: 10_169 },
     Case::Replay { name: "serve.default", operations: 10_100 },
@@ -67,6 +74,7 @@ pub const CASES: [Case; 14] = [
     Case::Pair,
     Case::PairRaw,
     Case::PairSwitchable,
+    Case::PairLayered { name: "pair_limit:512B", conf: "layers:[limit:8GiB]" },
     Case::Mix,
     Case::RecordStream,
     Case::Streams(1),
@@ -83,7 +91,7 @@ impl Case {
     #[must_use]
     pub fn name(self) -> String {
         match self {
-            Self::Replay { name, .. } => name.to_owned(),
+            Self::Replay { name, .. } | Self::PairLayered { name, .. } => name.to_owned(),
             Self::Pair => "pair:512B".to_owned(),
             Self::PairRaw => "pair_raw:512B".to_owned(),
             Self::PairSwitchable => "pair_handle:512B".to_owned(),

@@ -55,6 +55,10 @@ impl Case {
                 let handle = Handle::new(strategy, device);
                 Prepared::new(move || (0..steps).for_each(|_| pair(&handle, StreamId::DEFAULT)))
             }
+            Self::PairLayered { conf, .. } => {
+                let strategy = strategy(conf, false).0;
+                Prepared::new(move || (0..steps).for_each(|_| pair(&strategy, StreamId::DEFAULT)))
+            }
             Self::Mix => {
                 let strategy = strategy("backend:native", false).0;
                 let mut mix = Mix::new();
