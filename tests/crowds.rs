@@ -68,6 +68,7 @@ fn under_pressure(threads: usize, settings: Settings) {
     let mut scene = Scene::with_settings(160 * MIB, EventMode::Manual, 3, settings.clone());
     scene.crosses = true;
     scene.may_fail = true;
+    scene.resets_peaks = settings.expandable_segments;
     let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |over| {
         let mut dice = Dice::new(7);
         let caching = scene.strategy.caching().expect("the native strategy caches");
@@ -91,7 +92,7 @@ fn under_pressure(threads: usize, settings: Settings) {
                     .expect("layouts always tile"),
                 7 => drop(caching.cache_info().expect("the driver works")),
                 8 => counters.reset_accumulated(),
-                9 => counters.reset_peaks(),
+                9 if scene.resets_peaks => counters.reset_peaks(),
                 _ => {
                     // Each heap is read at its own moment, so only single values make sense.
                     let told = counters.statistics();
