@@ -210,7 +210,7 @@ impl<A: DeviceAllocator, W: Watch> Watching<A, W> {
             return;
         }
         // An allocator that hands out a live address has taken the old block back by itself.
-        drop(self.book.enter(block, handle));
+        let _ = self.book.enter(block, handle);
     }
 
     /// Strikes a block, lets `give` free it, and enters it again if that fails.

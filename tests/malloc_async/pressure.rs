@@ -69,7 +69,7 @@ impl Bed {
         allocator.free(block).expect("it works");
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);
-        allocator.hooks().unwrap().add_oom_observer(Arc::new(move |_| {
+        allocator.hooks().expect("it has hooks").add_oom_observer(Arc::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }));
         Self { allocator, faulty, told }
