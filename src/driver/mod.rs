@@ -273,7 +273,8 @@ pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<
     Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
 }
 
-/// What is well where nobody may wait for a capture's sake: what is idle already is enough then.
+/// The result of a wait, where a capture that forbids to wait is no error: whoever calls goes on with
+/// what has finished already.
 ///
 /// # Errors
 ///
