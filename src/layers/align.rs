@@ -5,8 +5,7 @@
 //! calls go straight through and all capabilities stay; otherwise see [`Shifted`] for what is absent.
 
 use super::layered::Layered;
-use super::shift::{Placement, Shifted};
-use super::watch::Block;
+use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
 use crate::error::{DriverError, DriverErrorKind};
 

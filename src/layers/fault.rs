@@ -6,18 +6,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layered::Layered;
-use super::watch::{Block, Watch, Watching};
-use crate::allocator::{DeviceAllocator, Request};
+use super::layered::{Layer, Layered, refusal};
+use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::config::FaultSetting;
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
-pub type Faulting<A> = Layered<Watching<A, Faults>>;
+pub type Faulting<A> = Layered<Faults<A>>;
 
-/// When requests fail, and how many there were.
+/// An allocator, when requests fail, and how many there were.
 #[derive(Debug)]
-pub struct Faults {
+pub struct Faults<A> {
+    inner: A,
     when: FaultSetting,
     /// Requests so far.
     calls: AtomicU64,
@@ -27,13 +27,13 @@ pub struct Faults {
 /// `inner` with requests that fail on purpose.
 pub fn fault<A: DeviceAllocator>(inner: A, when: FaultSetting) -> Faulting<A> {
     let (calls, injected) = (AtomicU64::new(0), AtomicU64::new(0));
-    Layered::new(Watching::new(inner, Faults { when, calls, injected }))
+    Layered::new(Faults { inner, when, calls, injected })
 }
 
-impl<A: DeviceAllocator> Watching<A, Faults> {
+impl<A: DeviceAllocator> Faults<A> {
     /// How many requests failed on purpose so far. Never waits.
     pub fn injected(&self) -> u64 {
-        self.watch().injected.load(Ordering::Relaxed)
+        self.injected.load(Ordering::Relaxed)
     }
 }
 
@@ -51,10 +51,15 @@ fn chance(seed: u64, position: u64) -> f64 {
     part
 }
 
-impl Watch for Faults {
-    const KEEPS_BOOK: bool = false;
+impl<A: DeviceAllocator> Layer for Faults<A> {
+    type Inner = A;
 
-    fn ask(&self, request: Request) -> Result<(), AllocError> {
+    #[inline]
+    fn inner(&self) -> &A {
+        &self.inner
+    }
+
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let FaultSetting { call: chosen, probability, seed, above_bytes } = self.when;
         let why = if chosen == Some(call) {
@@ -64,16 +69,15 @@ impl Watch for Faults {
         } else if probability > 0.0 && chance(seed, call) < probability {
             format!("a chance of {probability} met request number {call}")
         } else {
-            return Ok(());
+            return self.inner.allocate(request);
         };
         self.injected.fetch_add(1, Ordering::Relaxed);
-        Err(AllocError::OutOfMemory(Box::new(OutOfMemory {
+        let report = OutOfMemory {
             hints: vec![format!("layers:[fault] refused this on purpose: {why}")],
             ..OutOfMemory::of(request.bytes, request.stream)
-        })))
+        };
+        Err(refusal(&self.inner, report))
     }
-
-    fn took(&self, _: &Block) {}
 }
 
 #[cfg(test)]

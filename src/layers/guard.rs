@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layered::Layered;
-use super::shift::{Placement, Shifted};
-use super::watch::Block;
+use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
 use crate::driver::{Driver, unless_captured};
 use crate::error::DriverError;

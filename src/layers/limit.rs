@@ -6,73 +6,119 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layered::Layered;
-use super::watch::{Block, Watch, Watching};
-use crate::allocator::{DeviceAllocator, Request};
+use super::layered::{Layer, Layered, checkpoints_of, raw_of, refusal};
+use crate::allocator::{Allocation, DeviceAllocator, PoolCheckpoint, Request, Restored};
 use crate::config::told_size;
-use crate::error::{AllocError, OutOfMemory};
+use crate::error::{AllocError, FreeError, HandleError, OutOfMemory, PoolError};
 
 /// See the [module](self).
-pub type Limited<A> = Layered<Watching<A, Limit>>;
+pub type Limited<A> = Layered<Limit<A>>;
 
-/// The limit and what is held.
+/// An allocator, the limit and what is held.
 #[derive(Debug)]
-pub struct Limit {
+pub struct Limit<A> {
+    inner: A,
     limit_bytes: u64,
     held_bytes: AtomicU64,
 }
 
 /// `inner` with at most `limit_bytes` in callers' hands.
 pub fn limit<A: DeviceAllocator>(inner: A, limit_bytes: u64) -> Limited<A> {
-    Layered::new(Watching::new(inner, Limit { limit_bytes, held_bytes: AtomicU64::new(0) }))
+    Layered::new(Limit { inner, limit_bytes, held_bytes: AtomicU64::new(0) })
 }
 
-impl<A: DeviceAllocator> Watching<A, Limit> {
+/// A request under way. Dropped only if the allocator below panics.
+struct Charge<'l> {
+    held_bytes: &'l AtomicU64,
+    bytes: u64,
+}
+
+impl Drop for Charge<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl<A: DeviceAllocator> Limit<A> {
     /// What callers hold now, in bytes, with requests under way. Never waits.
     pub fn held_bytes(&self) -> u64 {
-        self.watch().held_bytes.load(Ordering::Relaxed)
+        self.held_bytes.load(Ordering::Relaxed)
     }
-}
 
-impl Limit {
+    #[inline]
+    fn allocate_charged(&self, request: Request) -> Result<Allocation, AllocError> {
+        let charge = Charge { held_bytes: &self.held_bytes, bytes: request.bytes };
+        let mut answer = self.inner.allocate(request);
+        std::mem::forget(charge);
+        if let Err(error) = answer {
+            self.lower(request.bytes);
+            answer = Err(error);
+        }
+        answer
+    }
+
+    #[inline]
+    fn lower(&self, bytes: u64) {
+        self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     #[cold]
+    #[inline(never)]
     fn refuse(&self, request: Request, held_bytes: u64) -> AllocError {
-        AllocError::OutOfMemory(Box::new(OutOfMemory {
+        let hint = format!(
+            "layers:[limit:{}] refused this; the allocator below was not asked",
+            told_size(self.limit_bytes)
+        );
+        let report = OutOfMemory {
             limit_bytes: Some(self.limit_bytes),
             allocated_bytes: held_bytes,
-            hints: vec![format!(
-                "layers:[limit:{}] refused this; the allocator below was not asked",
-                told_size(self.limit_bytes)
-            )],
+            hints: vec![hint],
             ..OutOfMemory::of(request.bytes, request.stream)
-        }))
+        };
+        refusal(&self.inner, report)
     }
 }
 
-impl Watch for Limit {
-    const KEEPS_BOOK: bool = false;
+impl<A: DeviceAllocator> Layer for Limit<A> {
+    type Inner = A;
 
     #[inline]
-    fn ask(&self, request: Request) -> Result<(), AllocError> {
+    fn inner(&self) -> &A {
+        &self.inner
+    }
+
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let fits =
             |held: u64| held.checked_add(request.bytes).filter(|sum| *sum <= self.limit_bytes);
-        let charged = self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        charged.map(|_| ()).map_err(|held| self.refuse(request, held))
-    }
-
-    fn withdrawn(&self, request: Request) {
-        self.held_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
-    }
-
-    fn adopted(&self, block: &Block) {
-        self.held_bytes.fetch_add(block.size_bytes, Ordering::Relaxed);
+        match self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => self.allocate_charged(request),
+            Err(held_bytes) => Err(self.refuse(request, held_bytes)),
+        }
     }
 
     #[inline]
-    fn took(&self, _: &Block) {}
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let size_bytes = allocation.size_bytes();
+        let answer = self.inner.free(allocation);
+        if answer.is_ok() {
+            self.lower(size_bytes);
+        }
+        answer
+    }
 
     #[inline]
-    fn freed(&self, size_bytes: u64) {
-        self.held_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        raw_of(&self.inner).free_raw(address).inspect(|size_bytes| self.lower(*size_bytes))
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
+        restored.freed.iter().for_each(|freed| self.lower(freed.size_bytes));
+        for live in &restored.live {
+            self.held_bytes.fetch_add(live.size_bytes(), Ordering::Relaxed);
+        }
+        Ok(restored)
     }
 }

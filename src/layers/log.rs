@@ -5,8 +5,12 @@
 //! afterwards, so rows about one address are in order whatever threads do; a free that was refused is
 //! followed by an `allocate` of the same block. `replay` reads such files.
 //!
+//! A table of live blocks remembers what a block was when it comes back as a bare address. A free takes
+//! the block out before the allocator below hears of it, because the address may be handed out again at
+//! once, and puts it back if the free is refused. No lock is held while the allocator below runs.
+//!
 //! Rows are buffered (64 KiB). When the file cannot be written any more, logging ends, the allocator
-//! goes on, and [`Watching::error`] and the standard error stream say so.
+//! goes on, and [`Log::error`] and the standard error stream say so.
 //!
 //! Source of the format: `rmm::mr::logging_resource_adaptor`.
 
@@ -19,23 +23,38 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use super::layered::Layered;
-use super::watch::{Block, Watch, Watching};
-use crate::allocator::{DeviceAllocator, Request};
-use crate::error::AllocError;
-use crate::ids::StreamId;
+use super::layered::{Layer, Layered, checkpoints_of, raw_of};
+use super::shift::Block;
+use crate::allocator::{Allocation, DeviceAllocator, PoolCheckpoint, Request, Restored, Token};
+use crate::error::{AllocError, FreeError, HandleError, PoolError};
+use crate::ids::{OwnerId, StreamId};
+use crate::live_blocks::{Live, Sharded};
 
 /// See the [module](self).
-pub type Logged<A> = Layered<Watching<A, Log>>;
+pub type Logged<A> = Layered<Log<A>>;
 
 /// The first line of a file.
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// The file.
+/// What is known of a live block.
 #[derive(Debug)]
-pub struct Log {
+struct Record {
+    block: Block,
+    /// Its handle.
+    handle: (OwnerId, Token),
+    /// How many were entered before.
+    number: u64,
+}
+
+/// An allocator, its live blocks and the file.
+#[derive(Debug)]
+pub struct Log<A: DeviceAllocator> {
+    inner: A,
+    live: Sharded<Record>,
+    /// How many blocks were entered.
+    entered: AtomicU64,
     path: PathBuf,
     sink: Mutex<Sink>,
 }
@@ -56,23 +75,24 @@ pub fn log<A: DeviceAllocator>(inner: A, path: &Path) -> io::Result<Logged<A>> {
     writeln!(file, "{HEADER}")?;
     file.flush()?;
     let sink = Mutex::new(Sink::Open(file));
-    Ok(Layered::new(Watching::new(inner, Log { path: path.to_owned(), sink })))
+    let (live, entered) = (Sharded::default(), AtomicU64::new(0));
+    Ok(Layered::new(Log { inner, live, entered, path: path.to_owned(), sink }))
 }
 
-impl<A: DeviceAllocator> Watching<A, Log> {
+impl<A: DeviceAllocator> Log<A> {
     /// Writes what is buffered. Waits for the file.
     ///
     /// # Errors
     ///
     /// Why the file could not be written, now or earlier.
     pub fn flush(&self) -> Result<(), String> {
-        self.watch().with_file(BufWriter::flush);
+        self.with_file(BufWriter::flush);
         self.error().map_or(Ok(()), Err)
     }
 
     /// Why logging has ended, if it has.
     pub fn error(&self) -> Option<String> {
-        match &*self.watch().sink.lock() {
+        match &*self.sink.lock() {
             Sink::Open(_) => None,
             Sink::Broken(error) => Some(error.to_string()),
         }
@@ -93,7 +113,7 @@ fn thread_number() -> u64 {
     })
 }
 
-impl Log {
+impl<A: DeviceAllocator> Log<A> {
     /// Does something with the file. Its first failure ends the log.
     fn with_file(&self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         let mut sink = self.sink.lock();
@@ -125,26 +145,93 @@ impl Log {
     fn block(&self, action: &str, block: &Block) {
         self.row(action, block.address, block.size_bytes, block.stream);
     }
+
+    fn took(&self, block: Block, made: &Allocation) {
+        self.block("allocate", &block);
+        let number = self.entered.fetch_add(1, Ordering::Relaxed);
+        let record = Record { block, handle: (made.owner(), made.token()), number };
+        // An allocator that hands out a live address has taken the old block back by itself.
+        let _ = self.live.lock(block.address).enter(block.address, record);
+    }
+
+    /// Takes out the block at `address` if it `is_meant`, has `give` free it, and puts it back if that fails.
+    fn gives<T, E>(
+        &self,
+        address: u64,
+        is_meant: impl FnOnce(&Record) -> bool,
+        give: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let Some(record) = self.take_out(address, is_meant) else {
+            return give();
+        };
+        self.block("free", &record.block);
+        give().inspect_err(|_| {
+            self.block("allocate", &record.block);
+            self.live.lock(address).put_back(record);
+        })
+    }
+
+    fn take_out(
+        &self,
+        address: u64,
+        is_meant: impl FnOnce(&Record) -> bool,
+    ) -> Option<Live<Record>> {
+        self.live.lock(address).take_if(address, |live| is_meant(live))
+    }
 }
 
-impl Watch for Log {
-    fn failed(&self, request: Request, _: &AllocError) {
-        self.row("allocate failure", 0, request.bytes, request.stream);
+impl<A: DeviceAllocator> Layer for Log<A> {
+    type Inner = A;
+
+    #[inline]
+    fn inner(&self) -> &A {
+        &self.inner
     }
 
-    fn took(&self, block: &Block) {
-        self.block("allocate", block);
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let answer = self.inner.allocate(request);
+        let Request { bytes: size_bytes, stream, .. } = request;
+        match &answer {
+            Ok(made) => self.took(Block { address: made.address(), size_bytes, stream }, made),
+            Err(_) => self.row("allocate failure", 0, size_bytes, stream),
+        }
+        answer
     }
 
-    fn giving(&self, block: &Block) {
-        self.block("free", block);
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let handle = (allocation.owner(), allocation.token());
+        // A handle of another allocator may name the same address; so may one that is stale.
+        let is_meant = |record: &Record| record.handle == handle;
+        self.gives(allocation.address(), is_meant, || self.inner.free(allocation))
     }
 
-    fn kept(&self, block: &Block) {
-        self.block("allocate", block);
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        self.gives(address, |_| true, || raw_of(&self.inner).free_raw(address))
     }
 
-    fn ends(&self) {
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let before = self.entered.load(Ordering::Relaxed);
+        let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
+        for freed in &restored.freed {
+            // A block that was handed out since is another one.
+            if let Some(gone) = self.take_out(freed.address, |record| record.number < before) {
+                self.block("free", &gone.block);
+            }
+        }
+        for made in &restored.live {
+            let (address, size_bytes) = (made.address(), made.size_bytes());
+            let inside =
+                |start: u64, size: u64| (start..start.saturating_add(size)).contains(&address);
+            let segment = checkpoint.segments.iter().find(|s| inside(s.address, s.size_bytes));
+            let stream = segment.map(|segment| segment.stream).unwrap_or_default();
+            self.took(Block { address, size_bytes, stream }, made);
+        }
+        Ok(restored)
+    }
+}
+
+impl<A: DeviceAllocator> Drop for Log<A> {
+    fn drop(&mut self) {
         self.with_file(BufWriter::flush);
     }
 }

@@ -38,12 +38,10 @@ mod shift;
 mod stack;
 pub mod statistics;
 pub mod track;
-mod watch;
 
 pub use layered::{Layer, Layered};
-pub use shift::{Placement, Shifted};
+pub use shift::{Block, Placement, Shifted};
 pub use stack::{LayerError, wrap};
-pub use watch::{Block, Watch, Watching};
 
 /// Says a line on the standard error stream. An allocator goes on where that cannot be written.
 fn say(line: impl Display) {

@@ -60,6 +60,13 @@ pub(crate) fn on_oom<A: DeviceAllocator>(
 
 impl<A: DeviceAllocator> OnOom<A> {
     #[cold]
+    fn explained(&self, mut error: AllocError) -> AllocError {
+        if let AllocError::OutOfMemory(report) = &mut error {
+            self.explain(report);
+        }
+        error
+    }
+
     fn explain(&self, report: &mut OutOfMemory) {
         let time = self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |times| {
             (times < TIMES_MAX).then_some(times + 1)
@@ -111,14 +118,11 @@ impl<A: DeviceAllocator> Layer for OnOom<A> {
 
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        match self.inner.allocate(request) {
-            Ok(taken) => Ok(taken),
-            Err(AllocError::OutOfMemory(mut report)) => {
-                self.explain(&mut report);
-                Err(AllocError::OutOfMemory(report))
-            }
-            Err(error) => Err(error),
+        let mut answer = self.inner.allocate(request);
+        if let Err(error) = answer {
+            answer = Err(self.explained(error));
         }
+        answer
     }
 }
 

@@ -9,20 +9,20 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::layered::Layered;
-use super::watch::{Block, Watch, Watching};
-use crate::allocator::{DeviceAllocator, Request};
+use super::layered::{Layer, Layered};
+use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
-pub type Retrying<A> = Layered<Watching<A, Retry>>;
+pub type Retrying<A> = Layered<Retry<A>>;
 
 /// Called with the request, the report and the number of the attempt that failed (from 1); says whether
 /// to ask again.
 pub type OomCallback = Arc<dyn Fn(Request, &OutOfMemory, u32) -> bool + Send + Sync>;
 
-/// When to ask again.
-pub struct Retry {
+/// An allocator, and when to ask it again.
+pub struct Retry<A> {
+    inner: A,
     how: How,
     attempts_max: u32,
 }
@@ -32,7 +32,7 @@ enum How {
     EmptyCache,
 }
 
-impl fmt::Debug for Retry {
+impl<A> fmt::Debug for Retry<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = match self.how {
             How::Callback(_) => "callback",
@@ -48,13 +48,12 @@ pub fn retry_with<A: DeviceAllocator>(
     retries_max: u32,
     callback: OomCallback,
 ) -> Retrying<A> {
-    let how = How::Callback(callback);
-    Layered::new(Watching::new(inner, Retry { how, attempts_max: retries_max }))
+    Layered::new(Retry { inner, how: How::Callback(callback), attempts_max: retries_max })
 }
 
 /// `inner`, which is asked again up to `retries_max` times, each time with an empty cache.
 pub fn retry<A: DeviceAllocator>(inner: A, retries_max: u32) -> Retrying<A> {
-    Layered::new(Watching::new(inner, Retry { how: How::EmptyCache, attempts_max: retries_max }))
+    Layered::new(Retry { inner, how: How::EmptyCache, attempts_max: retries_max })
 }
 
 thread_local! {
@@ -77,22 +76,27 @@ impl Drop for Inside {
     }
 }
 
-impl Watch for Retry {
-    const KEEPS_BOOK: bool = false;
+impl<A: DeviceAllocator> Retry<A> {
+    /// Asks again as long as it is wanted. The last error otherwise.
+    #[cold]
+    #[inline(never)]
+    fn ask_again(&self, request: Request, mut error: AllocError) -> Result<Allocation, AllocError> {
+        for attempt in 1..=self.attempts_max {
+            if !self.is_wanted(request, &error, attempt) {
+                break;
+            }
+            match self.inner.allocate(request) {
+                Ok(made) => return Ok(made),
+                Err(next) => error = next,
+            }
+        }
+        Err(error)
+    }
 
-    fn again<A: DeviceAllocator>(
-        &self,
-        inner: &A,
-        request: Request,
-        error: &AllocError,
-        attempt: u32,
-    ) -> bool {
+    fn is_wanted(&self, request: Request, error: &AllocError, attempt: u32) -> bool {
         let AllocError::OutOfMemory(report) = error else {
             return false;
         };
-        if attempt > self.attempts_max {
-            return false;
-        }
         let Some(_inside) = Inside::enter() else {
             return false;
         };
@@ -100,12 +104,28 @@ impl Watch for Retry {
             How::Callback(callback) => callback(request, report, attempt),
             How::EmptyCache => {
                 // A driver that fails now is asked again with the request, and says so then.
-                let _ = inner.caching().map(|caching| caching.empty_cache());
+                let _ = self.inner.caching().map(|caching| caching.empty_cache());
                 std::thread::yield_now();
                 true
             }
         }
     }
+}
 
-    fn took(&self, _: &Block) {}
+impl<A: DeviceAllocator> Layer for Retry<A> {
+    type Inner = A;
+
+    #[inline]
+    fn inner(&self) -> &A {
+        &self.inner
+    }
+
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let mut answer = self.inner.allocate(request);
+        if let Err(error) = answer {
+            answer = self.ask_again(request, error);
+        }
+        answer
+    }
 }

@@ -11,11 +11,21 @@ use std::fmt;
 use parking_lot::Mutex;
 
 use super::layered::{Layer, cross_of, raw_of};
-use super::watch::Block;
 use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
 use crate::error::{AllocError, DriverError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
 use crate::live_blocks::{Live, LiveBlocks};
+
+/// A block as its caller has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Where it starts.
+    pub address: u64,
+    /// How many bytes were asked for.
+    pub size_bytes: u64,
+    /// The stream of the request.
+    pub stream: StreamId,
+}
 
 /// Where a caller's block lies in the block below.
 pub trait Placement: fmt::Debug + Send + Sync {

@@ -8,19 +8,19 @@
 
 use parking_lot::Mutex;
 
-use super::layered::Layered;
-use super::watch::{Block, Watch, Watching};
-use crate::allocator::{DeviceAllocator, Request};
-use crate::error::AllocError;
+use super::layered::{Layer, Layered, checkpoints_of, raw_of};
+use crate::allocator::{Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request, Restored};
+use crate::error::{AllocError, FreeError, HandleError, PoolError};
 use crate::size::PoolKind;
 use crate::stats::{Counter, PerPool, Statistics};
 
 /// See the [module](self).
-pub type Counted<A> = Layered<Watching<A, Count>>;
+pub type Counted<A> = Layered<Count<A>>;
 
-/// The counters of this layer.
-#[derive(Debug, Default)]
-pub struct Count {
+/// An allocator, and the counters of this layer.
+#[derive(Debug)]
+pub struct Count<A> {
+    inner: A,
     own: Mutex<Own>,
 }
 
@@ -33,7 +33,7 @@ struct Own {
 
 /// `inner` with counters of its own.
 pub fn statistics<A: DeviceAllocator>(inner: A) -> Counted<A> {
-    Layered::new(Watching::new(inner, Count::default()))
+    Layered::new(Count { inner, own: Mutex::default() })
 }
 
 fn signed(bytes: u64) -> i64 {
@@ -64,18 +64,9 @@ impl Own {
     }
 }
 
-impl Watch for Count {
-    const COUNTS: bool = true;
-    const KEEPS_BOOK: bool = false;
-
-    fn failed(&self, _: Request, error: &AllocError) {
-        if matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) {
-            self.own.lock().ooms += 1;
-        }
-    }
-
-    fn took(&self, block: &Block) {
-        let (kind, bytes) = (PoolKind::of(block.size_bytes), signed(block.size_bytes));
+impl<A: DeviceAllocator> Count<A> {
+    fn taken(&self, size_bytes: u64) {
+        let (kind, bytes) = (PoolKind::of(size_bytes), signed(size_bytes));
         let mut own = self.own.lock();
         own.blocks.increase(kind, 1);
         own.bytes.increase(kind, bytes);
@@ -87,8 +78,57 @@ impl Watch for Count {
         own.blocks.decrease(kind, 1);
         own.bytes.decrease(kind, bytes);
     }
+}
 
-    fn statistics(&self, below: Option<Statistics>) -> Statistics {
+impl<A: DeviceAllocator> Layer for Count<A> {
+    type Inner = A;
+
+    #[inline]
+    fn inner(&self) -> &A {
+        &self.inner
+    }
+
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        let answer = self.inner.allocate(request);
+        match &answer {
+            Ok(_) => self.taken(request.bytes),
+            Err(AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) => {
+                self.own.lock().ooms += 1;
+            }
+            Err(_) => {}
+        }
+        answer
+    }
+
+    #[inline]
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let size_bytes = allocation.size_bytes();
+        let answer = self.inner.free(allocation);
+        if answer.is_ok() {
+            self.freed(size_bytes);
+        }
+        answer
+    }
+
+    #[inline]
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        raw_of(&self.inner).free_raw(address).inspect(|size_bytes| self.freed(*size_bytes))
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
+        restored.freed.iter().for_each(|freed| self.freed(freed.size_bytes));
+        restored.live.iter().for_each(|live| self.taken(live.size_bytes()));
+        Ok(restored)
+    }
+
+    fn counts(&self) -> bool {
+        true
+    }
+
+    fn statistics(&self) -> Statistics {
+        let below = self.inner.counters().map(Counters::statistics);
         let own = self.own.lock().clone();
         let num_ooms = below.as_ref().map_or(own.ooms, |below| below.num_ooms);
         let below = below.unwrap_or_default();
@@ -104,13 +144,19 @@ impl Watch for Count {
     }
 
     fn reset_peaks(&self) {
-        let mut own = self.own.lock();
-        own.families().into_iter().for_each(PerPool::reset_peaks);
+        self.own.lock().families().into_iter().for_each(PerPool::reset_peaks);
+        if let Some(counters) = self.inner.counters() {
+            counters.reset_peaks();
+        }
     }
 
     fn reset_accumulated(&self) {
         let mut own = self.own.lock();
         own.families().into_iter().for_each(PerPool::reset_accumulated);
         own.ooms = 0;
+        drop(own);
+        if let Some(counters) = self.inner.counters() {
+            counters.reset_accumulated();
+        }
     }
 }
