@@ -4,12 +4,11 @@
 //! is its own affair (`per_process_memory_fraction` limits that). Blocks that come back with a
 //! checkpoint are counted too, also beyond the limit, because nobody asked.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::layered::{Layer, Layered, checkpoints_of, raw_of, refusal};
 use crate::allocator::{Allocation, DeviceAllocator, PoolCheckpoint, Request, Restored};
 use crate::config::told_size;
 use crate::error::{AllocError, FreeError, HandleError, OutOfMemory, PoolError};
+use crate::sync::Quota;
 
 /// See the [module](self).
 pub type Limited<A> = Layered<Limit<A>>;
@@ -18,49 +17,43 @@ pub type Limited<A> = Layered<Limit<A>>;
 #[derive(Debug)]
 pub struct Limit<A> {
     inner: A,
-    limit_bytes: u64,
-    held_bytes: AtomicU64,
+    held: Quota,
 }
 
 /// `inner` with at most `limit_bytes` in callers' hands.
 pub fn limit<A: DeviceAllocator>(inner: A, limit_bytes: u64) -> Limited<A> {
-    Layered::new(Limit { inner, limit_bytes, held_bytes: AtomicU64::new(0) })
+    Layered::new(Limit { inner, held: Quota::new(limit_bytes) })
 }
 
 /// A request under way. Dropped only if the allocator below panics.
 struct Charge<'l> {
-    held_bytes: &'l AtomicU64,
+    held: &'l Quota,
     bytes: u64,
 }
 
 impl Drop for Charge<'_> {
     #[cold]
     fn drop(&mut self) {
-        self.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.held.give(self.bytes);
     }
 }
 
 impl<A: DeviceAllocator> Limit<A> {
-    /// What callers hold now, in bytes, with requests under way. Never waits.
+    /// What callers hold now, in bytes, with requests under way. Exact when no call overlaps.
     pub fn held_bytes(&self) -> u64 {
-        self.held_bytes.load(Ordering::Relaxed)
+        self.held.held_bytes()
     }
 
     #[inline]
     fn allocate_charged(&self, request: Request) -> Result<Allocation, AllocError> {
-        let charge = Charge { held_bytes: &self.held_bytes, bytes: request.bytes };
+        let charge = Charge { held: &self.held, bytes: request.bytes };
         let mut answer = self.inner.allocate(request);
         std::mem::forget(charge);
         if let Err(error) = answer {
-            self.lower(request.bytes);
+            self.held.give(request.bytes);
             answer = Err(error);
         }
         answer
-    }
-
-    #[inline]
-    fn lower(&self, bytes: u64) {
-        self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     #[cold]
@@ -68,10 +61,10 @@ impl<A: DeviceAllocator> Limit<A> {
     fn refuse(&self, request: Request, held_bytes: u64) -> AllocError {
         let hint = format!(
             "layers:[limit:{}] refused this; the allocator below was not asked",
-            told_size(self.limit_bytes)
+            told_size(self.held.limit_bytes())
         );
         let report = OutOfMemory {
-            limit_bytes: Some(self.limit_bytes),
+            limit_bytes: Some(self.held.limit_bytes()),
             allocated_bytes: held_bytes,
             hints: vec![hint],
             ..OutOfMemory::of(request.bytes, request.stream)
@@ -90,10 +83,8 @@ impl<A: DeviceAllocator> Layer for Limit<A> {
 
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let fits =
-            |held: u64| held.checked_add(request.bytes).filter(|sum| *sum <= self.limit_bytes);
-        match self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => self.allocate_charged(request),
+        match self.held.take(request.bytes) {
+            Ok(()) => self.allocate_charged(request),
             Err(held_bytes) => Err(self.refuse(request, held_bytes)),
         }
     }
@@ -103,22 +94,20 @@ impl<A: DeviceAllocator> Layer for Limit<A> {
         let size_bytes = allocation.size_bytes();
         let answer = self.inner.free(allocation);
         if answer.is_ok() {
-            self.lower(size_bytes);
+            self.held.give(size_bytes);
         }
         answer
     }
 
     #[inline]
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        raw_of(&self.inner).free_raw(address).inspect(|size_bytes| self.lower(*size_bytes))
+        raw_of(&self.inner).free_raw(address).inspect(|size_bytes| self.held.give(*size_bytes))
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
         let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
-        restored.freed.iter().for_each(|freed| self.lower(freed.size_bytes));
-        for live in &restored.live {
-            self.held_bytes.fetch_add(live.size_bytes(), Ordering::Relaxed);
-        }
+        restored.freed.iter().for_each(|freed| self.held.give(freed.size_bytes));
+        restored.live.iter().for_each(|live| self.held.force(live.size_bytes()));
         Ok(restored)
     }
 }

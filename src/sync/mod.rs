@@ -4,13 +4,15 @@
 //! a slot of their thread (`slots`) with plain stores; the writer pays for both sides (`barrier`). Nothing
 //! here knows what the value is. The only unsafe parts are one dereference, two
 //! calls of the system, and the walk over a thread's own stack.
-//! [`Global`] is the lock of what the whole process shares.
+//! [`Global`] is the lock of what the whole process shares. [`Quota`] is a number of bytes that all threads
+//! take from.
 
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
 
 mod barrier;
 mod exit;
 mod global;
+mod quota;
 mod slots;
 mod swap;
 #[cfg(feature = "stacks")]
@@ -18,6 +20,7 @@ mod walk;
 
 pub(crate) use exit::at_exit;
 pub(crate) use global::Global;
+pub(crate) use quota::Quota;
 #[cfg(feature = "ffi")]
 pub(crate) use slots::hold;
 pub(crate) use swap::{All, Read, Swap};

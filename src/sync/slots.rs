@@ -1,4 +1,4 @@
-//! One slot per thread, in which it says what it reads now.
+//! One slot per thread, with a number, in which it says what it reads now.
 //!
 //! Slots are never freed, only handed on once they name nothing: a process has as many as it had threads
 //! at once, and one more for each read that was leaked. A thread says
@@ -16,6 +16,8 @@ use super::{Global, barrier};
 pub(super) struct Slot {
     reading: AtomicPtr<()>,
     pub(super) asymmetric: bool,
+    /// No other slot has it; small ones come first.
+    pub(super) number: usize,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,12 @@ pub(super) fn idle() -> Option<&'static Slot> {
     }
 }
 
+/// The calling thread's slot, unless the thread is ending.
+#[inline]
+pub(super) fn own() -> Option<&'static Slot> {
+    OWN.get().or_else(take)
+}
+
 /// Gives the thread a slot, unless it is ending.
 #[cold]
 fn take() -> Option<&'static Slot> {
@@ -63,7 +71,8 @@ fn take() -> Option<&'static Slot> {
         Some(at) => slots.unused.swap_remove(at),
         None => {
             let reading = AtomicPtr::new(null_mut());
-            let slot: &'static Slot = Box::leak(Box::new(Slot { reading, asymmetric }));
+            let slot: &'static Slot =
+                Box::leak(Box::new(Slot { reading, asymmetric, number: slots.all.len() }));
             slots.all.push(slot);
             slot
         }

@@ -1,0 +1,274 @@
+//! So many bytes, which threads take and give back without a shared write while there is plenty.
+//!
+//! Each thread keeps a **part** of what is free for itself and changes it with plain stores. It goes to
+//! the lock when its part is too small or has grown large. When the rest is too small, too, whoever asks
+//! collects all parts (`barrier`: it pays for both sides), and while bytes are scarce everybody asks under
+//! the lock. So at most the limit is held, and a request is refused only if it does not fit into it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{barrier, slots};
+
+/// Threads that keep a part. Those beyond ask under the lock.
+const PARTS: usize = 64;
+/// The largest part, as a share of the limit.
+const PART_SHARE: u64 = 128;
+/// Bytes are plentiful again when such a share of the limit is free.
+const PLENTY_SHARE: u64 = 4;
+
+/// What one thread keeps free. Alone on its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Part {
+    /// Whether its thread may be changing it now.
+    is_changing: AtomicBool,
+    free_bytes: AtomicU64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Quota {
+    limit_bytes: u64,
+    part_max_bytes: u64,
+    /// Whether nobody may touch its part. Changes under the lock.
+    is_scarce: AtomicBool,
+    parts: Box<[Part]>,
+    /// What is held and what parts keep free.
+    out_bytes: Mutex<u64>,
+}
+
+impl Quota {
+    /// All of it is free.
+    pub(crate) fn new(limit_bytes: u64) -> Self {
+        Self {
+            limit_bytes,
+            part_max_bytes: limit_bytes / PART_SHARE,
+            is_scarce: AtomicBool::new(false),
+            parts: (0..PARTS).map(|_| Part::default()).collect(),
+            out_bytes: Mutex::new(0),
+        }
+    }
+
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// What is held. Exact when no call overlaps.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let out = self.out_bytes.lock();
+        let free = |part: &Part| part.free_bytes.load(Ordering::Relaxed);
+        out.saturating_sub(self.parts.iter().map(free).sum())
+    }
+
+    /// Takes bytes.
+    ///
+    /// # Errors
+    ///
+    /// What is held: with these bytes it would be more than the limit.
+    #[inline]
+    pub(crate) fn take(&self, bytes: u64) -> Result<(), u64> {
+        if self.change_part(|free| free.checked_sub(bytes)) {
+            return Ok(());
+        }
+        self.take_of_rest(bytes)
+    }
+
+    /// Gives back bytes that were taken.
+    #[inline]
+    pub(crate) fn give(&self, bytes: u64) {
+        if !self.change_part(|free| self.as_part(free, bytes)) {
+            self.give_to_rest(bytes);
+        }
+    }
+
+    /// Takes bytes whether or not they fit.
+    pub(crate) fn force(&self, bytes: u64) {
+        let mut out = self.out_bytes.lock();
+        *out = out.saturating_add(bytes);
+    }
+
+    fn as_part(&self, free: u64, more: u64) -> Option<u64> {
+        free.checked_add(more).filter(|sum| *sum <= self.part_max_bytes)
+    }
+
+    /// Replaces what the calling thread keeps free by what `change` makes of it, if that is something.
+    /// False if not, or if the thread may not now.
+    #[inline]
+    fn change_part(&self, change: impl FnOnce(u64) -> Option<u64>) -> bool {
+        let Some(slot) = slots::own() else {
+            return false;
+        };
+        let Some(part) = self.parts.get(slot.number) else {
+            return false;
+        };
+        part.is_changing.store(true, Ordering::Relaxed);
+        // The other side is in `collect`: it sees that this changes, or this sees that bytes are scarce.
+        barrier::light(slot.asymmetric);
+        let next = match self.is_scarce.load(Ordering::Acquire) {
+            true => None,
+            false => change(part.free_bytes.load(Ordering::Relaxed)),
+        };
+        if let Some(next) = next {
+            part.free_bytes.store(next, Ordering::Relaxed);
+        }
+        part.is_changing.store(false, Ordering::Release);
+        next.is_some()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_of_rest(&self, bytes: u64) -> Result<(), u64> {
+        let mut out = self.out_bytes.lock();
+        let with =
+            |sum: u64, more: u64| sum.checked_add(more).filter(|sum| *sum <= self.limit_bytes);
+        if !self.is_scarce.load(Ordering::Relaxed) {
+            let more = self.part_max_bytes / 2;
+            if let Some(sum) = with(*out, bytes).filter(|sum| with(*sum, more).is_some()) {
+                let keeps = self.change_part(|free| self.as_part(free, more));
+                *out = if keeps { sum + more } else { sum };
+                return Ok(());
+            }
+            self.collect(&mut out);
+        }
+        let taken = with(*out, bytes).ok_or(*out);
+        *out = taken.unwrap_or(*out);
+        self.look_for_plenty(*out);
+        taken.map(drop)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_to_rest(&self, bytes: u64) {
+        let mut out = self.out_bytes.lock();
+        let mut back = bytes;
+        self.change_part(|free| {
+            back += free - free / 2;
+            Some(free / 2)
+        });
+        *out = out.saturating_sub(back);
+        self.look_for_plenty(*out);
+    }
+
+    /// Takes all parts back, and lets nobody touch one from now on. Waits for threads that are in the
+    /// middle of a change.
+    fn collect(&self, out: &mut u64) {
+        self.is_scarce.store(true, Ordering::SeqCst);
+        if !barrier::heavy() {
+            // The kernel refuses: parts stay, and what they keep counts as held.
+            self.is_scarce.store(false, Ordering::Release);
+            return;
+        }
+        for part in &self.parts {
+            while part.is_changing.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            *out = out.saturating_sub(part.free_bytes.swap(0, Ordering::Relaxed));
+        }
+    }
+
+    /// The caller has the lock.
+    fn look_for_plenty(&self, out: u64) {
+        let free = self.limit_bytes.saturating_sub(out);
+        if free >= self.limit_bytes / PLENTY_SHARE && self.is_scarce.load(Ordering::Relaxed) {
+            self.is_scarce.store(false, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn one_thread_gets_all_of_it_and_not_a_byte_more() {
+        let quota = Quota::new(1000);
+        assert_eq!(quota.take(600), Ok(()));
+        assert_eq!(quota.take(401), Err(600));
+        assert_eq!(quota.take(u64::MAX), Err(600));
+        assert_eq!(quota.take(400), Ok(()));
+        assert_eq!((quota.take(1), quota.held_bytes()), (Err(1000), 1000));
+        quota.force(50);
+        assert_eq!((quota.take(0), quota.held_bytes()), (Err(1050), 1050));
+        quota.give(650);
+        assert_eq!((quota.take(600), quota.held_bytes()), (Ok(()), 1000));
+    }
+
+    #[test]
+    fn what_one_thread_keeps_free_is_there_for_another() {
+        let (quota, turn) = (Quota::new(1 << 20), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                quota.take(100).unwrap();
+                quota.give(100);
+                assert!(*quota.out_bytes.lock() > 0, "the thread keeps a part");
+                turn.wait();
+                turn.wait();
+                assert_eq!(quota.take(1), Err(1 << 20));
+                turn.wait();
+                turn.wait();
+                assert_eq!(quota.take(1), Ok(()));
+            });
+            turn.wait();
+            assert_eq!(quota.held_bytes(), 0);
+            assert_eq!(quota.take(1 << 20), Ok(()));
+            turn.wait();
+            turn.wait();
+            quota.give(1 << 20);
+            turn.wait();
+        });
+        assert_eq!(quota.held_bytes(), 1);
+    }
+
+    /// Four threads fill up, each up to `share_bytes`, and give all back, again and again. How often one
+    /// was refused.
+    fn crowd(limit_bytes: u64, share_bytes: u64, block_max_bytes: u64) -> u64 {
+        let (quota, held, refused) =
+            (Quota::new(limit_bytes), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (quota, held, refused) = (&quota, &held, &refused);
+                scope.spawn(move || {
+                    let (mut random, mut own, mut taken, mut fills) =
+                        (thread + 1_u64, 0, Vec::new(), true);
+                    for _ in 0..100_000 {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let bytes = (random >> 40) % block_max_bytes + 1;
+                        if !fills {
+                            let bytes = taken.pop().unwrap_or(0);
+                            own -= bytes;
+                            held.fetch_sub(bytes, Ordering::SeqCst);
+                            quota.give(bytes);
+                            fills = taken.is_empty();
+                        } else if own + bytes > share_bytes {
+                            fills = false;
+                        } else if quota.take(bytes).is_ok() {
+                            let sum = held.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                            assert!(sum <= limit_bytes, "{sum} bytes are held");
+                            own += bytes;
+                            taken.push(bytes);
+                        } else {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            fills = false;
+                        }
+                    }
+                    held.fetch_sub(own, Ordering::SeqCst);
+                    taken.iter().for_each(|bytes| quota.give(*bytes));
+                });
+            }
+        });
+        assert_eq!(quota.held_bytes(), 0);
+        refused.into_inner()
+    }
+
+    #[test]
+    fn nobody_is_refused_who_fits_and_nobody_gets_more_than_there_is() {
+        assert_eq!(crowd(4_000_000, 1_000_000, 300_000), 0);
+        assert_eq!(crowd(4_000_000, 1_000_000, 4_000), 0);
+        assert_eq!(crowd(4_000, 1_000, 10), 0);
+        assert!(crowd(4_000_000, 3_000_000, 4_000) > 0);
+    }
+}
