@@ -1,6 +1,6 @@
 //! The calls by which a block is had and given back, and what a layer does at each.
 //!
-//! [`Layer`] is what a layer's author writes: only the calls it watches, the rest goes straight to the
+//! [`Layer`] is what a layer's author writes: only the calls it changes, the rest goes straight to the
 //! allocator below. [`Layered`] makes a [`DeviceAllocator`] of it and is the one place that forwards every
 //! capability; it keeps no state. A capability that the allocator below lacks stays absent. Read
 //! next: `limit`, a small one, `shift`, for layers that move blocks, and `front`, which keeps some.
