@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layered::{Layer, Layered, refusal};
+use super::layered::{Layer, Layered, out_of_memory};
 use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::config::FaultSetting;
 use crate::error::{AllocError, OutOfMemory};
@@ -76,7 +76,7 @@ impl<A: DeviceAllocator> Layer for Faults<A> {
             hints: vec![format!("layers:[fault] refused this on purpose: {why}")],
             ..OutOfMemory::of(request.bytes, request.stream)
         };
-        Err(refusal(&self.inner, report))
+        Err(out_of_memory(&self.inner, report))
     }
 }
 

@@ -6,8 +6,8 @@
 //! next: `limit`, a small one, `shift`, for layers that move blocks, and `front`, which keeps some.
 //!
 //! A layer that only looks at whether a request failed leaves the answer where the allocator below wrote
-//! it, and changes it there on failure. To move a handle waits for what was just written in other
-//! pieces: 5 ns.
+//! it, and changes it there on failure: moving a handle reads as a whole what was just written in pieces,
+//! and the processor waits for that.
 
 use std::fmt;
 use std::ops::Deref;
@@ -173,10 +173,10 @@ fn sharing_of<A: DeviceAllocator>(inner: &A) -> &dyn Sharing {
     inner.sharing().expect(PRESENT)
 }
 
-/// The error of a layer that refuses a request by itself. It says who holds the memory, because the
-/// allocator below is not asked.
+/// The error of a layer that refuses a request by itself: `report`, and who holds the memory, which the
+/// allocator below would have said.
 #[cold]
-pub(super) fn refusal<A: DeviceAllocator>(inner: &A, mut report: OutOfMemory) -> AllocError {
+pub(super) fn out_of_memory<A: DeviceAllocator>(inner: &A, mut report: OutOfMemory) -> AllocError {
     if let Some(own) = inner.recording() {
         own.history().explain(&mut report);
     }

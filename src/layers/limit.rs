@@ -4,7 +4,7 @@
 //! is its own affair (`per_process_memory_fraction` limits that). Blocks that come back with a
 //! checkpoint are counted too, also beyond the limit, because nobody asked.
 
-use super::layered::{Layer, Layered, checkpoints_of, raw_of, refusal};
+use super::layered::{Layer, Layered, checkpoints_of, out_of_memory, raw_of};
 use crate::allocator::{Allocation, DeviceAllocator, PoolCheckpoint, Request, Restored};
 use crate::config::told_size;
 use crate::error::{AllocError, FreeError, HandleError, OutOfMemory, PoolError};
@@ -69,7 +69,7 @@ impl<A: DeviceAllocator> Limit<A> {
             hints: vec![hint],
             ..OutOfMemory::of(request.bytes, request.stream)
         };
-        refusal(&self.inner, report)
+        out_of_memory(&self.inner, report)
     }
 }
 
