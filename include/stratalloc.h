@@ -178,8 +178,8 @@ typedef struct {
 // An entry of the history. Its pointers are valid during the call that shows it.
 typedef struct {
   // What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
-  // was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 8 a
-  // request failed.
+  // was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 7 a
+  // snapshot was taken (its size is the active bytes), 8 a request failed.
   uint32_t action;
   // Where; free bytes of the device for a request that failed.
   uint64_t address;

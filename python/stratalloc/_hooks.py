@@ -15,6 +15,7 @@ _ACTIONS = {
     4: "segment_free",
     5: "segment_map",
     6: "segment_unmap",
+    7: "snapshot",
     8: "oom",
 }
 

@@ -93,7 +93,11 @@ class History(unittest.TestCase):
             path = os.path.join(folder, "run.pickle")
             allocator.dump_snapshot(path)
             with open(path, "rb") as file:
-                self.assertEqual(pickle.load(file), allocator.snapshot())
+                written, later = pickle.load(file), allocator.snapshot()
+            noted = later["device_traces"][0].pop()
+            self.assertEqual((noted["action"], noted["addr"]), ("snapshot", 0))
+            self.assertEqual(noted["size"], sum(s["active_size"] for s in later["segments"]))
+            self.assertEqual(written, later)
             for bad in (folder, os.path.join(folder, "no", "run.pickle")):
                 with self.assertRaises(Error):
                     allocator.dump_snapshot(bad)

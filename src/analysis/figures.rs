@@ -56,7 +56,10 @@ impl Figures {
                     figures.device_at_least_bytes =
                         Some(figures.device_at_least_bytes.unwrap_or(0).max(has));
                 }
-                Action::Alloc | Action::FreeRequested | Action::FreeCompleted => {}
+                Action::Alloc
+                | Action::FreeRequested
+                | Action::FreeCompleted
+                | Action::Snapshot => {}
             }
             peak = peak.max(held);
         }

@@ -92,7 +92,7 @@ impl Engine {
         let (captured, limit_bytes) = (self.history.capture(), growth.limit_bytes);
         drop(states);
         drop(growth);
-        Some(Snapshot::of(segments, captured, limit_bytes))
+        Some(self.history.snapshot_of(segments, captured, limit_bytes))
     }
 
     fn any_collectable(&self) -> bool {

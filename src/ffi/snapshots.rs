@@ -26,8 +26,8 @@ pub struct Snapshot(());
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
-    /// was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 8 a
-    /// request failed.
+    /// was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 7 a
+    /// snapshot was taken (its size is the active bytes), 8 a request failed.
     pub action: u32,
     /// Where; free bytes of the device for a request that failed.
     pub address: u64,
@@ -126,7 +126,7 @@ fn number_of(action: Action) -> u32 {
         Action::SegmentFree => 4,
         Action::SegmentMap => 5,
         Action::SegmentUnmap => 6,
-        // 7 is PyTorch's note that a snapshot was taken.
+        Action::Snapshot => 7,
         Action::OutOfMemory => 8,
     }
 }

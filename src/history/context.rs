@@ -313,6 +313,11 @@ impl<'a> Gathered<'a> {
         if history.is_on() { Self::gather(history, history.stacks() >= from) } else { None }
     }
 
+    /// The same for an entry that never has a stack.
+    pub(super) fn without_stack(history: &'a History) -> Option<Self> {
+        if history.is_on() { Self::gather(history, false) } else { None }
+    }
+
     #[cold]
     fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
         if !with_stack && history.sources.is_silent() {

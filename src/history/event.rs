@@ -24,13 +24,15 @@ pub enum Action {
     SegmentMap,
     /// Pages were unmapped.
     SegmentUnmap,
+    /// A snapshot was taken; the size is the active bytes of all segments and the address is 0.
+    Snapshot,
     /// A request failed; the size is the rounded request and the address the device's free bytes.
     OutOfMemory,
 }
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Alloc,
         Self::FreeRequested,
         Self::FreeCompleted,
@@ -38,6 +40,7 @@ impl Action {
         Self::SegmentFree,
         Self::SegmentMap,
         Self::SegmentUnmap,
+        Self::Snapshot,
         Self::OutOfMemory,
     ];
 
@@ -52,6 +55,7 @@ impl Action {
             Self::SegmentFree => "segment_free",
             Self::SegmentMap => "segment_map",
             Self::SegmentUnmap => "segment_unmap",
+            Self::Snapshot => "snapshot",
             Self::OutOfMemory => "oom",
         }
     }

@@ -1,12 +1,12 @@
 //! Segments, blocks and history as of one moment.
 
 use super::annotations::Annotation;
-use super::context::Context;
+use super::context::{Context, Gathered};
 use super::entries::Entries;
-use super::event::{BlockStateName, SegmentLayout};
-use super::record::Captured;
+use super::event::{Action, BlockStateName, Event, SegmentLayout};
+use super::record::{Captured, History};
 use crate::config::Config;
-use crate::ids::DeviceId;
+use crate::ids::{DeviceId, PoolId, StreamId};
 
 /// A segment, with who asked for it and who holds its blocks.
 #[derive(Clone, Debug)]
@@ -62,12 +62,8 @@ impl Snapshot {
         Self { segments, entries, annotations: Vec::new(), about }
     }
 
-    /// These segments, while nobody could change them.
-    pub(crate) fn of(
-        segments: Vec<SegmentLayout>,
-        captured: Captured,
-        limit_bytes: Option<u64>,
-    ) -> Self {
+    /// These segments, and what was captured under the same locks.
+    fn of(segments: Vec<SegmentLayout>, captured: Captured, limit_bytes: Option<u64>) -> Self {
         let Captured { entries, annotations, mut blocks, segments: mut memory, about } = captured;
         let mut held = |layout: SegmentLayout| {
             let holder = |block: &super::BlockLayout| match block.state {
@@ -83,11 +79,39 @@ impl Snapshot {
         Self { segments, entries, annotations, about: About { limit_bytes, ..about } }
     }
 
+    fn active_bytes(&self) -> u64 {
+        let active = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
+        self.segments.iter().map(|segment| segment.layout.bytes_in(&active)).sum()
+    }
+
     /// Both, in address order, with the entries of this one: for allocators that share a history.
     #[must_use]
     pub fn with_segments_of(mut self, other: Self) -> Self {
         self.segments.extend(other.segments);
         self.segments.sort_by_key(|segment| segment.layout.address);
         self
+    }
+}
+
+impl History {
+    /// Returns the snapshot of these segments and of what was captured under the same locks. Then adds an entry of
+    /// the action `snapshot`, which later snapshots list: PyTorch, too, copies its entries first. The caller
+    /// holds no lock, because trackers are called.
+    pub(crate) fn snapshot_of(
+        &self,
+        segments: Vec<SegmentLayout>,
+        captured: Captured,
+        limit_bytes: Option<u64>,
+    ) -> Snapshot {
+        let snapshot = Snapshot::of(segments, captured, limit_bytes);
+        let _operation = Gathered::without_stack(self);
+        self.record(0, || Event {
+            action: Action::Snapshot,
+            address: 0,
+            size_bytes: snapshot.active_bytes(),
+            stream: StreamId::DEFAULT,
+            pool: PoolId::DEFAULT,
+        });
+        snapshot
     }
 }

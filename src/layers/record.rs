@@ -126,7 +126,7 @@ impl<A: DeviceAllocator> Recording for Record<A> {
         let segments = told.unwrap_or_else(|| live.values().map(alone).collect());
         let captured = self.history.capture();
         drop(live);
-        Snapshot::of(segments, captured, limit_bytes)
+        self.history.snapshot_of(segments, captured, limit_bytes)
     }
 }
 

@@ -300,7 +300,7 @@ impl Back {
             }
             Action::SegmentMap => self.unmap(address, size_bytes),
             Action::SegmentUnmap => self.map(event),
-            Action::OutOfMemory => {}
+            Action::Snapshot | Action::OutOfMemory => {}
         }
     }
 

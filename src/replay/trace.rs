@@ -31,7 +31,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// What a snapshot has, without stacks.
+    /// What a snapshot has, without stacks and without entries that a snapshot was taken.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let event = |entry: &Entry| {
@@ -40,9 +40,11 @@ impl Trace {
             let event = TraceEvent::new(action, address, size_bytes, stream);
             TraceEvent { pool, says_pool: true, time_us, ..event }
         };
+        let is_decision = |entry: &&Entry| entry.event.action != Action::Snapshot;
+        let decisions = snapshot.entries.iter().filter(is_decision);
         let about = &snapshot.about;
         Self {
-            events: snapshot.entries.iter().map(event).collect(),
+            events: decisions.map(event).collect(),
             segments: snapshot.segments.iter().map(|segment| segment.layout.clone()).collect(),
             conf: about.config_text(),
             device: about.device.0,

@@ -287,6 +287,7 @@ impl Walk<'_> {
                 self.hold(moment, address, size_bytes, stream, kind, pool, expandable);
             }
             Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),
+            Action::Snapshot => {}
             Action::OutOfMemory => {
                 let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
                 self.lives.failures.push(Failure {

@@ -171,7 +171,7 @@ impl Recording for CpuAllocator {
             let blocks = self.core.blocks.lock();
             (self.core.layout_of(&blocks), self.core.history.capture())
         };
-        Snapshot::of(layout, captured, self.limit_bytes())
+        self.core.history.snapshot_of(layout, captured, self.limit_bytes())
     }
 }
 

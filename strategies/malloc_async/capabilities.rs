@@ -376,6 +376,6 @@ impl Recording for MallocAsyncAllocator {
             let blocks = self.blocks.lock();
             (Self::layout_of(&blocks, None), self.history.capture())
         };
-        Snapshot::of(layout, captured, self.limit_bytes())
+        self.history.snapshot_of(layout, captured, self.limit_bytes())
     }
 }

@@ -238,6 +238,6 @@ impl Recording for PluggableAllocator {
 
     fn snapshot(&self) -> Snapshot {
         let (layout, captured) = self.layout_and(|_| true, || self.history.capture());
-        Snapshot::of(layout, captured, self.limit_bytes())
+        self.history.snapshot_of(layout, captured, self.limit_bytes())
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
 use stratalloc::error::{AllocError, FreeError};
-use stratalloc::history::{Action, BlockStateName, History, RecordOptions};
-use stratalloc::ids::{OwnerId, StreamId};
+use stratalloc::history::{Action, BlockStateName, Entry, Event, History, RecordOptions, Snapshot};
+use stratalloc::ids::{OwnerId, PoolId, StreamId};
 use stratalloc::registry;
 
 use super::{actions, build, events, history, recording, take};
@@ -132,6 +132,53 @@ fn actions_can_be_left_out() {
     history.start(&RecordOptions::default().without(&skip));
     allocator.free(take(&allocator, 512, 0)).unwrap();
     assert_eq!(actions(&history), [Action::Alloc, Action::FreeCompleted]);
+}
+
+#[test]
+fn a_snapshot_adds_an_entry_that_the_next_snapshot_lists() {
+    for conf in STRATEGIES.into_iter().filter(|conf| !conf.contains("least")) {
+        let allocator = build(conf);
+        let history = history(&allocator);
+        recording(&allocator).snapshot();
+        history.start(&RecordOptions::default());
+        let live = [700, 3 << 20].map(|bytes| take(&allocator, bytes, 5));
+        let first = recording(&allocator).snapshot();
+        let seen = |snapshot: &Snapshot| -> Vec<_> {
+            let of =
+                |entry: &Entry| (entry.event.action == Action::Snapshot).then_some(entry.event);
+            snapshot.entries.iter().filter_map(of).collect()
+        };
+        assert_eq!(seen(&first), [], "{conf}: entries are copied first");
+        let in_use = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
+        let active = first.segments.iter().map(|segment| segment.layout.bytes_in(&in_use)).sum();
+        let noted = Event {
+            action: Action::Snapshot,
+            address: 0,
+            size_bytes: active,
+            stream: StreamId::DEFAULT,
+            pool: PoolId::DEFAULT,
+        };
+        assert_eq!(seen(&recording(&allocator).snapshot()), [noted], "{conf}");
+        history.start(&RecordOptions::default().without(&[Action::Snapshot]).clearing());
+        recording(&allocator).snapshot();
+        assert_eq!(actions(&history), [], "{conf}: it can be left out");
+        live.into_iter().for_each(|block| allocator.free(block).unwrap());
+    }
+}
+
+#[test]
+fn trackers_are_called_when_a_snapshot_was_taken() {
+    let allocator = build("backend:native");
+    let history = history(&allocator);
+    history.start(&RecordOptions::default());
+    let calls = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&calls);
+    history.add_tracker(Arc::new(move |entry| {
+        let is_snapshot = entry.event.action == Action::Snapshot;
+        counter.fetch_add(u64::from(is_snapshot), Ordering::Relaxed);
+    }));
+    recording(&allocator).snapshot();
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
 }
 
 #[test]

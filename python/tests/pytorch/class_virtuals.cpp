@@ -391,6 +391,12 @@ static void history() {
   CHECK(std::abs(alloc.time_.t_ - c10::getTimeSinceEpoch() / 1000) < 60'000'000);
   CHECK(seen.external_annotations.size() == 1);
   CHECK(seen.external_annotations[0].metadata_.at("name") == "forward");
+  auto active = 0;
+  for (const auto& segment : seen.segments) active += segment.active_size;
+  // It notes itself for the next one.
+  const auto noted = cca::snapshot().device_traces.at(0).back();
+  CHECK(noted.action_ == TraceEntry::SNAPSHOT && noted.addr_ == 0 && !noted.context_);
+  CHECK(noted.size_ == static_cast<size_t>(active));
   CHECK(cca::snapshot({0, 0}, false).device_traces.empty());
   block.clear();
   // A device that is opened later records, too.
