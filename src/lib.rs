@@ -53,6 +53,7 @@ pub mod cli;
 pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub(crate) mod diagnostics;
 pub mod driver;
 pub mod error;
 pub(crate) mod event_queue;

@@ -7,9 +7,12 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use log::Level;
 use parking_lot::RwLock;
 
+use crate::diagnostics;
 use crate::error::OutOfMemory;
 use crate::ids::HookId;
 
@@ -57,6 +60,8 @@ pub struct Hooks {
     own: HookId,
     callbacks: RwLock<Vec<(HookId, FreeMemoryCallback)>>,
     observers: RwLock<Vec<(HookId, OomObserver)>>,
+    /// Whether the allocator around this one reports failures.
+    is_inner: AtomicBool,
 }
 
 /// Adds a hook to a list, and names it.
@@ -77,7 +82,12 @@ impl Hooks {
     /// No hooks yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { own: HookId::next(), callbacks: RwLock::default(), observers: RwLock::default() }
+        Self {
+            own: HookId::next(),
+            callbacks: RwLock::default(),
+            observers: RwLock::default(),
+            is_inner: AtomicBool::new(false),
+        }
     }
 
     /// Adds a callback that is asked to free something before memory is taken from the driver.
@@ -114,8 +124,17 @@ impl Hooks {
         freed
     }
 
-    /// Shows the report of a request that failed to every observer. For allocators: called with no lock held.
+    /// Leaves the log line of a failure to the allocator around this one, which may try again.
+    pub(crate) fn report_outside(&self) {
+        self.is_inner.store(true, Ordering::Relaxed);
+    }
+
+    /// Logs that a request failed, and shows the report to every observer. For allocators: called with no lock held.
     pub fn tell_out_of_memory(&self, report: &OutOfMemory) {
+        let _lines = diagnostics::lines();
+        if !self.is_inner.load(Ordering::Relaxed) {
+            diagnostics::note(Level::Warn, || first_line(report));
+        }
         let observers = self.observers.read().clone();
         let Some(_inside) = Inside::enter(self.own) else {
             return;
@@ -124,6 +143,10 @@ impl Hooks {
             observer(report);
         }
     }
+}
+
+fn first_line(report: &OutOfMemory) -> String {
+    report.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 impl Default for Hooks {

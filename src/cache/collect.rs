@@ -47,6 +47,7 @@ impl Engine {
             }
             idle = young;
         }
+        self.note_step("garbage_collection_threshold", released);
         Ok(())
     }
 }

@@ -207,6 +207,7 @@ impl Engine {
         if growth.miss_policy.counts_whole_pages()
             && let Some(refusal) = growth.refuses(run.size_bytes)
         {
+            self.note_refusal(growth, cell, run.size_bytes, &refusal);
             return Ok(Some(refusal));
         }
         let reservation = cell.lock().heap.reservation(run.reservation);
@@ -233,6 +234,7 @@ impl Engine {
             devices.try_for_each(|device| memory.set_access(run.address, run.size_bytes, device))
         };
         if let Err(error) = map() {
+            self.note(cell, || format!("no pages for {} bytes: {error}", run.size_bytes));
             growth.leftovers.mapped.append(&mut mapped);
             growth.leftovers.pieces.extend(pieces.into_iter().map(|piece| (piece, page_bytes)));
             // The first error is what the caller is told; what is refused now is offered again.
@@ -248,6 +250,9 @@ impl Engine {
         growth.pages.extend(addresses.zip(pages));
         growth.pages_came(kind, run.size_bytes);
         self.record(Action::SegmentMap, run.address, run.size_bytes, cell);
+        self.note(cell, || {
+            format!("mapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
+        });
         Ok(None)
     }
 
@@ -286,6 +291,9 @@ impl Engine {
         debug_assert!(gone.is_none() || !gap.is_none());
         growth.pages_went(kind, run.size_bytes);
         self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell);
+        self.note(cell, || {
+            format!("unmapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
+        });
         for page in 0..run.size_bytes / page_bytes {
             if let Some(page) = growth.pages.remove(&(run.address + page * page_bytes)) {
                 page.shared.iter().for_each(|entry| self.shared.withdraw(entry));

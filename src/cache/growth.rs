@@ -230,12 +230,15 @@ impl Engine {
         plan: &Plan,
     ) -> Result<Result<Allocation, Refusal>, DriverError> {
         if let Some(refusal) = growth.refuses(plan.segment_bytes) {
+            self.note_refusal(growth, cell, plan.segment_bytes, &refusal);
             return Ok(Err(refusal));
         }
         if plan.expandable {
             return self.grow_expandable(growth, cell, plan);
         }
-        let address = match self.take_segment(growth, cell, plan) {
+        let answer = self.take_segment(growth, cell, plan);
+        self.note_segment(cell, plan, &answer);
+        let address = match answer {
             Ok(address) => address,
             Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Driver(error))),
             Err(error) => return Err(error),

@@ -28,6 +28,7 @@ mod imports;
 mod inspect;
 #[cfg(feature = "replay")]
 mod install;
+mod log_lines;
 mod oom;
 mod peers;
 mod per_thread;

@@ -18,6 +18,7 @@ use super::engine::{Engine, check_size};
 use super::growth::Growth;
 use super::policy::HitPolicy;
 use crate::allocator::{Allocation, Place, PoolOptions, Request, ScopeFilter, SegmentAllocator};
+use crate::diagnostics;
 use crate::driver::{CaptureStatus, capture_status_of};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::heap::Heap;
@@ -391,6 +392,7 @@ impl Engine {
 
     /// Waits for the events that the pool's blocks wait for and releases what is idle in it.
     pub(super) fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        let _lines = diagnostics::lines();
         let mut growth = self.growth.lock();
         if growth.pools.get(pool)?.users > 0 || self.scopes.any_capture() {
             return Ok(());

@@ -15,6 +15,7 @@ use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, Request};
+use crate::diagnostics;
 use crate::error::{AllocError, DriverError, DriverErrorKind, PoolError};
 use crate::heap::FitRules;
 use crate::ids::{PoolId, StreamId};
@@ -33,11 +34,14 @@ impl Engine {
         request: Request,
     ) -> Result<Allocation, AllocError> {
         let _operation = self.history.operation();
-        if self.hooks.free_some_memory()
-            && let Some(mut state) = cell.lock_at(home)
-            && let Some(found) = self.search(cell, &mut state, request.bytes)
-        {
-            return Ok(found);
+        let _lines = diagnostics::lines();
+        if self.hooks.free_some_memory() {
+            self.note(cell, || "free-memory callbacks freed something".to_owned());
+            if let Some(mut state) = cell.lock_at(home)
+                && let Some(found) = self.search(cell, &mut state, request.bytes)
+            {
+                return Ok(found);
+            }
         }
         let capturing = self.is_captured(request.stream);
         let mut growth = self.growth.lock();
@@ -89,6 +93,7 @@ impl Engine {
         if cell.pool() == PoolId::DEFAULT
             && let Some(found) = self.search_helpers(growth, plan, cell.stream())
         {
+            self.note(cell, || "a pool with use_on_oom served the request".to_owned());
             return Ok(Ok(found));
         }
         // The driver takes nothing back while the stream is captured, and nothing may be waited for.
@@ -109,6 +114,7 @@ impl Engine {
         }
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events();
+        self.note(cell, || "waited for the events of freed blocks".to_owned());
         if growth.miss_policy.searches_again()
             && let Some(found) = self.search(cell, &mut cell.lock(), plan.requested_bytes)
         {
@@ -117,7 +123,10 @@ impl Engine {
         if is_hopeless {
             return drained.map(|()| Err(refusal));
         }
+        let before_bytes = growth.reserved_bytes();
         past_captures(self.release_idle(growth, cell.pool()), ())?;
+        let released_bytes = before_bytes.saturating_sub(growth.reserved_bytes());
+        self.note_step("release all free segments", released_bytes);
         growth.counters.num_alloc_retries += 1;
         match (self.grow(growth, cell, plan)?, drained) {
             // Blocks that could not be waited for might have served the request.

@@ -11,6 +11,7 @@ use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Return};
 use super::policy::Plan;
+use crate::diagnostics;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{BlockView, PageRun, Slot};
 use crate::history::Action;
@@ -58,6 +59,7 @@ impl Engine {
     /// [`DriverError`]; what was not released stays cached.
     pub fn empty_cache(&self) -> Result<(), DriverError> {
         let _asks = self.history.of_free();
+        let _lines = diagnostics::lines();
         if self.scopes.any_capture() {
             return Ok(());
         }
@@ -170,6 +172,7 @@ impl Engine {
         }
         growth.segment_went(segment.kind, segment.size_bytes);
         self.record(Action::SegmentFree, segment.address, segment.size_bytes, cell);
+        self.note(cell, || format!("freed a segment of {size_bytes} bytes at {address:#x}"));
         Ok(segment.size_bytes)
     }
 
@@ -210,7 +213,9 @@ impl Engine {
             oversize.map(|(slot, block)| Candidate { cell, slot, block }).collect()
         };
         if let Some(enough) = oversize.iter().find(|c| c.block.size_bytes >= wanted) {
-            return Ok(self.release(growth, enough)? > 0);
+            let released = self.release(growth, enough)?;
+            self.note_step("max_split_size_mb", released);
+            return Ok(released > 0);
         }
         let mut released = 0;
         for candidate in oversize.iter().rev() {
@@ -219,6 +224,7 @@ impl Engine {
                 break;
             }
         }
+        self.note_step("max_split_size_mb", released);
         Ok(released >= wanted)
     }
 }

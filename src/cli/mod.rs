@@ -116,6 +116,7 @@ pub fn main() -> ExitCode {
 #[doc(hidden)]
 #[must_use]
 pub fn run(loops: &Loops) -> ExitCode {
+    crate::diagnostics::log_by_environment();
     crate::analysis::advise_on_oom();
     let mut arguments = Arguments::parse();
     table::set_options(&arguments.table);

@@ -81,6 +81,7 @@ impl Instance {
     }
 
     pub(super) fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, Failure> {
+        crate::diagnostics::log_by_environment();
         #[cfg(feature = "analysis")]
         crate::analysis::advise_on_oom();
         let options = BuildOptions { raw_addresses: true };

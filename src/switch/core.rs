@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
+use log::Level;
 use parking_lot::{Mutex, RwLock};
 
 use super::error::SwitchError;
@@ -18,6 +19,7 @@ use super::hooks;
 use super::ledger::Ledger;
 use crate::allocator::{Caching, DeviceAllocator, Hooks};
 use crate::config::{Config, Origin};
+use crate::diagnostics;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::history::History;
@@ -120,6 +122,7 @@ impl Core {
 
     /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
     fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
+        let _lines = diagnostics::lines();
         // What is built and not put in force may wait for the device when it goes.
         self.with_state(|state| self.refuse_pools(state))?;
         let driver = Arc::clone(&self.driver);
@@ -130,7 +133,12 @@ impl Core {
         }
         let next = Generation::new(strategy, config.settings());
         hooks::attach(&next.strategy, &self.this);
+        let name = next.strategy.name().to_owned();
         let Some(old) = self.install(next, config, edition)? else { return Ok(false) };
+        diagnostics::note(Level::Info, || {
+            let (device, before) = (self.driver.info().device, old.strategy.name());
+            format!("switched from backend:{before} to backend:{name} (device {device})")
+        });
         if let Some(_still) = self.hold_scopes_off() {
             old.give_idle_back();
         }

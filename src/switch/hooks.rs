@@ -31,4 +31,5 @@ pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
         core.upgrade().is_some_and(|core| core.before_growing())
     }));
     hooks.add_oom_observer(Arc::new(|_| REFUSED.set(true)));
+    hooks.report_outside();
 }

@@ -15,7 +15,9 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 26] = [
+const LAYERS: [Layer; 27] = [
+    // Log lines: texts, whatever they are about.
+    layer("diagnostics"),
     layer("size"),
     layer("ids"),
     // A refused free gives its allocation back.
