@@ -1,6 +1,7 @@
 //! Segments, blocks and history as of one moment.
 
 use super::annotations::Annotation;
+use super::clock::Operation;
 use super::context::{Context, Gathered};
 use super::entries::Entries;
 use super::event::{Action, BlockStateName, Event, SegmentLayout};
@@ -94,9 +95,8 @@ impl Snapshot {
 }
 
 impl History {
-    /// Returns the snapshot of these segments and of what was captured under the same locks. Then adds an entry of
-    /// the action `snapshot`, which later snapshots list: PyTorch, too, copies its entries first. The caller
-    /// holds no lock, because trackers are called.
+    /// Returns the snapshot of these segments and of what was captured under the same locks, and
+    /// [notes](Self::note_snapshot) it, unless it is a part of an operation's. The caller holds no lock.
     pub(crate) fn snapshot_of(
         &self,
         segments: Vec<SegmentLayout>,
@@ -104,6 +104,15 @@ impl History {
         limit_bytes: Option<u64>,
     ) -> Snapshot {
         let snapshot = Snapshot::of(segments, captured, limit_bytes);
+        if !Operation::is_open() {
+            self.note_snapshot(&snapshot);
+        }
+        snapshot
+    }
+
+    /// Adds an entry of the action `snapshot`, which later snapshots list: PyTorch, too, copies its entries
+    /// first. The caller holds no lock, because trackers are called.
+    pub(crate) fn note_snapshot(&self, snapshot: &Snapshot) {
         let _operation = Gathered::without_stack(self);
         self.record(0, || Event {
             action: Action::Snapshot,
@@ -112,6 +121,5 @@ impl History {
             stream: StreamId::DEFAULT,
             pool: PoolId::DEFAULT,
         });
-        snapshot
     }
 }

@@ -299,9 +299,13 @@ impl Recording for Switchable {
     /// a moment before.
     fn snapshot(&self) -> Snapshot {
         let of = |strategy: &Strategy| strategy.recording().map(Recording::snapshot);
+        let parts = self.core.history.operation();
         let retired = self.core.each(|g| g.is_retired().then(|| of(&g.strategy)).flatten());
         let now = self.core.call(|generation| of(&generation.strategy)).unwrap_or_default();
         self.core.left();
-        retired.into_iter().flatten().fold(now, Snapshot::with_segments_of)
+        drop(parts);
+        let whole = retired.into_iter().flatten().fold(now, Snapshot::with_segments_of);
+        self.core.history.note_snapshot(&whole);
+        whole
     }
 }

@@ -197,7 +197,8 @@ fn the_history_lives_through_a_switch() {
     let expected = [Action::SegmentAlloc, Action::Alloc, Action::Alloc];
     let seen = actions(&history);
     assert_eq!(seen[..3], expected);
-    assert_eq!(seen[3..7], [freed, completed, Action::SegmentFree, freed], "{seen:?}");
+    assert_eq!(seen[3], Action::Snapshot, "one for both allocators");
+    assert_eq!(seen[4..8], [freed, completed, Action::SegmentFree, freed], "{seen:?}");
     let text = recording(&allocator).snapshot().about.config.to_text();
     assert_eq!(text, "backend:cudaMallocAsync");
 }

@@ -395,6 +395,8 @@ impl<'m, M: Machine> Runner<'m, M> {
     fn replay(&mut self, waited: bool) -> Result<Vec<Event>, String> {
         let mut events = Vec::new();
         self.engine().history().drain_into(&mut events);
+        // Of the checks, which take snapshots.
+        events.retain(|event| event.action != Action::Snapshot);
         for event in &events {
             if event.action == Action::FreeCompleted
                 && let Some(waits) = self.waits.remove(&event.address)
