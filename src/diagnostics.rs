@@ -96,8 +96,8 @@ mod standard_error {
         let _ = io::stderr().lock().write_all(format!("stratalloc: {text}\n").as_bytes());
     }
 
-    /// Writes lines of the level in `STRATALLOC_LOG` and above to the standard error stream, unless the program
-    /// has a logger. Reads the variable once.
+    /// Writes lines up to the level in `STRATALLOC_LOG` to the standard error stream, unless the program has
+    /// a logger. Reads the variable once.
     pub(crate) fn log_by_environment() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -106,9 +106,8 @@ mod standard_error {
             };
             let text = text.to_string_lossy();
             let Ok(level) = text.trim().parse::<LevelFilter>() else {
-                write_line(&format!(
-                    "warn: {VARIABLE}={text:?} is ignored: expected off, error, warn, info, debug or trace"
-                ));
+                let known = "off, error, warn, info, debug or trace";
+                write_line(&format!("warn: {VARIABLE}={text:?} is ignored: expected {known}"));
                 return;
             };
             if log::set_logger(&StandardError).is_ok() {

@@ -129,7 +129,8 @@ impl Hooks {
         self.is_inner.store(true, Ordering::Relaxed);
     }
 
-    /// Logs that a request failed, and shows the report to every observer. For allocators: called with no lock held.
+    /// Logs that a request failed, and shows the report to every observer. For allocators: called with no
+    /// lock held.
     pub fn tell_out_of_memory(&self, report: &OutOfMemory) {
         let _lines = diagnostics::lines();
         if !self.is_inner.load(Ordering::Relaxed) {
