@@ -39,6 +39,7 @@
 //! | `cuda-dynamic` | the same, with CUDA's version and linking chosen |
 //! | `pluggable` | `backend:pluggable`: allocation functions from a shared library |
 //! | `stacks` | stacks of the program itself for the history and `layers:[track]`; in `ffi`, too |
+//! | `tracepoints` | static tracepoints of `malloc` and `free` for bpftrace and others |
 //! | `replay`, `analysis` | readers of recordings, replays, and what fits |
 //! | `conformance` | what every allocator must do, as tests for yours |
 //! | `ffi` | the C interface and PyTorch's symbols |
@@ -76,6 +77,7 @@ pub mod size;
 pub mod stats;
 pub mod switch;
 pub(crate) mod sync;
+pub(crate) mod tracepoints;
 
 #[path = "../strategies/mod.rs"]
 pub mod strategies;

@@ -2,7 +2,8 @@
 //!
 //! One program links once and shares its helpers. Apart stay those that need a process of their own:
 //! `hot_path` and `reader_memory` count allocations of the whole process, `descriptors` its open files,
-//! `cuda_held` what a device holds; `ffi`, `header` and `python` are about the library for other languages.
+//! `cuda_held` what a device holds, `log_lines` has the logger of its process; `ffi`, `header` and `python`
+//! are about the library for other languages.
 //!
 //! `cargo test --test main switch::` runs one room. `STRATALLOC_RUNS=full` makes the random histories
 //! longer and more (`common/runs.rs`).
@@ -43,3 +44,5 @@ mod shadow;
 mod sharing;
 mod switch;
 mod tidy;
+#[cfg(all(feature = "tracepoints", target_os = "linux", target_pointer_width = "64"))]
+mod tracepoints;

@@ -25,6 +25,7 @@ use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
 use crate::stats::{HeapCounters, Ledger};
+use crate::tracepoints;
 
 /// How an engine is built.
 #[derive(Clone, Debug, Default)]
@@ -237,6 +238,7 @@ impl Engine {
         if RECORDS {
             self.record(Action::Alloc, out.address, requested_bytes, cell);
         }
+        tracepoints::malloc(out.address, self.device.device, requested_bytes, cell.stream());
         self.handle_of(cell, out.address, requested_bytes, out.id)
     }
 
@@ -287,6 +289,7 @@ impl Engine {
     ) -> Result<u64, HandleError> {
         let mut state = cell.lock();
         let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+        tracepoints::free(address);
         if state.heap.is_used_elsewhere(slot) {
             let requested_bytes = state.heap.requested_bytes(slot);
             drop(state);

@@ -40,6 +40,7 @@ use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleEr
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
+use crate::tracepoints;
 
 use blocks::{Blocks, Handed, Place};
 use live::Owner;
@@ -335,6 +336,7 @@ impl Core {
 
     fn record(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
         let pool = PoolId::DEFAULT;
+        tracepoints::of(action, address, self.device, size_bytes, stream);
         self.history.record(0, || Event { action, address, size_bytes, stream, pool });
     }
 

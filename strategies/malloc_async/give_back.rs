@@ -13,6 +13,7 @@ use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::{Action, Event, Moment};
 use crate::ids::{EventId, StreamId};
 use crate::live_blocks::Live;
+use crate::tracepoints;
 
 /// How a free goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,7 @@ impl MallocAsyncAllocator {
             }
             (block, way)
         };
+        tracepoints::free(address);
         let bytes = block.bytes;
         if way == Way::Careful {
             let given = self.free_with_care(&block);

@@ -35,6 +35,7 @@ use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
 use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
 use crate::stats::OwnCounter;
+use crate::tracepoints;
 
 use blocks::{Block, Blocks};
 use capture::Captures;
@@ -313,6 +314,7 @@ impl MallocAsyncAllocator {
 
     #[inline]
     fn record(&self, action: Action, address: u64, bytes: u64, stream: StreamId, pool: PoolId) {
+        tracepoints::of(action, address, self.device.device, bytes, stream);
         self.history.record(stream.0, || Event {
             action,
             address,

@@ -36,6 +36,7 @@ use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::live_blocks::Live;
 use crate::size::{REQUEST_MAX_BYTES, align_up, limit_of_fraction};
+use crate::tracepoints;
 
 use pools::Pools;
 use table::{Block, State, Table};
@@ -151,6 +152,7 @@ impl PluggableAllocator {
 
     fn record(&self, action: Action, address: u64, size_bytes: u64, block: (StreamId, PoolId)) {
         let (stream, pool) = block;
+        tracepoints::of(action, address, self.device.device, size_bytes, stream);
         self.history.record(stream.0, || Event { action, address, size_bytes, stream, pool });
     }
 

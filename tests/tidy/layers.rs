@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 27] = [
+const LAYERS: [Layer; 28] = [
     // Log lines: texts, whatever they are about.
     layer("diagnostics"),
     layer("size"),
@@ -30,6 +30,8 @@ const LAYERS: [Layer; 27] = [
     Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
     // Walking a stack takes no lock that all threads share.
     Layer { never: &["driver", "sharing", "heap", "stats"], also: &["sync"], ..layer("history") },
+    // Places for tracing tools: numbers only.
+    Layer { never: &["driver", "heap", "stats"], ..layer("tracepoints") },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("live_blocks") },

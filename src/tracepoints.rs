@@ -1,0 +1,36 @@
+//! Static tracepoints of the provider `stratalloc`, in the form of SystemTap's SDT (feature `tracepoints`).
+//!
+//! They have the names and arguments of PyTorch's: `malloc` with address, device, requested bytes and stream,
+//! `free` with the address. A place is one `nop`; its name and the registers of its arguments stand in the
+//! ELF section `.note.stapsdt`. Without the feature nothing is left of them.
+
+use crate::history::Action;
+use crate::ids::{DeviceId, StreamId};
+
+/// A block was handed out. Called before another thread can free and allocate its address.
+#[inline(always)]
+pub(crate) fn malloc(address: u64, device: DeviceId, bytes: u64, stream: StreamId) {
+    #[cfg(feature = "tracepoints")]
+    probe::probe!(stratalloc, malloc, address, device.0, bytes, stream.0);
+    #[cfg(not(feature = "tracepoints"))]
+    let _ = (address, device, bytes, stream);
+}
+
+/// A live block is being freed. Called before its address can be handed out again.
+#[inline(always)]
+pub(crate) fn free(address: u64) {
+    #[cfg(feature = "tracepoints")]
+    probe::probe!(stratalloc, free, address);
+    #[cfg(not(feature = "tracepoints"))]
+    let _ = address;
+}
+
+/// The tracepoint of an entry of the history, if it has one.
+#[inline(always)]
+pub(crate) fn of(action: Action, address: u64, device: DeviceId, bytes: u64, stream: StreamId) {
+    match action {
+        Action::Alloc => malloc(address, device, bytes, stream),
+        Action::FreeRequested => free(address),
+        _ => {}
+    }
+}
