@@ -7,7 +7,7 @@
 use crate::history::Action;
 use crate::ids::{DeviceId, StreamId};
 
-/// A block was handed out. Called before another thread can free and allocate its address.
+/// Fires `malloc`. Called before another thread can free the block and allocate its address.
 #[inline(always)]
 pub(crate) fn malloc(address: u64, device: DeviceId, bytes: u64, stream: StreamId) {
     #[cfg(feature = "tracepoints")]
@@ -16,7 +16,7 @@ pub(crate) fn malloc(address: u64, device: DeviceId, bytes: u64, stream: StreamI
     let _ = (address, device, bytes, stream);
 }
 
-/// A live block is being freed. Called before its address can be handed out again.
+/// Fires `free`. Called before the address can be allocated again.
 #[inline(always)]
 pub(crate) fn free(address: u64) {
     #[cfg(feature = "tracepoints")]
@@ -25,7 +25,7 @@ pub(crate) fn free(address: u64) {
     let _ = address;
 }
 
-/// The tracepoint of an entry of the history, if it has one.
+/// Fires the tracepoint of an entry of the history, if it has one.
 #[inline(always)]
 pub(crate) fn of(action: Action, address: u64, device: DeviceId, bytes: u64, stream: StreamId) {
     match action {

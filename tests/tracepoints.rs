@@ -17,7 +17,7 @@ fn texts_of(note: &[u8]) -> Vec<String> {
 
 #[test]
 fn the_program_has_notes_of_malloc_with_four_arguments_and_of_free_with_one() {
-    // So that what has the tracepoints is linked in.
+    // Links the strategies in.
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
         let config = Config::parse(conf, &KeyTable::default()).unwrap();
         let device = std::sync::Arc::new(Sim::new(Default::default()));
