@@ -7,11 +7,17 @@
 use crate::history::Action;
 use crate::ids::{DeviceId, StreamId};
 
-/// Fires `malloc`. Called before another thread can free the block and allocate its address.
+/// Fires `malloc`. Called before another thread can free the block and allocate its address. The stream is
+/// read only with the feature, because an atomic load stays where its value is not used.
 #[inline(always)]
-pub(crate) fn malloc(address: u64, device: DeviceId, bytes: u64, stream: StreamId) {
+pub(crate) fn malloc(
+    address: u64,
+    device: DeviceId,
+    bytes: u64,
+    stream: impl FnOnce() -> StreamId,
+) {
     #[cfg(feature = "tracepoints")]
-    probe::probe!(stratalloc, malloc, address, device.0, bytes, stream.0);
+    probe::probe!(stratalloc, malloc, address, device.0, bytes, stream().0);
     #[cfg(not(feature = "tracepoints"))]
     let _ = (address, device, bytes, stream);
 }
@@ -29,7 +35,7 @@ pub(crate) fn free(address: u64) {
 #[inline(always)]
 pub(crate) fn of(action: Action, address: u64, device: DeviceId, bytes: u64, stream: StreamId) {
     match action {
-        Action::Alloc => malloc(address, device, bytes, stream),
+        Action::Alloc => malloc(address, device, bytes, || stream),
         Action::FreeRequested => free(address),
         _ => {}
     }

@@ -238,7 +238,7 @@ impl Engine {
         if RECORDS {
             self.record(Action::Alloc, out.address, requested_bytes, cell);
         }
-        tracepoints::malloc(out.address, self.device.device, requested_bytes, cell.stream());
+        tracepoints::malloc(out.address, self.device.device, requested_bytes, || cell.stream());
         self.handle_of(cell, out.address, requested_bytes, out.id)
     }
 
