@@ -215,9 +215,12 @@ fn overlapping_growth_never_passes_the_limit() {
 /// once, how many were served, and what the device gave.
 fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, u64) {
     let machine = SimMachine::with_events(1 << 30, EventMode::Immediate);
-    // Company that must come is waited for; where none can come, a little patience is enough.
-    let turns = if unlocked && limit_bytes.is_none() { 1 << 24 } else { 20_000 };
-    let driver = Arc::new(Intercepted::with(Arc::clone(&machine.0), Meeting::new(turns)));
+    let meeting = match (unlocked, limit_bytes) {
+        (true, None) => Meeting::of_two(),
+        // The second miss must not come: the first one only gives it the time to.
+        _ => Meeting::of_one(20_000),
+    };
+    let driver = Arc::new(Intercepted::with(Arc::clone(&machine.0), meeting));
     let settings = Settings { release_lock_on_device_allocate: unlocked, ..Settings::default() };
     let strategy = build(
         &Config::from_settings(settings),

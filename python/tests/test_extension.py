@@ -17,7 +17,7 @@ from test_torch import STAND_IN, run
 
 HERE = pathlib.Path(__file__).parent
 SOURCES = sorted(_extension._SOURCES.glob("*.cpp"))
-# Writes what it is asked to, and down that it was asked.
+# Writes what it is asked to, and down that it was asked. A folder `crowd` makes it wait for three files in it.
 COMPILER = """#!{python}
 import os, sys, time
 here = os.path.dirname(os.path.abspath(__file__))
@@ -25,7 +25,9 @@ with open(os.path.join(here, "calls"), "a") as calls:
     calls.write(" ".join(sys.argv[1:]) + "\\n")
 if os.path.exists(os.path.join(here, "broken")):
     sys.exit("allocator.h:3: error: no such thing")
-time.sleep(0.1)
+crowd = os.path.join(here, "crowd")
+while os.path.exists(crowd) and len(os.listdir(crowd)) < 3:
+    time.sleep(0.01)
 open(sys.argv[sys.argv.index("-o") + 1], "w").write("made")
 """
 
@@ -104,9 +106,13 @@ class Building(Folder):
         self.assertIn("/its/libstdc++.so -L", self.calls()[-1])
 
     def test_processes_at_once_build_it_once(self):
+        crowd = self.folder / "bin" / "crowd"
+        crowd.mkdir()
+        # No build ends before all three processes have begun.
         code = textwrap.dedent(f"""
-            import sys, types
+            import os, pathlib, sys, types
             from stratalloc import _extension
+            (pathlib.Path({str(crowd)!r}) / str(os.getpid())).touch()
             print(_extension.find(types.SimpleNamespace(
                 __file__={self.torch().__file__!r}, __version__="2.11.0",
                 version=types.SimpleNamespace(git_version="one"), _C=None)))

@@ -1,27 +1,44 @@
-//! A driver whose allocations wait for company: it shows which misses may overlap.
-//!
-//! An allocation lets other threads run until a second one is inside, or for a bounded number of turns.
+//! A driver whose allocations wait for each other: it shows which misses may overlap.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::yield_now;
 
 use stratalloc::driver::{DriverResult, Interceptor};
 
-/// Lets allocations wait for company.
+/// How an allocation waits for a second one.
+#[derive(Debug)]
+enum Wait {
+    /// Until the second one is inside.
+    ForSecond(Barrier),
+    /// Until the second one is inside, or for this many turns of other threads.
+    AtMost(u64),
+}
+
+/// Makes two allocations wait for each other.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     inside: AtomicUsize,
     most_inside: AtomicUsize,
-    /// How often an allocation that is alone lets others run.
-    turns: u64,
+    wait: Wait,
 }
 
 impl Meeting {
-    pub(crate) fn new(turns: u64) -> Self {
-        Self { inside: AtomicUsize::new(0), most_inside: AtomicUsize::new(0), turns }
+    fn new(wait: Wait) -> Self {
+        Self { inside: AtomicUsize::new(0), most_inside: AtomicUsize::new(0), wait }
     }
 
-    /// How many allocations were inside at once, at most.
+    /// Two allocations that must overlap. If they cannot, both wait without end.
+    pub(crate) fn of_two() -> Self {
+        Self::new(Wait::ForSecond(Barrier::new(2)))
+    }
+
+    /// Allocations that must not overlap; each one yields to other threads up to `turns` times.
+    pub(crate) fn of_one(turns: u64) -> Self {
+        Self::new(Wait::AtMost(turns))
+    }
+
+    /// The most allocations that were inside the driver at once.
     pub(crate) fn most_inside(&self) -> usize {
         self.most_inside.load(SeqCst)
     }
@@ -38,11 +55,11 @@ impl Interceptor for Meeting {
         }
         let inside = self.inside.fetch_add(1, SeqCst) + 1;
         self.most_inside.fetch_max(inside, SeqCst);
-        for _ in 0..self.turns {
-            if self.most_inside() > 1 {
-                break;
+        match &self.wait {
+            Wait::ForSecond(both) => _ = both.wait(),
+            Wait::AtMost(turns) => {
+                (0..*turns).take_while(|_| self.most_inside() < 2).for_each(|_| yield_now());
             }
-            yield_now();
         }
         let answer = act();
         self.inside.fetch_sub(1, SeqCst);

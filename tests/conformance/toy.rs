@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use stratalloc::allocator::{Allocation, Counters, CrossStream, DeviceAllocator, Request, Token};
@@ -36,7 +37,7 @@ pub(crate) enum Defect {
     PanicsOnZero,
     /// Forgets the block when an event cannot be made.
     LeaksOnFailure,
-    /// Looks and takes under two locks.
+    /// Finds and takes a block in two steps, so two threads may find the same one.
     Races,
     /// Has never any memory.
     ServesNobody,
@@ -66,6 +67,8 @@ struct State {
     live: BTreeMap<u32, Block>,
     next: u32,
     free: Vec<Block>,
+    /// Blocks that a thread took from the cache, with that thread. For [`Defect::Races`].
+    found: Vec<(ThreadId, Block)>,
     waiting: Vec<(Block, Vec<EventId>)>,
     statistics: Statistics,
 }
@@ -127,11 +130,7 @@ impl Toy {
             own && block.segment_bytes >= request.bytes
         };
         if self.defect == Defect::Races {
-            let found = self.state.lock().free.iter().find(|block| fits(block)).cloned()?;
-            // Another thread may find the same one now.
-            std::thread::yield_now();
-            self.state.lock().free.retain(|block| block.address != found.address);
-            return Some(found);
+            return self.found_twice(fits);
         }
         let mut state = self.state.lock();
         let at = state.free.iter().position(fits)?;
@@ -139,6 +138,20 @@ impl Toy {
             return Some(state.free[at].clone());
         }
         Some(state.free.swap_remove(at))
+    }
+
+    /// Takes a block that another thread found and still holds, as if this thread had found it before the
+    /// other one took it. No race has to happen for that.
+    fn found_twice(&self, fits: impl Fn(&Block) -> bool) -> Option<Block> {
+        let (own, mut state) = (std::thread::current().id(), self.state.lock());
+        let State { live, free, found, .. } = &mut *state;
+        found.retain(|(_, block)| live.values().any(|other| other.address == block.address));
+        if let Some(at) = found.iter().position(|(by, block)| *by != own && fits(block)) {
+            return Some(found.swap_remove(at).1);
+        }
+        let block = free.swap_remove(free.iter().position(fits)?);
+        found.push((own, block.clone()));
+        Some(block)
     }
 
     fn fresh(&self, request: Request) -> Result<Block, AllocError> {

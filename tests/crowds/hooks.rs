@@ -75,10 +75,9 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
         let (scene, reach) = scene();
         let stash = Arc::new(Mutex::new(Vec::new()));
         let calls = free_the_stash(&scene, &reach, &stash);
-        let served = AtomicUsize::new(0);
         thread::scope(|scope| {
             for me in 0..threads {
-                let (scene, stash, served) = (&scene, &stash, &served);
+                let (scene, stash) = (&scene, &stash);
                 scope.spawn(move || {
                     let mut dice = Dice::new(me as u64 + 1);
                     for _ in 0..300 {
@@ -86,18 +85,18 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
                         let Ok(block) = allocate(scene, bytes, dice.below(3)) else {
                             continue;
                         };
-                        // Whoever has it alone can mark it and find its mark.
+                        // The claim fails if another thread holds a byte of the block.
                         scene.claims.claim(block.address(), bytes);
                         thread::yield_now();
                         scene.claims.give_up(block.address(), Vec::new());
-                        served.fetch_add(1, SeqCst);
                         stash.lock().expect("nobody has panicked").push(block);
                     }
                 });
             }
         });
         scene.check();
-        assert!(calls.load(SeqCst) > 0 && served.load(SeqCst) > 100, "{served:?} were served");
+        // Blocks stay in the stash until a callback frees them, and all of them do not fit at once.
+        assert!(calls.load(SeqCst) > 0);
         for block in std::mem::take(&mut *stash.lock().unwrap()) {
             scene.strategy.free(block).expect("it is live");
         }
@@ -141,7 +140,8 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
         }
     });
     let failed = failed.into_inner();
-    assert!(failed > 0, "the device is too small for both");
+    // 60 MiB and 50 MiB at once do not fit into the device, whatever the other thread does.
+    assert!(failed > 0);
     assert_eq!(busy.load(SeqCst), failed, "once for each failed request, never from inside");
     assert_eq!(seen.lock().unwrap().len(), failed);
     scene.check();

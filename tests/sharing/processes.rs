@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use stratalloc::allocator::Sharing;
 use stratalloc::driver::host::HostOptions;
@@ -100,10 +99,6 @@ fn the_other_process() {
     if std::env::var(PART).is_err() {
         return;
     }
-    std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_secs(60));
-        std::process::abort();
-    });
     let host = host();
     let engine = engine(host.clone(), SHARED);
     let mut block = Some(allocate(&engine, BLOCK_BYTES));
