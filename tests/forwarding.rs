@@ -4,8 +4,8 @@
 //! witness whose answers cannot be defaults is asked through every wrapper, and the trait's text is
 //! compared with the macro that writes the wrappers, so that a new method cannot be forgotten.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use stratalloc::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
@@ -24,8 +24,11 @@ use stratalloc::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use stratalloc::layers;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::sharing::{SharedHandle, SharingError};
-use stratalloc::stats::Statistics;
+use stratalloc::stats::{Statistics, Usage};
 use stratalloc::strategies::{CpuAllocator, Strategy};
+use stratalloc::switch::Switchable;
+
+use crate::common::racing::racing;
 
 /// Answers everything in a way of its own, and counts what changes nothing else.
 #[derive(Debug)]
@@ -281,6 +284,10 @@ impl Counters for Witness {
         Statistics { num_ooms: 41, ..Statistics::default() }
     }
 
+    fn usage(&self) -> Usage {
+        Usage { reserved_bytes: 42, ..Usage::default() }
+    }
+
     fn reset_peaks(&self) {
         self.hear(5);
     }
@@ -372,6 +379,7 @@ fn answers_with_handles_come_through<A: DeviceAllocator>(through: &A, witness: &
 
     let counters = through.counters().unwrap();
     assert_eq!(counters.statistics().num_ooms, 41);
+    assert_eq!(counters.usage().reserved_bytes, 42);
     counters.reset_peaks();
     counters.reset_accumulated();
 
@@ -435,6 +443,36 @@ fn every_layer_hands_every_method_through() {
     assert!(fronted.engine().is_none());
     answers_with_handles_come_through(&fronted, &witness);
     assert!(fronted.raw_addresses().is_none());
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// The driver is called under the growth lock, and another thread calls `usage()` during that call. If it
+/// waited for the lock, this test would wait without end.
+#[test]
+fn usage_waits_for_no_call_of_the_driver_whatever_the_layer() {
+    let path = std::env::temp_dir().join(format!("usage-{}.csv", std::process::id()));
+    let log = format!("log:\"{}\"", path.display());
+    let layers = ["", "statistics", "track", &log, "fault:[probability:0]", "oom_retry:1", "front"];
+    for layers in layers.iter().chain(&["align:4KiB", "limit:1GiB", "statistics,limit:1GiB,track"])
+    {
+        let device = racing(1 << 30);
+        let text = format!("backend:native,layers:[{layers}]");
+        let config = Config::parse(&text, &registry::key_table()).unwrap();
+        let built = Switchable::build(&config, Arc::clone(&device) as _, BuildOptions::default());
+        let allocator = Arc::new(built.unwrap());
+        let (found, own) = (Arc::new(OnceLock::new()), Arc::clone(&allocator));
+        let seen = Arc::clone(&found);
+        device.interceptor().next("allocate", move || {
+            let usage = move || own.counters().unwrap().usage();
+            seen.set(std::thread::spawn(usage).join().unwrap()).unwrap();
+        });
+        let block = allocator.allocate(Request::new(4096, StreamId::DEFAULT)).unwrap();
+        assert_eq!(found.get().unwrap().reserved_bytes, 0, "{layers}");
+        let usage = allocator.counters().unwrap().usage();
+        assert_eq!(usage, Usage::of(&allocator.counters().unwrap().statistics()), "{layers}");
+        assert_eq!(usage.reserved_bytes, 2 << 20, "{layers}");
+        allocator.free(block).unwrap();
+    }
     std::fs::remove_file(&path).unwrap();
 }
 

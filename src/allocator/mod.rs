@@ -472,7 +472,8 @@ pub struct CacheInfo {
 pub trait Counters: Send + Sync {
     /// All of them at this moment: exact when no call overlaps.
     fn statistics(&self) -> Statistics;
-    /// The most important ones. Those of the caching engine wait for no call of the driver.
+    /// The most important ones. Those of the caching engine wait for no call of the driver, also under
+    /// layers.
     fn usage(&self) -> Usage {
         Usage::of(&self.statistics())
     }

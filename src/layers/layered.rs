@@ -24,7 +24,7 @@ use crate::error::{
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
-use crate::stats::Statistics;
+use crate::stats::{Statistics, Usage};
 
 /// What a layer does. Everything has a default that goes straight to the allocator below.
 pub trait Layer: fmt::Debug + Send + Sync {
@@ -130,6 +130,12 @@ pub trait Layer: fmt::Debug + Send + Sync {
     /// The counters.
     fn statistics(&self) -> Statistics {
         self.inner().counters().map(Counters::statistics).unwrap_or_default()
+    }
+
+    /// The most important counters. A layer with its own [`statistics`](Self::statistics) has its own here,
+    /// too: the default returns those of the allocator below.
+    fn usage(&self) -> Usage {
+        self.inner().counters().map(Counters::usage).unwrap_or_default()
     }
 
     /// Peaks become current values.
@@ -323,6 +329,10 @@ impl<L: Layer> Caching for Layered<L> {
 impl<L: Layer> Counters for Layered<L> {
     fn statistics(&self) -> Statistics {
         self.0.statistics()
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
     }
 
     fn reset_peaks(&self) {

@@ -12,7 +12,7 @@ use super::layered::{Layer, Layered, checkpoints_of, raw_of};
 use crate::allocator::{Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request, Restored};
 use crate::error::{AllocError, FreeError, HandleError, PoolError};
 use crate::size::PoolKind;
-use crate::stats::{Counter, PerPool, Statistics};
+use crate::stats::{Counter, PerPool, Statistics, Usage};
 
 /// See the [module](self).
 pub type Counted<A> = Layered<Count<A>>;
@@ -141,6 +141,12 @@ impl<A: DeviceAllocator> Layer for Count<A> {
             num_ooms,
             ..below
         }
+    }
+
+    fn usage(&self) -> Usage {
+        let below = self.inner.counters().map(Counters::usage).unwrap_or_default();
+        let bytes = self.own.lock().bytes.all;
+        Usage { allocated_bytes: bytes.current, allocated_peak_bytes: bytes.peak, ..below }
     }
 
     fn reset_peaks(&self) {
