@@ -137,7 +137,8 @@ class Allocator:
         self._call("set_caching", 1 if on else 0)
 
     def enable_peer(self, device):
-        """Lets this allocator's device and another reach each other's memory."""
+        """Lets ``device`` access this allocator's memory: all there is and all that will be. For the other
+        direction, call it on the allocator of ``device``."""
         self._call("enable_peer", number(device, "device", 2**31 - 1))
 
     def expandable_segments(self):

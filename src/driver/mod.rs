@@ -292,8 +292,8 @@ pub(crate) fn captured(stream: StreamId) -> DriverError {
     DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
 }
 
-/// Lets another device use what this one allocates from now on and did before. Mapped pages and
-/// stream-ordered pools are opened one by one besides.
+/// Lets another device access what this one allocates from now on and did before, and not the other way
+/// round. Mapped pages and stream-ordered pools are opened one by one besides.
 ///
 /// # Errors
 ///

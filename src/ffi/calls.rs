@@ -145,8 +145,9 @@ pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.empty_cache()?))
 }
 
-/// Limits what the allocator may hold to a part of the device's memory, from 0 to 1; 1 removes the
-/// limit. Releases nothing by itself.
+/// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit counts
+/// reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch's does, and
+/// the driver's pool may reserve more. Releases nothing by itself.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.set_memory_fraction(fraction)?))

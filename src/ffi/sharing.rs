@@ -105,8 +105,8 @@ pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
     status(|| OPENED.remove(shared).map(drop))
 }
 
-/// Lets the allocator's device and `device` reach each other's memory: all that is mapped, and all that will
-/// be. Twice is no error. Never waits for work.
+/// Lets `device` access the allocator's memory: all that is mapped, and all that will be. One direction: for
+/// the other one, call it with the allocator of `device`. Twice is no error. Never waits for work.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
     status(|| {

@@ -37,6 +37,28 @@ fn a_peer_gets_the_pages_there_are_and_those_to_come() {
     drop((block, small, more, imported, also));
 }
 
+/// One direction, as PyTorch's `enablePeerAccess(dev, dev_to_access)`.
+#[test]
+fn a_peer_accesses_the_allocators_memory_and_the_allocators_device_not_the_peers() {
+    let sims = [0, 1].map(|device| {
+        let options = SimOptions {
+            device: DeviceId(device),
+            reachable_devices: 1,
+            ..SimOptions::default()
+        };
+        Arc::new(Sim::new(options))
+    });
+    let engines = sims.each_ref().map(|sim| engine(sim.clone(), SHARED));
+    let blocks = engines.each_ref().map(|engine| allocate(engine, 25 * MIB));
+    engines[0].enable_peer_access(DeviceId(1)).unwrap();
+    assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), sims[0].held().mapped_bytes());
+    assert_eq!(sims[1].mapped_bytes_open_to(DeviceId(0)), 0);
+    assert_eq!(sims.each_ref().map(|sim| sim.calls("enable_access")), [1, 0]);
+    engines[1].enable_peer_access(DeviceId(0)).unwrap();
+    assert_eq!(sims[1].mapped_bytes_open_to(DeviceId(0)), sims[1].held().mapped_bytes());
+    drop(blocks);
+}
+
 #[test]
 fn a_device_that_fails_is_not_remembered() {
     for at in 0..6 {

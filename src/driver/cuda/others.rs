@@ -41,7 +41,7 @@ impl Peers for Cuda {
     }
 
     fn enable_access(&self, other: DeviceId) -> DriverResult<()> {
-        // The one who reaches out enables it, in its own context.
+        // The context that accesses the memory enables it: the other device's.
         let _entered = self.enter_context(self.context_of(other)?)?;
         let enabled = self.api.peer_enable(self.context, 0);
         if enabled.code() == Some(ENABLED_ALREADY) {
