@@ -2,10 +2,11 @@
 //!
 //! `reader` turns a snapshot in any encoding into a [`Trace`]; it treats every byte as hostile.
 //! `workload` is what a trace asked for (`pools` finds out of which pool), `verify` compares decision by
-//! decision, `run` repeats the requests on any allocator and times them; `stacks` says
-//! who asked, `start` what was there before.
+//! decision, `run` repeats the requests on any allocator and times them; `stacks` keeps the stacks of
+//! requests, `frames` decides which of their frames show the program, `start` is what was there before.
 
 mod describe;
+mod frames;
 mod pools;
 pub mod reader;
 mod run;
@@ -15,6 +16,7 @@ mod trace;
 mod verify;
 mod workload;
 
+pub use frames::{FrameKind, Runtime};
 #[cfg(feature = "cli")]
 pub(crate) use pools::PoolRouting;
 pub use reader::{Limits, TraceError};

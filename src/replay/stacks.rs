@@ -1,19 +1,20 @@
-//! The stacks of a recording, each kept once: who asked for a block.
+//! The stacks of a recording, each kept once.
 //!
-//! Texts, frames and stacks are numbered, and what was seen before gets its old number. A stack keeps its
-//! innermost [`FRAMES_MAX`] frames and a text its last [`TEXT_MAX_BYTES`] bytes, so that an event costs its
-//! reader a bounded time. Whoever reads says how much may be held; a stack beyond that is left out.
-//! Texts are as recorded: whoever shows them makes them fit for a terminal.
+//! Texts, frames and stacks are numbered, and an equal one gets the number of the first. A stack of more than
+//! [`FRAMES_MAX`] frames keeps its innermost and its outermost ones. A file keeps the last
+//! [`TEXT_MAX_BYTES`] bytes of its path, a function the first ones of its name. The reader sets how much
+//! memory stacks may take; a stack beyond that is left out. Texts are as recorded: the code that prints them
+//! removes their control characters.
 
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 
 use hashbrown::HashTable;
 
-/// The most frames that are kept of one stack, from the innermost one outwards.
-pub(super) const FRAMES_MAX: usize = 128;
+/// The most frames that are kept of one stack: one half from its inner end, the other from its outer end.
+pub(super) const FRAMES_MAX: usize = 512;
 
-/// The most bytes that are kept of one text, from its end backwards.
+/// The most bytes that are kept of one text.
 pub(super) const TEXT_MAX_BYTES: usize = 256;
 
 /// Names a stack of one recording.
@@ -37,19 +38,6 @@ pub struct Frame<'a> {
     pub line: u32,
     /// The function.
     pub function: &'a str,
-}
-
-impl Frame<'_> {
-    /// Whether the frame is neither of Python's own files, nor of an installed package, nor of compiled code
-    /// without a file: so it is the user's.
-    #[must_use]
-    pub fn is_of_user(&self) -> bool {
-        let of_others = ["site-packages/", "dist-packages/", "lib/python3", "/torch/csrc/"];
-        let is_source = [".py", ".ipynb"].iter().any(|end| self.file.ends_with(end));
-        let is_cell = self.file.starts_with("<ipython-input");
-        (is_source || is_cell || self.file == "<stdin>" || self.file == "<string>")
-            && !of_others.iter().any(|part| self.file.contains(part))
-    }
 }
 
 /// All stacks of one recording.
@@ -108,13 +96,27 @@ impl Stacks {
 
     /// The frames of a stack, the innermost first. None where the id is of another recording.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = Frame<'_>> {
+        self.frame_numbers(stack).iter().map(|&number| self.frame(number))
+    }
+
+    /// The frames of a stack as their numbers, the innermost first.
+    pub(crate) fn frame_numbers(&self, stack: StackId) -> &[u32] {
         let index = stack.0.get() - 1;
         let known = (index as usize) < self.stack_ends.len();
         let range = if known { span(&self.stack_ends, index) } else { 0..0 };
-        self.stack_frames[range].iter().map(|&frame| {
-            let Numbers { file, line, function } = self.frames[frame as usize];
-            Frame { file: self.text(file), line, function: self.text(function) }
-        })
+        &self.stack_frames[range]
+    }
+
+    /// How many different frames there are: each number of a frame is below.
+    #[cfg(feature = "analysis")]
+    pub(crate) fn frame_count(&self) -> u32 {
+        u32::try_from(self.frames.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The frame with a number from [`Self::frame_numbers`].
+    pub(crate) fn frame(&self, number: u32) -> Frame<'_> {
+        let Numbers { file, line, function } = self.frames[number as usize];
+        Frame { file: self.text(file), line, function: self.text(function) }
     }
 
     fn text(&self, index: u32) -> &str {
@@ -158,6 +160,15 @@ fn push<T>(into: &mut Vec<T>, item: T) {
     super::reader::push_sparingly(into, item);
 }
 
+/// The first [`TEXT_MAX_BYTES`] bytes of a text, or a little less.
+fn head(text: &str) -> &str {
+    let mut to = text.len().min(TEXT_MAX_BYTES);
+    while !text.is_char_boundary(to) {
+        to -= 1;
+    }
+    &text[..to]
+}
+
 /// The last [`TEXT_MAX_BYTES`] bytes of a text, or a little less.
 fn tail(text: &str) -> &str {
     let mut from = text.len().saturating_sub(TEXT_MAX_BYTES);
@@ -171,7 +182,7 @@ impl StackBuilder {
     /// The number of a frame, for [`Self::add`]; none where there is no room for it.
     pub(super) fn frame(&mut self, frame: Frame<'_>, room: Room<'_>) -> Option<u32> {
         let file = self.text(tail(frame.file), room)?;
-        let function = self.text(tail(frame.function), room)?;
+        let function = self.text(head(frame.function), room)?;
         let numbers = Numbers { file, line: frame.line, function };
         let (frames, hasher) = (&self.stacks.frames, &self.hasher);
         let hash = hasher.hash_one(numbers);
@@ -204,13 +215,17 @@ impl StackBuilder {
         Some(index)
     }
 
-    /// Adds the next frame outwards to the stack that is being read. Whether more of it are wanted.
+    /// Adds the next frame outwards to the stack that is being read. Returns whether the stack still has
+    /// room; the frames after one without room are not needed.
     pub(super) fn add(&mut self, frame: Option<u32>) -> bool {
         match frame {
             Some(frame) => self.open.push(frame),
             None => self.is_short = true,
         }
-        self.open.len() < FRAMES_MAX && !self.is_short
+        if self.open.len() > FRAMES_MAX {
+            self.open.remove(FRAMES_MAX / 2);
+        }
+        !self.is_short
     }
 
     /// Ends the stack that is being read. None where it has no frames or found no room.
@@ -299,27 +314,33 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_keep_their_ends_and_deep_stacks_their_inner_frames() {
+    fn long_paths_keep_their_ends_and_long_functions_their_beginnings() {
         let mut builder = StackBuilder::default();
-        let long = "é".repeat(1000) + "end";
-        let mut names = vec![long.as_str(); FRAMES_MAX];
-        names.push("outermost");
-        let stack = add(&mut builder, &names, &mut |_| true).unwrap();
+        let (file, function) =
+            ("é".repeat(1000) + "/end.py", "begin".to_owned() + &"é".repeat(1000));
+        let number =
+            builder.frame(Frame { file: &file, line: 1, function: &function }, &mut |_| true);
+        builder.add(number);
+        let stack = builder.end(&mut |_| true).unwrap();
         let stacks = builder.finish();
-        assert_eq!(stacks.frames(stack).count(), FRAMES_MAX);
-        let shown = stacks.frames(stack).next().unwrap().function;
-        assert!(shown.ends_with("éend") && shown.len() <= TEXT_MAX_BYTES, "{shown}");
+        let frame = stacks.frames(stack).next().unwrap();
+        assert!(
+            frame.file.ends_with("é/end.py") && frame.file.len() <= TEXT_MAX_BYTES,
+            "{frame:?}"
+        );
+        assert!(frame.function.starts_with("beginé") && frame.function.len() <= TEXT_MAX_BYTES);
     }
 
     #[test]
-    fn the_users_frames_are_told_from_those_of_packages() {
-        let of = |file| Frame { file, line: 1, function: "f" }.is_of_user();
-        assert!(of("train.py") && of("/home/me/lib/model.py") && of("<stdin>"));
-        assert!(of("/home/me/lab.ipynb") && of("<ipython-input-3-a1>"));
-        for other in ["/usr/lib/python3.12/threading.py", "??", "", "module.cpp", "<frozen runpy>"]
-        {
-            assert!(!of(other), "{other}");
-        }
-        assert!(!of("python3.12/site-packages/torch/optim/sgd.py"));
+    fn a_deep_stack_keeps_both_ends() {
+        let mut builder = StackBuilder::default();
+        let names: Vec<String> = (0..3 * FRAMES_MAX).map(|at| format!("f{at}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let stack = add(&mut builder, &names, &mut |_| true).unwrap();
+        let stacks = builder.finish();
+        let kept: Vec<&str> = stacks.frames(stack).map(|frame| frame.function).collect();
+        let half = FRAMES_MAX / 2;
+        assert_eq!(kept[..half], names[..half]);
+        assert_eq!(kept[half..], names[names.len() - half..]);
     }
 }

@@ -94,17 +94,26 @@ impl OwnFrame<'_> {
 
 fn frame_of(heap: &Heap, dict: usize) -> OwnFrame<'_> {
     let record = heap.record(dict);
-    let text = |key: Word| match record[key as usize].map(|value| heap.view(value)) {
-        Some(View::Word(word)) => Cow::Borrowed(word.text()),
-        Some(View::Text(at)) => {
-            let text = heap.text(at);
-            String::from_utf8_lossy(&text[text.len().saturating_sub(TEXT_MAX_BYTES)..])
-        }
-        _ => Cow::Borrowed(""),
+    // Of a path its end matters, of a function its beginning.
+    let text = |key: Word, cut: fn(&[u8]) -> &[u8]| match record[key as usize] {
+        None => Cow::Borrowed(""),
+        Some(value) => match heap.view(value) {
+            View::Word(word) => Cow::Borrowed(word.text()),
+            View::Text(at) => String::from_utf8_lossy(cut(heap.text(at))),
+            _ => Cow::Borrowed(""),
+        },
     };
     let line = match record[Word::Line as usize].map(|value| heap.view(value)) {
         Some(View::Int(line)) => u32::try_from(line).unwrap_or(0),
         _ => 0,
     };
-    OwnFrame { file: text(Word::Filename), line, function: text(Word::Name) }
+    OwnFrame { file: text(Word::Filename, tail), line, function: text(Word::Name, head) }
+}
+
+fn head(text: &[u8]) -> &[u8] {
+    &text[..text.len().min(TEXT_MAX_BYTES)]
+}
+
+fn tail(text: &[u8]) -> &[u8] {
+    &text[text.len().saturating_sub(TEXT_MAX_BYTES)..]
 }
