@@ -1,8 +1,8 @@
 //! Where the reserved bytes are at a moment of a replay, and why they are there.
 //!
 //! [`Picture::take`] repeats a recording twice: the first pass finds the moment, the second ends there and
-//! walks over the allocator's layout, joined with what the recording says of each live block. Each reserved
-//! byte is told once: [`Causes`] of all heaps add up to what was taken from the device.
+//! walks over the allocator's layout, joined with the recorded requests of the live blocks. Each reserved
+//! byte counts once: [`Causes`] of all heaps add up to what was taken from the device.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -21,7 +21,9 @@ use crate::replay::{Op, ReplayError, Workload, walk};
 /// Which moment of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// When most memory was reserved, for the first time.
+    /// When most bytes were live, as they were requested; the first such moment.
+    PeakLive,
+    /// When most memory was reserved; of several such moments the one with most live bytes.
     PeakReserved,
     /// When the first request failed.
     FirstFailure,
@@ -30,17 +32,17 @@ pub enum Moment {
 /// Why memory is reserved. Bytes; no byte is in two of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Causes {
-    /// Asked for, and in callers' hands.
+    /// Requested, and live.
     pub requested_bytes: u64,
     /// Rounding inside live blocks.
     pub rounding_bytes: u64,
     /// Freed, and waiting for other streams.
     pub waiting_bytes: u64,
-    /// Free, in segments in which something lives or waits: nobody can give them back.
+    /// Free, in segments with live or waiting blocks: such segments cannot be released.
     pub split_rest_bytes: u64,
-    /// Free, in segments in which nothing lives.
+    /// Free, in segments without any live or waiting block.
     pub idle_segment_bytes: u64,
-    /// Taken from the device, and in no layout: what the driver's own pools keep.
+    /// Taken from the device, and in no layout: kept by the driver's own pools.
     pub driver_bytes: u64,
 }
 
@@ -126,13 +128,13 @@ pub struct Picture {
     pub causes: Causes,
     /// The same for each stream of each pool, largest first.
     pub heaps: Vec<HeapCauses>,
-    /// Who holds the live bytes.
+    /// The holders of the live bytes.
     pub holders: Holders,
 }
 
 impl Picture {
-    /// The moment of a replay of `recording` under `config`; none where it does not come. Files that a layer
-    /// of the configuration names are not written.
+    /// Returns the moment of a replay of `recording` under `config`; none if the replay has no such moment.
+    /// Files that a layer of the configuration names are not written.
     ///
     /// # Errors
     ///
@@ -161,22 +163,61 @@ fn find(
 ) -> Result<Option<usize>, ReplayError> {
     let (strategy, sim, held) = open_with_start(recording, config, room)?;
     let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
-    let (mut found, mut most_bytes) = (None, 0);
+    let mut live = LiveBytes::of(&recording.workload);
+    let (mut found, mut most_bytes) = (None, (0, 0));
     walk(&recording.workload, &strategy, brake, held, |step| {
-        match moment {
+        live.see(step.at, step.blocks);
+        let bytes = match moment {
             Moment::FirstFailure if step.is_failure => {
                 found = Some(step.at);
                 return ControlFlow::Break(());
             }
-            Moment::PeakReserved if sim.used_bytes() > most_bytes => {
-                most_bytes = sim.used_bytes();
-                found = Some(step.at);
-            }
-            _ => {}
+            Moment::FirstFailure => return ControlFlow::Continue(()),
+            Moment::PeakLive => (live.now_bytes, 0),
+            Moment::PeakReserved => (sim.used_bytes(), live.now_bytes),
+        };
+        if bytes > most_bytes {
+            most_bytes = bytes;
+            found = Some(step.at);
         }
         ControlFlow::Continue(())
     })?;
     Ok(found)
+}
+
+/// The requested bytes of live blocks while a replay goes on.
+struct LiveBytes<'a> {
+    ops: &'a [Op],
+    /// The operations that are counted.
+    counted: usize,
+    /// What each live block requested, by its number.
+    requested_bytes: Vec<u64>,
+    now_bytes: u64,
+}
+
+impl<'a> LiveBytes<'a> {
+    fn of(workload: &'a Workload) -> Self {
+        let requested_bytes = vec![0; workload.blocks as usize];
+        Self { ops: &workload.ops, counted: 0, requested_bytes, now_bytes: 0 }
+    }
+
+    /// Counts the operations up to `at`, behind which `blocks` live.
+    fn see(&mut self, at: usize, blocks: &[Option<Allocation>]) {
+        for op in &self.ops[self.counted..=at] {
+            match *op {
+                Op::Allocate { id, bytes, .. } if blocks[id as usize].is_some() => {
+                    self.requested_bytes[id as usize] = bytes;
+                    self.now_bytes = self.now_bytes.saturating_add(bytes);
+                }
+                Op::Free { id } | Op::FreeInUse { id, .. } => {
+                    let bytes = std::mem::take(&mut self.requested_bytes[id as usize]);
+                    self.now_bytes = self.now_bytes.saturating_sub(bytes);
+                }
+                _ => {}
+            }
+        }
+        self.counted = at + 1;
+    }
 }
 
 fn paint(
@@ -201,18 +242,17 @@ fn paint(
     let mut causes = Causes::default();
     heaps.iter().for_each(|heap| causes.add(&heap.causes));
     if layout.is_empty() {
-        // What says nothing of its memory holds the live blocks, at least.
+        // An allocator without a layout holds the live blocks at least.
         causes.requested_bytes = live.iter().map(|block| block.requested_bytes).sum();
     }
     causes.driver_bytes = sim.used_bytes().saturating_sub(causes.total_bytes());
     heaps.sort_by_key(|heap| std::cmp::Reverse(heap.causes.total_bytes()));
     let failed = match (moment, recording.workload.ops[at]) {
-        (Moment::PeakReserved, _) => None,
         (
             Moment::FirstFailure,
             Op::Allocate { bytes, stream, .. } | Op::AllocateInVain { bytes, stream, .. },
         ) => Some(Failed { requested_bytes: bytes, stream }),
-        (Moment::FirstFailure, _) => None,
+        _ => None,
     };
     let holders = Holders::of(recording, &live);
     Ok(Picture { moment, operations: at + 1, failed, causes, heaps, holders })
@@ -237,7 +277,7 @@ pub(super) fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     heaps.into_values().collect()
 }
 
-/// The blocks that live behind the operation `at`, with what the workload says of them.
+/// The blocks that are live after the operation `at`, with their requests.
 fn live_blocks(workload: &Workload, at: usize, blocks: &[Option<Allocation>]) -> Vec<LiveBlock> {
     let taken = workload.ops[..=at].iter().filter_map(|op| match *op {
         Op::Allocate { id, bytes, stream, .. } => Some((id, bytes, stream)),
@@ -310,7 +350,30 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failure_shows_what_is_left_and_who_holds_it() {
+    fn the_peak_of_live_bytes_is_not_that_of_reserved_ones_and_of_equal_peaks_the_fullest_counts() {
+        let ops = vec![
+            take(0, 0, 60 * MIB),
+            Op::Free { id: 0 },
+            take(1, 0, 70 * MIB),
+            take(2, 0, 20 * MIB),
+            Op::Free { id: 1 },
+            Op::Free { id: 2 },
+            Op::EmptyCache,
+            take(3, 0, 100 * MIB),
+        ];
+        let recording = recording(ops, 4);
+        let at = |moment| {
+            let config = Config::default();
+            let picture =
+                Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+            (picture.operations, picture.causes.requested_bytes / MIB)
+        };
+        assert_eq!(at(Moment::PeakReserved), (4, 90));
+        assert_eq!(at(Moment::PeakLive), (8, 100));
+    }
+
+    #[test]
+    fn the_first_failure_shows_what_is_left_and_its_holders() {
         let stream = StreamId(0);
         let ops = vec![
             take(0, 0, 3 * MIB),
@@ -337,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_drivers_pool_keeps_is_told_as_such() {
+    fn memory_of_the_drivers_pool_is_a_cause_of_its_own() {
         let ops = vec![take(0, 0, 3 * MIB), take(1, 0, 64 * MIB), Op::Free { id: 0 }];
         let config = Config::parse("backend:cudaMallocAsync", &Default::default()).unwrap();
         let recording = recording(ops, 2);

@@ -1,8 +1,10 @@
-//! Who holds the live bytes at a moment: by recorded stack, by size and by age.
+//! The holders of the live bytes at a moment: by recorded stack, by size and by age.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+#[cfg(feature = "cli")]
+use super::callers::Callers;
 use super::recording::Recording;
 use crate::history::Action;
 use crate::ids::StreamId;
@@ -19,11 +21,13 @@ pub(super) struct LiveBlock {
     pub(super) age_requests: u32,
 }
 
-/// Blocks that were asked for in one place.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Live blocks of one recorded stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// The recorded stack, in [`Trace::stacks`]; none where the recording has none.
     pub stack: Option<StackId>,
+    /// Whether the blocks lived before the recording began. Their stacks are not recorded.
+    pub lived_before: bool,
     /// How many blocks.
     pub blocks: u64,
     /// What they asked for, in bytes.
@@ -58,15 +62,15 @@ pub struct AgeClass {
     pub requested_bytes: u64,
 }
 
-/// Who holds the live bytes at a moment.
+/// The holders of the live bytes at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
     /// How many blocks live.
     pub blocks: u64,
     /// What they asked for, in bytes.
     pub requested_bytes: u64,
-    /// The stacks that hold most, at most [`Holders::LARGEST`], largest first. Blocks without a stack are
-    /// one of them.
+    /// All recorded stacks that hold bytes, largest first. Behind them the blocks without a recorded stack,
+    /// and last those that lived before the recording began.
     pub by_stack: Vec<Holder>,
     /// The sizes that hold most, at most [`Holders::LARGEST`], largest first.
     pub by_size: Vec<SizeClass>,
@@ -78,34 +82,37 @@ pub struct Holders {
 const AGES: [u32; 4] = [10, 100, 1_000, 10_000];
 
 impl Holders {
-    /// How many of each kind are told.
+    /// How many sizes are listed.
     pub const LARGEST: usize = 10;
 
     pub(super) fn of(recording: &Recording, live: &[LiveBlock]) -> Self {
         let stacks = StacksOfBlocks::of(&recording.trace, recording.workload.seeded);
         let mut holders = Self::default();
-        let mut by_stack: BTreeMap<Option<StackId>, Holder> = BTreeMap::new();
+        let mut by_stack: BTreeMap<(Option<StackId>, bool), Holder> = BTreeMap::new();
         let mut by_size: BTreeMap<(u64, StreamId), u64> = BTreeMap::new();
         let mut by_age = [AgeClass::default(); AGES.len() + 1];
         for block in live {
             let LiveBlock { id, requested_bytes, stream, age_requests } = *block;
             holders.blocks += 1;
-            holders.requested_bytes += requested_bytes;
-            let stack = stacks.of_block(id);
-            let unseen = || Holder { stack, newest_requests: u32::MAX, ..Holder::default() };
-            let holder = by_stack.entry(stack).or_insert_with(unseen);
-            holder.blocks += 1;
-            holder.requested_bytes += requested_bytes;
-            holder.oldest_requests = holder.oldest_requests.max(age_requests);
-            holder.newest_requests = holder.newest_requests.min(age_requests);
+            holders.requested_bytes = holders.requested_bytes.saturating_add(requested_bytes);
+            let (stack, lived_before) = (stacks.of_block(id), stacks.lived_before(id));
+            let one = Holder {
+                stack,
+                lived_before,
+                blocks: 1,
+                requested_bytes,
+                oldest_requests: age_requests,
+                newest_requests: age_requests,
+            };
+            let known = by_stack.entry((stack, lived_before));
+            known.and_modify(|holder| holder.add(&one)).or_insert(one);
             *by_size.entry((requested_bytes, stream)).or_default() += 1;
             let class = AGES.partition_point(|&end| end < age_requests);
             by_age[class].blocks += 1;
             by_age[class].requested_bytes += requested_bytes;
         }
         holders.by_stack = by_stack.into_values().collect();
-        holders.by_stack.sort_by_key(|holder| Reverse(holder.requested_bytes));
-        holders.by_stack.truncate(Self::LARGEST);
+        holders.by_stack.sort_by_key(Holder::order);
         let sized = by_size.into_iter().map(|((each_bytes, stream), blocks)| {
             let requested_bytes = each_bytes.saturating_mul(blocks);
             SizeClass { each_bytes, stream, blocks, requested_bytes }
@@ -118,6 +125,66 @@ impl Holders {
         let aged = aged.map(|(class, up_to_requests)| AgeClass { up_to_requests, ..class });
         holders.by_age = aged.filter(|class| class.blocks > 0).collect();
         holders
+    }
+
+    /// The code that holds most: at most `most` callers, largest first, and behind them the blocks without a
+    /// recorded stack and those that lived before the recording began.
+    #[cfg(feature = "cli")]
+    pub(crate) fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
+        let mut joined: BTreeMap<(Option<u32>, bool), Holder> = BTreeMap::new();
+        for holder in &self.by_stack {
+            let caller = holder.stack.map(|stack| callers.of_stack(stack));
+            let known = joined.entry((caller, holder.lived_before));
+            known.and_modify(|all| all.add(holder)).or_insert(*holder);
+        }
+        let mut rows: Vec<_> = joined.into_iter().map(|((caller, _), row)| (caller, row)).collect();
+        rows.sort_by_key(|(_, holder)| holder.order());
+        let with_code = rows.iter().filter(|(caller, _)| caller.is_some()).count();
+        rows.drain(most.min(with_code)..with_code);
+        let shown: Vec<u32> = rows.iter().filter_map(|(caller, _)| *caller).collect();
+        let mut labels = callers.labels(&shown).into_iter();
+        let label = |(caller, holder): (Option<u32>, Holder)| {
+            let asked_for_by = match (caller, holder.lived_before) {
+                (Some(_), _) => labels.next().unwrap_or_default(),
+                (None, true) => LIVED_BEFORE.to_owned(),
+                (None, false) => NO_STACK.to_owned(),
+            };
+            CodeHolder { asked_for_by, caller, holder }
+        };
+        rows.into_iter().map(label).collect()
+    }
+}
+
+/// The label of blocks whose requests were not recorded.
+#[cfg(feature = "cli")]
+const LIVED_BEFORE: &str = "(lived before the recording began)";
+/// The label of blocks whose requests were recorded without a stack.
+#[cfg(feature = "cli")]
+const NO_STACK: &str = "(no stack recorded)";
+
+/// Live blocks of one caller.
+#[cfg(feature = "cli")]
+#[derive(Clone, Debug)]
+pub(crate) struct CodeHolder {
+    /// The caller for people.
+    pub(crate) asked_for_by: String,
+    /// Its number; none where no stack was recorded.
+    pub(crate) caller: Option<u32>,
+    /// All its blocks, with the stack that holds most of them.
+    pub(crate) holder: Holder,
+}
+
+impl Holder {
+    fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
+        self.oldest_requests = self.oldest_requests.max(other.oldest_requests);
+        self.newest_requests = self.newest_requests.min(other.newest_requests);
+    }
+
+    /// Rows with a stack come first, and the larger ones before the smaller ones.
+    fn order(&self) -> (bool, bool, Reverse<u64>) {
+        (self.lived_before, self.stack.is_none(), Reverse(self.requested_bytes))
     }
 }
 
@@ -139,6 +206,10 @@ impl StacksOfBlocks {
             }
         };
         Self { seeded, of_requests }
+    }
+
+    fn lived_before(&self, id: u32) -> bool {
+        id < self.seeded
     }
 
     fn of_block(&self, id: u32) -> Option<StackId> {

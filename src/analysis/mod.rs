@@ -26,6 +26,8 @@
 //! Read next: `recording`, then `needs`, then `causes`.
 
 mod advice;
+#[cfg(feature = "cli")]
+mod callers;
 mod causes;
 mod device;
 mod figures;
@@ -43,10 +45,14 @@ mod why;
 mod words;
 
 pub use advice::{Advice, AdviceOptions, Tried};
+#[cfg(feature = "cli")]
+pub(crate) use callers::{Callers, Compared};
 pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
 #[cfg(feature = "cli")]
 pub(crate) use device::{counted, open_sim};
 pub use figures::Figures;
+#[cfg(feature = "cli")]
+pub(crate) use holders::CodeHolder;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
 pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
@@ -60,4 +66,4 @@ pub(crate) use trial::{measure_watched, watch, without_files};
 #[cfg(feature = "cli")]
 pub(crate) use why::Why;
 #[cfg(feature = "cli")]
-pub(crate) use words::{Choice, counted_as, grouped, heap_name, told_stack};
+pub(crate) use words::{Choice, counted_as, grouped, heap_name};

@@ -1,48 +1,56 @@
-//! The moments at which a recording is looked at, under the recorded configuration.
+//! The moments of a recording that matter, under the recorded configuration.
 
 use super::causes::{Causes, Moment, Picture, heaps_of};
 use super::holders::Holders;
 use super::recording::Recording;
 use super::streams::Streams;
 use super::trial::Room;
-use crate::config::{Compat, Config};
+use crate::config::Compat;
 use crate::history::SegmentLayout;
 use crate::replay::ReplayError;
 
-/// Where the reserved bytes are when it matters.
+/// Where the reserved bytes are at the moments that matter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Why {
     pub(crate) streams: Streams,
-    pub(crate) peak: Option<Picture>,
-    pub(crate) failure: Option<Picture>,
+    /// The first failed request; without one, the peak of live bytes.
+    pub(crate) main: Option<Picture>,
+    /// The peak of reserved bytes, if it is another moment.
+    pub(crate) reserved: Option<Picture>,
 }
 
 impl Why {
-    /// The peak and the first failure of a replay of the recorded configuration, or of the default one.
+    /// The moments of a replay of the recorded configuration, or of the default one.
     ///
     /// # Errors
     ///
     /// As [`Picture::take`].
     pub(crate) fn of(recording: &Recording) -> Result<Self, ReplayError> {
         let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-        let take = |config: &Config, moment| {
-            // What was there when the recording began is there on the recorded device.
-            let starts = recording.layout_for(config).is_some()
-                && recording.figures.peak_reserved_bytes <= recording.total_bytes();
-            let limited = recording.limit.is_some() || starts;
-            let room = if limited { Room::Limited } else { Room::Endless };
-            Picture::take(recording, config, room, moment)
+        // Only the recorded device has room for what was there when the recording began.
+        let starts = recording.layout_for(&config).is_some()
+            && recording.figures.peak_reserved_bytes <= recording.total_bytes();
+        let limited = recording.limit.is_some() || starts;
+        let room = if limited { Room::Limited } else { Room::Endless };
+        let take = |moment| Picture::take(recording, &config, room, moment);
+        let main = match take(Moment::FirstFailure)? {
+            Some(failure) => Some(failure),
+            None => take(Moment::PeakLive)?,
         };
-        Ok(Self {
-            streams: Streams::of(&recording.workload),
-            peak: take(&config, Moment::PeakReserved)?,
-            failure: take(&config, Moment::FirstFailure)?,
-        })
+        let at = main.as_ref().map(|picture| picture.operations);
+        let reserved = take(Moment::PeakReserved)?;
+        let reserved = reserved.filter(|picture| Some(picture.operations) != at);
+        Ok(Self { streams: Streams::of(&recording.workload), main, reserved })
+    }
+
+    /// The moments, the most important one first.
+    pub(crate) fn pictures(&self) -> impl Iterator<Item = &Picture> {
+        self.main.iter().chain(&self.reserved)
     }
 }
 
 impl Picture {
-    /// What a layout shows, without a replay: nobody says who holds the live bytes.
+    /// What a layout shows, without a replay and without holders.
     pub(crate) fn of_layout(layout: &[SegmentLayout], moment: Moment, operations: usize) -> Self {
         let mut heaps = heaps_of(layout);
         let mut causes = Causes::default();

@@ -12,8 +12,6 @@ use super::streams::Streams;
 #[cfg(feature = "cli")]
 use crate::ids::PoolId;
 use crate::ids::StreamId;
-#[cfg(feature = "cli")]
-use crate::replay::{Frame, StackId, Stacks};
 use crate::size::MIB;
 
 /// A saving below this part of the need is none.
@@ -39,7 +37,16 @@ pub(crate) fn counted_as(number: u64, one: &str, more: &str) -> String {
     format!("{} {}", grouped(number), if number == 1 { one } else { more })
 }
 
-/// Bytes in whole MiB, rounded up.
+/// Bytes as tables show them: whole MiB from 100 MiB on, and tenths below.
+fn near(bytes: u64) -> String {
+    let tenths = (u128::from(bytes) * 10 + u128::from(MIB) / 2) / u128::from(MIB);
+    match u64::try_from(tenths).unwrap_or(u64::MAX) {
+        tenths if bytes < 100 * MIB => format!("{}.{}", tenths / 10, tenths % 10),
+        _ => grouped(bytes.saturating_add(MIB / 2) / MIB),
+    }
+}
+
+/// Bytes in whole MiB, rounded up: a device of this size has them.
 fn mib(bytes: u64) -> String {
     grouped(bytes.div_ceil(MIB))
 }
@@ -62,14 +69,23 @@ fn setting(tried: &Tried) -> String {
 
 fn cost(cost: Option<Cost>, before: Option<Cost>) -> String {
     let (Some(cost), Some(before)) = (cost, before) else { return String::new() };
-    #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-    let ms = |ns: u64| ns as f64 / 1e6;
-    let retries = counted_as(cost.retries, "retry", "retries");
-    let calls = match cost.device_ns > before.device_ns {
-        true => format!("{:.1} ms more", ms(cost.device_ns - before.device_ns)),
-        false => format!("{:.1} ms less", ms(before.device_ns - cost.device_ns)),
+    let retries = match cost.retries == before.retries {
+        true => format!("Retries: {}, as before", grouped(cost.retries)),
+        false => format!("Retries: {}, before {}", grouped(cost.retries), grouped(before.retries)),
     };
-    format!("; it costs {retries} ({} before), and device calls take {calls}", before.retries)
+    // In tenths of a millisecond, as shown.
+    let tenths = |ns: u64| ns.saturating_add(50_000) / 100_000;
+    let ms = |tenths: u64| format!("{}.{} ms", grouped(tenths / 10), tenths % 10);
+    let (more, less) = (
+        tenths(cost.device_ns.saturating_sub(before.device_ns)),
+        tenths(before.device_ns.saturating_sub(cost.device_ns)),
+    );
+    let calls = match (more, less) {
+        (0, 0) => String::new(),
+        (more, 0) => format!("; device calls take {} more", ms(more)),
+        (_, less) => format!("; device calls take {} less", ms(less)),
+    };
+    format!(". {retries}{calls}")
 }
 
 impl Advice {
@@ -90,8 +106,8 @@ impl Advice {
         let live = recording.live_peak_bytes;
         let Some(choice) = self.first_choice() else {
             return format!(
-                "No setting that was tried runs this recording on any device: {} MiB live at once",
-                mib(live)
+                "No setting that was tried runs this recording on any device: {} MiB are live at once",
+                near(live)
             );
         };
         let needs = choice.need.needs_bytes.unwrap_or(u64::MAX);
@@ -104,13 +120,15 @@ impl Advice {
             );
         };
         let saved = before.saturating_sub(needs);
+        let served_bytes = Streams::of(&recording.workload).peak_live_bytes;
+        let with_failed = if live > served_bytes { ", with the request that failed" } else { "" };
         if part(saved, before) < WORTH {
             return format!(
                 "No setting helps: the recording needs {} MiB as it is, no setting that was tried needs less \
-                 than {} MiB, and the live bytes alone take {} MiB{limited}.",
+                 than {} MiB, and the live bytes alone take {} MiB{with_failed}{limited}.",
                 mib(before),
                 mib(needs.min(before)),
-                mib(live)
+                near(live)
             );
         }
         format!(
@@ -148,8 +166,8 @@ impl Causes {
             ("requested and live", self.requested_bytes),
             ("rounding inside live blocks", self.rounding_bytes),
             ("waiting for other streams", self.waiting_bytes),
-            ("rests of split segments", self.split_rest_bytes),
-            ("whole idle segments", self.idle_segment_bytes),
+            ("free parts of split segments", self.split_rest_bytes),
+            ("completely free segments", self.idle_segment_bytes),
             ("kept by the driver's pool", self.driver_bytes),
         ]
     }
@@ -161,30 +179,36 @@ const APART: f64 = 1.2;
 const SMALL: f64 = 0.02;
 
 impl Picture {
-    /// Why so much is reserved, in a sentence or a few.
+    /// Explains in a few sentences why so much is reserved.
     #[must_use]
     pub fn sentence(&self, streams: &Streams) -> String {
         let total = self.causes.total_bytes();
         let free = self.causes.rows()[1..].iter().max_by_key(|(_, bytes)| *bytes).copied();
         let (name, bytes) = free.unwrap_or(("none", 0));
-        let when = match self.failed {
-            None => "At the peak".to_owned(),
-            Some(failed) => format!("When a request of {} MiB fails", mib(failed.requested_bytes)),
+        let when = match (self.moment, self.failed) {
+            (Moment::FirstFailure, Some(failed)) => {
+                format!("At the failed request of {} MiB", near(failed.requested_bytes))
+            }
+            (Moment::FirstFailure, None) => "At the failed request".to_owned(),
+            (Moment::PeakLive, _) => "At the peak of live bytes".to_owned(),
+            (Moment::PeakReserved, _) => "At the peak of reserved bytes".to_owned(),
         };
-        let live = mib(self.causes.requested_bytes);
-        let mut text =
-            format!("{when} {} MiB are reserved and {live} MiB of them live", mib(total));
+        let live = near(self.causes.requested_bytes);
+        let mut text = format!("{when}, {} MiB are reserved and {live} MiB are live", near(total));
         if bytes > 0 {
             let share = part(bytes, total) * 100.0;
-            text += &format!("; {} MiB ({share:.0} %) are {name}", mib(bytes));
+            text += &format!("; {} MiB ({share:.0} %) are {name}", near(bytes));
         }
         if let (Moment::FirstFailure, Some(largest)) =
             (self.moment, self.heaps.iter().map(|heap| heap.largest_free_bytes).max())
         {
-            text += &format!(". The largest free block has {} MiB", mib(largest));
+            text += &format!(". The largest free block has {} MiB", near(largest));
         }
         text.push('.');
-        if let Some(more) = self.streams_apart(streams) {
+        // What idle streams keep shows in the peak of reserved bytes.
+        if self.moment != Moment::PeakLive
+            && let Some(more) = self.streams_apart(streams)
+        {
             text.push(' ');
             text += &more;
         }
@@ -205,19 +229,18 @@ impl Picture {
         }
         let (least, most) = (kept.values().min()?, kept.values().max()?);
         let together = match streams.busy_together {
-            0 | 1 => "are never busy together".to_owned(),
-            few if few < kept.len() => format!("no more than {few} of them are ever busy together"),
-            _ => "their peaks do not coincide".to_owned(),
+            0 | 1 => " and are never busy together",
+            few if few < kept.len() => &format!("; at most {few} of them are busy together"),
+            _ => ", and their peaks come at different times",
         };
-        let and = if streams.busy_together <= 1 { " and" } else { ";" };
         Some(format!(
-            "{} streams keep {} to {} MiB each{and} {together}: their own peaks of live memory add up to {} MiB, \
-             and no more than {} MiB live at once.",
+            "{} streams keep {} to {} MiB each{together}. The peaks of their live memory add up to {} MiB, but \
+             at most {} MiB are live at once.",
             kept.len(),
-            mib(*least),
-            mib(*most),
-            mib(peaks),
-            mib(streams.peak_live_bytes)
+            near(*least),
+            near(*most),
+            near(peaks),
+            near(streams.peak_live_bytes)
         ))
     }
 }
@@ -240,22 +263,6 @@ impl Recording {
         #[expect(clippy::cast_precision_loss, reason = "shown to people")]
         let mib = limit.bytes as f64 / MIB as f64;
         Some(format!("The limit is {mib:.1} MiB: {}.", limit.source))
-    }
-}
-
-/// Who asked: the innermost frame of the user's own code and, if it is another, the innermost one.
-#[cfg(feature = "cli")]
-pub(crate) fn told_stack(stacks: &Stacks, stack: Option<StackId>) -> String {
-    let Some(stack) = stack else { return "(no stack recorded)".to_owned() };
-    let told = |frame: Frame<'_>| format!("{}:{} {}", frame.file, frame.line, frame.function);
-    let innermost = stacks.frames(stack).next();
-    let own = stacks.frames(stack).find(Frame::is_of_user);
-    match (own, innermost) {
-        (Some(own), Some(innermost)) if own != innermost => {
-            format!("{}, in {}", told(own), innermost.function)
-        }
-        (Some(frame), _) | (None, Some(frame)) => told(frame),
-        (None, None) => "(an empty stack)".to_owned(),
     }
 }
 
@@ -328,7 +335,7 @@ mod tests {
         assert_eq!(
             said,
             "Set max_split_size_mb:64 in PyTorch's own allocator: the recording then needs 1,493 MiB \
-             instead of 2,100 MiB (29 % less); it costs 1 retry (1 before), and device calls take 0.0 ms less."
+             instead of 2,100 MiB (29 % less). Retries: 1, as before."
         );
         let theirs = tried("compat:pytorch", 1800);
         let said = advice(&[ours, theirs]).sentence(&recording());

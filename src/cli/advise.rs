@@ -8,11 +8,12 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    Advice, AdviceOptions, Causes, Choice, Holder, Picture, Recording, Streams, Tried, Why,
-    counted_as, grouped, heap_name, told_stack,
+    Advice, AdviceOptions, Callers, Causes, Choice, CodeHolder, Compared, Holders, Moment, Picture,
+    Recording, Streams, Tried, Why, counted_as, grouped, heap_name,
 };
 use crate::config::shown;
-use crate::replay::{Frame, Stacks, Trace};
+use crate::replay::{Frame, FrameKind, StackId, Stacks, Trace};
+use crate::report;
 
 use super::outcome::{Outcome, out, tell};
 use super::recordings::{Devices, Recordings, tell_start};
@@ -27,6 +28,10 @@ pub(crate) struct Advise {
     /// Try only the settings that help most often: seconds instead of up to a minute.
     #[arg(long)]
     quick: bool,
+    /// Compare stacks by all their frames, and print all of them: also those of the unwinder, the allocator,
+    /// the dispatcher, autograd's engine, Python's interpreter and generated wrappers.
+    #[arg(long)]
+    all_frames: bool,
     /// One JSON object a recording.
     #[arg(long)]
     pub(crate) json: bool,
@@ -51,18 +56,21 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>>
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    let why = Why::of(&recording)?;
+    let why = report::why(&recording)?;
+    let compared = if args.all_frames { Compared::AllFrames } else { Compared::Code };
     if args.json {
-        writeln!(out(), "{}", as_json(name, &recording, &advice, &why))?;
+        writeln!(out(), "{}", as_json(name, &recording, &advice, &why, compared))?;
         return Ok(());
     }
     write_advice(name, &recording, &advice)?;
     write_tried(&advice, &recording, &options)?;
-    for picture in [&why.peak, &why.failure].into_iter().flatten() {
+    if let Some(picture) = &why.main {
         write_picture(picture, &why.streams)?;
+        write_holders(picture, &recording.trace.stacks, compared)?;
+        writeln!(out())?;
     }
-    if let Some(picture) = why.failure.as_ref().or(why.peak.as_ref()) {
-        write_holders(picture, &recording.trace.stacks)?;
+    if let Some(picture) = &why.reserved {
+        write_picture(picture, &why.streams)?;
     }
     writeln!(out())?;
     Ok(())
@@ -129,10 +137,13 @@ fn write_tried(
     table(&mut out, &heading, &rows)?;
     let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
     let passed = advice.passed_over;
-    write!(out, "{searched} searched, {passed} more need more than three of them")?;
+    write!(out, "{searched} searched to the end")?;
+    if passed > 0 {
+        write!(out, "; {} dropped because three were already better", grouped(passed as u64))?;
+    }
     writeln!(out, "; live bytes alone: {} MiB", mib(recording.live_peak_bytes as f64))?;
     if recording.figures.duration_us.is_some() {
-        writeln!(out, "device ms: simulated; in brackets the part of the recorded time")?;
+        writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
     }
     if advice.is_cut_short {
         let seconds = Duration::as_secs(&options.time);
@@ -180,11 +191,14 @@ fn write_picture(picture: &Picture, streams: &Streams) -> std::io::Result<()> {
     writeln!(out)
 }
 
-fn write_holders(picture: &Picture, stacks: &Stacks) -> std::io::Result<()> {
+/// How many callers are listed.
+const CALLERS_SHOWN: usize = 10;
+
+fn write_holders(picture: &Picture, stacks: &Stacks, compared: Compared) -> std::io::Result<()> {
     let holders = &picture.holders;
     let mut out = out();
     let blocks = counted_as(holders.blocks, "block", "blocks");
-    writeln!(out, "{blocks} hold {} MiB then:", mib(holders.requested_bytes as f64))?;
+    writeln!(out, "Then {blocks} hold {} MiB:", mib(holders.requested_bytes as f64))?;
     let bytes = |bytes: u64| vec![mib(bytes as f64), percent(bytes, holders.requested_bytes)];
     let has_stacks = holders.by_stack.iter().any(|holder| holder.stack.is_some());
     let right = Side::Right;
@@ -198,23 +212,25 @@ fn write_holders(picture: &Picture, stacks: &Stacks) -> std::io::Result<()> {
         ]
     };
     if has_stacks {
-        let rows: Vec<Vec<String>> = holders
-            .by_stack
-            .iter()
-            .map(|holder| {
-                let mut row = bytes(holder.requested_bytes);
-                row.push(grouped(holder.blocks));
-                let (newest, oldest) =
-                    (holder.newest_requests.into(), holder.oldest_requests.into());
-                row.push(match newest == oldest {
-                    true => grouped(oldest),
-                    false => format!("{} to {}", grouped(newest), grouped(oldest)),
-                });
-                row.push(told_stack(stacks, holder.stack));
-                row
-            })
-            .collect();
-        table(&mut out, &heading("asked for by"), &rows)?;
+        let callers = Callers::of(stacks, compared);
+        let rows = holders.by_code(&callers, CALLERS_SHOWN);
+        let row = |row: &CodeHolder| {
+            let holder = &row.holder;
+            let mut cells = bytes(holder.requested_bytes);
+            cells.push(grouped(holder.blocks));
+            let (newest, oldest) = (holder.newest_requests.into(), holder.oldest_requests.into());
+            cells.push(match newest == oldest {
+                true => grouped(oldest),
+                false => format!("{} to {}", grouped(newest), grouped(oldest)),
+            });
+            cells.push(row.asked_for_by.clone());
+            cells
+        };
+        let cells: Vec<_> = rows.iter().map(row).collect();
+        table(&mut out, &heading("requested by (called by)"), &cells)?;
+        if compared == Compared::AllFrames {
+            write_stacks(&rows, stacks)?;
+        }
     }
     let sizes = holders.by_size.iter().map(|class| {
         let mut row = bytes(class.requested_bytes);
@@ -234,8 +250,21 @@ fn write_holders(picture: &Picture, stacks: &Stacks) -> std::io::Result<()> {
         });
         row
     });
-    let heading = [("MiB", right), ("", right), ("blocks", right), ("asked for", Side::Left)];
+    let heading = [("MiB", right), ("", right), ("blocks", right), ("requested", Side::Left)];
     table(&mut out, &heading, &ages.collect::<Vec<_>>())
+}
+
+/// All frames of each holder, the innermost first.
+fn write_stacks(rows: &[CodeHolder], stacks: &Stacks) -> std::io::Result<()> {
+    let mut out = out();
+    for CodeHolder { asked_for_by, holder, .. } in rows {
+        let Some(stack) = holder.stack else { continue };
+        writeln!(out, "{} MiB, {}", mib(holder.requested_bytes as f64), shown(asked_for_by))?;
+        for Frame { file, line, function } in stacks.frames(stack) {
+            writeln!(out, "    {}", shown(&format!("{file}:{line} {function}")))?;
+        }
+    }
+    Ok(())
 }
 
 fn tried_json(tried: &Tried) -> Value {
@@ -271,6 +300,11 @@ fn picture_json(picture: &Picture, streams: &Streams) -> Value {
         one["largest_free_bytes"] = json!(heap.largest_free_bytes);
         one
     });
+    all["moment"] = json!(match picture.moment {
+        Moment::FirstFailure => "first failure",
+        Moment::PeakLive => "peak of live bytes",
+        Moment::PeakReserved => "peak of reserved bytes",
+    });
     all["operations"] = json!(picture.operations);
     all["failed_bytes"] = json!(picture.failed.map(|failed| failed.requested_bytes));
     all["why"] = json!(picture.sentence(streams));
@@ -278,21 +312,26 @@ fn picture_json(picture: &Picture, streams: &Streams) -> Value {
     all
 }
 
-fn holders_json(picture: &Picture, stacks: &Stacks) -> Value {
-    let frames = |holder: &Holder| -> Option<Vec<Value>> {
-        let frames = stacks.frames(holder.stack?);
-        let told = |frame: Frame<'_>| json!({"filename": frame.file, "line": frame.line, "name": frame.function});
-        Some(frames.map(told).collect())
+fn holders_json(holders: &Holders, stacks: &Stacks, compared: Compared) -> Value {
+    let is_shown = |frame: &Frame<'_>| {
+        compared == Compared::AllFrames || !matches!(frame.kind(), FrameKind::Runtime(_))
     };
-    let holders = &picture.holders;
-    let by_stack = holders.by_stack.iter().map(|holder| {
+    let frames = |stack: StackId| -> Vec<Value> {
+        let frames = stacks.frames(stack).filter(is_shown);
+        let frame = |frame: Frame<'_>| json!({"filename": frame.file, "line": frame.line, "name": frame.function});
+        frames.map(frame).collect()
+    };
+    let callers = Callers::of(stacks, compared);
+    let by_stack = holders.by_code(&callers, CALLERS_SHOWN).into_iter().map(|row| {
         json!({
-            "requested_bytes": holder.requested_bytes,
-            "blocks": holder.blocks,
-            "newest_requests": holder.newest_requests,
-            "oldest_requests": holder.oldest_requests,
-            "asked_for_by": told_stack(stacks, holder.stack),
-            "frames": frames(holder),
+            "requested_bytes": row.holder.requested_bytes,
+            "blocks": row.holder.blocks,
+            "newest_requests": row.holder.newest_requests,
+            "oldest_requests": row.holder.oldest_requests,
+            "asked_for_by": row.asked_for_by,
+            "category": row.caller.and_then(|caller| callers.category(caller)),
+            "lived_before": row.holder.lived_before,
+            "frames": row.holder.stack.map(frames),
         })
     });
     let by_size = holders.by_size.iter().map(|class| {
@@ -319,12 +358,19 @@ fn holders_json(picture: &Picture, stacks: &Stacks) -> Value {
     })
 }
 
-fn as_json(name: &str, recording: &Recording, advice: &Advice, why: &Why) -> Value {
+fn as_json(
+    name: &str,
+    recording: &Recording,
+    advice: &Advice,
+    why: &Why,
+    compared: Compared,
+) -> Value {
     let stacks = &recording.trace.stacks;
     let with_streams = |picture: &Picture| picture_json(picture, &why.streams);
-    let mut causes = why.peak.as_ref().map(with_streams);
+    let mut causes = why.main.as_ref().map(with_streams);
     if let Some(causes) = &mut causes {
-        causes["first_failure"] = json!(why.failure.as_ref().map(with_streams));
+        let reserved = why.reserved.as_ref().or(why.main.as_ref());
+        causes["peak_reserved"] = json!(reserved.map(with_streams));
         causes["live_peak_bytes"] = json!(why.streams.peak_live_bytes);
         causes["streams_busy_together"] = json!(why.streams.busy_together);
         let streams = why.streams.streams.iter().map(
@@ -332,7 +378,7 @@ fn as_json(name: &str, recording: &Recording, advice: &Advice, why: &Why) -> Val
         );
         causes["streams"] = streams.collect();
     }
-    let moment = why.failure.as_ref().or(why.peak.as_ref());
+    let holders = why.main.as_ref().map(|picture| &picture.holders);
     json!({
         "trace": name,
         "sentence": advice.sentence(recording),
@@ -347,6 +393,6 @@ fn as_json(name: &str, recording: &Recording, advice: &Advice, why: &Why) -> Val
         "tried": advice.tried.iter().chain(&advice.modelled).map(tried_json).collect::<Vec<_>>(),
         "passed_over": advice.passed_over,
         "causes": causes,
-        "holders": moment.map(|picture| holders_json(picture, stacks)),
+        "holders": holders.map(|holders| holders_json(holders, stacks, compared)),
     })
 }

@@ -1,16 +1,20 @@
-//! Who holds the live bytes at a moment: by stack, or by stream and size where nobody recorded stacks.
+//! The holders of the live bytes at a moment: by caller, or by stream and size where no stacks are recorded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::lives::{Block, Lives};
+use crate::analysis::Callers;
 use crate::replay::StackId;
 
-/// Blocks of one stack, or of one size on one stream.
+/// Blocks of one caller, or of one size on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
+    /// One of the stacks.
     pub(crate) stack: Option<StackId>,
-    /// The place of the stream; the first block's where a stack has several.
+    /// Whether the blocks lived before the recording began.
+    pub(crate) lived_before: bool,
+    /// The place of the stream; the first block's where a caller has several.
     pub(crate) stream: u32,
     /// What each block asked for; 0 where they differ.
     pub(crate) each_bytes: u64,
@@ -22,32 +26,49 @@ pub(crate) struct Holder {
     pub(crate) newest_events: u32,
 }
 
-/// All live blocks at one moment, largest holders first.
+/// All live blocks at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     pub(crate) blocks: u64,
     pub(crate) requested_bytes: u64,
     pub(crate) has_stacks: bool,
+    /// Callers, or sizes, largest first.
     pub(crate) holders: Vec<Holder>,
+    /// Where there are callers: blocks without a recorded stack, and those that lived before.
+    pub(crate) without_stack: Vec<Holder>,
+}
+
+/// Which blocks are one holder.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Caller(u32),
+    NoStack,
+    LivedBefore,
+    Size { stream: u32, each_bytes: u64 },
 }
 
 impl Holders {
-    pub(crate) fn of(lives: &Lives, moment: u32) -> Self {
+    pub(crate) fn of(lives: &Lives, callers: &Callers<'_>, moment: u32) -> Self {
         let is_live = |block: &&Block| block.born <= moment && moment < block.freed;
         let live = || lives.blocks.iter().filter(is_live);
         let has_stacks = live().any(|block| block.stack.is_some());
-        let mut found: BTreeMap<(Option<StackId>, u32, u64), Holder> = BTreeMap::new();
+        let mut found: BTreeMap<Key, Holder> = BTreeMap::new();
         let mut all = Self { has_stacks, ..Self::default() };
         for block in live() {
             let age = moment - block.born;
-            let key = match has_stacks {
-                true => (block.stack, 0, 0),
-                false => (None, block.stream, block.requested_bytes),
+            let lived_before = lives.lived_before(block);
+            let (stream, each_bytes) = (block.stream, block.requested_bytes);
+            let key = match (has_stacks, block.stack) {
+                (false, _) => Key::Size { stream, each_bytes },
+                (true, Some(stack)) => Key::Caller(callers.of_stack(stack)),
+                (true, None) if lived_before => Key::LivedBefore,
+                (true, None) => Key::NoStack,
             };
             let holder = found.entry(key).or_insert(Holder {
                 stack: block.stack,
-                stream: block.stream,
-                each_bytes: block.requested_bytes,
+                lived_before,
+                stream,
+                each_bytes,
                 blocks: 0,
                 requested_bytes: 0,
                 oldest_events: age,
@@ -63,7 +84,10 @@ impl Holders {
             all.blocks += 1;
             all.requested_bytes = all.requested_bytes.saturating_add(block.requested_bytes);
         }
-        all.holders = found.into_values().collect();
+        let (without_stack, with_stack): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|(key, _)| matches!(key, Key::NoStack | Key::LivedBefore));
+        all.without_stack = without_stack.into_iter().map(|(_, holder)| holder).collect();
+        all.holders = with_stack.into_iter().map(|(_, holder)| holder).collect();
         all.holders.sort_by_key(|holder| Reverse(holder.requested_bytes));
         all
     }

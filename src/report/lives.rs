@@ -62,22 +62,11 @@ pub(crate) struct Failure {
     pub(crate) device_free_bytes: u64,
 }
 
-/// The most of something, and the first moment at which it was so much.
+/// The most of something, and a moment at which it was so much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Peak {
     pub(crate) moment: u32,
     pub(crate) bytes: u64,
-}
-
-impl Peak {
-    /// Whether it is the most so far.
-    fn see(&mut self, moment: u32, bytes: u64) -> bool {
-        let is_more = bytes > self.bytes;
-        if is_more {
-            *self = Self { moment, bytes };
-        }
-        is_more
-    }
 }
 
 /// Everything that lived in a recording.
@@ -93,7 +82,9 @@ pub(crate) struct Lives {
     pub(crate) streams: Vec<StreamId>,
     pub(crate) pools: Vec<PoolId>,
     pub(crate) columns: Columns,
+    /// Of equal peaks the one with most live bytes.
     pub(crate) peak_reserved: Peak,
+    /// Of equal peaks the first.
     pub(crate) peak_live: Peak,
     /// How many requests were served.
     pub(crate) served: u64,
@@ -113,7 +104,7 @@ impl Lives {
             pool_at: HashMap::new(),
             live_bytes: 0,
             reserved_bytes: 0,
-            has_grown: false,
+            most: (0, 0),
         };
         walk.begin(&Start::of(trace));
         walk.note(0, 0);
@@ -124,6 +115,11 @@ impl Lives {
         }
         walk.lives.columns.finish();
         walk.lives
+    }
+
+    /// Whether a block lived before the first event.
+    pub(crate) fn lived_before(&self, block: &Block) -> bool {
+        block.born == 0 && self.events > 0
     }
 
     /// Whether any event says when it was.
@@ -219,8 +215,8 @@ struct Walk<'a> {
     pool_at: HashMap<PoolId, u32>,
     live_bytes: u64,
     reserved_bytes: u64,
-    /// Whether the most so far was reserved for a request that has no block yet.
-    has_grown: bool,
+    /// The most reserved bytes so far, and the most live bytes with them.
+    most: (u64, u64),
 }
 
 /// The place of `item` in `all`, where it is put if it is new.
@@ -273,7 +269,6 @@ impl Walk<'_> {
                 let pool = self.routing.pool_of(event);
                 self.lives.served += 1;
                 self.take(moment, address, size_bytes, stream, pool, event.stack, None);
-                self.served(moment);
             }
             Action::FreeRequested => self.give(moment, address),
             Action::FreeCompleted => self.end(moment, address),
@@ -304,17 +299,12 @@ impl Walk<'_> {
     fn note(&mut self, moment: u32, time_us: u64) {
         let (live_bytes, reserved_bytes) = (self.live_bytes, self.reserved_bytes);
         self.lives.columns.see(moment, time_us, live_bytes, reserved_bytes);
-        self.lives.peak_live.see(moment, live_bytes);
-        if self.lives.peak_reserved.see(moment, reserved_bytes) {
-            self.has_grown = true;
+        if live_bytes > self.lives.peak_live.bytes {
+            self.lives.peak_live = Peak { moment, bytes: live_bytes };
         }
-    }
-
-    /// Memory was taken for a request: the peak is when that has its block, if no more is taken then.
-    fn served(&mut self, moment: u32) {
-        let peak = &mut self.lives.peak_reserved;
-        if std::mem::take(&mut self.has_grown) && self.reserved_bytes == peak.bytes {
-            peak.moment = moment;
+        if (reserved_bytes, live_bytes) > self.most {
+            self.most = (reserved_bytes, live_bytes);
+            self.lives.peak_reserved = Peak { moment, bytes: reserved_bytes };
         }
     }
 

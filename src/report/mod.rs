@@ -159,7 +159,8 @@ impl Report {
         let lives = lives_of(trace, recording.config.as_ref(), &options.memory);
         notes.extend(began_late(&lives));
         let advice = Advice::search(&recording, &options.advice, progress)?;
-        let why = Why::of(&recording)?;
+        let mut why = Why::of(&recording)?;
+        as_recorded(&mut why, &recording, &lives);
         let settings = settings::settings(&recording, &lives, &advice, &options.settings)?;
         Ok(sheet::sheet(
             &Parts {
@@ -226,25 +227,65 @@ fn limit_of(lives: &Lives, memory: &Memory) -> Option<LimitData> {
     })
 }
 
-/// What can be said without a replay.
+/// The figures of the recorded events, without a replay.
 fn unsearched(lives: &Lives) -> AdviceData {
-    let picture = |name, moment: u32, which| {
-        let layout = lives.layout(moment);
-        let mut picture = Picture::of_layout(&layout, which, moment as usize);
-        if let (Moment::FirstFailure, Some(failure)) = (which, lives.failures.first()) {
+    let main = match lives.failures.first() {
+        Some(failure) => {
+            let mut picture = recorded(lives, Moment::FirstFailure, failure.moment);
             picture.failed = Some(crate::analysis::Failed {
                 requested_bytes: failure.requested_bytes,
                 stream: lives.streams[failure.stream as usize],
             });
+            picture
         }
-        PictureData::of(name, &picture, &Streams::default())
+        None => recorded(lives, Moment::PeakLive, lives.peak_live.moment),
     };
-    let peak = picture("peak of reserved bytes", lives.peak_reserved.moment, Moment::PeakReserved);
-    let failed = lives.failures.first();
-    let failed = failed.map(|f| picture("first failure", f.moment, Moment::FirstFailure));
+    let reserved = recorded(lives, Moment::PeakReserved, lives.peak_reserved.moment);
+    let is_another = reserved.operations != main.operations;
+    let pictures = std::iter::once(main).chain(is_another.then_some(reserved));
+    let pictures = pictures.map(|picture| PictureData::of(&picture, &Streams::default()));
     AdviceData {
         sentence: UNSEARCHED.to_owned(),
-        pictures: std::iter::once(peak).chain(failed).collect(),
+        pictures: pictures.collect(),
         ..AdviceData::default()
     }
+}
+
+fn recorded(lives: &Lives, which: Moment, moment: u32) -> Picture {
+    Picture::of_layout(&lives.layout(moment), which, moment as usize)
+}
+
+/// Puts the recorded peaks in place of those of a replay that does not make every recorded decision, so that
+/// a peak has one value. Peaks of a memory that was described are of the replay.
+fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
+    let is_recorded = recording.exact.is_none()
+        && recording.memory == Memory::default()
+        && !recording.trace.requests_only
+        && lives.events > 0;
+    if !is_recorded {
+        return;
+    }
+    for picture in why.main.iter_mut().chain(&mut why.reserved) {
+        let moment = match picture.moment {
+            Moment::FirstFailure => continue,
+            Moment::PeakLive => lives.peak_live.moment,
+            Moment::PeakReserved => lives.peak_reserved.moment,
+        };
+        let Picture { causes, heaps, .. } = recorded(lives, picture.moment, moment);
+        (picture.causes, picture.heaps) = (causes, heaps);
+    }
+}
+
+/// The moments of a recording that matter, with the figures that a page shows.
+///
+/// # Errors
+///
+/// As [`Why::of`].
+pub(crate) fn why(recording: &Recording) -> Result<Why, ReplayError> {
+    let mut why = Why::of(recording)?;
+    if recording.exact.is_none() {
+        let lives = lives_of(&recording.trace, recording.config.as_ref(), &recording.memory);
+        as_recorded(&mut why, recording, &lives);
+    }
+    Ok(why)
 }

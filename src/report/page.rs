@@ -16,7 +16,7 @@ const SCRIPTS: [&str; 8] = [
 ];
 
 /// The version of the data's format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a page takes without its data.
 pub(crate) fn frame_bytes() -> usize {

@@ -8,9 +8,9 @@ use super::columns::{Column, fewer};
 use super::holders::Holders;
 use super::lives::{Lives, NEVER};
 use super::rows::{Kept, Room};
-use super::stacks::{StackTable, Stacks};
+use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
-use crate::analysis::counted_as;
+use crate::analysis::{Callers, Compared, counted_as};
 use crate::ids::PoolId;
 
 /// What a sheet is made of.
@@ -132,7 +132,7 @@ struct HoldersData {
     bytes: u64,
     blocks: u64,
     by_stack: bool,
-    /// Place of the stack or -1, place of the stream, bytes of each block or 0, blocks, bytes, and how many
+    /// Place of the stack (or -1, -2, -3), place of the stream, bytes of each block or 0, blocks, bytes, and how many
     /// events ago the newest and the oldest were asked for.
     list: Vec<(i64, u32, u64, u64, u64, u32, u32)>,
     /// What the others hold, that are not in the list.
@@ -171,10 +171,11 @@ pub(crate) const COLUMNS: usize = 8192;
 /// The data as text that may stand inside a page's script element: at most `most` bytes of it. None where
 /// even the least does not fit.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
+    let callers = Callers::of(parts.stacks, Compared::Code);
     let mut bytes = most;
     let mut found: Option<String> = None;
     while bytes >= 1024 {
-        let (text, is_short) = as_text(parts, &Detail::of(bytes));
+        let (text, is_short) = as_text(parts, &callers, &Detail::of(bytes));
         let fitting = scaled(bytes, most / 20 * 19, text.len());
         if text.len() > most {
             // Hostile texts take six times their length when they are escaped.
@@ -226,16 +227,16 @@ fn cut(text: &str, most: usize) -> String {
 }
 
 /// The text, and whether rows were joined or left out.
-fn as_text(parts: &Parts<'_>, detail: &Detail) -> (String, bool) {
+fn as_text(parts: &Parts<'_>, callers: &Callers<'_>, detail: &Detail) -> (String, bool) {
     let Parts { name, device, conf, notes, lives, limit, advice, needs, .. } = parts;
     let kept = Kept::of(lives, detail.room);
-    let table = stack_table(parts, &kept, detail);
+    let table = stack_table(parts, callers, &kept, detail);
     let mut notes = notes.to_vec();
     notes.extend(left_out(&kept));
     let (base, unit) = base_and_unit(&kept);
     let mut heaps = Heaps::default();
     let segments = segments(&kept, base, unit, &mut heaps);
-    let blocks = blocks(&kept, base, unit, &mut heaps, &table);
+    let blocks = blocks(lives, &kept, base, unit, &mut heaps, &table);
     let columns = &lives.columns;
     let (name, conf) = (cut(name, detail.texts), cut(conf, detail.texts));
     let sheet = Sheet {
@@ -264,7 +265,7 @@ fn as_text(parts: &Parts<'_>, detail: &Detail) -> (String, bool) {
         is_short: kept.segments_left_out + kept.runs_left_out > 0,
         segments,
         blocks,
-        holders: holders(lives, &table, detail.holders),
+        holders: holders(lives, callers, &table, detail.holders),
         stacks: table.data,
         advice,
         needs,
@@ -386,7 +387,14 @@ fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> SegmentsDat
     }
 }
 
-fn blocks(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps, table: &StackTable) -> BlocksData {
+fn blocks(
+    lives: &Lives,
+    kept: &Kept,
+    base: u64,
+    unit: u64,
+    heaps: &mut Heaps,
+    table: &StackTable,
+) -> BlocksData {
     let born = differences(kept.rows.iter().map(|row| row.block.born.into()));
     let mut data = BlocksData { born, ..BlocksData::default() };
     for (at, row) in kept.rows.iter().enumerate() {
@@ -397,7 +405,10 @@ fn blocks(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps, table: &StackTab
         data.size.push(block.size_bytes / unit);
         data.unused.push(i128::from(block.size_bytes) - i128::from(block.requested_bytes));
         data.heap.push(heaps.place(block.stream, block.pool));
-        data.stack.push(table.place(block.stack));
+        data.stack.push(match lives.lived_before(block) {
+            true => LIVED_BEFORE,
+            false => table.place(block.stack),
+        });
         if row.blocks > 1 {
             data.runs.push((at, row.blocks));
         }
@@ -405,23 +416,31 @@ fn blocks(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps, table: &StackTab
     data
 }
 
-/// The moments whose holders are told.
-fn told_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
-    let mut told = vec![
-        ("peak of reserved bytes", lives.peak_reserved.moment),
+/// The moments whose holders are listed, the most important one first.
+fn listed_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
+    let failure = lives.failures.first().map(|failure| ("first failure", failure.moment));
+    let others = [
         ("peak of live bytes", lives.peak_live.moment),
+        ("peak of reserved bytes", lives.peak_reserved.moment),
+        ("end", lives.events),
     ];
-    told.extend(lives.failures.first().map(|failure| ("first failure", failure.moment)));
-    told.push(("end", lives.events));
-    told
+    failure.into_iter().chain(others).collect()
 }
 
-fn holders(lives: &Lives, table: &StackTable, most: usize) -> Vec<HoldersData> {
+fn holders(
+    lives: &Lives,
+    callers: &Callers<'_>,
+    table: &StackTable,
+    most: usize,
+) -> Vec<HoldersData> {
     let of = |(name, moment): (&'static str, u32)| {
-        let all = Holders::of(lives, moment);
-        let (told, rest) = all.holders.split_at(all.holders.len().min(most));
-        let list = told.iter().map(|holder| {
-            let stack = table.place(holder.stack);
+        let all = Holders::of(lives, callers, moment);
+        let (listed, rest) = all.holders.split_at(all.holders.len().min(most));
+        let list = listed.iter().chain(&all.without_stack).map(|holder| {
+            let stack = match all.has_stacks && holder.lived_before {
+                true => LIVED_BEFORE,
+                false => table.place(holder.stack),
+            };
             let (blocks, bytes) = (holder.blocks, holder.requested_bytes);
             let ages = (holder.newest_events, holder.oldest_events);
             (stack, holder.stream, holder.each_bytes, blocks, bytes, ages.0, ages.1)
@@ -439,11 +458,16 @@ fn holders(lives: &Lives, table: &StackTable, most: usize) -> Vec<HoldersData> {
             rest_blocks: rest.iter().map(|holder| holder.blocks).sum(),
         }
     };
-    told_moments(lives).into_iter().map(of).collect()
+    listed_moments(lives).into_iter().map(of).collect()
 }
 
 /// The stacks that matter most first: those of the largest holders, then those of the largest areas.
-fn stack_table(parts: &Parts<'_>, kept: &Kept, detail: &Detail) -> StackTable {
+fn stack_table(
+    parts: &Parts<'_>,
+    callers: &Callers<'_>,
+    kept: &Kept,
+    detail: &Detail,
+) -> StackTable {
     let lives = parts.lives;
     let mut weight: BTreeMap<crate::replay::StackId, u128> = BTreeMap::new();
     for row in &kept.rows {
@@ -454,8 +478,8 @@ fn stack_table(parts: &Parts<'_>, kept: &Kept, detail: &Detail) -> StackTable {
             *all = all.saturating_add(area);
         }
     }
-    for (_, moment) in told_moments(lives) {
-        for holder in Holders::of(lives, moment).holders.iter().take(detail.holders) {
+    for (_, moment) in listed_moments(lives) {
+        for holder in Holders::of(lives, callers, moment).holders.iter().take(detail.holders) {
             if let Some(stack) = holder.stack {
                 let area = u128::from(holder.requested_bytes) * u128::from(lives.events + 1);
                 let all = weight.entry(stack).or_default();
@@ -470,5 +494,6 @@ fn stack_table(parts: &Parts<'_>, kept: &Kept, detail: &Detail) -> StackTable {
     }
     let mut stacks: Vec<_> = weight.into_iter().collect();
     stacks.sort_by_key(|(_, weight)| std::cmp::Reverse(*weight));
-    StackTable::of(parts.stacks, stacks.into_iter().map(|(stack, _)| stack), detail.stack_bytes)
+    let stacks = stacks.into_iter().map(|(stack, _)| stack);
+    StackTable::of(parts.stacks, callers, stacks, detail.stack_bytes)
 }

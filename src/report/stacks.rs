@@ -4,18 +4,22 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use crate::analysis::told_stack;
-use crate::replay::{self, Frame, StackId};
+use crate::analysis::Callers;
+use crate::replay::{self, Frame, FrameKind, StackId};
 
 /// Stacks by the places of their frames, the innermost first.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Stacks {
     texts: Vec<String>,
-    /// Places of the file and the function among the texts, the line, and whether it is the user's own.
+    /// Places of the file and the function among the texts, the line, and the kind: 0 is left out, 1 is the
+    /// program's own, 2 a library's and 3 compiled.
     frames: Vec<(u32, u32, u32, u8)>,
+    /// All frames of each stack.
     stacks: Vec<Vec<u32>>,
-    /// Who asked, in a line.
-    told: Vec<String>,
+    /// The place of each stack's caller.
+    caller: Vec<u32>,
+    /// Each caller in a line, and the frames that show it.
+    callers: Vec<(String, Vec<u32>)>,
 }
 
 /// The stacks of a page and where each is.
@@ -25,62 +29,105 @@ pub(crate) struct StackTable {
     places: HashMap<StackId, i64>,
 }
 
-/// More frames of one stack are not shown.
-const FRAMES: usize = 64;
+/// The most frames of one stack: one half from its inner end, the other from its outer end.
+const FRAMES: usize = 256;
 /// What a number takes in the page.
 const NUMBER_BYTES: usize = 6;
+/// What the line of a caller takes in the page, about.
+const LINE_BYTES: usize = 120;
+
+/// Puts frames and texts into the data, each once, and counts the bytes they take.
+struct Writer<'a> {
+    stacks: &'a replay::Stacks,
+    callers: &'a Callers<'a>,
+    data: Stacks,
+    texts: HashMap<&'a str, u32>,
+    frames: HashMap<u32, u32>,
+    bytes: usize,
+}
+
+/// The place of a new item.
+fn next<T>(items: &[T]) -> u32 {
+    u32::try_from(items.len()).unwrap_or(0)
+}
+
+impl<'a> Writer<'a> {
+    fn text(&mut self, text: &'a str) -> u32 {
+        let Self { texts, data, bytes, .. } = self;
+        *texts.entry(text).or_insert_with(|| {
+            *bytes += text.len() + 4;
+            data.texts.push(text.to_owned());
+            next(&data.texts) - 1
+        })
+    }
+
+    fn frame(&mut self, number: u32) -> u32 {
+        self.bytes += NUMBER_BYTES;
+        if let Some(known) = self.frames.get(&number) {
+            return *known;
+        }
+        let Frame { file, line, function } = self.stacks.frame(number);
+        let kind = match self.callers.kind(number) {
+            FrameKind::Runtime(_) => 0,
+            FrameKind::Program => 1,
+            FrameKind::Library => 2,
+            FrameKind::Compiled => 3,
+        };
+        let row = (self.text(file), self.text(function), line, kind);
+        self.bytes += 4 * NUMBER_BYTES;
+        let place = next(&self.data.frames);
+        self.data.frames.push(row);
+        self.frames.insert(number, place);
+        place
+    }
+}
 
 impl StackTable {
-    /// The first of `wanted` that together take at most `most` bytes.
+    /// The first of `wanted` that together take at most `most` bytes, about.
     pub(crate) fn of(
         stacks: &replay::Stacks,
+        callers: &Callers<'_>,
         wanted: impl Iterator<Item = StackId>,
         most: usize,
     ) -> Self {
-        let mut table = Self::default();
-        let mut texts: HashMap<String, u32> = HashMap::new();
-        let mut frames: HashMap<(u32, u32, u32, u8), u32> = HashMap::new();
-        let mut bytes = 0;
+        let (data, texts, frames) = (Stacks::default(), HashMap::new(), HashMap::new());
+        let mut writer = Writer { stacks, callers, data, texts, frames, bytes: 0 };
+        let mut places = HashMap::new();
+        let mut shown: Vec<u32> = Vec::new();
+        let mut place_of_caller: HashMap<u32, u32> = HashMap::new();
         for id in wanted {
-            let told = told_stack(stacks, Some(id));
-            bytes += told.len() + 4;
-            let mut text = |text: &str, bytes: &mut usize, all: &mut Vec<String>| -> u32 {
-                if let Some(known) = texts.get(text) {
-                    return *known;
-                }
-                *bytes += text.len() + 4;
-                let place = u32::try_from(all.len()).unwrap_or(0);
-                all.push(text.to_owned());
-                texts.insert(text.to_owned(), place);
-                place
-            };
-            let mut stack = Vec::new();
-            for frame in stacks.frames(id).take(FRAMES) {
-                let Frame { file, line, function } = frame;
-                let file = text(file, &mut bytes, &mut table.data.texts);
-                let function = text(function, &mut bytes, &mut table.data.texts);
-                let row = (file, function, line, u8::from(frame.is_of_user()));
-                let place = *frames.entry(row).or_insert_with(|| {
-                    bytes += 4 * NUMBER_BYTES;
-                    table.data.frames.push(row);
-                    u32::try_from(table.data.frames.len() - 1).unwrap_or(0)
-                });
-                bytes += NUMBER_BYTES;
-                stack.push(place);
-            }
-            let place = i64::try_from(table.data.stacks.len()).unwrap_or(-1);
-            table.data.stacks.push(stack);
-            table.data.told.push(told);
-            table.places.insert(id, place);
-            if bytes > most {
+            let caller = callers.of_stack(id);
+            let place = *place_of_caller.entry(caller).or_insert_with(|| {
+                let frames = callers.frames(caller).map(|number| writer.frame(number)).collect();
+                writer.bytes += LINE_BYTES;
+                writer.data.callers.push((String::new(), frames));
+                shown.push(caller);
+                next(&shown) - 1
+            });
+            let numbers = stacks.frame_numbers(id);
+            let half = numbers.len().min(FRAMES).div_ceil(2);
+            let outer = numbers.len() - (numbers.len().min(FRAMES) - half);
+            let kept = numbers[..half].iter().chain(&numbers[outer..]);
+            let stack = kept.map(|&number| writer.frame(number)).collect();
+            places.insert(id, i64::from(next(&writer.data.stacks)));
+            writer.data.stacks.push(stack);
+            writer.data.caller.push(place);
+            if writer.bytes > most {
                 break;
             }
         }
-        table
+        let mut data = writer.data;
+        for (caller, label) in data.callers.iter_mut().zip(callers.labels(&shown)) {
+            caller.0 = label;
+        }
+        Self { data, places }
     }
 
-    /// Where a stack is; -1 where there is none, -2 where it found no room.
+    /// The place of a stack; -1 without a stack, -2 where the stack found no room.
     pub(crate) fn place(&self, stack: Option<StackId>) -> i64 {
         stack.map_or(-1, |stack| self.places.get(&stack).copied().unwrap_or(-2))
     }
 }
+
+/// The place of the stack of a block that lived before the recording began.
+pub(crate) const LIVED_BEFORE: i64 = -3;

@@ -1,9 +1,11 @@
-//! What `advise` says, for the page: the sentences are made where `advise` gets them.
+//! The output of `advise` for the page. The sentences are those of `analysis`.
 
 use serde::Serialize;
 
 use super::settings::Setting;
-use crate::analysis::{Advice, Choice, Picture, Recording, Streams, Why, counted_as, heap_name};
+use crate::analysis::{
+    Advice, Choice, Moment, Picture, Recording, Streams, Why, counted_as, grouped, heap_name,
+};
 
 /// What to set, and why memory is reserved.
 #[derive(Debug, Default, Serialize)]
@@ -59,12 +61,16 @@ pub(crate) struct NeedData {
 const HEAPS: usize = 64;
 
 impl PictureData {
-    pub(crate) fn of(name: &'static str, picture: &Picture, streams: &Streams) -> Self {
+    pub(crate) fn of(picture: &Picture, streams: &Streams) -> Self {
         let bytes =
             |causes: &crate::analysis::Causes| causes.rows().map(|(_, bytes)| bytes).to_vec();
         let heaps = picture.heaps.iter().take(HEAPS);
         Self {
-            name,
+            name: match picture.moment {
+                Moment::FirstFailure => "first failure",
+                Moment::PeakLive => "peak of live bytes",
+                Moment::PeakReserved => "peak of reserved bytes",
+            },
             sentence: picture.sentence(streams),
             causes: picture.causes.rows().map(|(name, _)| name).to_vec(),
             all: bytes(&picture.causes),
@@ -75,17 +81,14 @@ impl PictureData {
     }
 }
 
-/// The pictures of the peak and of the first failure.
-pub(crate) fn pictures(why: &Why) -> Vec<PictureData> {
-    let told = [("peak of reserved bytes", &why.peak), ("first failure", &why.failure)];
-    let told = told.into_iter().filter_map(|(name, picture)| Some((name, picture.as_ref()?)));
-    told.map(|(name, picture)| PictureData::of(name, picture, &why.streams)).collect()
-}
-
 impl AdviceData {
     pub(crate) fn of(recording: &Recording, advice: &Advice, why: &Why) -> Self {
         let choices = advice.choices().into_iter();
         let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
+        let dropped = match advice.passed_over {
+            0 => String::new(),
+            some => format!("; {} dropped because three were already better", grouped(some as u64)),
+        };
         let cut_short =
             if advice.is_cut_short { "; time ran out before all were tried" } else { "" };
         Self {
@@ -93,11 +96,8 @@ impl AdviceData {
             is_searched: true,
             set: choices.map(|Choice { whose, set, needs }| (whose, set, needs)).collect(),
             limit: recording.limit_sentence(),
-            searched: Some(format!(
-                "{searched} searched, {} more need more than three of them{cut_short}",
-                advice.passed_over
-            )),
-            pictures: pictures(why),
+            searched: Some(format!("{searched} searched to the end{dropped}{cut_short}.")),
+            pictures: why.pictures().map(|p| PictureData::of(p, &why.streams)).collect(),
         }
     }
 }

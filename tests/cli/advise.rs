@@ -38,6 +38,7 @@ fn causes_add_up_to_what_was_recorded() {
     let path = trace("multistream.default");
     let said = advised(&[path.to_str().unwrap()]);
     let causes = &said["causes"];
+    let peak_reserved = &causes["peak_reserved"];
     let kinds = [
         "requested_bytes",
         "rounding_bytes",
@@ -47,13 +48,17 @@ fn causes_add_up_to_what_was_recorded() {
         "driver_bytes",
     ];
     let sum = |causes: &serde_json::Value| kinds.iter().map(|kind| number(&causes[kind])).sum();
-    let reserved: u64 = sum(causes);
-    assert_eq!((reserved, number(&causes["reserved_bytes"])), (2_187_329_536, 2_187_329_536));
-    let heaps = causes["heaps"].as_array().unwrap();
+    let reserved: u64 = sum(peak_reserved);
+    assert_eq!(
+        (reserved, number(&peak_reserved["reserved_bytes"])),
+        (2_187_329_536, 2_187_329_536)
+    );
+    let heaps = peak_reserved["heaps"].as_array().unwrap();
     assert_eq!(heaps.iter().map(sum).sum::<u64>(), reserved);
     assert_eq!(heaps.len(), 4);
     assert_eq!(said["holders"]["requested_bytes"], causes["requested_bytes"]);
-    assert_eq!(causes["first_failure"], serde_json::Value::Null);
+    assert_eq!(causes["requested_bytes"], causes["live_peak_bytes"]);
+    assert_eq!(causes["moment"], "peak of live bytes");
 }
 
 /// Two places of a program that keep blocks, one with a name that speaks to terminals.
@@ -86,15 +91,136 @@ fn holders_are_told_by_the_users_own_frame_and_cannot_speak_to_the_terminal() {
     let told: Vec<_> =
         holders.iter().map(|h| (number(&h["requested_bytes"]), number(&h["blocks"]))).collect();
     assert_eq!(told, [(150 * MIB, 2), (30 * MIB, 1)]);
-    assert_eq!(holders[0]["asked_for_by"], "train.py:20 grow, in forward");
+    assert_eq!(holders[0]["asked_for_by"], "train.py:20 grow, in torch/nn.py:7 forward");
     assert_eq!(holders[0]["frames"].as_array().unwrap().len(), 2);
 
     let output = run(&["advise", "--quick", &file]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);
-    assert!(stdout.contains("train.py:20 grow, in forward"), "{stdout}");
+    assert!(stdout.contains("train.py:20 grow, in torch/nn.py:7 forward"), "{stdout}");
     assert!(stdout.contains("train.py:10 keep"), "{stdout}");
     assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
+}
+
+/// A program with C++ stacks whose recording begins when two blocks of 40 MiB live: 24 layers keep 6 MiB each,
+/// of which `extra` frames of the interpreter stand in every other stack.
+pub(super) fn recording_that_begins_late() -> String {
+    let frame = |file: &str, line: u32, name: &str| {
+        format!(r#"{{"filename":"{file}","line":{line},"name":"{name}"}}"#)
+    };
+    let eval = || frame("??", 0, "_PyEval_EvalFrameDefault");
+    let stack = |odd: bool, own: &[(&str, u32, &str)], library: &[(&str, u32, &str)]| {
+        let mut frames = vec![
+            frame("??", 0, "torch::unwind::unwind()"),
+            frame(
+                "memory_snapshot.cpp",
+                0,
+                "torch::cuda::(anonymous namespace)::gather_with_cpp()",
+            ),
+            frame("CUDACachingAllocator.cpp", 0, "c10::cuda::CUDACachingAllocator::malloc(void**)"),
+            frame("??", 0, "at::_ops::mul_Tensor::call(at::Tensor const&)"),
+        ];
+        let path = |part: &str, file: &str| format!("/home/me/project/{part}/{file}");
+        for (file, line, name) in library {
+            frames.push(frame(&path("lib/python3.12/site-packages", file), *line, name));
+        }
+        for (file, line, name) in own {
+            frames.push(frame(&path("code", file), *line, name));
+            frames.extend(odd.then(eval));
+            frames.push(frame(
+                &path("lib/python3.12/site-packages", "torch/nn/modules/module.py"),
+                1790,
+                "_call_impl",
+            ));
+        }
+        frames.push(frame("??", 0, "_start"));
+        format!(r#","frames":[{}]"#, frames.join(","))
+    };
+    let attention =
+        [("nn.py", 6, "softmax"), ("model.py", 432, "attention"), ("train.py", 9, "main")];
+    let linear =
+        [("model.py", 39, "forward"), ("model.py", 399, "forward"), ("train.py", 9, "main")];
+    let output =
+        [("model.py", 39, "forward"), ("model.py", 257, "forward"), ("train.py", 9, "main")];
+    let einsum = [("einops/einops.py", 939, "einsum")];
+    let base = 1_u64 << 40;
+    let mut events = Vec::new();
+    let mut event = |action: &str, at: u64, bytes: u64, more: &str| {
+        let place = base + (at << 30);
+        events.push(format!(
+            r#"{{"action":"{action}","addr":{place},"size":{bytes},"stream":0{more}}}"#
+        ));
+    };
+    let mut live = vec![(0, 40 * MIB), (1, 40 * MIB)];
+    for layer in 0..24 {
+        let code = match layer % 4 {
+            0 | 1 => stack(layer % 2 == 0, &attention, &[]),
+            2 => stack(layer % 8 == 2, &linear, &einsum),
+            _ => stack(false, &output, &einsum),
+        };
+        let (at, bytes) = (layer + 2, if layer % 4 == 3 { 4 * MIB } else { 6 * MIB });
+        event("segment_alloc", at, 20 * MIB, "");
+        event("alloc", at, bytes, &code);
+        live.push((at, bytes));
+    }
+    let segments = live.iter().map(|(at, bytes)| {
+        let size = if *at < 2 { 40 * MIB } else { 20 * MIB };
+        let block = |size: u64, state: &str| {
+            format!(r#"{{"size":{size},"requested_size":{size},"state":"{state}"}}"#)
+        };
+        let free = (size > *bytes).then(|| block(size - bytes, "inactive"));
+        let blocks: Vec<String> = [block(*bytes, "active_allocated")].into_iter().chain(free).collect();
+        format!(
+            r#"{{"address":{},"total_size":{size},"stream":0,"segment_type":"large","segment_pool_id":[0,0],"is_expandable":false,"blocks":[{}]}}"#,
+            base + (at << 30),
+            blocks.join(",")
+        )
+    });
+    let segments: Vec<String> = segments.collect();
+    format!(
+        r#"{{"segments":[{}],"device_traces":[[{}]],"allocator_settings":{{"PYTORCH_CUDA_ALLOC_CONF":""}}}}"#,
+        segments.join(","),
+        events.join(",")
+    )
+}
+
+#[test]
+fn the_code_of_the_program_is_named_at_the_peak_of_live_bytes_and_what_lived_before_comes_last() {
+    let folder = Folder::new("late");
+    let file = folder.file("job.json", &recording_that_begins_late());
+    let said = advised(&[&file]);
+    let rows = said["holders"]["by_stack"].as_array().unwrap();
+    let told: Vec<(&str, u64, u64)> = rows
+        .iter()
+        .map(|row| {
+            let (bytes, blocks) = (number(&row["requested_bytes"]), number(&row["blocks"]));
+            (row["asked_for_by"].as_str().unwrap(), bytes / MIB, blocks)
+        })
+        .collect();
+    let expected = [
+        ("nn.py:6 softmax < model.py:432 attention", 72, 12),
+        ("model.py:39 forward < model.py:399 forward, in einops/einops.py:939 einsum", 36, 6),
+        ("model.py:39 forward < model.py:257 forward, in einops/einops.py:939 einsum", 24, 6),
+        ("(lived before the recording began)", 80, 2),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(rows[3]["lived_before"], true);
+    let causes = &said["causes"];
+    assert_eq!(
+        (&causes["requested_bytes"], &causes["live_peak_bytes"]),
+        (&(212 * MIB).into(), &(212 * MIB).into())
+    );
+    let machinery = ["unwind", "CachingAllocator", "_PyEval", "_ops::", "_call_impl", "_start"];
+    let printed = said.to_string();
+    assert!(machinery.iter().all(|part| !printed.contains(part)), "{printed}");
+
+    let output = run(&["advise", "--quick", &file]);
+    let plain = text(&output.stdout);
+    assert!(machinery.iter().all(|part| !plain.contains(part)), "{plain}");
+    assert!(plain.contains("At the peak of live bytes, "), "{plain}");
+    let output = run(&["advise", "--quick", "--all-frames", &file]);
+    let all = text(&output.stdout);
+    assert!(machinery.iter().all(|part| all.contains(part)), "{all}");
 }
 
 #[test]
@@ -103,7 +229,8 @@ fn a_device_that_is_too_small_shows_the_first_failure() {
     let file = folder.file("job.json", &recording_with_stacks());
     let said = advised(&[&file, "--total-memory", "100MiB"]);
     assert_eq!(said["limit_bytes"], 100 * MIB);
-    let failure = &said["causes"]["first_failure"];
+    let failure = &said["causes"];
+    assert_eq!(failure["moment"], "first failure");
     assert_eq!(
         (&failure["failed_bytes"], &failure["requested_bytes"]),
         (&(90 * MIB).into(), &(90 * MIB).into())

@@ -11,8 +11,8 @@ function showAdvice() {
     ...advice.set.flatMap(([whose, set, needs]) => [element("span", { class: "quiet" }, `in ${whose}`), element("span", {}, element("code", {}, set), ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
   byId("notes").replaceChildren(...recording.notes.map((note) => element("p", { class: "note" }, note)));
-  const origin = advice.is_searched ? "These figures are of a repetition of the recording; the pictures below show what was recorded." : "";
-  byId("meaning").textContent = advice.is_searched ? "A recording needs the smallest device, or the smallest limit on a larger one, on which no request fails, there and above. On a device with more memory a cache keeps more than that." : "";
+  const origin = advice.is_searched ? "Computed by replay; the charts below show the recorded events." : "";
+  byId("meaning").textContent = advice.is_searched ? "Needs: the smallest device size, or memory limit, from which on no request fails. With more memory a cache keeps more than that." : "";
   byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf), element("p", { class: "quiet" }, origin));
 }
 
@@ -42,6 +42,6 @@ function causesOf({ name, sentence, causes, all, heaps }) {
   });
   const heading = [["stream", true], ["", true], ["reserved", false], ...shown.map((at) => [causes[at], false]), ["largest free block", false]];
   const more = heaps.length > 16 ? [element("p", { class: "quiet" }, `and ${heaps.length - 16} more`)] : [];
-  return [element("h3", {}, name === "first failure" ? "When the first request fails" : "At the peak of reserved bytes"), element("p", {}, sentence),
+  return [element("h3", {}, name === "first failure" ? "At the first failed request" : `At the ${name}`), element("p", {}, sentence),
     element("div", { class: "stack", role: "img", "aria-label": sentence }, ...bar(all, total)), keys, ...(rows.length > 0 ? [table(heading, rows)] : []), ...more];
 }

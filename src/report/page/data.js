@@ -3,8 +3,10 @@
 
 const NEVER = 0xffffffff;
 const NOTHING = -1;
+/// Numbers in place of a stack.
+const LEFT_OUT = -2, LIVED_BEFORE = -3;
 
-/// Numbers that are told as differences to the one before.
+/// Numbers that are stored as differences to the one before.
 function summed(differences) {
   const numbers = new Float64Array(differences.length);
   let sum = 0;
@@ -104,19 +106,21 @@ function addressOf(recording, offset) {
   return "0x" + (BigInt(recording.base) + BigInt(offset)).toString(16);
 }
 
-/// Who asked for a block, in a line.
+/// The code that requested a block, in a line.
 function toldBy(recording, stack) {
-  if (stack === -2) return "(its stack is left out to keep the page small)";
-  return stack < 0 ? "(no stack recorded)" : recording.stacks.told[stack];
+  if (stack === LIVED_BEFORE) return "(lived before the recording began)";
+  if (stack === LEFT_OUT) return "(its stack is left out to keep the page small)";
+  const { caller, callers } = recording.stacks;
+  return stack < 0 ? "(no stack recorded)" : callers[caller[stack]][0];
 }
 
-/// The frames of a stack, the innermost first.
-function framesOf(recording, stack) {
+/// The frames of a stack, the innermost first: those that show the program, or all of them.
+function framesOf(recording, stack, all = state.allFrames) {
   if (stack < 0) return [];
-  const { texts, frames, stacks } = recording.stacks;
-  return stacks[stack].map((at) => {
-    const [file, name, line, own] = frames[at];
-    return { file: texts[file], name: texts[name], line, own: own === 1 };
+  const { texts, frames, stacks, caller, callers } = recording.stacks;
+  return (all ? stacks[stack] : callers[caller[stack]][1]).map((at) => {
+    const [file, name, line, kind] = frames[at];
+    return { file: texts[file], name: texts[name], line, kind, own: kind === 1 };
   });
 }
 

@@ -1,20 +1,22 @@
-// Who holds the live bytes: a flame graph of their stacks, and the largest holders as a table.
+// The holders of the live bytes: a flame graph of their stacks, and the largest holders as a table.
 
 const FLAME_ROW = 20;
 
-/// The holders at one of the told moments, or at the chosen one: [stack, stream, each, blocks, bytes, newest, oldest].
+/// The holders at one of the listed moments, or at the chosen one: [stack, stream, each, blocks, bytes, newest, oldest].
 function holdersNow(recording) {
-  const told = recording.holders[Number(state.holders)];
-  if (told) return told;
+  const listed = recording.holders[Number(state.holders)];
+  // Listed holders are joined by the program's code.
+  if (listed && !(state.allFrames && listed.by_stack)) return listed;
   const { blocks } = recording;
-  const { moment } = state;
+  const { caller } = recording.stacks;
+  const moment = listed ? listed.moment : state.moment;
   const found = new Map();
-  let byStack = false;
   const live = aliveAt(blocks, moment).filter((at) => moment < blocks.freed[at]);
-  for (const at of live) if (blocks.stack[at] !== -1) byStack = true;
+  const byStack = live.some((at) => blocks.stack[at] >= 0 || blocks.stack[at] === LEFT_OUT);
+  const keyOf = (stack) => stack < 0 || state.allFrames ? stack : `caller ${caller[stack]}`;
   for (const at of live) {
     const [stream] = recording.heaps[blocks.heap[at]];
-    const key = byStack ? blocks.stack[at] : `${stream} ${blocks.requested[at]}`;
+    const key = byStack ? keyOf(blocks.stack[at]) : `${stream} ${blocks.requested[at]}`;
     const age = moment - blocks.born[at];
     const row = found.get(key) || [blocks.stack[at], stream, blocks.requested[at], 0, 0, age, age];
     row[3] += blocks.count[at]; row[4] += blocks.requested[at];
@@ -22,17 +24,20 @@ function holdersNow(recording) {
     if (row[2] !== blocks.requested[at]) row[2] = 0;
     found.set(key, row);
   }
-  const list = [...found.values()].sort((a, b) => b[4] - a[4]);
+  // Rows with code stand above those without.
+  const last = (row) => byStack && row[0] < 0 ? -row[0] : 0;
+  const list = [...found.values()].sort((a, b) => last(a) - last(b) || b[4] - a[4]);
   const sum = (place) => list.reduce((all, row) => all + row[place], 0);
-  return { name: "the chosen moment", moment, bytes: sum(4), blocks: sum(3), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
+  return { name: listed ? listed.name : "the chosen moment", moment, bytes: sum(4), blocks: sum(3), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
 }
 
 /// Names from the outermost to the innermost.
 function pathOf(recording, { by_stack: byStack }, [stack, stream, each]) {
   if (!byStack) return [{ name: `stream ${recording.streams[stream]}` }, { name: each ? `blocks of ${exactly(each)}` : "blocks of several sizes" }];
-  if (stack < 0) return [{ name: toldBy(recording, stack) }];
-  return framesOf(recording, stack).reverse().map((frame) => ({
-    name: frame.name || frame.file, own: frame.own, place: `${frame.file}${frame.line ? ":" + frame.line : ""}`,
+  const frames = framesOf(recording, stack);
+  if (!frames.length) return [{ name: toldBy(recording, stack), without: true }];
+  return frames.reverse().map((frame) => ({
+    name: frame.name || frame.file, own: frame.own, short: fileOf(frame), place: `${frame.file}${frame.line ? ":" + frame.line : ""}`,
   }));
 }
 
@@ -48,11 +53,31 @@ function treeOf(recording, holders) {
       node.blocks += row[3];
     }
   }
-  if (holders.rest_bytes) root.children.set("", { name: "smaller holders", bytes: holders.rest_bytes, blocks: holders.rest_blocks, children: new Map(), depth: 1, parent: root });
+  if (holders.rest_bytes) root.children.set("", { name: "smaller holders", without: true, bytes: holders.rest_bytes, blocks: holders.rest_blocks, children: new Map(), depth: 1, parent: root });
   return root;
 }
 
 const flames = { root: null, top: null };
+
+/// Whether a node is searched for.
+const isFound = (node) => state.search !== "" && `${node.place || ""} ${node.name}`.toLowerCase().includes(state.search);
+
+/// The bytes and blocks below the outermost nodes that are searched for.
+function sumFound(node) {
+  if (isFound(node)) return { bytes: node.bytes, blocks: node.blocks };
+  const sums = { bytes: 0, blocks: 0 };
+  for (const child of node.children.values()) {
+    const { bytes, blocks } = sumFound(child);
+    sums.bytes += bytes;
+    sums.blocks += blocks;
+  }
+  return sums;
+}
+
+function showFound() {
+  const { bytes: found, blocks } = sumFound(flames.root);
+  byId("flames-found").textContent = state.search === "" ? "" : `${bytes(found)}, ${percent(found, flames.root.bytes)}, in ${plural(blocks, "block", "blocks")}`;
+}
 
 function nameHash(name) {
   let hash = 7;
@@ -60,7 +85,7 @@ function nameHash(name) {
   return hash;
 }
 
-/// Draws the tree below `top`, which is as wide as all, and those that lead to it.
+/// Draws the tree below `top` over the whole width, and its callers above it.
 function drawFlames(top) {
   flames.top = top;
   const box = byId("flames");
@@ -72,13 +97,14 @@ function drawFlames(top) {
     const share = `${bytes(node.bytes)}, ${percent(node.bytes, flames.root.bytes)}`;
     const says = `${node.name}${node.place ? ` (${node.place})` : ""}: ${share}, ${plural(node.blocks, "block", "blocks")}`;
     const background = node === flames.root ? (isDark() ? "#8fa1b8" : "#c8d2de")
-      : `hsl(${node.own ? 205 : 28} ${node.own ? 62 : 45}% ${72 - nameHash(node.name) % 12}%)`;
+      : node.without ? (isDark() ? "#77828f" : "#dfe3e8") : `hsl(${node.own ? 205 : 28} ${node.own ? 62 : 45}% ${72 - nameHash(node.name) % 12}%)`;
     const button = element("button", { type: "button", "aria-label": says, tabindex: made.length ? "-1" : "0",
+      class: state.search === "" ? null : isFound(node) ? "found" : "dim",
       style: { left: `${x}px`, top: `${node.depth * FLAME_ROW}px`, width: `${Math.max(2, w)}px`, background },
       onclick: () => { drawFlames(node === flames.top && node.parent ? node.parent : node); },
       onpointermove: (event) => tip(event, [node.name, ...(node.place ? [node.place] : []), `${share} of the live bytes, ${plural(node.blocks, "block", "blocks")}`]),
       onpointerleave: () => tip(null, null), onfocus: () => { byId("flames-says").textContent = says; },
-    }, w > 30 ? node.name + (w > 260 ? ` ${share}` : "") : "");
+    }, w > 30 ? (node.short || "") + node.name + (w > 260 ? ` ${share}` : "") : "");
     button.node = node;
     made.push(button);
   };
@@ -87,7 +113,7 @@ function drawFlames(top) {
   ways.forEach((node) => add(node, 0, width));
   const below = (node, x, w) => {
     let at = x;
-    const children = [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
+    const children = [...node.children.values()].sort((a, b) => !!a.without - !!b.without || b.bytes - a.bytes);
     for (const child of children) {
       const wide = w * child.bytes / Math.max(1, node.bytes);
       if (wide < 1.5 || made.length > 3000) break;
@@ -128,14 +154,18 @@ function drawHolders() {
   const holders = holdersNow(recording);
   flames.root = treeOf(recording, holders);
   drawFlames(flames.root);
+  showFound();
   byId("flames-says").textContent = `${plural(holders.blocks, "block", "blocks")} hold ${bytes(holders.bytes)} at ${when(recording, holders.moment)}`
-    + (holders.by_stack ? "; the outermost frames are on top, the user's own are blue." : "; no stacks are recorded, so this is by stream and size.");
-  const rows = holders.list.slice(0, 25).map((row) => {
+    + (holders.by_stack ? "; callers are on top, the program's own code is blue." : "; no stacks are recorded, so this is by stream and size.");
+  const most = 25;
+  const withoutCode = holders.list.filter(([stack]) => holders.by_stack && stack < 0);
+  const shown = [...holders.list.filter((row) => !withoutCode.includes(row)).slice(0, most), ...withoutCode];
+  const rows = shown.map((row) => {
     const [stack, stream, each, blocks, size, newest, oldest] = row;
     const who = holders.by_stack ? whoElement(recording, stack) : `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
     return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), newest === oldest ? grouped(oldest) : `${grouped(newest)} to ${grouped(oldest)}`, who] };
   });
-  const heading = [["bytes", false], ["", false], ["blocks", false], ["events ago", false], [holders.by_stack ? "asked for by" : "what", true]];
+  const heading = [["bytes", false], ["", false], ["blocks", false], ["events ago", false], [holders.by_stack ? "requested by (called by)" : "what", true]];
   byId("holders-table").replaceChildren(table(heading, rows));
 }
 
@@ -143,15 +173,22 @@ function whoElement(recording, stack) {
   const frames = framesOf(recording, stack);
   const told = toldBy(recording, stack);
   if (frames.length < 2) return told;
-  const line = (frame) => element("li", {}, `${frame.file}${frame.line ? ":" + frame.line : ""} ${frame.name}`);
+  const line = (frame) => element("li", { class: frame.own ? "own" : null }, lineOf(frame));
   return element("details", {}, element("summary", {}, told), element("ol", {}, ...frames.map(line)));
 }
 
+/// Shows the recording's holders: at the first failure, and otherwise at the peak of live bytes.
 function showHolders() {
   const { recording } = state;
-  const failure = recording.holders.findIndex(({ name }) => name === "first failure");
-  state.holders = String(failure >= 0 ? failure : 0);
+  state.holders = "0";
   const options = recording.holders.map(({ name }, at) => [String(at), name]);
-  byId("holders-bar").replaceChildren(choice("at", [...options, ["now", "the chosen moment"]], () => state.holders, (at) => { state.holders = at; drawHolders(); }));
+  const hasStacks = recording.stacks.stacks.length > 0;
+  const search = element("input", { type: "search", placeholder: "search", "aria-label": "Search the flame graph", value: state.search,
+    oninput: (event) => { state.search = event.target.value.trim().toLowerCase(); drawFlames(flames.top); showFound(); } });
+  const frames = choice("frames", [["own", "program"], ["all", "all"]], () => state.allFrames ? "all" : "own",
+    (which) => { state.allFrames = which === "all"; drawHolders(); });
+  byId("holders-bar").replaceChildren(
+    choice("at", [...options, ["now", "the chosen moment"]], () => state.holders, (at) => { state.holders = at; drawHolders(); }),
+    ...(hasStacks ? [frames] : []), element("span", { class: "group" }, search, element("span", { id: "flames-found", "aria-live": "polite" })));
   drawHolders();
 }

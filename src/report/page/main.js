@@ -1,4 +1,4 @@
-// Which recording and which moment are shown.
+// Which recording and which moment are shown. The address of the page names both, so that a link shows them.
 
 /// Shows a moment, or the one beside it that can be shown.
 function choose(moment) {
@@ -12,9 +12,26 @@ function choose(moment) {
   const { live, reserved } = bytesAt(recording, state.moment);
   byId("timeline-says").textContent = `Chosen: ${when(recording, state.moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved.`;
   if (state.holders === "now") drawHolders();
+  const which = recordings.length > 1 ? `recording=${recordings.indexOf(recording)}&` : "";
+  history.replaceState(null, "", `#${which}moment=${state.moment}`);
 }
 
-function show(recording) {
+/// The recording and the moment of the address, if it names them.
+function addressed() {
+  const named = new URLSearchParams(location.hash.slice(1));
+  const number = (name) => named.has(name) ? Number(named.get(name)) : NaN;
+  const recording = recordings[number("recording")] || (recordings.length === 1 ? recordings[0] : undefined);
+  const moment = number("moment");
+  return recording && Number.isFinite(moment) ? { recording, moment } : {};
+}
+
+/// The first failure, and without one the peak of live bytes.
+function firstMoment(recording) {
+  const [failure] = recording.failures.list;
+  return failure ? failure[0] : recording.peak_live.moment;
+}
+
+function show(recording, moment = firstMoment(recording)) {
   Object.assign(state, { recording, from: 0, to: 1, block: NOTHING, wide: 1 });
   if (!recording.has_times) state.axis = "events";
   byId("title").textContent = recordings.length > 1 ? "stratalloc report" : `stratalloc report: ${recording.name}`;
@@ -23,8 +40,7 @@ function show(recording) {
   showJumps();
   showHolders();
   showNeeds();
-  const [failure] = recording.failures.list;
-  choose(failure ? failure[0] : recording.peak_reserved.moment);
+  choose(moment);
 }
 
 function redraw() {
@@ -44,7 +60,20 @@ function begin() {
   setUpSegments();
   setUpNeeds();
   byId("flames").addEventListener("keydown", flameKeys);
-  show(recordings[0]);
+  const { recording = recordings[0], moment } = addressed();
+  select.value = String(recordings.indexOf(recording));
+  show(recording, moment);
+  // The links of the panels leave the address as it is.
+  document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
+    event.preventDefault();
+    document.querySelector(link.getAttribute("href")).scrollIntoView();
+  }));
+  addEventListener("hashchange", () => {
+    const { recording, moment } = addressed();
+    if (!recording) return;
+    select.value = String(recordings.indexOf(recording));
+    if (recording === state.recording) choose(moment); else show(recording, moment);
+  });
   let waits = 0;
   addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(redraw, 60); });
   scheme.addEventListener("change", () => { showJumps(); showNeeds(); redraw(); });

@@ -164,7 +164,7 @@ function drawFrames(pen, recording) {
 function drawTitle(pen, recording, heap) {
   const isPrivate = recording.pools[recording.heaps[heap.heap][1]].private;
   const text = `${heapName(recording, heap.heap)}: ${bytes(heap.size)} reserved, ${bytes(heap.requested)} live`
-    + (heap.idle ? `, ${bytes(heap.idle)} in idle segments` : "") + (heap.rest ? `, ${bytes(heap.rest)} in rests of split segments` : "")
+    + (heap.idle ? `, ${bytes(heap.idle)} in completely free segments` : "") + (heap.rest ? `, ${bytes(heap.rest)} in free parts of split segments` : "")
     + (heap.waiting ? `, ${bytes(heap.waiting)} waiting` : "");
   pen.fillStyle = colour(isPrivate ? "private" : "text");
   pen.fillText(text, 0, heap.y - 5);
@@ -207,12 +207,12 @@ function saySegments() {
   const failed = byId("segments-failed");
   failed.hidden = !failure;
   if (failure) {
-    const who = failure[3] >= 0 ? `, asked for by ${toldBy(state.recording, failure[3])}` : "";
+    const who = failure[3] >= 0 ? `, requested by ${toldBy(state.recording, failure[3])}` : "";
     failed.textContent = `A request of ${bytes(failure[1])} on stream ${state.recording.streams[failure[2]]} fails here${who}. The largest free range has ${bytes(largest)}.`;
   }
   byId("segments-sums").textContent = `${when(state.recording, state.moment)}: ${state.recording.is_short ? "drawn are " : ""}${plural(count, "segment", "segments")}, `
-    + `${bytes(sum("size"))} reserved, ${bytes(sum("requested"))} live, ${bytes(sum("idle"))} in idle segments, `
-    + `${bytes(sum("rest"))} in rests of split segments` + (sum("waiting") ? `, ${bytes(sum("waiting"))} waiting for other streams` : "");
+    + `${bytes(sum("size"))} reserved, ${bytes(sum("requested"))} live, ${bytes(sum("idle"))} in completely free segments, `
+    + `${bytes(sum("rest"))} in free parts of split segments` + (sum("waiting") ? `, ${bytes(sum("waiting"))} waiting for other streams` : "");
   showApart();
   segmentsLegend();
 }
@@ -242,12 +242,12 @@ function showApart() {
     };
   });
   const all = rows.reduce((sum, { segment }) => sum + segment.free, 0);
-  const back = rows.some(({ segment }) => segment.expandable) ? "only whole pages of expandable ranges can be given back" : "cannot be given back";
+  const back = rows.some(({ segment }) => segment.expandable) ? "only whole pages of expandable ranges can be released" : "cannot be released";
   const said = element("p", { class: "quiet" }, rows.length
-    ? `${plural(rows.length, "segment is", "segments are")} partly live: ${bytes(all)} of free memory in them can serve requests of their own stream and pool only, and ${back}.`
-    : "Nothing: no segment is partly live with more than half a MiB free.");
+    ? `${plural(rows.length, "segment is", "segments are")} partly used: ${bytes(all)} of free memory in them can only serve requests of their own stream and pool, and ${back}.`
+    : "No partly used segment has more than half a MiB free.");
   byId("apart").replaceChildren(said, ...(cells.length ? [table([["free", false], ["ranges", false], ["largest range", false],
-    ["segment", true], ["kept by", true], ["the smallest of them, asked for by", true]], cells)] : []));
+    ["segment", true], ["kept by", true], ["the smallest of them, requested by", true]], cells)] : []));
 }
 
 function segmentsLegend() {
@@ -256,7 +256,7 @@ function segmentsLegend() {
   const each = (place, name, number) => [...new Set(pairs.map((pair) => pair[place]))].slice(0, 24).map((at) => [name(at), hue(number(at))]);
   const items = {
     state: [["live", colour("live")], ["live, and keeps free ranges apart", colour("apart")], ["waiting for other streams", colour("waiting")],
-      ["rest of a split segment: free, and the segment is partly live", colour("rest")], ["whole idle segment", colour("idle")]],
+      ["free part of a split segment", colour("rest")], ["completely free segment", colour("idle")]],
     stream: [...each(0, (at) => `stream ${recording.streams[at]}`, (at) => at), ["free: the same, pale", colour("cached")]],
     pool: [...each(1, (at) => `${recording.pools[at].name}, large`, (at) => at * 2 + 1), ...each(1, (at) => `${recording.pools[at].name}, small`, (at) => at * 2)],
     age: [["young", ageColourAt(0)], ["older", ageColourAt(0.5)], ["oldest", ageColourAt(1)], ["free", colour("cached")]],
@@ -284,7 +284,7 @@ function partLines({ segment, heap, part }) {
   const kind = (segment.expandable ? "expandable " : "") + (segment.large ? "large" : "small");
   const own = `in a ${kind} segment of ${bytes(segment.size)}, ${heapName(recording, heap.heap)}: `
     + (segment.free ? `${bytes(segment.free)} free in ${plural(segment.ranges, "range", "ranges")}` : "nothing free");
-  if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "the rest of a split segment" : "the whole segment is idle"}`, own];
+  if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "a part of a split segment" : "the whole segment"}`, own];
   const keeper = segment.keepers.find((keeper) => keeper.run.includes(part));
   const apart = keeper ? [`keeps ${bytes(keeper.before)} and ${bytes(keeper.behind)} of free memory apart`] : [];
   return [...blockTip(recording, part.block, moment), ...apart, own];

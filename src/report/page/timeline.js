@@ -125,7 +125,8 @@ function drawAreas(pen, inner, tall, yOf, moments) {
   shown.sort((a, b) => b.life - a.life);
   const offsets = new Float64Array(inner);
   for (const area of shown) {
-    const number = blocks.stack[area.at] >= 0 ? blocks.stack[area.at] : blocks.requested[area.at] % 9973;
+    const stack = blocks.stack[area.at];
+    const number = stack >= 0 ? recording.stacks.caller[stack] : blocks.requested[area.at] % 9973;
     const size = blocks.requested[area.at];
     pen.fillStyle = hue(number);
     let x = area.from;
@@ -335,7 +336,7 @@ function hoverTimeline(event, x, y, width, height) {
   const lines = [`${when(recording, moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved`];
   if (failure && y < height / 2) {
     const [, size, stream, stack] = failure;
-    lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`asked for by ${toldBy(recording, stack)}`] : []));
+    lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`requested by ${toldBy(recording, stack)}`] : []));
   } else if (at !== NOTHING) {
     lines.unshift(...blockTip(recording, at, moment));
   }
@@ -345,13 +346,13 @@ function hoverTimeline(event, x, y, width, height) {
 /// Buttons for the moments that matter in this recording.
 function showJumps() {
   const { recording } = state;
-  const jumps = [["peak of reserved bytes", recording.peak_reserved.moment], ["peak of live bytes", recording.peak_live.moment]];
+  const jumps = [["peak of live bytes", recording.peak_live.moment], ["peak of reserved bytes", recording.peak_reserved.moment]];
   const failures = recording.failures.list;
   if (failures.length) jumps.push(["first failure", failures[0][0]]);
   jumps.push(["end", recording.events]);
   byId("jumps").replaceChildren(element("span", {}, "go to"), ...jumps.map(([name, moment]) => press(name, `go to: ${name}`, () => choose(moment))));
   legend("timeline-legend", [
-    ["live: in callers' hands; large blocks have colours of their own", colour("live")], ["cached: reserved and not live", colour("cached")],
+    ["live: allocated and not freed; large blocks have colours of their own", colour("live")], ["cached: reserved and not live", colour("cached")],
     ...(failures.length ? [[`request failed (${grouped(recording.failures.total)})`, colour("limit")]] : []),
     ["the chosen moment", colour("accent")],
   ]);

@@ -14,16 +14,18 @@ function element(name, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const grouped = (number) => Math.round(number).toLocaleString("en-US");
 
-/// Large numbers are rounded up to whole MiB, as `advise` does.
+/// Large numbers are rounded to whole MiB, as `advise` does.
 function bytes(number) {
   const size = Math.abs(number);
   if (size >= 1048576) {
     const mib = number / 1048576;
-    return `${size >= 1048576 * 100 ? grouped(Math.ceil(mib)) : mib.toFixed(1)} MiB`;
+    return `${size >= 1048576 * 100 ? grouped(mib) : mib.toFixed(1)} MiB`;
   }
   return size >= 1024 ? `${(number / 1024).toFixed(size % 1024 ? 1 : 0)} KiB` : `${number} B`;
 }
 
+/// What a device must have at least, in whole MiB.
+const needed = (number) => `${grouped(Math.ceil(number / 1048576))} MiB`;
 const exactly = (number) => number >= 1024 ? `${bytes(number)} (${grouped(number)} bytes)` : bytes(number);
 const percent = (part, all) => all > 0 ? `${(100 * part / all).toFixed(part * 10 < all ? 1 : 0)} %` : "-";
 
@@ -108,11 +110,16 @@ function table(columns, rows) {
   return element("div", { class: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
+/// The last part of a path; a function of C++ without its parameters.
+const fileOf = (frame) => frame.kind === 0 || frame.kind === 3 ? "" : `${frame.file.split("/").pop()}${frame.line ? ":" + frame.line : ""} `;
+const lineOf = (frame) => `${frame.file}${frame.line ? ":" + frame.line : ""} ${frame.name}`;
+
+/// Frames for a tip: the program's own first, then what they called.
 function framesList(frames, most) {
-  const line = (frame) => element("div", { class: frame.own ? "own" : null },
-    `${frame.file}${frame.line ? ":" + frame.line : ""} ${frame.name}`);
-  const rest = frames.length - most;
-  return element("div", { class: "frames" }, ...frames.slice(0, most).map(line),
+  const ordered = state.allFrames ? frames : [...frames.filter(({ own }) => own), ...frames.filter(({ own }) => !own)];
+  const line = (frame) => element("div", { class: frame.own ? "own" : null }, lineOf(frame));
+  const rest = ordered.length - most;
+  return element("div", { class: "frames" }, ...ordered.slice(0, most).map(line),
     ...(rest > 0 ? [element("div", {}, `and ${rest} more`)] : []));
 }
 
@@ -129,24 +136,22 @@ function tip(event, lines) {
   box.style.top = `${Math.max(4, top)}px`;
 }
 
-/// What is known of a block at a moment, as lines.
+/// A block at a moment, in lines.
 function blockLines(recording, at, moment) {
   const { blocks } = recording;
   const several = blocks.count[at] > 1;
   const what = several ? `${grouped(blocks.count[at])} small blocks together` : "Block";
   const state = moment < blocks.freed[at] ? "live" : "waiting for other streams";
   const [stream, pool] = recording.heaps[blocks.heap[at]];
-  const lines = [
-    `${what}: ${exactly(blocks.size[at])}, ${state}`,
-    `asked for ${exactly(blocks.requested[at])}`,
-    `stream ${recording.streams[stream]}, ${recording.pools[pool].name}`,
-  ];
+  const lines = several ? [] : [toldBy(recording, blocks.stack[at])];
+  lines.push(`${what}: ${exactly(blocks.size[at])}, ${state}`,
+    `requested ${exactly(blocks.requested[at])}`,
+    `stream ${recording.streams[stream]}, ${recording.pools[pool].name}`);
   if (!several) {
     const ago = moment - blocks.born[at];
     const time = recording.has_times ? ` (${duration(timeOf(recording, moment) - timeOf(recording, blocks.born[at]))})` : "";
     lines.push(blocks.born[at] === 0 ? "age: older than the recording" : `age: ${plural(ago, "event", "events")}${time}`);
     lines.push(`address ${addressOf(recording, blocks.address[at])}`);
-    lines.push(`asked for by ${toldBy(recording, blocks.stack[at])}`);
   }
   return lines;
 }
@@ -157,6 +162,6 @@ function blockTip(recording, at, moment) {
   return frames.length ? [...lines, framesList(frames, 8)] : lines;
 }
 
-/// What is shown: which recording, which moment, and how.
+/// The state of the page: which recording, which moment, and how they are drawn.
 const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", by: "state", wide: 1,
-  block: NOTHING, holders: "0", curve: "at_need", strong: new Set() };
+  block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", strong: new Set() };

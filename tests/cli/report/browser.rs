@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::super::advise::recording_that_begins_late;
 use super::super::{Folder, run, text, trace};
 use super::made;
 
@@ -80,6 +81,12 @@ pub(super) fn is_well(said: &Value) {
         let number = |name: &str| seen[name].as_u64().unwrap_or(0);
         assert!(number("timelineColours") > 4 && number("segmentsColours") > 2, "{seen:#}");
         assert!(number("flames") > 1 && number("holders") > 0, "{seen:#}");
+        assert!(seen["opensAt"] == true && seen["followsAddress"] == true, "{seen:#}");
+        assert!(text("address").ends_with(&format!("moment={}", seen["start"])), "{seen:#}");
+        let flames = &seen["flamesUsed"];
+        assert!(flames["found"].as_u64() > Some(0), "{flames:#}");
+        assert!(flames["sum"].as_str().is_some_and(|sum| sum.contains('%')), "{flames:#}");
+        assert!(flames["high"] == true && flames["same"] == true, "{flames:#}");
         assert!(seen["peakShown"] == true, "{seen:#}");
         assert!(seen["zoomed"] == true || number("events") < 16, "{seen:#}");
         if seen["block"] != Value::Null {
@@ -117,6 +124,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
         folder.file("two.json", &made::two_devices()),
         folder.file("cut.json", &made::cut("multistream.default")),
         folder.file("log.csv", &made::log()),
+        folder.file("late.json", &recording_that_begins_late()),
     ];
     let page = folder.path("page.html");
     let files: Vec<&str> = shipped.iter().chain(&made).map(String::as_str).collect();
@@ -126,7 +134,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     is_well(&said);
     assert_eq!(said["chooser"], true);
     let seen = said["recordings"].as_array().expect("a list");
-    assert_eq!(seen.len(), 10, "one file has two devices: {said:#}");
+    assert_eq!(seen.len(), 11, "one file has two devices: {said:#}");
     let of = |name: &str| seen.iter().find(|seen| seen["name"] == name).expect("it is shown");
     let serve = of("serve.default");
     assert_eq!(serve["otherMap"], true);
@@ -141,6 +149,17 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     assert!(hostile["block"]["frames"].as_u64() > Some(0), "{hostile:#}");
     let shown = hostile["block"]["text"].as_str().unwrap_or_default();
     assert!(shown.contains("</script><img src=x onerror=alert(1)>"), "{shown}");
+    let late = of("late");
+    let flames = &late["flamesUsed"];
+    let of_flames = |name: &str| flames[name].as_str().unwrap_or_default();
+    assert!(of_flames("first").contains("nn.py:6 softmax < model.py:432 attention"), "{flames:#}");
+    let machinery = ["unwind", "CachingAllocator", "_PyEval", "_ops::", "_call_impl", "_start"];
+    for part in machinery {
+        assert!(!of_flames("own").contains(part), "{part}: {flames:#}");
+        assert!(of_flames("all").contains(part), "{part}: {flames:#}");
+    }
+    let tip = late["block"]["text"].as_str().unwrap_or_default();
+    assert!(tip.starts_with("nn.py:6 softmax < model.py:432 attention"), "{tip}");
 }
 
 /// The same for recordings that are not shipped: `STRATALLOC_RECORDINGS` names a folder.

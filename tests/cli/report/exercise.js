@@ -46,10 +46,11 @@ function hoverBlock(recording) {
   found.sort((a, b) => b.rank - a.rank);
   if (!found.length) return null;
   point(byId("segments-canvas"), "pointermove", found[0].x, found[0].y);
-  const frames = framesOf(recording, recording.blocks.stack[found[0].block]);
+  const stack = recording.blocks.stack[found[0].block];
+  const frames = framesOf(recording, stack);
   const text = tipText();
   point(byId("segments-canvas"), "pointerleave", 0, 0);
-  return { text, hasSize: text.includes(exactly(recording.blocks.size[found[0].block])), hasStack: frames.length === 0 || text.includes(frames[0].file), frames: frames.length };
+  return { text, hasSize: text.includes(exactly(recording.blocks.size[found[0].block])), hasStack: text.startsWith(toldBy(recording, stack)), frames: frames.length };
 }
 
 function hoverArea() {
@@ -68,6 +69,33 @@ function hoverArea() {
   return null;
 }
 
+/// Whether an address with a moment shows it.
+function followsAddress(recording, moment) {
+  const which = recordings.length > 1 ? `recording=${recordings.indexOf(recording)}&` : "";
+  history.replaceState(null, "", `#${which}moment=${moment}`);
+  dispatchEvent(new Event("hashchange"));
+  return state.moment === moment && location.hash.endsWith(`moment=${moment}`);
+}
+
+/// Searches the flame graph for its largest frame, and shows all frames for a while.
+function useFlames(recording) {
+  const search = document.querySelector("#holders-bar input");
+  const find = (text) => { search.value = text; search.dispatchEvent(new Event("input")); };
+  const [largest] = [...flames.root.children.values()].sort((a, b) => b.bytes - a.bytes);
+  find(largest ? largest.name : "");
+  const found = byId("flames").querySelectorAll(".found").length;
+  const sum = byId("flames-found").textContent;
+  find("");
+  const names = () => byId("holders").textContent + [...byId("flames").children].map((button) => button.getAttribute("aria-label")).join(" ");
+  const own = names();
+  const all = document.querySelector('#holders-bar button[data-value="all"]');
+  all?.click();
+  const shown = names();
+  document.querySelector('#holders-bar button[data-value="own"]')?.click();
+  return { found, sum, own, all: all ? shown : null, high: byId("flames").clientHeight <= innerHeight,
+    first: byId("holders-table").querySelector("tbody tr")?.textContent ?? "", same: names() === own };
+}
+
 function exercise(recording) {
   const said = { name: recording.name, events: recording.events, moments: recording.moments?.length ?? recording.events + 1 };
   said.panels = ["timeline", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
@@ -82,6 +110,10 @@ function exercise(recording) {
   said.block = hoverBlock(recording);
   said.area = hoverArea();
   said.start = state.moment;
+  said.opensAt = state.moment === (recording.failures.list[0]?.[0] ?? recording.peak_live.moment);
+  said.address = location.hash;
+  said.flamesUsed = useFlames(recording);
+  said.followsAddress = followsAddress(recording, recording.events) && followsAddress(recording, said.start);
   const before = picture("segments-canvas");
   const third = Math.floor(recording.events / 3);
   choose(shownMoment(recording, third) === said.start ? recording.events : third);

@@ -1,0 +1,391 @@
+//! Which code of the program asked for a block: recorded stacks without the frames that stand in all of them.
+//!
+//! Two stacks have the same caller if they agree in the frames of the program's own code, and in the library
+//! code that its innermost line called. Frames of PyTorch's and Python's machinery
+//! ([`FrameKind::Runtime`]) never count. Where no Python code is left, as on the threads of the backward
+//! pass, the caller is the node of the backward pass or the compiled code.
+
+use std::collections::HashMap;
+
+use crate::replay::{Frame, FrameKind, Runtime, StackId, Stacks};
+
+/// Which frames tell stacks apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Compared {
+    /// Those of the program's code and of the library that its innermost line called.
+    #[default]
+    Code,
+    /// All of them.
+    AllFrames,
+}
+
+/// The code behind one or several stacks, by the numbers of frames, the innermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Caller {
+    /// The program's own frames; without any, those of libraries, and without those, compiled code.
+    chain: Vec<u32>,
+    /// Library code that the innermost frame of `chain` called.
+    library: Vec<u32>,
+    /// Whether the request came from autograd's engine and no frame shows more.
+    is_engine: bool,
+    /// The stack, where all frames count.
+    stack: Option<StackId>,
+}
+
+/// The callers of a recording's stacks.
+#[derive(Debug)]
+pub(crate) struct Callers<'a> {
+    stacks: &'a Stacks,
+    callers: Vec<Caller>,
+    /// By the place of a stack.
+    of_stacks: Vec<u32>,
+    kinds: Vec<FrameKind>,
+}
+
+/// How many frames of a chain a label has at least, if there are so many.
+const FRAMES_LEAST: usize = 2;
+/// Longer labels leave out frames in their middle.
+const FRAMES_WHOLE: usize = 4;
+/// Labels that are equal with this many frames stay equal.
+const FRAMES_MOST: usize = 64;
+
+impl<'a> Callers<'a> {
+    /// Finds the caller of each stack.
+    pub(crate) fn of(stacks: &'a Stacks, compared: Compared) -> Self {
+        let kinds = (0..stacks.frame_count()).map(|number| stacks.frame(number).kind()).collect();
+        let mut all = Self { stacks, callers: Vec::new(), of_stacks: Vec::new(), kinds };
+        let mut known: HashMap<Caller, u32> = HashMap::new();
+        for stack in stacks.ids() {
+            let mut caller = all.caller_of(stack);
+            caller.stack = (compared == Compared::AllFrames).then_some(stack);
+            let callers = &mut all.callers;
+            let number = *known.entry(caller).or_insert_with_key(|caller| {
+                callers.push(caller.clone());
+                u32::try_from(callers.len() - 1).unwrap_or(0)
+            });
+            all.of_stacks.push(number);
+        }
+        all
+    }
+
+    fn caller_of(&self, stack: StackId) -> Caller {
+        let numbers = self.stacks.frame_numbers(stack);
+        let of_kind = |kind: FrameKind| {
+            let frames = numbers.iter().copied().filter(move |&frame| self.kind(frame) == kind);
+            frames.collect::<Vec<u32>>()
+        };
+        let chain = of_kind(FrameKind::Program);
+        if let Some(innermost) = chain.first() {
+            let called = numbers.iter().copied().take_while(|frame| frame != innermost);
+            let library = called.filter(|&frame| self.kind(frame) == FrameKind::Library).collect();
+            return Caller { chain, library, ..Caller::default() };
+        }
+        let chain = of_kind(FrameKind::Library);
+        if !chain.is_empty() {
+            return Caller { chain, ..Caller::default() };
+        }
+        let compiled = of_kind(FrameKind::Compiled);
+        let node = compiled.iter().find(|&&frame| self.frame(frame).backward_node().is_some());
+        let chain = node.map_or_else(|| compiled.clone(), |&node| vec![node]);
+        let is_engine = chain.is_empty()
+            && numbers.iter().any(|&f| self.kind(f) == FrameKind::Runtime(Runtime::Autograd));
+        Caller { chain, is_engine, ..Caller::default() }
+    }
+
+    /// The number of a stack's caller. Stacks of the same code have the same number.
+    pub(crate) fn of_stack(&self, stack: StackId) -> u32 {
+        self.of_stacks.get(stack.index()).copied().unwrap_or(0)
+    }
+
+    /// The frames that show a caller, the innermost first, as numbers of the recording's frames.
+    pub(crate) fn frames(&self, caller: u32) -> impl Iterator<Item = u32> {
+        let Caller { library, chain, .. } = &self.callers[caller as usize];
+        library.iter().chain(chain).copied()
+    }
+
+    pub(crate) fn kind(&self, frame: u32) -> FrameKind {
+        self.kinds[frame as usize]
+    }
+
+    fn frame(&self, number: u32) -> Frame<'a> {
+        self.stacks.frame(number)
+    }
+
+    /// What a caller's blocks are for, where its frames leave no doubt.
+    pub(crate) fn category(&self, caller: u32) -> Option<&'static str> {
+        let mut frames = self.frames(caller).map(|number| self.frame(number));
+        frames.find_map(|frame| match frame {
+            Frame { function: "_init_group", file, .. } if file.contains("torch/optim/") => {
+                Some("optimizer state")
+            }
+            Frame { function: "convert", file, .. }
+                if file.ends_with("torch/nn/modules/module.py") =>
+            {
+                Some("parameters and buffers")
+            }
+            frame => match frame.backward_node()? {
+                "AccumulateGrad" => Some("gradients"),
+                _ => Some("backward pass"),
+            },
+        })
+    }
+
+    /// A line for each caller, with as many frames as tell these callers apart.
+    pub(crate) fn labels(&self, callers: &[u32]) -> Vec<String> {
+        let files = self.program_files();
+        let mut shown: Vec<Shown> = callers.iter().map(|_| Shown::default()).collect();
+        let label = |at: usize, shown: Shown| self.label(callers[at], shown, &files);
+        let mut labels: Vec<String> =
+            shown.iter().enumerate().map(|(at, &s)| label(at, s)).collect();
+        for _ in 0..FRAMES_MOST {
+            let mut same: HashMap<&str, Vec<usize>> = HashMap::new();
+            labels.iter().enumerate().for_each(|(at, text)| same.entry(text).or_default().push(at));
+            let same = same.into_values().filter(|rows| rows.len() > 1);
+            let more: Vec<usize> =
+                same.flat_map(|rows| self.longer(callers, &rows, &mut shown)).collect();
+            if more.is_empty() {
+                break;
+            }
+            more.into_iter().for_each(|at| labels[at] = label(at, shown[at]));
+        }
+        labels
+    }
+
+    /// Shows a frame more of each of these rows, whose labels are equal; returns the rows that had one.
+    fn longer(&self, callers: &[u32], rows: &[usize], shown: &mut [Shown]) -> Vec<usize> {
+        let caller = |row: usize| &self.callers[callers[row] as usize];
+        let is_library = rows.iter().any(|&row| caller(row).library != caller(rows[0]).library);
+        let has_more = |row: &usize| {
+            let (Caller { chain, library, .. }, shown) = (caller(*row), &mut shown[*row]);
+            if is_library && shown.library < library.len() {
+                shown.library += 1;
+                return true;
+            }
+            let has_more = shown.chain < chain.len();
+            shown.chain += usize::from(has_more);
+            has_more
+        };
+        rows.iter().copied().filter(has_more).collect()
+    }
+
+    fn label(&self, caller: u32, shown: Shown, files: &HashMap<&str, Vec<&str>>) -> String {
+        let Caller { chain, library, is_engine, .. } = &self.callers[caller as usize];
+        let text = |number: &u32| self.text(*number, files);
+        let mut frames: Vec<String> = chain.iter().take(shown.chain).map(text).collect();
+        if frames.len() > FRAMES_WHOLE {
+            frames.splice(FRAMES_LEAST..frames.len() - 1, ["..".to_owned()]);
+        }
+        let mut label = match (frames.is_empty(), is_engine) {
+            (true, true) => "(autograd's engine, no code of the program in the stack)".to_owned(),
+            (true, false) => "(no code of the program in the stack)".to_owned(),
+            (false, _) => frames.join(" < "),
+        };
+        let of_torch = |number: &&u32| self.frame(**number).file.contains("torch/");
+        let beside_torch = library.iter().position(|number| !of_torch(&number)).unwrap_or(0);
+        let from = if shown.library > 1 { 0 } else { beside_torch };
+        let called: Vec<String> = library.iter().skip(from).take(shown.library).map(text).collect();
+        if !called.is_empty() {
+            label += &format!(", in {}", called.join(" < "));
+        }
+        match self.category(caller) {
+            Some(category) => format!("{label} [{category}]"),
+            None => label,
+        }
+    }
+
+    /// A frame for people: without the folders that tell its file from no other one.
+    fn text(&self, number: u32, files: &HashMap<&str, Vec<&str>>) -> String {
+        let frame = self.frame(number);
+        let file = match self.kind(number) {
+            FrameKind::Program => program_file(&frame, files),
+            FrameKind::Library => library_file(&frame),
+            FrameKind::Compiled | FrameKind::Runtime(_) => {
+                return frame.backward_node().unwrap_or(frame.short_function()).to_owned();
+            }
+        };
+        format!("{file}:{} {}", frame.line, frame.function)
+    }
+
+    /// The program's own files by the last parts of their paths.
+    fn program_files(&self) -> HashMap<&'a str, Vec<&'a str>> {
+        let mut files: HashMap<&str, Vec<&str>> = HashMap::new();
+        let numbers =
+            (0..self.stacks.frame_count()).filter(|&n| self.kind(n) == FrameKind::Program);
+        for frame in numbers.map(|number| self.frame(number)) {
+            let same = files.entry(frame.base_name()).or_default();
+            if !same.contains(&frame.file) {
+                same.push(frame.file);
+            }
+        }
+        files
+    }
+}
+
+/// How many frames a label shows.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    chain: usize,
+    library: usize,
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Self { chain: FRAMES_LEAST, library: 1 }
+    }
+}
+
+/// The end of a path that no other file of the program has.
+fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a str {
+    let others = files.get(frame.base_name()).map_or(&[][..], Vec::as_slice);
+    let is_alone = |end: &&str| {
+        let has_end =
+            |file: &&&str| file.strip_suffix(end).is_some_and(|s| s.is_empty() || s.ends_with('/'));
+        others.iter().filter(has_end).count() <= 1
+    };
+    let starts = frame.file.rmatch_indices('/').map(|(at, _)| &frame.file[at + 1..]);
+    starts.into_iter().find(is_alone).unwrap_or(frame.file)
+}
+
+/// The path from the folder in which libraries lie.
+fn library_file<'a>(frame: &Frame<'a>) -> &'a str {
+    for folder in ["site-packages/", "dist-packages/"] {
+        if let Some((_, path)) = frame.file.rsplit_once(folder) {
+            return path;
+        }
+    }
+    match frame.file.rsplit_once("/torch/") {
+        Some((before, _)) => &frame.file[before.len() + 1..],
+        None => frame.base_name(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::{Limits, reader};
+
+    /// A recording whose requests have these stacks: `file:line function`, the innermost frame first.
+    fn stacks(recorded: &[&[&str]]) -> Stacks {
+        let frame = |text: &&str| {
+            let (file, rest) = text.split_once(':').unwrap();
+            let (line, function) = rest.split_once(' ').unwrap();
+            format!(r#"{{"filename":"{file}","line":{line},"name":"{function}"}}"#)
+        };
+        let event = |(at, frames): (usize, &&[&str])| {
+            let frames: Vec<String> = frames.iter().map(frame).collect();
+            let (place, frames) = ((at + 1) << 20, frames.join(","));
+            format!(
+                r#"{{"action":"alloc","addr":{place},"size":512,"stream":0,"frames":[{frames}]}}"#
+            )
+        };
+        let events: Vec<String> = recorded.iter().enumerate().map(event).collect();
+        let json = format!(r#"{{"segments":[],"device_traces":[[{}]]}}"#, events.join(","));
+        reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap().stacks
+    }
+
+    /// The label of each stack; equal callers have one label.
+    fn labels(recorded: &[&[&str]]) -> Vec<String> {
+        let stacks = stacks(recorded);
+        let callers = Callers::of(&stacks, Compared::Code);
+        let mut numbers: Vec<u32> = stacks.ids().map(|id| callers.of_stack(id)).collect();
+        numbers.dedup();
+        callers.labels(&numbers)
+    }
+
+    const UNWIND: &str = "??:0 torch::unwind::unwind()";
+    const EVAL: &str = "??:0 _PyEval_EvalFrameDefault";
+    const CALL: &str = "/v/lib/python3.12/site-packages/torch/nn/modules/module.py:1790 _call_impl";
+
+    #[test]
+    fn stacks_that_differ_in_machinery_have_one_caller() {
+        let einsum = "/v/lib/python3.12/site-packages/einops/einops.py:939 einsum";
+        let torch = "/v/lib/python3.12/site-packages/torch/functional.py:373 einsum";
+        let bmm = "??:0 at::native::bmm(at::Tensor const&)";
+        let (forward, main) = ("/me/model/model.py:39 forward", "/me/train.py:9 main");
+        let labels = labels(&[
+            &[UNWIND, bmm, torch, einsum, forward, EVAL, CALL, main],
+            &[UNWIND, torch, einsum, EVAL, forward, CALL, CALL, main],
+        ]);
+        assert_eq!(
+            labels,
+            ["model.py:39 forward < train.py:9 main, in einops/einops.py:939 einsum"]
+        );
+    }
+
+    #[test]
+    fn a_label_has_as_many_frames_as_tell_callers_apart() {
+        let main = "train.py:9 main";
+        let deep = |line| {
+            let last = format!("train.py:{line} main");
+            ["a.py:1 f", "a.py:2 g", "a.py:3 h", "a.py:4 i", "a.py:5 j", last.as_str()]
+                .map(str::to_owned)
+        };
+        let (first, second) = (deep(7), deep(8));
+        let (first, second) =
+            (first.each_ref().map(|f| f.as_str()), second.each_ref().map(|f| f.as_str()));
+        let labels = labels(&[
+            &["m.py:1 linear", "m.py:10 q", main],
+            &["m.py:1 linear", "m.py:11 k", main],
+            &first,
+            &second,
+        ]);
+        assert_eq!(labels[..2], ["m.py:1 linear < m.py:10 q", "m.py:1 linear < m.py:11 k"]);
+        assert_eq!(labels[2], "a.py:1 f < a.py:2 g < .. < train.py:7 main");
+        assert_eq!(labels[3], "a.py:1 f < a.py:2 g < .. < train.py:8 main");
+    }
+
+    #[test]
+    fn files_of_the_program_are_shown_without_the_folders_that_they_share() {
+        let labels =
+            labels(&[&["/me/one/model.py:1 f"], &["/me/two/model.py:1 f"], &["/me/x/loss.py:2 g"]]);
+        assert_eq!(labels, ["one/model.py:1 f", "two/model.py:1 f", "loss.py:2 g"]);
+    }
+
+    #[test]
+    fn without_code_of_the_program_the_library_the_node_or_the_operator_is_the_caller() {
+        let node =
+            "??:0 torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)";
+        let grad = "??:0 torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)";
+        let engine = "??:0 torch::autograd::Engine::thread_main(std::shared_ptr<X> const&)";
+        let labels = labels(&[
+            &[UNWIND, "/v/site-packages/trainer/loop.py:8 step", EVAL],
+            &[UNWIND, "??:0 at::native::mul(at::Tensor const&)", node, engine],
+            &[UNWIND, grad, engine],
+            &[UNWIND, "main.cpp:0 at::native::mul(at::Tensor const&)", "main.cpp:0 run()"],
+            &[UNWIND, engine],
+            &[UNWIND],
+        ]);
+        assert_eq!(
+            labels,
+            [
+                "trainer/loop.py:8 step",
+                "MulBackward0 [backward pass]",
+                "AccumulateGrad [gradients]",
+                "mul < run",
+                "(autograd's engine, no code of the program in the stack)",
+                "(no code of the program in the stack)",
+            ]
+        );
+    }
+
+    #[test]
+    fn categories_are_named_where_the_frames_leave_no_doubt() {
+        let torch = |rest: &str| format!("/v/lib/python3.12/site-packages/torch/{rest}");
+        let (adam, module) =
+            (torch("optim/adam.py:170 _init_group"), torch("nn/modules/module.py:1351 convert"));
+        let labels = labels(&[&[&adam, "train.py:5 step"], &[&module, "train.py:2 main"]]);
+        assert!(labels[0].ends_with("[optimizer state]"), "{labels:?}");
+        assert!(labels[1].ends_with("[parameters and buffers]"), "{labels:?}");
+    }
+
+    #[test]
+    fn with_all_frames_every_stack_is_a_caller() {
+        let stacks = stacks(&[&[UNWIND, "m.py:1 f"], &[UNWIND, EVAL, "m.py:1 f"]]);
+        let numbers = |compared| {
+            let callers = Callers::of(&stacks, compared);
+            stacks.ids().map(|id| callers.of_stack(id)).collect::<Vec<u32>>()
+        };
+        assert_eq!(numbers(Compared::Code), [0, 0]);
+        assert_eq!(numbers(Compared::AllFrames), [0, 1]);
+    }
+}
