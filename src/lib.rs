@@ -77,6 +77,7 @@ pub mod size;
 pub mod stats;
 pub mod switch;
 pub(crate) mod sync;
+pub(crate) mod threads;
 pub(crate) mod tracepoints;
 
 #[path = "../strategies/mod.rs"]

@@ -9,13 +9,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::ThreadId;
 
 use parking_lot::RwLock;
 
 use crate::allocator::ScopeFilter;
 use crate::driver::{CaptureStatus, Driver, DriverResult, capture_status_of};
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{PoolId, StreamId, ThreadNumber};
 
 /// The open scopes, with what the allocator keeps for each.
 #[derive(Debug)]
@@ -35,8 +34,8 @@ struct Scope<P> {
     pool: PoolId,
     filter: ScopeFilter,
     kept: P,
-    /// Who opened it, and captures if anybody does.
-    thread: ThreadId,
+    /// The thread that opened it. A capture in the scope runs on it.
+    thread: ThreadNumber,
     is_captures: AtomicBool,
     is_told: bool,
 }
@@ -84,7 +83,7 @@ impl<P> Scopes<P> {
     /// Whether the calling thread has such a capture under way: it may not wait or ask events then.
     #[inline]
     pub(crate) fn captures_here(&self) -> bool {
-        let thread = std::thread::current().id();
+        let thread = ThreadNumber::current();
         let here = |scope: &Arc<Scope<P>>| {
             scope.thread == thread && scope.is_captures.load(Ordering::Relaxed)
         };
@@ -106,7 +105,7 @@ impl<P> Scopes<P> {
         self.told.fetch_add(u64::from(is_told), Ordering::SeqCst);
         let is_captures = matches!(filter, ScopeFilter::Capture(_));
         self.captures.fetch_add(usize::from(is_captures), Ordering::Relaxed);
-        let thread = std::thread::current().id();
+        let thread = ThreadNumber::current();
         let is_captures = AtomicBool::new(is_captures);
         let scope = Arc::new(Scope { pool, filter, kept, thread, is_captures, is_told });
         Arc::make_mut(&mut *self.open.write()).push(scope);
@@ -182,7 +181,7 @@ impl<P> Drop for Scopes<P> {
 /// Whether a filter accepts a request of the calling thread on a stream of this state.
 pub(crate) fn accepts(filter: &ScopeFilter, stream: StreamId, status: CaptureStatus) -> bool {
     match filter {
-        ScopeFilter::Thread(thread) => *thread == std::thread::current().id(),
+        ScopeFilter::Thread(thread) => *thread == ThreadNumber::current(),
         ScopeFilter::Stream(own) => *own == stream,
         ScopeFilter::Capture(capture) => status == CaptureStatus::Active { capture: *capture },
         ScopeFilter::Where(accepts) => accepts(stream),

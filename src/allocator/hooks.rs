@@ -2,9 +2,8 @@
 //!
 //! An allocator that offers them keeps a [`Hooks`], asks it for memory before it takes some from the driver,
 //! and shows it the report of a request that failed. They run with no lock held and may allocate and free. A
-//! call that comes back here on its own thread skips them, and so does one from a thread's last destructors.
+//! call that comes back here on its own thread skips them.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,49 +14,17 @@ use parking_lot::RwLock;
 use crate::diagnostics;
 use crate::error::OutOfMemory;
 use crate::ids::HookId;
+use crate::threads::Region;
 
 /// Called when a request found no cached block; says whether it freed anything.
 pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 /// Called with the report when a request has failed.
 pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
-thread_local! {
-    /// Whose hooks this thread runs now.
-    static INSIDE: RefCell<Vec<HookId>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Marks that this thread runs one of some hooks, until it is dropped, also by a panic.
-struct Inside(HookId);
-
-impl Inside {
-    /// `None` inside a hook, and on a thread that ends: nobody could tell there.
-    fn enter(own: HookId) -> Option<Self> {
-        let enter = |inside: &RefCell<Vec<HookId>>| {
-            let mut inside = inside.borrow_mut();
-            if inside.contains(&own) {
-                return None;
-            }
-            inside.push(own);
-            Some(Self(own))
-        };
-        INSIDE.try_with(enter).ok().flatten()
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        let leave = |inside: &RefCell<Vec<HookId>>| {
-            inside.borrow_mut().retain(|own| *own != self.0);
-        };
-        // Where the thread ends nobody looks any more.
-        let _ = INSIDE.try_with(leave);
-    }
-}
-
 /// The callbacks and observers of one allocator.
 pub struct Hooks {
-    /// Tells them from other allocators'.
-    own: HookId,
+    /// A thread that runs one of them is inside of it.
+    running: Region,
     callbacks: RwLock<Vec<(HookId, FreeMemoryCallback)>>,
     observers: RwLock<Vec<(HookId, OomObserver)>>,
     /// Whether the allocator around this one reports failures.
@@ -83,7 +50,7 @@ impl Hooks {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            own: HookId::next(),
+            running: Region::new(),
             callbacks: RwLock::default(),
             observers: RwLock::default(),
             is_inner: AtomicBool::new(false),
@@ -114,9 +81,10 @@ impl Hooks {
             return false;
         }
         let callbacks = self.callbacks.read().clone();
-        let Some(_inside) = Inside::enter(self.own) else {
+        if self.running.is_here() {
             return false;
-        };
+        }
+        let _inside = self.running.enter();
         let mut freed = false;
         for (_, callback) in callbacks {
             freed |= callback();
@@ -137,9 +105,10 @@ impl Hooks {
             diagnostics::note(Level::Warn, || first_line(report));
         }
         let observers = self.observers.read().clone();
-        let Some(_inside) = Inside::enter(self.own) else {
+        if self.running.is_here() {
             return;
-        };
+        }
+        let _inside = self.running.enter();
         for (_, observer) in observers {
             observer(report);
         }

@@ -9,12 +9,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::ThreadId;
 
 use super::Allocation;
 use crate::error::PoolError;
 use crate::history::{BlockStateName, SegmentLayout};
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{PoolId, StreamId, ThreadNumber};
 
 /// Where a pool takes segments from instead of the driver. Called with no lock held, so it may use the
 /// allocator, but not from the pool that it serves.
@@ -45,7 +44,7 @@ pub struct PoolOptions {
 #[derive(Clone)]
 pub enum ScopeFilter {
     /// Those of one thread.
-    Thread(ThreadId),
+    Thread(ThreadNumber),
     /// Those on one stream.
     Stream(StreamId),
     /// Those on streams that belong to a capture, by the driver's id.
@@ -59,7 +58,7 @@ impl ScopeFilter {
     /// The calling thread's requests.
     #[must_use]
     pub fn this_thread() -> Self {
-        Self::Thread(std::thread::current().id())
+        Self::Thread(ThreadNumber::current())
     }
 }
 

@@ -10,7 +10,6 @@
 //! Source: PyTorch's rules for `record_stream` inside captures.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::ThreadId;
 
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
@@ -21,7 +20,7 @@ use super::engine::Engine;
 use crate::driver::{CaptureStatus, NodeId, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{PoolId, StreamId, ThreadNumber};
 
 /// The blocks that wait for the ends of captures.
 #[derive(Debug, Default)]
@@ -56,8 +55,8 @@ struct Deferred {
     pool: PoolId,
     stream: StreamId,
     uses: SmallVec<[StreamUse; 4]>,
-    /// Whose streams those are that each thread has of its own, if it uses any.
-    thread: Option<ThreadId>,
+    /// The thread whose per-thread streams use the block, if any do.
+    thread: Option<ThreadNumber>,
     /// The capture in which all its streams were when it was freed, and their ends in the graph.
     ends: Option<(u64, SmallVec<[NodeId; 4]>)>,
 }
@@ -214,7 +213,7 @@ impl Engine {
             state.behind.clear();
         }
         let reuse = self.captures.reuse.load(Ordering::Relaxed);
-        let here = Some(std::thread::current().id());
+        let here = Some(ThreadNumber::current());
         // Uses inside other captures go on.
         let is_over = |d: &Deferred| {
             all_over || d.uses.iter().all(|by| !by.captured || by.stream == d.stream)
@@ -265,7 +264,7 @@ impl Engine {
     /// Whether a block was used by streams that another thread than this one has of its own: an event that
     /// this thread records says nothing of them.
     fn is_of_another_thread(&self, block: &Deferred) -> bool {
-        block.thread.is_some_and(|thread| thread != std::thread::current().id())
+        block.thread.is_some_and(|thread| thread != ThreadNumber::current())
             && block.uses.iter().any(|by| {
                 // Other uses from inside the capture end with it.
                 self.driver.is_per_thread_stream(by.stream)

@@ -12,10 +12,9 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::thread::ThreadId;
 
 use crate::error::{DriverError, DriverErrorKind};
-use crate::ids::{DeviceId, EventId, StreamId};
+use crate::ids::{DeviceId, EventId, StreamId, ThreadNumber};
 
 mod call;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
@@ -198,13 +197,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     }
 }
 
-/// Whose stream a number means here, if it means another one on each thread.
-pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadId> {
-    driver.is_per_thread_stream(stream).then(|| std::thread::current().id())
+/// Returns the calling thread's number if `stream` is the per-thread default stream.
+pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadNumber> {
+    driver.is_per_thread_stream(stream).then(ThreadNumber::current)
 }
 
 /// What passes its events in order: a stream, and whose it is if each thread has its own.
-pub(crate) type Timeline = (StreamId, Option<ThreadId>);
+pub(crate) type Timeline = (StreamId, Option<ThreadNumber>);
 
 /// What a stream's number means on the calling thread.
 #[inline]

@@ -8,11 +8,11 @@
 #![cfg_attr(not(unix), expect(dead_code, reason = "nothing forks there"))]
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{checkpoints, said, sharing, snapshots, table, torch};
 use crate::layers::{front, track};
+use crate::threads::Lasting;
 use crate::{registry, strategies, switch, sync};
 
 /// Whether this process is the child of one that used the library.
@@ -22,7 +22,7 @@ static IS_CHILD: AtomicBool = AtomicBool::new(false);
 type Held = Vec<Box<dyn Any>>;
 
 thread_local! {
-    static HELD: RefCell<Held> = const { RefCell::new(Vec::new()) };
+    static HELD: Lasting<Held> = const { Lasting::new(Vec::new()) };
 }
 
 /// Whether this process is the child of one that used the library: it may have blocks of allocators that
@@ -60,12 +60,11 @@ extern "C" fn before() {
         Box::new(said::hold()),
         Box::new(std::io::stderr().lock()),
     ];
-    // A thread that is ending has no place for them any more; it forks as if nobody else were there.
-    let _ = HELD.try_with(|place| place.replace(held));
+    drop(HELD.with(|place| place.replace(held)));
 }
 
 extern "C" fn in_parent() {
-    let _ = HELD.try_with(RefCell::take);
+    drop(HELD.with(Lasting::take));
 }
 
 extern "C" fn in_child() {

@@ -3,7 +3,6 @@
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::io::{self, Write};
@@ -14,7 +13,7 @@ use super::guard::{Failure, Status, status};
 use super::table;
 use super::text::{Place, read, read_any, write};
 use crate::history::{
-    Action, Context, ContextScope, Format, Frame, RecordOptions, Stack, StackLevel, StackProvider,
+    Action, Format, Frame, NameKind, RecordOptions, Stack, StackLevel, StackProvider,
 };
 
 /// A frame of a stack.
@@ -293,22 +292,11 @@ pub unsafe extern "C" fn stratalloc_history_metadata(
     unsafe { write(buffer, size, needed, text) }
 }
 
-/// Names that a thread is in, the innermost last.
-type Names = RefCell<Vec<ContextScope>>;
-
-thread_local! {
-    static SCOPES: Names = const { RefCell::new(Vec::new()) };
-    static COMPILED: Names = const { RefCell::new(Vec::new()) };
-}
-
-/// Takes the last name of a thread back.
-fn pop(names: &'static std::thread::LocalKey<Names>) -> Status {
-    status(|| match names.with_borrow_mut(Vec::pop) {
-        Some(scope) => {
-            drop(scope);
-            Ok(())
-        }
-        None => Err(Failure::new(Status::InvalidArgument, "the thread has no name to take back")),
+/// Removes the calling thread's last name.
+fn pop(names: NameKind) -> Status {
+    status(|| match names.pop() {
+        true => Ok(()),
+        false => Err(Failure::new(Status::InvalidArgument, "the thread has no name to take back")),
     })
 }
 
@@ -322,8 +310,7 @@ fn pop(names: &'static std::thread::LocalKey<Names>) -> Status {
 pub unsafe extern "C" fn stratalloc_context_push(name: *const c_char) -> Status {
     status(|| {
         // SAFETY: our caller's promise.
-        let scope = Context::scope(unsafe { read(name, "name") }?);
-        SCOPES.with_borrow_mut(|scopes| scopes.push(scope));
+        NameKind::Scope.push(unsafe { read(name, "name") }?);
         Ok(())
     })
 }
@@ -331,7 +318,7 @@ pub unsafe extern "C" fn stratalloc_context_push(name: *const c_char) -> Status 
 /// Takes the calling thread's last name back.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_context_pop() -> Status {
-    pop(&SCOPES)
+    pop(NameKind::Scope)
 }
 
 /// More pairs than anybody needs.
@@ -378,8 +365,7 @@ pub unsafe extern "C" fn stratalloc_annotate(
 pub unsafe extern "C" fn stratalloc_compile_context_push(name: *const c_char) -> Status {
     status(|| {
         // SAFETY: our caller's promise.
-        let scope = Context::compiled(unsafe { read(name, "name") }?);
-        COMPILED.with_borrow_mut(|names| names.push(scope));
+        NameKind::CompileContext.push(unsafe { read(name, "name") }?);
         Ok(())
     })
 }
@@ -387,7 +373,7 @@ pub unsafe extern "C" fn stratalloc_compile_context_push(name: *const c_char) ->
 /// Takes the calling thread's last compiled region back.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_compile_context_pop() -> Status {
-    pop(&COMPILED)
+    pop(NameKind::CompileContext)
 }
 
 /// Writes all segments and blocks and the history, as of one moment, to a file that PyTorch's viewers read: a

@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::event::Action;
+use crate::ids::ThreadNumber;
 
 /// When something happened, and its place among all entries.
 ///
@@ -16,7 +16,7 @@ use super::event::Action;
 pub(crate) struct Moment {
     /// Nanoseconds since the first one. What happens after something on another thread has no earlier time.
     time_ns: u64,
-    /// Numbers of threads. They tell two apart that happened at the same time.
+    /// Tells entries of two threads apart that happened at the same time.
     thread: u32,
     step: u32,
 }
@@ -45,8 +45,7 @@ impl Moment {
         LAST.with(|last| {
             let mut before = last.get();
             if before.thread == 0 {
-                static NEXT: AtomicU32 = AtomicU32::new(1);
-                before.thread = NEXT.fetch_add(1, Ordering::Relaxed);
+                before.thread = ThreadNumber::current().low_half();
             }
             let now = Self { time_ns: since.max(before.time_ns + 1), step: 0, ..before };
             last.set(now);

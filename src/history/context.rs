@@ -7,11 +7,12 @@
 //! ([`Context::scope`]), the compile context of the thread and the metadata of the history.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::LocalKey;
 
 use hashbrown::HashMap;
 use parking_lot::RwLock;
@@ -19,6 +20,7 @@ use parking_lot::RwLock;
 use super::StackLevel;
 use super::clock::Operation;
 use super::record::History;
+use crate::threads::Lasting;
 
 /// One frame of a stack, as snapshots show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,7 +55,8 @@ pub trait Stack: Any + fmt::Debug + Send + Sync {
 }
 
 /// Gathers stacks. Called on the thread that allocates or frees, with no lock of the allocator held. It may
-/// allocate: what it asks for meanwhile has no context. A panic counts as no stack.
+/// allocate, free and take snapshots: its own requests have no context. It must not
+/// [switch](crate::switch::Switchable) the allocator, which refuses that. A panic counts as no stack.
 pub trait StackProvider: Send + Sync {
     /// Where the calling thread is, or nothing.
     fn gather(&self) -> Option<Arc<dyn Stack>>;
@@ -104,15 +107,59 @@ struct Said {
     metadata: Option<Arc<str>>,
 }
 
+type NameList = Lasting<Vec<Arc<str>>>;
+
 thread_local! {
-    /// What entries of this thread get now.
-    static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
-    static SCOPES: RefCell<Vec<Arc<str>>> = const { RefCell::new(Vec::new()) };
-    static COMPILE_CONTEXT: RefCell<Vec<Arc<str>>> = const { RefCell::new(Vec::new()) };
-    /// Whether any of the two has something.
-    static SAYS: Cell<u32> = const { Cell::new(0) };
+    /// The context of entries that this thread records. Empty outside of operations.
+    static CURRENT: Lasting<Option<Context>> = const { Lasting::new(None) };
+    static SCOPES: NameList = const { Lasting::new(Vec::new()) };
+    static COMPILE_CONTEXT: NameList = const { Lasting::new(Vec::new()) };
+    /// How many names the two lists have.
+    static NAME_COUNT: Cell<u32> = const { Cell::new(0) };
     /// Whether a provider runs on this thread.
     static GATHERS: Cell<bool> = const { Cell::new(false) };
+    static CLEAR_NAMES: ClearNames = const { ClearNames };
+}
+
+/// Frees the names that are still in force when the thread ends.
+struct ClearNames;
+
+impl Drop for ClearNames {
+    fn drop(&mut self) {
+        drop((SCOPES.with(Lasting::take), COMPILE_CONTEXT.with(Lasting::take)));
+        NAME_COUNT.set(0);
+    }
+}
+
+/// The two kinds of names that a thread can be in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NameKind {
+    Scope,
+    CompileContext,
+}
+
+impl NameKind {
+    fn list(self) -> &'static LocalKey<NameList> {
+        match self {
+            Self::Scope => &SCOPES,
+            Self::CompileContext => &COMPILE_CONTEXT,
+        }
+    }
+
+    /// Adds a name for the calling thread, the innermost from now on.
+    pub(crate) fn push(self, name: &str) {
+        // A name that is pushed after this destructor has run stays until it is popped.
+        let _ = CLEAR_NAMES.try_with(|_| ());
+        self.list().with(|names| names.change(|names| names.push(name.into())));
+        NAME_COUNT.set(NAME_COUNT.get() + 1);
+    }
+
+    /// Removes the calling thread's innermost name; false if it has none.
+    pub(crate) fn pop(self) -> bool {
+        let had = self.list().with(|names| names.change(|names| names.pop().is_some()));
+        NAME_COUNT.set(NAME_COUNT.get() - u32::from(had));
+        had
+    }
 }
 
 impl Context {
@@ -120,17 +167,13 @@ impl Context {
     /// their innermost frame. Scopes nest.
     #[must_use = "the scope ends when this is dropped"]
     pub fn scope(name: &str) -> ContextScope {
-        SCOPES.with_borrow_mut(|scopes| scopes.push(name.into()));
-        SAYS.set(SAYS.get() + 1);
-        ContextScope { of: Named::Scope, stays_here: std::marker::PhantomData }
+        ContextScope::new(NameKind::Scope, name)
     }
 
     /// The same for the compiled region that runs on this thread: snapshots have a field of their own for it.
     #[must_use = "the compile context ends when this is dropped"]
     pub fn compiled(name: &str) -> ContextScope {
-        COMPILE_CONTEXT.with_borrow_mut(|names| names.push(name.into()));
-        SAYS.set(SAYS.get() + 1);
-        ContextScope { of: Named::CompileContext, stays_here: std::marker::PhantomData }
+        ContextScope::new(NameKind::CompileContext, name)
     }
 
     /// Its frames, the innermost first: names of scopes, then the stack.
@@ -187,37 +230,33 @@ impl Context {
         Self(Arc::new(Parts { stack, said: self.0.said.clone() }))
     }
 
-    /// What entries of this thread get now.
+    /// Returns the context of entries that the calling thread records now.
     pub(super) fn current() -> Option<Self> {
-        CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+        CURRENT.with(Lasting::cloned)
     }
 
-    /// Gives entries of this thread another one, and answers what they got before. A thread that is ending
-    /// has none any more: what a layer gives back then is recorded without.
+    /// Sets the context of entries that the calling thread records, and returns the one before.
     fn replace(next: Option<Self>) -> Option<Self> {
-        CURRENT.try_with(|current| current.replace(next)).ok().flatten()
+        CURRENT.with(|current| current.replace(next))
     }
-}
-
-enum Named {
-    Scope,
-    CompileContext,
 }
 
 /// A name that a thread is in until this is dropped; on that very thread.
 pub struct ContextScope {
-    of: Named,
+    of: NameKind,
     stays_here: std::marker::PhantomData<*const ()>,
+}
+
+impl ContextScope {
+    fn new(of: NameKind, name: &str) -> Self {
+        of.push(name);
+        Self { of, stays_here: std::marker::PhantomData }
+    }
 }
 
 impl Drop for ContextScope {
     fn drop(&mut self) {
-        let names = match self.of {
-            Named::Scope => &SCOPES,
-            Named::CompileContext => &COMPILE_CONTEXT,
-        };
-        names.with_borrow_mut(Vec::pop);
-        SAYS.set(SAYS.get().saturating_sub(1));
+        self.of.pop();
         let Self { stays_here: _, .. } = self;
     }
 }
@@ -264,6 +303,11 @@ impl History {
         self.sources.has_metadata.store(own.is_some(), Ordering::Relaxed);
     }
 
+    /// Whether a stack provider runs on the calling thread.
+    pub(crate) fn is_gathering() -> bool {
+        GATHERS.get()
+    }
+
     /// What was set last.
     #[must_use]
     pub fn metadata(&self) -> Option<Arc<str>> {
@@ -275,7 +319,7 @@ impl Sources {
     /// Whether there is nothing to say but a stack, for this thread now.
     #[inline]
     pub(super) fn is_silent(&self) -> bool {
-        SAYS.get() == 0 && !self.has_metadata.load(Ordering::Relaxed)
+        NAME_COUNT.get() == 0 && !self.has_metadata.load(Ordering::Relaxed)
     }
 
     fn gather(&self, with_stack: bool) -> Option<Context> {
@@ -285,11 +329,9 @@ impl Sources {
         });
         let metadata = self.metadata.read().clone();
         let mut said = Said { metadata, ..Said::default() };
-        if SAYS.get() > 0 {
-            let scopes = SCOPES.try_with(|scopes| scopes.borrow().clone());
-            said.scopes = scopes.unwrap_or_default();
-            let compiled = COMPILE_CONTEXT.try_with(|names| names.borrow().last().cloned());
-            said.compile_context = compiled.ok().flatten();
+        if NAME_COUNT.get() > 0 {
+            said.scopes = SCOPES.with(|names| names.read(<[_]>::to_vec));
+            said.compile_context = COMPILE_CONTEXT.with(|names| names.read(|n| n.last().cloned()));
         }
         let says =
             said.metadata.is_some() || said.compile_context.is_some() || !said.scopes.is_empty();

@@ -14,7 +14,6 @@
 //!
 //! Source of the format: `rmm::mr::logging_resource_adaptor`.
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +26,7 @@ use super::layered::{Layer, Layered, checkpoints_of, raw_of};
 use super::shift::Block;
 use crate::allocator::{Allocation, DeviceAllocator, PoolCheckpoint, Request, Restored, Token};
 use crate::error::{AllocError, FreeError, HandleError, PoolError};
-use crate::ids::{OwnerId, StreamId};
+use crate::ids::{OwnerId, StreamId, ThreadNumber};
 use crate::live_blocks::{Live, Sharded};
 
 /// See the [module](self).
@@ -99,20 +98,6 @@ impl<A: DeviceAllocator> Log<A> {
     }
 }
 
-/// A small number of the calling thread.
-fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        static OWN: Cell<u64> = const { Cell::new(0) };
-    }
-    OWN.with(|own| {
-        if own.get() == 0 {
-            own.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        own.get()
-    })
-}
-
 impl<A: DeviceAllocator> Log<A> {
     /// Does something with the file. Its first failure ends the log.
     fn with_file(&self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
@@ -127,7 +112,7 @@ impl<A: DeviceAllocator> Log<A> {
     }
 
     fn row(&self, action: &str, address: u64, size_bytes: u64, stream: StreamId) {
-        let thread = thread_number();
+        let thread = ThreadNumber::current();
         self.with_file(|file| {
             // Under the lock, so that times never go back in the file unless the clock does.
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,14 +1,15 @@
 //! Which instance a thread uses: the innermost guard's.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::CpuAllocator;
+use crate::threads::Lasting;
 
 thread_local! {
     /// One entry for each guard with the guard's number, the innermost last.
-    static CURRENT: RefCell<Vec<(u64, Arc<CpuAllocator>)>> = const { RefCell::new(Vec::new()) };
+    static CURRENT: Lasting<Vec<(u64, Arc<CpuAllocator>)>> = const { Lasting::new(Vec::new()) };
     static LAST: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -28,19 +29,20 @@ impl CpuCachingGuard {
     pub fn new(allocator: Arc<CpuAllocator>) -> Self {
         let number = LAST.get() + 1;
         LAST.set(number);
-        CURRENT.with_borrow_mut(|stack| stack.push((number, allocator)));
+        CURRENT.with(|stack| stack.change(|stack| stack.push((number, allocator))));
         Self { number, thread: PhantomData }
     }
 }
 
 impl Drop for CpuCachingGuard {
     fn drop(&mut self) {
-        // A thread that ends may have lost its list already; an instance goes after the list is free.
-        let gone = CURRENT.try_with(|stack| {
-            let mut stack = stack.borrow_mut();
-            // Taken along by an outer one: nothing is here any more.
-            let at = stack.iter().rposition(|(number, _)| *number == self.number);
-            at.map(|at| stack.split_off(at))
+        // An instance is dropped when the list is in its place again.
+        let gone = CURRENT.with(|stack| {
+            stack.change(|stack| {
+                // An outer guard that was dropped first has removed it.
+                let at = stack.iter().rposition(|(number, _)| *number == self.number);
+                at.map(|at| stack.split_off(at))
+            })
         });
         drop(gone);
     }
@@ -49,10 +51,8 @@ impl Drop for CpuCachingGuard {
 /// The instance that this thread uses now; none outside of all guards.
 #[must_use]
 pub fn current() -> Option<Arc<CpuAllocator>> {
-    let last = |stack: &RefCell<Vec<(u64, Arc<CpuAllocator>)>>| {
-        stack.borrow().last().map(|(_, own)| Arc::clone(own))
-    };
-    CURRENT.try_with(last).ok().flatten()
+    let last = |stack: &[(u64, Arc<CpuAllocator>)]| stack.last().map(|(_, own)| Arc::clone(own));
+    CURRENT.with(|stack| stack.read(last))
 }
 
 /// Runs `work` with the thread's requests for host memory going to `allocator`.

@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -24,7 +23,7 @@ use crate::driver::plugin::StreamFilter;
 use crate::driver::{CaptureStatus, Driver, may_be_captured};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{PoolId, StreamId, ThreadNumber};
 use crate::scopes::{Scopes, accepts};
 use crate::size::PoolKind;
 
@@ -52,7 +51,7 @@ struct Pool {
 struct Opened {
     pool: PoolId,
     /// For one request only, by this thread.
-    brief: Option<ThreadId>,
+    brief: Option<ThreadNumber>,
 }
 
 /// All pools but the default one.
@@ -232,7 +231,7 @@ impl PluggableAllocator {
         &self,
         pool: PoolId,
         filter: ScopeFilter,
-        brief: Option<ThreadId>,
+        brief: Option<ThreadNumber>,
     ) -> Result<(), PoolError> {
         if pool == PoolId::DEFAULT {
             return Err(PoolError::IsDefault);
@@ -241,7 +240,7 @@ impl PluggableAllocator {
         while let Some(opened) = self.pools.scopes.of(pool) {
             // Another thread's single request ends soon; its own would wait for itself.
             match opened.brief {
-                Some(thread) if thread != thread::current().id() => {
+                Some(thread) if thread != ThreadNumber::current() => {
                     self.pools.closed.wait(&mut known);
                 }
                 _ => return Err(PoolError::ScopeOpen { pool }),
@@ -305,7 +304,7 @@ impl PluggableAllocator {
                 let _ = self.0.close(self.1);
             }
         }
-        self.open(pool, ScopeFilter::this_thread(), Some(thread::current().id()))?;
+        self.open(pool, ScopeFilter::this_thread(), Some(ThreadNumber::current()))?;
         let _close = Close(self, pool);
         self.serve(pool, request)
     }

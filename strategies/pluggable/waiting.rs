@@ -11,7 +11,6 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -22,7 +21,7 @@ use crate::driver::{Driver, captured, expects_captures, may_be_captured, thread_
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::{EventQueue, Recorded};
 use crate::history::Action;
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{PoolId, StreamId, ThreadNumber};
 
 /// A block that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +37,12 @@ struct Captured {
     name: Name,
     streams: SmallVec<[StreamId; 2]>,
     /// Only this thread can tell, if there is one.
-    thread: Option<ThreadId>,
+    thread: Option<ThreadNumber>,
 }
 
 impl Captured {
     fn is_another_threads(&self) -> bool {
-        self.thread.is_some_and(|thread| thread != std::thread::current().id())
+        self.thread.is_some_and(|thread| thread != ThreadNumber::current())
     }
 }
 

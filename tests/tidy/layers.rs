@@ -15,11 +15,12 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 28] = [
+const LAYERS: [Layer; 29] = [
     // Log lines: texts, whatever they are about.
     layer("diagnostics"),
     layer("size"),
     layer("ids"),
+    Layer { never: &["size"], ..layer("threads") },
     // A refused free gives its allocation back.
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },

@@ -9,14 +9,13 @@
 //! A graph is dropped when its capture ends: it never runs, and its memory goes with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, ThreadId};
 
 use hashbrown::{HashMap, HashSet};
 
 use super::{Sim, capture_active, invalid};
 use crate::driver::call::Call;
 use crate::driver::{Capture, CaptureStatus, DriverResult, NodeId};
-use crate::ids::StreamId;
+use crate::ids::{StreamId, ThreadNumber};
 
 /// All captures that have not ended.
 #[derive(Debug, Default)]
@@ -32,7 +31,7 @@ pub(super) struct Graphs {
 #[derive(Debug)]
 struct Run {
     origin: StreamId,
-    thread: ThreadId,
+    thread: ThreadNumber,
     broken: bool,
 }
 
@@ -70,7 +69,7 @@ impl Graphs {
         if self.is_idle() {
             return Ok(());
         }
-        let own = thread::current().id();
+        let own = ThreadNumber::current();
         match self.captures.values().find(|run| run.thread == own) {
             Some(run) => {
                 Err(capture_active(call, format!("this thread captures stream {}", run.origin)))
@@ -206,7 +205,7 @@ impl Graphs {
             return Err(capture_active(call, message));
         }
         let capture = NEXT.fetch_add(1, Ordering::Relaxed);
-        let run = Run { origin: stream, thread: thread::current().id(), broken: false };
+        let run = Run { origin: stream, thread: ThreadNumber::current(), broken: false };
         self.captures.insert(capture, run);
         let branch = Branch { capture, frontier: Vec::new() };
         self.branches.insert(stream, branch);
