@@ -217,7 +217,7 @@ impl From<SwitchError> for Failure {
             SwitchError::Apply(error) => return error.into(),
             SwitchError::Peer(ref error) => of_driver(error),
             SwitchError::ScopeOpen { .. } | SwitchError::PoolInUse { .. } => Status::BadPool,
-            SwitchError::Lacks { .. } => Status::NotSupported,
+            SwitchError::Lacks { .. } | SwitchError::InStackProvider => Status::NotSupported,
             SwitchError::TooMany { .. } => Status::OutOfMemory,
         };
         Self::new(status, error)

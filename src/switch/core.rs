@@ -122,6 +122,9 @@ impl Core {
 
     /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
     fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
+        if History::is_gathering() {
+            return Err(SwitchError::InStackProvider);
+        }
         let _lines = diagnostics::lines();
         // What is built and not put in force may wait for the device when it goes.
         self.with_state(|state| self.refuse_pools(state))?;
