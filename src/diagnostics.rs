@@ -4,18 +4,21 @@
 //! calling thread, and the operation's [`Lines`] calls the logger when all locks are released. While a logger
 //! runs, its own requests and frees add no lines. A logger that panics loses its line and nothing else.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use log::Level;
 
+use crate::threads::Lasting;
+
 /// The target of all lines.
 const TARGET: &str = "stratalloc";
 
 thread_local! {
-    static KEPT: RefCell<Vec<(Level, String)>> = const { RefCell::new(Vec::new()) };
+    /// Lines of operations that are open. Empty outside of them.
+    static KEPT: Lasting<Vec<(Level, String)>> = const { Lasting::new(Vec::new()) };
     /// Operations of this thread that are open, one inside the other.
     static OPEN: Cell<u32> = const { Cell::new(0) };
     /// Whether a logger runs on this thread.
@@ -37,8 +40,7 @@ pub(crate) fn lines() -> Lines {
 pub(crate) fn note(level: Level, text: impl FnOnce() -> String) {
     if level <= log::max_level() && OPEN.get() > 0 && !EMITS.get() {
         let text = text();
-        // A thread whose last destructors run keeps nothing.
-        let _ = KEPT.try_with(|kept| kept.borrow_mut().push((level, text)));
+        KEPT.with(|kept| kept.change(|kept| kept.push((level, text))));
     }
 }
 
@@ -48,7 +50,7 @@ impl Drop for Lines {
         if OPEN.get() > 0 || EMITS.get() {
             return;
         }
-        let kept = KEPT.try_with(|kept| mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
+        let kept = KEPT.with(Lasting::take);
         if kept.is_empty() {
             return;
         }

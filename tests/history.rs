@@ -2,7 +2,7 @@
 //!
 //! `entries` has what every strategy records and which entries are kept, `contexts` who asked, `crowd` eight
 //! threads at once, `files` snapshots and their way back, `reports` who holds the memory when
-//! it is short, `on_oom` the snapshots and the advice of that moment.
+//! it is short, `on_oom` the snapshots and the advice of that moment, `trackers` callbacks.
 
 mod contexts;
 mod crowd;
@@ -12,6 +12,7 @@ mod files;
 #[cfg(feature = "analysis")]
 mod on_oom;
 mod reports;
+mod trackers;
 
 use std::sync::Arc;
 

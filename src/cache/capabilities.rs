@@ -95,6 +95,7 @@ impl CrossStream for Engine {
         if self.scopes.captures_here() {
             return Ok(());
         }
+        let _asks = self.history.of_free();
         self.settle_deferred()?;
         self.poll_events_surely()
     }

@@ -83,6 +83,7 @@ impl Engine {
 
     /// See [`Checkpoints::checkpoint`](crate::allocator::Checkpoints::checkpoint).
     pub(super) fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        let _asks = self.history.of_free();
         self.settle_deferred()?;
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
@@ -95,6 +96,7 @@ impl Engine {
     /// See [`Checkpoints::restore`](crate::allocator::Checkpoints::restore).
     pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
         let pool = checkpoint.pool;
+        let _asks = self.history.of_free();
         self.settle_deferred()?;
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;

@@ -7,6 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
+use parking_lot::MutexGuard;
+
 use super::engine::Engine;
 use super::growth::Growth;
 use super::release::Candidate;
@@ -26,7 +28,7 @@ impl Growth {
 
 impl Engine {
     /// Runs the collector if it is due. Neither waits for events nor processes them.
-    pub(super) fn collect_idle(&self, growth: &mut Growth) -> Result<(), DriverError> {
+    pub(super) fn collect_idle(&self, growth: &mut MutexGuard<'_, Growth>) -> Result<(), DriverError> {
         let wanted = growth.collectable_bytes();
         if wanted == 0 {
             return Ok(());

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::addresses::AddressMap;
 use super::capture::Captures;
@@ -51,6 +51,8 @@ pub struct Engine {
     pub(super) captures: Captures,
     pub(super) ledger: Ledger,
     pub(super) growth: Mutex<Growth>,
+    /// Memory that was announced to trackers can be reached again, or has gone.
+    pub(super) announced: Condvar,
     pub(super) reserved: Arc<Reserved>,
     pub(super) addresses: Option<AddressMap>,
     pub(super) hooks: Hooks,
@@ -84,6 +86,7 @@ impl Engine {
             ledger: Ledger::default(),
             reserved: Arc::clone(&growth.reserved),
             growth: Mutex::new(growth),
+            announced: Condvar::new(),
             addresses: options.raw_addresses.then(AddressMap::default),
             hooks: Hooks::new(),
             shared,
@@ -333,10 +336,12 @@ impl Engine {
             self.history.release();
             return;
         }
-        let _late = self.history.late();
+        let late = self.history.late();
         drop(state);
         let _asks = self.history.of_free();
         self.push_freed(moment, cell, done);
+        // Before trackers are called, which may take snapshots.
+        drop(late);
     }
 
     fn push_freed(&self, moment: Moment, cell: &HeapCell, done: Completed) {
@@ -466,7 +471,7 @@ impl Engine {
     }
 }
 
-fn event(action: Action, address: u64, size_bytes: u64, cell: &HeapCell) -> Event {
+pub(super) fn event(action: Action, address: u64, size_bytes: u64, cell: &HeapCell) -> Event {
     Event { action, address, size_bytes, stream: cell.stream(), pool: cell.pool() }
 }
 

@@ -131,8 +131,10 @@ impl Engine {
             if let Some(refusal) = self.map_pages(growth, memory, cell, plan.kind, &run)? {
                 return Ok(Err(refusal));
             }
+            let slot = cell.lock().heap.mapped(run);
+            self.announce(growth, Action::SegmentMap, run.address, run.size_bytes, cell);
             let mut state = cell.lock();
-            let slot = state.heap.mapped(run, self.now());
+            state.heap.complete(slot, self.now());
             match state.heap.plan_growth(slot, plan.rounded_bytes) {
                 Growing::Enough(slot) => {
                     let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
@@ -256,11 +258,11 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unmaps the whole pages of one free block, unless a request took it meanwhile. Work that
-    /// may be on it still is waited for first. Returns the bytes given back.
+    /// Unmaps the whole pages of one free block, unless a request took it meanwhile. Waits first for work
+    /// that may still use them. Returns the bytes unmapped.
     pub(super) fn release_pages(
         &self,
-        growth: &mut Growth,
+        growth: &mut MutexGuard<'_, Growth>,
         cell: &HeapCell,
         kind: PoolKind,
         run: &PageRun,
@@ -268,16 +270,22 @@ impl Engine {
         let memory = self.virtual_memory()?;
         let page_bytes = {
             let mut state = cell.lock();
-            if state.heap.whole_pages(run.slot) != Some(*run) {
+            let is_idle = state.heap.whole_pages(run.slot) == Some(*run);
+            if !is_idle || !self.history.may_release(run.address, run.size_bytes) {
                 return Ok(0);
             }
             state.heap.hold(run.slot);
             let reservation = state.heap.reservation(run.reservation);
             reservation.map_or(run.size_bytes, |reservation| reservation.page_bytes)
         };
-        let unmapped = self
-            .wait_for_free_memory(cell)
-            .and_then(|()| memory.unmap(run.address, run.size_bytes));
+        let unmapped = self.wait_for_free_memory(cell).and_then(|()| {
+            self.announce(growth, Action::SegmentUnmap, run.address, run.size_bytes, cell);
+            let unmapped = memory.unmap(run.address, run.size_bytes);
+            if unmapped.is_err() {
+                self.announce(growth, Action::SegmentMap, run.address, run.size_bytes, cell);
+            }
+            unmapped
+        });
         if let Err(error) = unmapped {
             let clock = self.now();
             cell.lock().heap.complete(run.slot, clock);

@@ -38,6 +38,8 @@ pub(super) struct Growth {
     pub(super) reserve_classes: HashMap<StreamId, String>,
     /// Segments on their way back to pools' own allocators.
     pub(super) returns: Vec<Return>,
+    /// How many ranges are being announced to trackers, with the lock released.
+    pub(super) announcing: u32,
     /// Asked of the driver by a miss that let go of the lock meanwhile.
     in_flight_bytes: u64,
     pub(super) reserved: Arc<Reserved>,
@@ -122,6 +124,7 @@ impl Growth {
             pools: Pools::default(),
             reserve_classes: HashMap::new(),
             returns: Vec::new(),
+            announcing: 0,
             in_flight_bytes: 0,
             reserved: Arc::default(),
         }
@@ -248,6 +251,7 @@ impl Engine {
         if let Some(addresses) = &self.addresses {
             addresses.add(address, plan.segment_bytes, cell.number);
         }
+        self.announce(growth, Action::SegmentAlloc, address, plan.segment_bytes, cell);
         let mut state = cell.lock();
         let clock = self.now();
         let slot = state.heap.add_segment(plan.kind, address, plan.segment_bytes, clock);

@@ -8,11 +8,11 @@ use super::policy::Plan;
 use crate::allocator::{CacheInfo, Request};
 use crate::error::DriverError;
 use crate::heap::{BlockState, Broken};
-use crate::history::{BlockLayout, BlockStateName, SegmentLayout, Snapshot};
+use crate::history::{Action, BlockLayout, BlockStateName, Event, SegmentLayout, Snapshot};
 use crate::ids::PoolId;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES};
 
-/// So often a snapshot is tried while frees are on their way to the history.
+/// How often a snapshot is tried while frees of other threads are on their way to the history.
 const LATE_MAX: u32 = 10_000;
 
 /// What the next allocation of a request would begin with.
@@ -65,11 +65,11 @@ impl Engine {
     }
 
     /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Holds every heap's lock at once:
-    /// who has one waits for no other.
+    /// a thread that has one waits for no other.
     pub(super) fn snapshot(&self) -> Snapshot {
-        // Frees are recorded when their heaps are released already. Nobody waits for them while locks are
-        // held, because who gathers a context may allocate; and not for ever, because one may take a
-        // snapshot.
+        // Frees are recorded when their heaps are unlocked already. No lock is held while this waits for them,
+        // because a stack provider may allocate. The number of tries is bounded, because stack providers of
+        // two threads may both take a snapshot.
         let taken = (0..LATE_MAX).find_map(|_| {
             let taken = self.snapshot_unless(|| self.history.any_late());
             if taken.is_none() {
@@ -189,11 +189,18 @@ impl Drop for Engine {
         }
         // A driver that fails now keeps the memory; there is nobody to tell.
         let _ = self.drain_events();
-        for segment in self.layout().iter().filter(|segment| !segment.expandable) {
-            let own = self.growth.lock().pools.allocator_of(segment.pool);
+        for segment in self.layout() {
+            let SegmentLayout { address, size_bytes, stream, pool, .. } = segment;
+            let action =
+                if segment.expandable { Action::SegmentUnmap } else { Action::SegmentFree };
+            self.history.announce(Event { action, address, size_bytes, stream, pool });
+            if segment.expandable {
+                continue;
+            }
+            let own = self.growth.lock().pools.allocator_of(pool);
             match own {
-                None => drop(self.driver.free(segment.address, segment.size_bytes)),
-                Some(own) => own.free(segment.address, segment.size_bytes, segment.stream),
+                None => drop(self.driver.free(address, size_bytes)),
+                Some(own) => own.free(address, size_bytes, stream),
             }
         }
         self.drop_pages();

@@ -151,7 +151,7 @@ impl Engine {
 
     fn unmap_holes(
         &self,
-        growth: &mut Growth,
+        growth: &mut MutexGuard<'_, Growth>,
         cell: &HeapCell,
         kind: PoolKind,
         holes: &[(u64, u64)],

@@ -14,6 +14,7 @@
 //! Never here: rounding rules (`size`), bookkeeping of blocks (`heap`), parsing (`config`).
 
 mod addresses;
+mod announce;
 mod capabilities;
 mod capture;
 mod cell;

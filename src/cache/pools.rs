@@ -377,6 +377,7 @@ impl Engine {
     }
 
     pub(super) fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        let _asks = self.history.of_free();
         let closed = {
             let mut growth = self.growth.lock();
             let found = growth.pools.get_mut(pool)?;
@@ -393,6 +394,7 @@ impl Engine {
     /// Waits for the events that the pool's blocks wait for and releases what is idle in it.
     pub(super) fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         let _lines = diagnostics::lines();
+        let _asks = self.history.of_free();
         let mut growth = self.growth.lock();
         if growth.pools.get(pool)?.users > 0 || self.scopes.any_capture() {
             return Ok(());

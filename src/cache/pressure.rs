@@ -45,35 +45,37 @@ impl Engine {
         }
         let capturing = self.is_captured(request.stream);
         let mut growth = self.growth.lock();
-        // Another miss may have grown this very heap while we waited for the lock, and a private
-        // pool may have gone.
-        let policy = {
-            let Some(mut state) = cell.lock_at(home) else {
-                return Err(PoolError::Unknown { pool: home.pool }.into());
-            };
-            if let Some(found) = self.search(cell, &mut state, request.bytes) {
-                return Ok(found);
-            }
-            state.policy
-        };
-        let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.miss_policy) };
-        growth.pools.set_busy(home.pool, true);
-        // A pool's own allocator may panic: then the pool is not busy any more either.
-        let step = catch_unwind(AssertUnwindSafe(|| self.climb(&mut growth, cell, &plan)));
-        growth.pools.set_busy(home.pool, false);
-        match step.unwrap_or_else(|panic| resume_unwind(panic))? {
-            Ok(found) => Ok(found),
-            Err(refusal) => {
-                let counted = !matches!(refusal, Refusal::Forbidden);
-                let mut report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
-                drop(growth);
-                self.history.explain(&mut report);
-                if counted {
-                    self.hooks.tell_out_of_memory(&report);
+        let (plan, refusal) = loop {
+            // Another miss may have grown this very heap while we waited for the lock, and a private
+            // pool may have gone.
+            let policy = {
+                let Some(mut state) = cell.lock_at(home) else {
+                    return Err(PoolError::Unknown { pool: home.pool }.into());
+                };
+                if let Some(found) = self.search(cell, &mut state, request.bytes) {
+                    return Ok(found);
                 }
-                Err(AllocError::OutOfMemory(Box::new(report)))
+                state.policy
+            };
+            let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.miss_policy) };
+            growth.pools.set_busy(home.pool, true);
+            // A pool's own allocator may panic: then the pool is not busy any more either.
+            let step = catch_unwind(AssertUnwindSafe(|| self.climb(&mut growth, cell, &plan)));
+            growth.pools.set_busy(home.pool, false);
+            match step.unwrap_or_else(|panic| resume_unwind(panic))? {
+                Ok(found) => return Ok(found),
+                Err(_) if self.wait_for_announced(&mut growth) => {}
+                Err(refusal) => break (plan, refusal),
             }
+        };
+        let counted = !matches!(refusal, Refusal::Forbidden);
+        let mut report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
+        drop(growth);
+        self.history.explain(&mut report);
+        if counted {
+            self.hooks.tell_out_of_memory(&report);
         }
+        Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
     fn climb(

@@ -1,7 +1,7 @@
 //! Giving idle segments back to the driver: everything, or oversize blocks only.
 //!
-//! Candidates are found heap by heap and released one by one: taken out under the heap's lock,
-//! given to the driver with no heap locked, and put back as they were if the driver refuses.
+//! Candidates are found heap by heap and released one by one: taken out under the heap's lock, announced to
+//! trackers, given to the driver with no heap locked, and put back as they were if the driver refuses.
 
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ impl Engine {
 
     fn release_from(
         &self,
-        growth: &mut Growth,
+        growth: &mut MutexGuard<'_, Growth>,
         pool: PoolId,
         kinds: [PoolKind; 2],
     ) -> Result<(), DriverError> {
@@ -141,13 +141,14 @@ impl Engine {
     /// Releases one segment, unless a request took it meanwhile. Returns the bytes released.
     pub(super) fn release(
         &self,
-        growth: &mut Growth,
+        growth: &mut MutexGuard<'_, Growth>,
         candidate: &Candidate<'_>,
     ) -> Result<u64, DriverError> {
         let Candidate { cell, slot, block } = *candidate;
         let segment = {
             let mut state = cell.lock();
-            if !state.heap.is_idle_segment(slot, block.address, block.size_bytes) {
+            let is_idle = state.heap.is_idle_segment(slot, block.address, block.size_bytes);
+            if !is_idle || !self.history.may_release(block.address, block.size_bytes) {
                 return Ok(0);
             }
             state.heap.remove_segment(slot)
@@ -156,6 +157,9 @@ impl Engine {
             addresses.remove(segment.address, segment.size_bytes);
         }
         let (address, size_bytes, stream) = (segment.address, segment.size_bytes, cell.stream());
+        // Another thread may get the address as soon as the driver has it.
+        self.record(Action::SegmentFree, address, size_bytes, cell);
+        self.announce(growth, Action::SegmentFree, address, size_bytes, cell);
         let freed = match growth.pools.allocator_of(cell.pool()) {
             None => self.driver.free(address, size_bytes),
             Some(to) => {
@@ -167,13 +171,14 @@ impl Engine {
             if let Some(addresses) = &self.addresses {
                 addresses.add(segment.address, segment.size_bytes, cell.number);
             }
+            self.record(Action::SegmentAlloc, address, size_bytes, cell);
+            self.announce(growth, Action::SegmentAlloc, address, size_bytes, cell);
             cell.lock().heap.restore_segment(segment);
             return Err(error);
         }
-        growth.segment_went(segment.kind, segment.size_bytes);
-        self.record(Action::SegmentFree, segment.address, segment.size_bytes, cell);
+        growth.segment_went(segment.kind, size_bytes);
         self.note(cell, || format!("freed a segment of {size_bytes} bytes at {address:#x}"));
-        Ok(segment.size_bytes)
+        Ok(size_bytes)
     }
 
     /// Releases oversize blocks of the request's own heap, if the settings know such: the smallest
@@ -193,7 +198,7 @@ impl Engine {
 
     fn release_oversize_from(
         &self,
-        growth: &mut Growth,
+        growth: &mut MutexGuard<'_, Growth>,
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<bool, DriverError> {

@@ -223,9 +223,9 @@ impl Heap {
         })
     }
 
-    /// The pages at the front of a gap are mapped now: they are free, and joined with their free
-    /// neighbours. Returns the free block that holds them.
-    pub(crate) fn mapped(&mut self, run: PageRun, clock: u64) -> Slot {
+    /// The pages at the front of a gap are mapped now. Returns the block that holds them, out of reach until
+    /// [`complete`](Self::complete) makes it free and joins it with its free neighbours.
+    pub(crate) fn mapped(&mut self, run: PageRun) -> Slot {
         let whole = *self.slab.get(run.slot);
         debug_assert!(whole.state == BlockState::Unmapped);
         let gaps = &mut self.expandable.gaps[whole.kind.index()];
@@ -237,7 +237,7 @@ impl Heap {
         } else {
             run.slot
         };
-        self.complete(slot, clock);
+        self.put_out_of_reach(slot);
         slot
     }
 
@@ -263,7 +263,13 @@ impl Heap {
         let block = *self.slab.get(slot);
         debug_assert!(block.state == BlockState::Free);
         self.free[block.kind.index()].remove(&mut self.slab, slot, &block);
-        self.slab.get_mut(slot).state = BlockState::Live;
+        self.put_out_of_reach(slot);
+    }
+
+    /// A block that drains serves no request, and no checkpoint takes it for a live one.
+    fn put_out_of_reach(&mut self, slot: Slot) {
+        self.slab.get_mut(slot).state = BlockState::Draining;
+        self.wait_for(slot, 1);
     }
 
     /// The whole pages of a held block are unmapped now: they are a gap, joined with the gaps beside

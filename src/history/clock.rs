@@ -53,6 +53,14 @@ impl Moment {
         })
     }
 
+    /// Now, for an entry that is not recorded: entries of an operation before and after it stay together.
+    pub(super) fn passing() -> Self {
+        let last = LAST.get();
+        let now = Self::now();
+        LAST.set(last);
+        now
+    }
+
     /// Now, or with the entries before of the same operation: memory that was taken or given back for a
     /// request stands together with its answer.
     pub(super) fn of(action: Action) -> Self {

@@ -10,6 +10,7 @@ mod context;
 mod entries;
 mod event;
 mod explain;
+mod late;
 mod live;
 mod options;
 mod record;

@@ -21,6 +21,7 @@ use super::clock::{Moment, Operation};
 use super::context::{Context, Gathered, Sources};
 use super::entries::{Entries, Row};
 use super::event::{Action, Entry, Event};
+use super::late::LateEntries;
 use super::live::Leaks;
 use super::options::{RecordOptions, StackLevel};
 use super::snapshot::About;
@@ -103,8 +104,7 @@ pub struct History {
     about: Mutex<About>,
     listeners: Mutex<Listeners>,
     pub(super) leaks: Leaks,
-    /// Entries whose moment is told and that are on their way.
-    late: AtomicUsize,
+    pub(super) late: LateEntries,
 }
 
 /// What was dropped under a lock.
@@ -139,7 +139,7 @@ impl Default for History {
             about: Mutex::default(),
             listeners: Mutex::default(),
             leaks: Leaks::default(),
-            late: AtomicUsize::new(0),
+            late: LateEntries::default(),
         }
     }
 }
@@ -302,18 +302,6 @@ impl History {
         self.is_on().then(Moment::now)
     }
 
-    /// While the answer lives, entries are on their way whose moment was under a lock that is released by
-    /// now.
-    pub(crate) fn late(&self) -> Late<'_> {
-        self.late.fetch_add(1, Ordering::AcqRel);
-        Late(&self.late)
-    }
-
-    /// Whether entries are on their way.
-    pub(crate) fn any_late(&self) -> bool {
-        self.late.load(Ordering::Acquire) > 0
-    }
-
     /// Adds an event that happened at a [`moment`](Self::moment). It goes before those of its row that
     /// happened later.
     #[cold]
@@ -333,16 +321,16 @@ impl History {
             if stacks != StackLevel::Never {
                 self.hold(&mut shard, moment, event, context.as_ref());
             }
-            if skipped & 1_u64 << event.action as u64 != 0 {
+            let is_skipped = skipped & 1_u64 << event.action as u64 != 0;
+            if is_skipped && !self.trackers.any() {
                 continue;
             }
-            let wanted = match stacks {
-                // It has no stack, only what the program said.
-                StackLevel::Never | StackLevel::OfFrees => true,
-                StackLevel::OfLiveBlocks => false,
-                StackLevel::OfAllocations => !event.action.gives_back(),
-            };
+            let wanted = wants_context(stacks, event.action);
             let context = if wanted { context.clone() } else { None };
+            if is_skipped {
+                self.trackers.keep(&Entry { event: *event, moment, context });
+                continue;
+            }
             if context.is_some() {
                 self.has_contexts.store(true, Ordering::Relaxed);
             }
@@ -369,8 +357,13 @@ impl History {
         }
     }
 
+    /// Whether entries of an action get the context of their operation.
+    pub(super) fn wants_context(&self, action: Action) -> bool {
+        wants_context(self.stacks(), action)
+    }
+
     /// Whether entries of which stacks are gathered from a level on need nothing that may be gathered, or
-    /// told, under no lock only.
+    /// delivered to trackers, under no lock only.
     #[inline]
     pub(crate) fn is_plain(&self, from: StackLevel) -> bool {
         self.stacks() < from && self.sources.is_silent() && !self.trackers.any()
@@ -562,20 +555,21 @@ impl History {
     }
 }
 
+/// Whether entries of an action get the context of their operation, at this level of stacks.
+fn wants_context(stacks: StackLevel, action: Action) -> bool {
+    match stacks {
+        // It has no stack, only names.
+        StackLevel::Never | StackLevel::OfFrees => true,
+        StackLevel::OfLiveBlocks => false,
+        StackLevel::OfAllocations => !action.gives_back(),
+    }
+}
+
 /// Numbers of heaps follow each other, and raw streams are addresses.
 fn shard_of(row: u64) -> usize {
     let mixed = row ^ row >> 6 ^ row >> 12 ^ row >> 18;
     let [low, ..] = mixed.to_le_bytes();
     usize::from(low) % SHARDS
-}
-
-/// See [`History::late`].
-pub(crate) struct Late<'a>(&'a AtomicUsize);
-
-impl Drop for Late<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 /// Entries and holders as of one moment.

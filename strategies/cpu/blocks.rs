@@ -351,10 +351,11 @@ impl Blocks {
         block
     }
 
-    /// The free block that has waited longest, if `goes` says so of when it was freed and of how many
-    /// bytes are idle.
+    /// Takes out the free block that has waited longest, if its address may go and `goes` is true for the
+    /// time of its free and for the sum of idle bytes.
     pub(super) fn evict(
         &mut self,
+        may_go: impl FnOnce(u64) -> bool,
         goes: impl FnOnce(u64, u64) -> bool,
     ) -> Option<(SystemBlock, StreamId)> {
         let slot = self.oldest;
@@ -363,7 +364,7 @@ impl Blocks {
         }
         let idle_bytes = self.idle_bytes;
         let own = self.at(slot);
-        if !goes(own.freed_at_ns, idle_bytes) {
+        if !goes(own.freed_at_ns, idle_bytes) || !may_go(own.address) {
             return None;
         }
         let stream = own.stream;

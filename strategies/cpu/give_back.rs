@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use super::{Core, TRIM_STEP, is_old, live};
 use crate::driver::system::SystemBlock;
 use crate::history::Action;
+use crate::ids::StreamId;
 
 impl Core {
     /// Gives back what is over the watermark, and some of what is too old. A block that is larger than the
@@ -21,14 +22,19 @@ impl Core {
         now_ns: u64,
         age_ns: u64,
     ) {
+        if self.history.is_in_tracker() {
+            return;
+        }
         let most = self.cached_max_bytes.load(Ordering::Relaxed);
         {
             let _giving = self.giving.read();
             let mut blocks = self.blocks.lock();
-            if let Some((block, stream)) = blocks.evict_if_larger(slot, address, life, most) {
+            if self.history.may_release(address, 1)
+                && let Some((block, stream)) = blocks.evict_if_larger(slot, address, life, most)
+            {
                 self.record(Action::SegmentFree, address, block.size_bytes(), stream);
                 drop(blocks);
-                self.give(block);
+                self.give(block, stream);
             }
         }
         while self.evict(|_, idle_bytes| idle_bytes > most).is_some() {}
@@ -58,22 +64,30 @@ impl Core {
 
     /// Waits until nothing is on its way back to the system.
     pub(super) fn wait_for_giving(&self) {
-        drop(self.giving.write());
+        if !self.history.is_in_tracker() {
+            drop(self.giving.write());
+        }
     }
 
-    /// Gives the oldest idle block back if `goes` says so. Returns its bytes.
+    /// Frees the oldest idle block if `goes` is true for it. Returns its bytes.
     fn evict(&self, goes: impl FnOnce(u64, u64) -> bool) -> Option<u64> {
+        // The thread may hold `giving` then.
+        if self.history.is_in_tracker() {
+            return None;
+        }
         let _giving = self.giving.read();
         let mut blocks = self.blocks.lock();
-        let (block, stream) = blocks.evict(goes)?;
+        let may_go = |address| self.history.may_release(address, 1);
+        let (block, stream) = blocks.evict(may_go, goes)?;
         self.record(Action::SegmentFree, block.address(), block.size_bytes(), stream);
         drop(blocks);
-        Some(self.give(block))
+        Some(self.give(block, stream))
     }
 
-    /// Gives a block back that has left the account. Returns its bytes.
-    fn give(&self, block: SystemBlock) -> u64 {
+    /// Frees a block that has left the account. Returns its bytes.
+    fn give(&self, block: SystemBlock, stream: StreamId) -> u64 {
         let bytes = block.size_bytes();
+        self.announce(Action::SegmentFree, block.address(), bytes, stream);
         // Before the memory goes: the system may give the address to somebody else at once.
         live::leave(block.address(), self);
         self.source.give(block);
@@ -89,6 +103,7 @@ impl Core {
         }
         let retired = blocks.retired;
         drop(blocks);
+        self.announce(Action::SegmentFree, address, bytes, stream);
         live::leave(address, self);
         block.mark_touched();
         if retired {

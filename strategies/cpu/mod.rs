@@ -89,7 +89,7 @@ struct Core {
     trim_age_ns: AtomicU64,
     blocks: Mutex<Blocks>,
     /// Held, shared, while a block is on its way back to the system; alone, to wait until none is. Before
-    /// `blocks`.
+    /// `blocks`. Trackers run under it, so a thread does not take it inside a tracker.
     giving: RwLock<()>,
     /// Itself, once its allocator is gone and as long as callers hold blocks.
     retired: Mutex<Option<Arc<Core>>>,
@@ -340,6 +340,12 @@ impl Core {
         self.history.record(0, || Event { action, address, size_bytes, stream, pool });
     }
 
+    /// Calls trackers with memory that came from the source or goes back. The account is not locked.
+    fn announce(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
+        let pool = PoolId::DEFAULT;
+        self.history.announce(Event { action, address, size_bytes, stream, pool });
+    }
+
     #[inline]
     fn serve(&self, request: Request) -> Result<Handed, AllocError> {
         let _asks = self.history.of_request();
@@ -399,6 +405,7 @@ impl Core {
             let kind = DriverErrorKind::InvalidValue;
             return Err(Refusal::System(DriverError::new(kind, "take", 0, message)));
         }
+        self.announce(Action::SegmentAlloc, address, bytes, stream);
         let mut blocks = self.blocks.lock();
         coming.has_come(&mut blocks);
         let handed = blocks.enter(block, stream);

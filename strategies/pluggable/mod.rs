@@ -156,6 +156,12 @@ impl PluggableAllocator {
         self.history.record(stream.0, || Event { action, address, size_bytes, stream, pool });
     }
 
+    /// Calls trackers with memory that the user's functions gave or are about to get. No lock is held.
+    fn announce(&self, action: Action, address: u64, size_bytes: u64, block: (StreamId, PoolId)) {
+        let (stream, pool) = block;
+        self.history.announce(Event { action, address, size_bytes, stream, pool });
+    }
+
     fn serve(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let _asks = self.history.of_request();
         if request.bytes == 0 {
@@ -236,6 +242,7 @@ impl PluggableAllocator {
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         };
         std::mem::forget(hold);
+        self.announce(Action::SegmentAlloc, address, size_bytes, (stream, pool));
         self.record(Action::SegmentAlloc, address, size_bytes, (stream, pool));
         self.record(Action::Alloc, address, bytes, (stream, pool));
         Ok(Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial))))
@@ -312,7 +319,9 @@ impl PluggableAllocator {
     /// Gives a forgotten block's memory back and counts it.
     fn give_back(&self, address: u64, block: &Block) {
         let _hold = Hold { held_bytes: &self.held_bytes, bytes: block.size_bytes };
-        self.record(Action::SegmentFree, address, block.size_bytes, (block.stream, block.pool));
+        let of = (block.stream, block.pool);
+        self.record(Action::SegmentFree, address, block.size_bytes, of);
+        self.announce(Action::SegmentFree, address, block.size_bytes, of);
         self.hand_back(address, block);
     }
 

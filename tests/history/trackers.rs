@@ -1,0 +1,247 @@
+//! When trackers get memory of the driver, and what they may do.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+use parking_lot::Mutex;
+use stratalloc::allocator::{Caching, DeviceAllocator, Request};
+use stratalloc::driver::host::HostOptions;
+use stratalloc::driver::{Driver, DriverResult, Host, Intercepted, Interceptor, Sim};
+use stratalloc::history::{Action, Entry, RecordOptions};
+use stratalloc::ids::StreamId;
+use stratalloc::size::{GIB, MIB};
+use stratalloc::switch::Switchable;
+
+use super::{actions, build, build_over, history, recording, sim, take};
+use crate::common::runs::runs;
+
+const CONFS: [&str; 3] = ["backend:native", "backend:native,expandable_segments:True", "backend:cpu"];
+const PAGE: u64 = 2 * MIB;
+
+fn host() -> Arc<dyn Driver> {
+    Arc::new(Host::new(HostOptions { total_bytes: GIB, ..HostOptions::default() }))
+}
+
+fn caching(allocator: &Switchable) -> &dyn Caching {
+    allocator.caching().expect("it caches")
+}
+
+/// A cache of registered memory, as a network library has one: what was announced and has not gone.
+#[derive(Debug, Default)]
+struct Registered {
+    pages: Mutex<BTreeSet<u64>>,
+    wrong: Mutex<Vec<String>>,
+}
+
+impl Registered {
+    fn hear(&self, entry: &Entry) {
+        let event = entry.event;
+        if !event.action.is_segment() {
+            return;
+        }
+        let comes = matches!(event.action, Action::SegmentAlloc | Action::SegmentMap);
+        let mut pages = self.pages.lock();
+        for page in (event.address..event.address + event.size_bytes).step_by(PAGE as usize) {
+            let right = if comes { pages.insert(page) } else { pages.remove(&page) };
+            if !right {
+                self.wrong.lock().push(format!("{:?} of {page:#x}", event.action));
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check(&self, what: &str) {
+        assert_eq!(self.wrong.lock().as_slice(), [""; 0], "{what}");
+    }
+}
+
+fn register_in(allocator: &Switchable) -> Arc<Registered> {
+    let registered = Arc::<Registered>::default();
+    let own = Arc::clone(&registered);
+    history(allocator).start(&RecordOptions::at_most(1));
+    history(allocator).add_tracker(Arc::new(move |entry| own.hear(entry)));
+    registered
+}
+
+/// Stops the first tracker call for memory that goes until `go` is received.
+fn stop_the_first(allocator: &Switchable) -> (Receiver<()>, Sender<()>) {
+    let ((stopped, is_stopped), (go, may_go)) = (mpsc::channel(), mpsc::channel());
+    let (first, may_go) = (AtomicBool::new(true), Mutex::new(may_go));
+    history(allocator).add_tracker(Arc::new(move |entry| {
+        let goes = entry.event.action.is_segment() && entry.event.action.gives_back();
+        if goes && first.swap(false, Ordering::SeqCst) {
+            stopped.send(()).expect("the test waits");
+            may_go.lock().recv().expect("the test goes on");
+        }
+    }));
+    (is_stopped, go)
+}
+
+#[test]
+fn memory_is_announced_as_gone_before_another_thread_can_get_its_address() {
+    for (conf, driver) in CONFS.into_iter().flat_map(|conf| [(conf, host()), (conf, sim(GIB))]) {
+        let allocator = build_over(conf, driver);
+        let registered = register_in(&allocator);
+        let (is_stopped, go) = stop_the_first(&allocator);
+        allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+        thread::scope(|scope| {
+            let empties = scope.spawn(|| caching(&allocator).empty_cache());
+            is_stopped.recv().expect("something goes");
+            // The address of the block that is on its way would be announced twice.
+            let other = take(&allocator, 32 * MIB, 7);
+            go.send(()).expect("the tracker waits");
+            empties.join().expect("it ends").unwrap();
+            allocator.free(other).unwrap();
+        });
+        caching(&allocator).empty_cache().unwrap();
+        registered.check(conf);
+        assert!(registered.pages.lock().is_empty(), "{conf}");
+    }
+}
+
+#[test]
+fn threads_never_announce_memory_twice_nor_release_what_was_not_announced() {
+    for (conf, driver) in CONFS.into_iter().flat_map(|conf| [(conf, host()), (conf, sim(GIB))]) {
+        let allocator = build_over(conf, driver);
+        let registered = register_in(&allocator);
+        thread::scope(|scope| {
+            for stream in 0..4 {
+                let allocator = &allocator;
+                scope.spawn(move || {
+                    for round in 0..runs(300) {
+                        let bytes = (2 + 2 * ((round + stream) % 12)) * MIB;
+                        allocator.free(take(allocator, bytes, stream)).unwrap();
+                        caching(allocator).empty_cache().unwrap();
+                    }
+                });
+            }
+        });
+        registered.check(conf);
+        drop(allocator);
+        assert!(registered.pages.lock().is_empty(), "{conf}: what is dropped is announced, too");
+        registered.check(conf);
+    }
+}
+
+#[test]
+fn memory_can_be_read_while_it_is_announced() {
+    for conf in &CONFS[..2] {
+        let driver = host();
+        let allocator = build_over(conf, Arc::clone(&driver));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&seen);
+        history(&allocator).start(&RecordOptions::at_most(1));
+        history(&allocator).add_tracker(Arc::new(move |entry| {
+            if entry.event.action.is_segment() {
+                let mut first = [0];
+                let read = driver.copy_to_host(&mut first, entry.event.address, StreamId(0));
+                log.lock().push((entry.event.action.gives_back(), read.is_ok(), first[0]));
+            }
+        }));
+        let block = take(&allocator, 32 * MIB, 0);
+        allocator.driver().fill(block.address(), 0xAB, 32 * MIB, StreamId(0)).unwrap();
+        allocator.free(block).unwrap();
+        caching(&allocator).empty_cache().unwrap();
+        let seen = seen.lock();
+        assert!(seen.iter().all(|(_, was_readable, _)| *was_readable), "{conf}: {seen:?}");
+        assert_eq!(seen.last(), Some(&(true, true, 0xAB)), "{conf}");
+    }
+}
+
+#[test]
+fn a_tracker_gets_what_the_ring_skips() {
+    let allocator = build("backend:native");
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&heard);
+    history(&allocator).start(&RecordOptions::default().without(&Action::ALL));
+    history(&allocator).add_tracker(Arc::new(move |entry| log.lock().push(entry.event.action)));
+    allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+    caching(&allocator).empty_cache().unwrap();
+    let block = [Action::SegmentAlloc, Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
+    assert_eq!(heard.lock()[..4], block);
+    assert_eq!(heard.lock()[4..], [Action::SegmentFree]);
+    assert!(actions(&history(&allocator)).is_empty());
+}
+
+/// It is not called inside itself. Memory that it takes is announced when the call has returned, and nothing
+/// goes back to the driver in between.
+#[test]
+fn a_tracker_may_do_everything_inside_a_call_for_memory() {
+    for (conf, driver) in CONFS.into_iter().flat_map(|conf| [(conf, host()), (conf, sim(GIB))]) {
+        let allocator = build_over(conf, driver);
+        let registered = register_in(&allocator);
+        let (depth, calls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (own, inside, count) = (allocator.clone(), Arc::clone(&depth), Arc::clone(&calls));
+        let checked = Arc::clone(&registered);
+        let id = history(&allocator).add_tracker(Arc::new(move |entry| {
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+            if entry.event.action.is_segment() && count.fetch_add(1, Ordering::SeqCst) < 8 {
+                let bytes = (24 + 8 * count.load(Ordering::SeqCst)) * MIB;
+                let before = checked.pages.lock().len();
+                own.free(take(&own, bytes, 3)).expect("it is live");
+                caching(&own).empty_cache().expect("it does nothing");
+                let _ = own.allocate(Request::new(GIB << 12, StreamId(0))).expect_err("too much");
+                let _ = recording(&own).snapshot();
+                assert_eq!(checked.pages.lock().len(), before);
+            }
+            inside.fetch_sub(1, Ordering::SeqCst);
+        }));
+        allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+        caching(&allocator).empty_cache().unwrap();
+        assert!(calls.load(Ordering::SeqCst) > 2, "{conf}");
+        assert_eq!(depth.load(Ordering::SeqCst), 0, "{conf}: no assertion inside failed");
+        assert!(history(&allocator).remove_tracker(id));
+        caching(&allocator).empty_cache().unwrap();
+        registered.check(conf);
+        assert!(registered.pages.lock().is_empty(), "{conf}");
+    }
+}
+
+/// Lets the tracker go when the device has refused so many requests.
+#[derive(Debug)]
+struct Refusals {
+    left: AtomicU64,
+    go: Mutex<Option<Sender<()>>>,
+}
+
+impl Interceptor for Refusals {
+    fn around<T>(
+        &self,
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        let answer = act();
+        if call == "allocate"
+            && answer.is_err()
+            && self.left.fetch_sub(1, Ordering::SeqCst) == 1
+            && let Some(go) = self.go.lock().take()
+        {
+            go.send(()).expect("the tracker waits");
+        }
+        answer
+    }
+}
+
+#[test]
+fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
+    // The second refusal comes after the request has released what is idle.
+    let refusals = Refusals { left: AtomicU64::new(2), go: Mutex::default() };
+    let options = stratalloc::driver::sim::SimOptions { total_bytes: 40 * MIB, ..Default::default() };
+    let driver = Arc::new(Intercepted::with(Sim::new(options), refusals));
+    let allocator = build_over("backend:native", Arc::clone(&driver) as Arc<dyn Driver>);
+    history(&allocator).start(&RecordOptions::at_most(1));
+    let (is_stopped, go) = stop_the_first(&allocator);
+    *driver.interceptor().go.lock() = Some(go);
+    allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+    thread::scope(|scope| {
+        let empties = scope.spawn(|| caching(&allocator).empty_cache());
+        is_stopped.recv().expect("something goes");
+        let other = allocator.allocate(Request::new(32 * MIB, StreamId(7)));
+        allocator.free(other.expect("the memory on its way serves it")).unwrap();
+        empties.join().expect("it ends").unwrap();
+    });
+    assert_eq!(driver.interceptor().left.load(Ordering::SeqCst), 0);
+}
