@@ -16,11 +16,11 @@ const fn layer(name: &'static str) -> Layer {
 }
 
 const LAYERS: [Layer; 29] = [
-    // Log lines: texts, whatever they are about.
-    layer("diagnostics"),
     layer("size"),
     layer("ids"),
     Layer { never: &["size"], ..layer("threads") },
+    // Log lines: texts, whatever they are about.
+    Layer { never: &["size", "ids"], ..layer("diagnostics") },
     // A refused free gives its allocation back.
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },
