@@ -17,12 +17,15 @@ thread_local! {
     static FABRIC_ANSWER: Cell<u32> = const { Cell::new(0) };
     /// The kinds of handles of all pieces that were asked for, in order.
     static ASKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+    /// `gpuDirectRDMACapable` of the last piece.
+    static DIRECT: Cell<u8> = const { Cell::new(0) };
     /// Pieces that were made and not released.
     static HELD: Cell<u64> = const { Cell::new(0) };
 }
 
 extern "C" fn create(piece: &mut u64, _: usize, what: &AllocationProperties, _: u64) -> u32 {
     ASKED.with_borrow_mut(|asked| asked.push(what.handles));
+    DIRECT.set(what.direct);
     if what.handles & FABRIC != 0 && FABRIC_ANSWER.get() != 0 {
         return FABRIC_ANSWER.get();
     }
@@ -54,19 +57,17 @@ extern "C" fn nothing_current(context: &mut u64) -> u32 {
 
 /// A device over that library. Its context is the one that is current: none.
 fn cuda(can_fabric: bool) -> Cuda {
+    cuda_that_can(Abilities { fabric: can_fabric, ..Abilities::default() })
+}
+
+fn cuda_that_can(can: Abilities) -> Cuda {
     let mut api = Api::none();
     api.context_current = Some(nothing_current);
     api.piece_create = Some(create);
     api.piece_release = Some(release);
     api.piece_export_fabric = Some(export);
     api.piece_import_fabric = Some(import);
-    let can = Abilities {
-        virtual_memory: true,
-        descriptors: true,
-        fabric: can_fabric,
-        ..Abilities::default()
-    };
-    device_over(api, can)
+    device_over(api, Abilities { virtual_memory: true, descriptors: true, ..can })
 }
 
 fn asked() -> Vec<u32> {
@@ -114,4 +115,16 @@ fn a_device_that_cannot_is_not_even_tried() {
     cuda.create(4 * MIB, Exportable::Fabric).unwrap();
     cuda.create(4 * MIB, Exportable::No).unwrap();
     assert_eq!(asked(), [DESCRIPTOR, 0]);
+}
+
+#[test]
+fn pieces_are_capable_of_gpu_direct_rdma_where_the_device_is() {
+    for direct in [false, true] {
+        let cuda = cuda_that_can(Abilities { direct, fabric: true, ..Abilities::default() });
+        for exportable in [Exportable::No, Exportable::Descriptor, Exportable::Fabric] {
+            DIRECT.set(7);
+            cuda.create(4 * MIB, exportable).unwrap();
+            assert_eq!(DIRECT.get(), u8::from(direct), "{exportable:?}");
+        }
+    }
 }
