@@ -202,6 +202,24 @@ impl<T: Copy> EventQueue<T> {
         all
     }
 
+    /// Destroys the events that nothing waits for. Waits for no work of the device.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]: the first event that the driver does not destroy. It is kept, as are the rest.
+    pub(crate) fn destroy_spare(&self, driver: &dyn Driver) -> DriverResult<()> {
+        let count = self.queues.lock().spare.len();
+        for _ in 0..count {
+            let spare = self.queues.lock().spare.pop();
+            let Some(event) = spare else { break };
+            if let Err(error) = driver.destroy_event(event) {
+                self.queues.lock().spare.push(event);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     /// Gives all events back to the driver, when the allocator goes.
     pub(crate) fn destroy(&self, driver: &dyn Driver) {
         let pending = self.take_all().into_iter().map(|pending| pending.event);

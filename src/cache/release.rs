@@ -51,8 +51,8 @@ impl Engine {
         found
     }
 
-    /// Waits for all events and releases every idle segment of the default pool and of pools that
-    /// nobody uses. While a graph is captured nothing is released: the driver would refuse.
+    /// Waits for all events, destroys them, and releases every idle segment of the default pool and of pools
+    /// without users. While a graph is captured nothing is released: the driver would refuse.
     ///
     /// # Errors
     ///
@@ -68,6 +68,7 @@ impl Engine {
         let drained = self.drain_events();
         self.release_idle(&mut growth, PoolId::DEFAULT)?;
         self.shared.imports.offer_leftovers()?;
+        self.events.destroy_spare(&*self.driver)?;
         drained
     }
 

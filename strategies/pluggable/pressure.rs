@@ -69,6 +69,7 @@ impl PluggableAllocator {
         if let Some(reset) = &self.callbacks.reset {
             reset();
         }
+        self.waiting.destroy_spare(&*self.driver)?;
         drained
     }
 

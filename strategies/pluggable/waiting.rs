@@ -64,6 +64,11 @@ impl Waiting {
         self.count.load(Ordering::Relaxed) != 0
     }
 
+    /// Destroys the events that nothing waits for.
+    pub(super) fn destroy_spare(&self, driver: &dyn Driver) -> Result<(), DriverError> {
+        self.queue.destroy_spare(driver)
+    }
+
     /// Gives the events back to the driver, when the allocator goes.
     pub(super) fn destroy(&self, driver: &dyn Driver) {
         self.queue.destroy(driver);

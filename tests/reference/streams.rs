@@ -99,6 +99,24 @@ fn the_next_holder_of_a_block_does_not_inherit_its_streams() {
     assert_eq!(bed.statistics().active.all.current, 0);
 }
 
+// The reference: `EventPool::empty_cache`.
+#[test]
+fn empty_cache_destroys_the_events_that_are_kept() {
+    let bed = Bed::new(GIB);
+    for _ in 0..3 {
+        let blocks = [bed.take(MIB), bed.take(MIB)];
+        for block in blocks {
+            bed.record(&block, SIDE);
+            bed.give(block);
+        }
+        bed.sim.complete_all();
+        bed.strategy.cross_stream().unwrap().process_events().unwrap();
+    }
+    assert_eq!((bed.sim.calls("create_event"), bed.sim.calls("destroy_event")), (2, 0));
+    bed.strategy.caching().unwrap().empty_cache().unwrap();
+    assert_eq!((bed.sim.calls("create_event"), bed.sim.calls("destroy_event")), (2, 2));
+}
+
 // The reference: a stream's pool is its own.
 #[test]
 fn a_free_block_serves_only_the_stream_it_was_made_for() {
