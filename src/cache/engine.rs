@@ -95,9 +95,7 @@ impl Engine {
         };
         let attention: Weak<Attention> = Arc::downgrade(&engine.attention);
         engine.history.listen(attention);
-        if options.settings.expandable_segments {
-            engine.virtual_memory()?;
-        }
+        engine.check_pages(&options.settings)?;
         engine.captures.set_reuse(options.settings.graph_capture_record_stream_reuse);
         Ok(engine)
     }
@@ -443,9 +441,7 @@ impl Engine {
     }
 
     pub(super) fn apply_settings(&self, settings: &Settings) -> Result<(), DriverError> {
-        if settings.expandable_segments {
-            self.virtual_memory()?;
-        }
+        self.check_pages(settings)?;
         let mut growth = self.growth.lock();
         growth.apply(&settings.clone().in_range(), self.device.total_bytes);
         self.captures.set_reuse(settings.graph_capture_record_stream_reuse);

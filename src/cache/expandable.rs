@@ -14,6 +14,7 @@ use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, ExpandableSegment};
+use crate::config::{HandleType, Settings};
 use crate::driver::{
     Exportable, FabricHandle, PhysicalId, VirtualMemory, synchronize_outside_captures,
 };
@@ -217,10 +218,12 @@ impl Engine {
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
         // To ask for the fabric may make a piece for a trial: only where pieces are to leave.
-        let exportable = match growth.miss_policy.exportable {
-            false => Exportable::No,
-            true if memory.fabric().is_some() => Exportable::Fabric,
-            true => Exportable::Descriptor,
+        let exportable = match growth.miss_policy.handle_type {
+            _ if !growth.miss_policy.exportable => Exportable::No,
+            HandleType::PosixFd => Exportable::Descriptor,
+            HandleType::Fabric => Exportable::Fabric,
+            HandleType::Unspecified if memory.fabric().is_some() => Exportable::Fabric,
+            HandleType::Unspecified => Exportable::Descriptor,
         };
         let mut pieces = Vec::new();
         let mut mapped = Vec::new();
@@ -336,6 +339,27 @@ impl Engine {
         }
         found.sort_by_key(|segment| segment.address);
         found
+    }
+
+    /// Refuses settings for pages that the device cannot make.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] of the kind `NotSupported`.
+    pub(super) fn check_pages(&self, settings: &Settings) -> Result<(), DriverError> {
+        if !settings.expandable_segments {
+            return Ok(());
+        }
+        let memory = self.virtual_memory()?;
+        let handle_type = settings.expandable_segments_handle_type;
+        let needs_fabric = settings.expandable_segments_ipc && handle_type == HandleType::Fabric;
+        if needs_fabric && memory.fabric().is_none() {
+            let message = "expandable_segments_handle_type:fabric, and this device, or the system, has no \
+                           fabric handles: use posix_fd";
+            let kind = DriverErrorKind::NotSupported;
+            return Err(DriverError::new(kind, "create", 0, message));
+        }
+        Ok(())
     }
 
     /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or into none.

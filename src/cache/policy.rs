@@ -1,6 +1,6 @@
 //! What the settings mean for decisions: small values that heaps carry with them.
 
-use crate::config::{Compat, Reserve, Settings};
+use crate::config::{Compat, HandleType, Reserve, Settings};
 use crate::heap::FitRules;
 use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
 
@@ -28,6 +28,7 @@ pub(super) struct MissPolicy {
     pub(super) reserve_bytes: u64,
     /// Whether pages mapped from now on can be shared with other processes.
     pub(super) exportable: bool,
+    pub(super) handle_type: HandleType,
 }
 
 impl HitPolicy {
@@ -74,6 +75,7 @@ impl MissPolicy {
             compat: settings.compat,
             expandable: settings.expandable_segments,
             exportable: settings.expandable_segments_ipc,
+            handle_type: settings.expandable_segments_handle_type,
             reserve_bytes: reserve_bytes(settings.expandable_reserve, device_total_bytes),
         }
     }

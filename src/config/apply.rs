@@ -11,7 +11,7 @@ use super::error::{ConfigError, Span};
 use super::keys::Known;
 use super::layers::layers;
 use super::parse::{Entry, Value, pairs, word};
-use super::settings::{Compat, CpuSettings, PeersSetting, Reserve, Settings};
+use super::settings::{Compat, CpuSettings, HandleType, PeersSetting, Reserve, Settings};
 use super::token::Token;
 use crate::size::{EIB, MIB, RoundupDivisions};
 
@@ -80,6 +80,13 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         "roundup_power2_divisions" => settings.roundup = read.divisions()?,
         "expandable_segments" => settings.expandable_segments = read.flag()?,
         "expandable_segments_ipc" => settings.expandable_segments_ipc = read.flag()?,
+        "expandable_segments_handle_type" => {
+            settings.expandable_segments_handle_type = read.one_of([
+                ("unspecified", HandleType::Unspecified),
+                ("posix_fd", HandleType::PosixFd),
+                ("fabric", HandleType::Fabric),
+            ])?;
+        }
         "release_lock_on_cudamalloc" => settings.release_lock_on_device_allocate = read.flag()?,
         "graph_capture_record_stream_reuse" => {
             settings.graph_capture_record_stream_reuse = read.flag()?;
@@ -129,6 +136,7 @@ fn apply_cpu(cpu: &mut CpuSettings, read: &Reader<'_, '_>) -> Result<(), ConfigE
             let seconds = read.number(|x| (0.0..=1e9).contains(&x))?;
             cpu.trim_age = Some(Duration::from_secs_f64(seconds));
         }
+        "cpu_stop_caching_on_oom" => cpu.stop_caching_on_oom = read.flag()?,
         "cpu_huge_pages" => cpu.huge_pages = read.flag()?,
         "cpu_zero_fill" => cpu.zero_fill = read.flag()?,
         "cpu_junk_fill" => cpu.junk_fill = read.flag()?,
@@ -267,7 +275,7 @@ impl<'v, 't> Reader<'v, 't> {
     }
 
     /// What stands for one of these names.
-    fn one_of<T: Copy>(&self, named: [(&str, T); 2]) -> Result<T, ConfigError> {
+    fn one_of<T: Copy, const N: usize>(&self, named: [(&str, T); N]) -> Result<T, ConfigError> {
         let token = self.word()?;
         match named.iter().find(|(name, _)| *name == token.text) {
             Some((_, value)) => Ok(*value),

@@ -2,7 +2,7 @@
 
 use super::keys::{Acts, BUILT_IN, Key, is_built_in};
 use super::layers::LayerSetting;
-use super::settings::{Compat, CpuSettings, PeersSetting, Reserve, Settings};
+use super::settings::{Compat, CpuSettings, HandleType, PeersSetting, Reserve, Settings};
 use super::{Config, KeyTable, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
 
@@ -113,6 +113,11 @@ fn value_of(settings: &Settings, key: &str) -> String {
         "roundup_power2_divisions" => divisions(&settings.roundup),
         "expandable_segments_ipc" => flag(settings.expandable_segments_ipc),
         "expandable_segments" => flag(settings.expandable_segments),
+        "expandable_segments_handle_type" => match settings.expandable_segments_handle_type {
+            HandleType::Unspecified => "unspecified".to_owned(),
+            HandleType::PosixFd => "posix_fd".to_owned(),
+            HandleType::Fabric => "fabric".to_owned(),
+        },
         "release_lock_on_cudamalloc" => flag(settings.release_lock_on_device_allocate),
         "graph_capture_record_stream_reuse" => flag(settings.graph_capture_record_stream_reuse),
         "per_process_memory_fraction" => settings.per_process_memory_fraction.to_string(),
@@ -175,6 +180,7 @@ fn cpu_value(cpu: &CpuSettings, key: &str) -> String {
             or(cpu.cached_max_bytes.map(|bytes| (bytes / MIB).to_string()), "unlimited")
         }
         "cpu_trim_age_s" => or(cpu.trim_age.map(|age| age.as_secs_f64().to_string()), "off"),
+        "cpu_stop_caching_on_oom" => flag(cpu.stop_caching_on_oom),
         "cpu_huge_pages" => flag(cpu.huge_pages),
         "cpu_zero_fill" => flag(cpu.zero_fill),
         "cpu_junk_fill" => flag(cpu.junk_fill),

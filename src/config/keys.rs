@@ -137,6 +137,12 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Expandable,
         "new pages may be shared with other processes; each costs a descriptor on some devices",
     ),
+    key(
+        "expandable_segments_handle_type",
+        "unspecified, posix_fd or fabric",
+        Acts::Expandable,
+        "the kind of handle by which pages leave; unspecified: fabric where the device has it",
+    ),
     also(
         &["release_lock_on_hipmalloc"],
         key(
@@ -281,6 +287,12 @@ pub const BUILT_IN: &[Key] = &[
         "a number of seconds from 0 to 1000000000",
         Acts::Cpu,
         "memory idle for longer goes back to the system",
+    ),
+    key(
+        "cpu_stop_caching_on_oom",
+        BOOL,
+        Acts::Cpu,
+        "freed memory goes back to the system once that had no memory for a request",
     ),
     fixed("cpu_huge_pages", BOOL, Acts::Cpu, "transparent huge pages from 2 MiB on"),
     key("cpu_zero_fill", BOOL, Acts::Cpu, "every block starts as zeros"),

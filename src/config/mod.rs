@@ -37,8 +37,8 @@ pub(crate) use keys::nearest_of;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use settings::{
-    Compat, CpuSettings, HistorySettings, PeersSetting, PinnedSettings, PluggableSettings, Reserve,
-    Settings,
+    Compat, CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedSettings,
+    PluggableSettings, Reserve, Settings,
 };
 pub use user::UserKey;
 

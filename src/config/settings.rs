@@ -34,6 +34,8 @@ pub struct Settings {
     pub expandable_segments: bool,
     /// `expandable_segments_ipc`: pages mapped from now on can be shared with other processes.
     pub expandable_segments_ipc: bool,
+    /// `expandable_segments_handle_type`: the kind of handle by which such pages leave the process.
+    pub expandable_segments_handle_type: HandleType,
     /// `release_lock_on_cudamalloc`: other misses go on while one waits for the driver.
     pub release_lock_on_device_allocate: bool,
     /// `graph_capture_record_stream_reuse`.
@@ -127,6 +129,7 @@ impl Default for Settings {
             roundup: RoundupDivisions::OFF,
             expandable_segments: false,
             expandable_segments_ipc: false,
+            expandable_segments_handle_type: HandleType::Unspecified,
             release_lock_on_device_allocate: false,
             graph_capture_record_stream_reuse: false,
             per_process_memory_fraction: 1.0,
@@ -176,6 +179,20 @@ pub enum Compat {
     Default,
     /// PyTorch's, to the letter.
     PyTorch,
+}
+
+/// By which kind of handle a page leaves the process, where it may.
+///
+/// Source of the names: PyTorch's `Expandable_Segments_Handle_Type`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HandleType {
+    /// A fabric handle where the device has them, a file descriptor elsewhere.
+    #[default]
+    Unspecified,
+    /// A file descriptor.
+    PosixFd,
+    /// A fabric handle. A device without them refuses the setting.
+    Fabric,
 }
 
 /// To which other devices an allocator that PyTorch loads opens its memory. PyTorch does not tell such an
@@ -249,6 +266,8 @@ pub struct CpuSettings {
     pub cached_max_bytes: Option<u64>,
     /// `cpu_trim_age_s`: for how long idle memory is kept. `None`: for ever.
     pub trim_age: Option<Duration>,
+    /// `cpu_stop_caching_on_oom`: nothing is kept once the system had no memory for a request.
+    pub stop_caching_on_oom: bool,
     /// `cpu_huge_pages`. Looked at once, when an instance is built.
     pub huge_pages: bool,
     /// `cpu_zero_fill`. Never together with `junk_fill`.
@@ -270,6 +289,7 @@ impl Default for CpuSettings {
             alignment_bytes: 64,
             cached_max_bytes: None,
             trim_age: None,
+            stop_caching_on_oom: false,
             huge_pages: false,
             zero_fill: false,
             junk_fill: false,

@@ -25,7 +25,7 @@ mod give_back;
 mod live;
 mod pressure;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -87,6 +87,10 @@ struct Core {
     limit_bytes: AtomicU64,
     cached_max_bytes: AtomicU64,
     trim_age_ns: AtomicU64,
+    /// `cpu_stop_caching_on_oom`.
+    stops_caching: AtomicBool,
+    /// Whether the system has had no memory for a request.
+    ran_out: AtomicBool,
     blocks: Mutex<Blocks>,
     /// Held, shared, while a block is on its way back to the system; alone, to wait until none is. Before
     /// `blocks`. Trackers run under it, so a thread does not take it inside a tracker.
@@ -186,6 +190,8 @@ impl CpuAllocator {
             limit_bytes: AtomicU64::new(UNLIMITED),
             cached_max_bytes: AtomicU64::new(UNLIMITED),
             trim_age_ns: AtomicU64::new(UNLIMITED),
+            stops_caching: AtomicBool::new(false),
+            ran_out: AtomicBool::new(false),
             blocks: Mutex::default(),
             giving: RwLock::default(),
             retired: Mutex::default(),
@@ -319,11 +325,22 @@ impl Core {
         let age = cpu.trim_age.map(|age| u64::try_from(age.as_nanos()).unwrap_or(UNLIMITED));
         let number = FILLS.iter().position(|known| *known == fill).unwrap_or(0);
         self.fill.store(number, Ordering::Relaxed);
-        self.cached_max_bytes.store(cpu.cached_max_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
+        self.stops_caching.store(cpu.stop_caching_on_oom, Ordering::Relaxed);
+        let keeps_nothing = cpu.stop_caching_on_oom && self.ran_out.load(Ordering::Relaxed);
+        let most = if keeps_nothing { Some(0) } else { cpu.cached_max_bytes };
+        self.cached_max_bytes.store(most.unwrap_or(UNLIMITED), Ordering::Relaxed);
         let before = self.trim_age_ns.swap(age.unwrap_or(UNLIMITED), Ordering::Relaxed);
         if before == UNLIMITED && age.is_some() {
             // Nobody looked at the clock before.
             self.blocks.lock().date_all_idle(self.now_ns());
+        }
+    }
+
+    /// The system has no memory for a request.
+    fn has_run_out(&self) {
+        self.ran_out.store(true, Ordering::Relaxed);
+        if self.stops_caching.load(Ordering::Relaxed) {
+            self.cached_max_bytes.store(0, Ordering::Relaxed);
         }
     }
 

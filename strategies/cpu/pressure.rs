@@ -28,7 +28,9 @@ impl Core {
         request: Request,
         refusal: Refusal,
     ) -> Result<Handed, AllocError> {
-        about_memory(refusal)?;
+        if matches!(about_memory(refusal)?, Refusal::System(_)) {
+            self.has_run_out();
+        }
         if self.hooks.free_some_memory()
             && let Ok(found) = self.try_again(request)
         {

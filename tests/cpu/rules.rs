@@ -55,6 +55,24 @@ fn blocks_start_where_the_alignment_says() {
 }
 
 #[test]
+fn nothing_is_cached_once_memory_ran_out_if_the_setting_wants_it() {
+    for (conf, stops) in [("", false), ("cpu_stop_caching_on_oom:True", true)] {
+        let source = Counted::new();
+        source.most_bytes.store(1000, Ordering::SeqCst);
+        let own = over(&source, conf);
+        own.free(take(&own, 600)).unwrap();
+        assert_eq!(source.held(), (1, 600), "{conf}: it caches before");
+        // The system has no 700 bytes beside the 600: the cache is released.
+        own.free(take(&own, 700)).unwrap();
+        assert_eq!(source.held(), if stops { (0, 0) } else { (1, 700) }, "{conf}");
+        let more = Config::parse("cpu_cached_max_mb:1", &KeyTable::default()).unwrap();
+        own.apply(&more).unwrap();
+        own.free(take(&own, 300)).unwrap();
+        assert!(source.held().0 > 0, "{conf}: a later setting without the key caches again");
+    }
+}
+
+#[test]
 fn without_memory_the_cache_goes_and_the_system_is_asked_once_more() {
     let source = Counted::new();
     source.most_bytes.store(1000, Ordering::SeqCst);

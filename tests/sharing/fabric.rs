@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::Sharing;
+use stratalloc::allocator::{Caching, Sharing};
+use stratalloc::cache::{Engine, EngineOptions};
+use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::{Driver, Exportable, FaultPlan, Faulty, Held, Sim};
 use stratalloc::error::DriverErrorKind;
 use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle, SharingError};
@@ -48,6 +50,37 @@ fn a_block_goes_through_the_fabric_and_leaves_nothing_behind() {
     [small, large].into_iter().for_each(|block| ours.free(block).unwrap());
     drop((ours, theirs));
     assert!(sim.held().is_nothing());
+}
+
+#[test]
+fn the_kind_of_handle_can_be_chosen() {
+    for (chosen, fabric, descriptor) in
+        [("unspecified", 1, 0), ("fabric", 1, 0), ("posix_fd", 0, 1)]
+    {
+        let sim = sim_with(true);
+        let text = format!("{SHARED},expandable_segments_handle_type:{chosen}");
+        let ours = engine(sim.clone(), &text);
+        let block = allocate(&ours, 512);
+        // The simulated device's descriptors cannot be passed on; it is asked for one all the same.
+        let shared = ours.share(&block);
+        let asked = (sim.calls("export_handle"), sim.calls("export"));
+        assert_eq!(asked, (fabric, descriptor), "{chosen}: {shared:?}");
+    }
+}
+
+#[test]
+fn fabric_handles_are_refused_as_a_setting_where_the_device_has_none() {
+    let text = format!("{SHARED},expandable_segments_handle_type:fabric");
+    let config = Config::parse(&text, &KeyTable::default()).unwrap();
+    let options = EngineOptions { settings: config.settings().clone(), ..EngineOptions::default() };
+    let refused = Engine::new(sim_with(false), &options).unwrap_err();
+    assert_eq!(refused.kind, DriverErrorKind::NotSupported);
+    assert!(refused.message.contains("use posix_fd"), "{refused}");
+    let ours = engine(sim_with(false), SHARED);
+    assert_eq!(ours.apply(&config).unwrap_err().kind, DriverErrorKind::NotSupported);
+    // Pages that stay in the process have no handle.
+    let text = "expandable_segments:True,expandable_segments_handle_type:fabric";
+    drop(allocate(&engine(sim_with(false), text), 512));
 }
 
 #[test]
