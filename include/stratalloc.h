@@ -286,9 +286,11 @@ stratalloc_status stratalloc_record_stream(uint64_t handle, void *pointer, void 
 // Waits for all pending work on freed blocks and gives every segment that is wholly free back.
 stratalloc_status stratalloc_empty_cache(uint64_t handle);
 
-// Limits what the allocator may hold to a part of the device's memory, from 0 to 1; 1 removes the
-// limit. Releases nothing by itself.
-stratalloc_status stratalloc_set_memory_fraction(uint64_t handle, double fraction);
+// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit counts
+// reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch's does, and
+// the driver's pool may reserve more. Releases nothing by itself.
+stratalloc_status stratalloc_set_memory_fraction(uint64_t handle,
+                                                 double fraction);
 
 // Puts a further configuration string in force on top of those before; blocks stay. A string that
 // changes the backend, the layers or another key that an allocator reads only when it is built
@@ -338,7 +340,8 @@ stratalloc_status stratalloc_summary(uint64_t handle, char *buffer, size_t size,
 
 // Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
 // scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
-// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
+// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`. Walks
+// over the free blocks, for `stratalloc_fragmentation`.
 //
 // # Safety
 //
@@ -414,6 +417,36 @@ stratalloc_status stratalloc_usage(uint64_t handle,
                                    uint64_t *allocated_peak,
                                    uint64_t *reserved,
                                    uint64_t *reserved_peak);
+
+// Stores how many blocks are in callers' hands. As cheap as `stratalloc_usage`.
+//
+// # Safety
+//
+// `count` may be written.
+stratalloc_status stratalloc_block_count(uint64_t handle, uint64_t *count);
+
+// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum of
+// all free blocks. Neighbouring free blocks are one block; 0 if nothing is free. `backend:cudaMallocAsync`
+// does not see its free ranges and always stores 0. Walks over the free blocks.
+//
+// # Safety
+//
+// `fragmentation` may be written.
+stratalloc_status stratalloc_fragmentation(uint64_t handle,
+                                           double *fragmentation);
+
+// Stores how many CUDA devices there are; 0 without a CUDA driver.
+//
+// # Safety
+//
+// `count` may be written.
+stratalloc_status stratalloc_device_count(int *count);
+
+// Forgets the live block of `backend:cpu` that starts at `pointer`, because the caller will free its memory:
+// with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the memory is freed, because the
+// system may give the address to another block afterwards. Not for other backends, nor under layers.
+stratalloc_status stratalloc_record_free(uint64_t handle,
+                                         void *pointer);
 
 // Writes the name of the strategy in force, in the manner of `stratalloc_statistics_json`.
 //
@@ -590,8 +623,8 @@ stratalloc_status stratalloc_open_shared(uint64_t handle,
 // Unmaps a block that was opened, as soon as nobody else has the same pages open. Waits for the device.
 stratalloc_status stratalloc_close_shared(uint64_t shared);
 
-// Lets the allocator's device and `device` reach each other's memory: all that is mapped, and all that will
-// be. Twice is no error. Never waits for work.
+// Lets `device` access the allocator's memory: all that is mapped, and all that will be. One direction: for
+// the other one, call it with the allocator of `device`. Twice is no error. Never waits for work.
 stratalloc_status stratalloc_enable_peer(uint64_t handle,
                                          int device);
 
@@ -876,74 +909,6 @@ stratalloc_status stratalloc_torch_statistics_json(int device,
 //
 // `size` bytes from `buffer` and `needed` may be written, each unless it is null.
 stratalloc_status stratalloc_torch_summary(int device, char *buffer, size_t size, size_t *needed);
-
-// Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
-// stores its address. Zero bytes store null and are no error.
-//
-// # Safety
-//
-// `pointer` may be written.
-stratalloc_status stratalloc_torch_allocate(int device,
-                                            uint64_t bytes,
-                                            void *stream,
-                                            void **pointer);
-
-// Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
-// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the
-// parent's: -1 and 0 are stored then.
-//
-// # Safety
-//
-// `device` and `bytes` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_delete(void *pointer,
-                                          int likely,
-                                          int *device,
-                                          uint64_t *bytes);
-
-// Routes the requests that a filter accepts to a pool, before all scopes that are open already, and adds a
-// user, which stays until it is released. A pool that is unknown is made.
-//
-// # Safety
-//
-// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
-stratalloc_status stratalloc_torch_scope_open(uint64_t handle,
-                                              stratalloc_pool pool,
-                                              const stratalloc_stream_filter *filter);
-
-// Ends the routing to a pool, from any thread. The user that it added stays.
-stratalloc_status stratalloc_torch_scope_close(uint64_t handle, stratalloc_pool pool);
-
-// Removes a user from a pool. Without users its idle memory goes back when memory is released, or by
-// `stratalloc_pool_empty`.
-stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
-                                                stratalloc_pool pool);
-
-// Writes the name of the strategy that PyTorch has on a device, in the manner of
-// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment
-// says.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_name(int device,
-                                        char *buffer,
-                                        size_t size,
-                                        size_t *needed);
-
-// Writes the names of all keys that a configuration string can say now, between commas, in the manner of
-// `stratalloc_statistics_json`.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_conf_keys(char *buffer,
-                                             size_t size,
-                                             size_t *needed);
-
-// Lets pages that PyTorch's allocators map leave the process, unless the environment says
-// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
-// 0.
-stratalloc_status stratalloc_torch_share_pages(int on);
 
 // Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
 // stores its address. Zero bytes store null and are no error.

@@ -7,6 +7,8 @@
 mod alone;
 #[path = "common/mod.rs"]
 mod common;
+#[path = "ffi/figures.rs"]
+mod figures;
 #[path = "ffi/panics.rs"]
 mod panics;
 #[path = "ffi/programs.rs"]

@@ -196,6 +196,7 @@ impl Caching for Witness {
             device_total_bytes: 32,
             largest_cached_bytes: 33,
             free_blocks: 34,
+            free_block_bytes: 35,
         })
     }
 

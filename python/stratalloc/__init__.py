@@ -5,7 +5,7 @@ speak about PyTorch's memory. ``Allocator`` is an allocator of one's own and nee
 """
 
 from ._advice import advise, sweep
-from ._allocator import Allocator
+from ._allocator import Allocator, device_count
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
 from ._torch import (
@@ -30,6 +30,7 @@ __all__ = [
     "__version__",
     "advise",
     "allocator",
+    "device_count",
     "dump_snapshot",
     "empty_cache",
     "install",

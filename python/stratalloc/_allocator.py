@@ -12,6 +12,13 @@ from ._library import CacheInfo, Pool, encoded, load, number
 _MOST = 2**64 - 1
 
 
+def device_count(library=None):
+    """How many CUDA devices there are; 0 without a CUDA driver."""
+    count = ctypes.c_int()
+    load(library).call("device_count", ctypes.byref(count))
+    return count.value
+
+
 class Allocator:
     """An allocator on ``device``: ``sim``, ``host`` or ``cuda:N``.
 
@@ -81,6 +88,24 @@ class Allocator:
         places = [ctypes.c_uint64() for _ in names]
         self._call("usage", *map(ctypes.byref, places))
         return {name: place.value for name, place in zip(names, places)}
+
+    def block_count(self):
+        """How many blocks are in callers' hands."""
+        count = ctypes.c_uint64()
+        self._call("block_count", ctypes.byref(count))
+        return count.value
+
+    def fragmentation(self):
+        """External fragmentation of the segments: 1 - largest free block / sum of all free blocks, from 0 to
+        1; 0 if nothing is free. ``cudaMallocAsync`` does not see its free ranges: always 0."""
+        fragmentation = ctypes.c_double()
+        self._call("fragmentation", ctypes.byref(fragmentation))
+        return fragmentation.value
+
+    def record_free(self, address):
+        """Forgets a live block of ``backend:cpu``, because the caller will free its memory: with the C
+        library's ``free`` below 1 MiB, with ``munmap`` from 1 MiB on."""
+        self._call("record_free", number(address, "address", _MOST))
 
     def reset_peaks(self):
         """Sets every peak to its current value."""

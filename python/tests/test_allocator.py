@@ -65,6 +65,28 @@ class Use(unittest.TestCase):
             allocator.free(inside)
             allocator.free(outside)
 
+    def test_blocks_are_counted_and_free_ranges_compared(self):
+        with Allocator("", "sim") as allocator:
+            first, second = allocator.allocate(1000 << 10), allocator.allocate(500 << 10)
+            self.assertEqual((allocator.block_count(), allocator.fragmentation()), (2, 0))
+            allocator.free(first)
+            self.assertAlmostEqual(allocator.fragmentation(), 1 - 1000 / 1548)
+            allocator.free(second)
+            self.assertEqual((allocator.block_count(), allocator.fragmentation()), (0, 0))
+            self.assertIn("stratalloc_fragmentation{", stratalloc.metrics())
+            with self.assertRaisesRegex(Error, "backend:cpu without layers"):
+                allocator.record_free(second)
+        self.assertGreaterEqual(stratalloc.device_count(), 0)
+
+    def test_memory_of_a_block_that_was_forgotten_is_the_callers(self):
+        with Allocator("backend:cpu", "host") as allocator:
+            block = allocator.allocate(4096)
+            allocator.record_free(block)
+            self.assertEqual(allocator.block_count(), 0)
+            libc = ctypes.CDLL(None)
+            libc.free.argtypes = [ctypes.c_void_p]
+            libc.free(block)
+
     def test_threads_share_an_allocator(self):
         with Allocator("", "sim") as allocator:
             def work():

@@ -365,7 +365,8 @@ pub trait CrossStream: Send + Sync {
 
 /// Control over cached memory.
 pub trait Caching: Send + Sync {
-    /// Waits for all pending events and gives every segment that is wholly free back to the driver.
+    /// Waits for all pending events and gives every segment that is wholly free back to the driver, and the
+    /// events that are kept for later use.
     ///
     /// # Errors
     ///
@@ -373,6 +374,7 @@ pub trait Caching: Send + Sync {
     fn empty_cache(&self) -> Result<(), DriverError>;
 
     /// Sets the most bytes that may be reserved, or removes the limit. Releases nothing by itself.
+    /// `cudaMallocAsync` counts the bytes of blocks in use instead, as PyTorch does.
     fn set_limit_bytes(&self, limit_bytes: Option<u64>);
 
     /// Sets the limit to a part of the device's memory; 1 removes it.
@@ -466,6 +468,22 @@ pub struct CacheInfo {
     pub largest_cached_bytes: u64,
     /// How many blocks are free in the cache.
     pub free_blocks: u64,
+    /// The sum of their sizes.
+    pub free_block_bytes: u64,
+}
+
+impl CacheInfo {
+    /// External fragmentation of the allocator's segments: 1 - largest free block / sum of all free blocks.
+    /// Neighbouring free blocks of a segment are one block. 0 if one block has all free bytes, or nothing is
+    /// free; near 1 if many small blocks have them. `cudaMallocAsync` does not see its free ranges: 0.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio, of far less than 2^52 bytes")]
+    pub fn fragmentation(&self) -> f64 {
+        match self.free_block_bytes {
+            0 => 0.0,
+            free_bytes => 1.0 - self.largest_cached_bytes as f64 / free_bytes as f64,
+        }
+    }
 }
 
 /// Counters.

@@ -128,13 +128,14 @@ impl Engine {
 
     pub(super) fn cache_info(&self) -> Result<CacheInfo, DriverError> {
         let info = self.driver.memory_info()?;
-        let (mut largest_cached_bytes, mut free_blocks) = (0, 0);
+        let (mut largest_cached_bytes, mut free_blocks, mut free_block_bytes) = (0, 0, 0);
         for cell in self.heaps.all() {
             let state = cell.lock();
             for kind in [PoolKind::Small, PoolKind::Large] {
                 for (_, block) in state.heap.free_blocks(kind) {
                     largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
                     free_blocks += 1;
+                    free_block_bytes += block.size_bytes;
                 }
             }
         }
@@ -143,6 +144,7 @@ impl Engine {
             device_total_bytes: info.total_bytes,
             largest_cached_bytes,
             free_blocks,
+            free_block_bytes,
         })
     }
 }

@@ -1,10 +1,8 @@
 //! Folding the counters of all heaps into what users read, and resetting them.
 
-use std::sync::Arc;
-
 use parking_lot::MutexGuard;
 
-use super::cell::{HeapCell, HeapState};
+use super::cell::HeapState;
 use super::engine::Engine;
 use crate::size::PoolKind;
 use crate::stats::{
@@ -103,12 +101,21 @@ impl Engine {
     /// The most important counters now. Takes the heaps one at a time and no growth lock, under which the
     /// driver may be called.
     pub(super) fn usage(&self) -> Usage {
-        let lane = Lane::AllocatedBytes;
-        let of = |cell: &Arc<HeapCell>| cell.lock().counters.current(ALL).of(lane);
-        let allocated_bytes = self.heaps.all().map(of).sum();
-        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(lane);
+        let (mut live_blocks, mut allocated_bytes) = (0, 0);
+        for cell in self.heaps.all() {
+            let now = cell.lock().counters.current(ALL);
+            live_blocks += now.of(Lane::Allocation);
+            allocated_bytes += now.of(Lane::AllocatedBytes);
+        }
+        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(Lane::AllocatedBytes);
         let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
-        Usage { allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes }
+        Usage {
+            live_blocks,
+            allocated_bytes,
+            allocated_peak_bytes,
+            reserved_bytes,
+            reserved_peak_bytes,
+        }
     }
 
     /// Sets every peak to its current value. Holds all heaps for a moment.

@@ -60,6 +60,11 @@ pub enum LayerSetting {
 }
 
 impl LayerSetting {
+    /// Whether blocks may have other addresses above the layer than below.
+    pub(crate) fn may_move_blocks(&self) -> bool {
+        matches!(self, Self::Align { .. } | Self::Guard)
+    }
+
     /// The file that the layer writes, if it writes one.
     pub(crate) fn written_file(&self) -> Option<&std::path::Path> {
         match self {
@@ -276,7 +281,7 @@ fn size(key: &str, word: &Token<'_>) -> Result<u64, ConfigError> {
 
 impl LayerSetting {
     /// The layer in the syntax of the string.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match self {
             Self::Limit { bytes } => format!("limit:{}", bytes::told(*bytes)),
             Self::Statistics => "statistics".to_owned(),

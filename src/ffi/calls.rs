@@ -231,7 +231,8 @@ pub unsafe extern "C" fn stratalloc_summary(
 
 /// Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
 /// scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
-/// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
+/// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`. Walks
+/// over the free blocks, for `stratalloc_fragmentation`.
 ///
 /// # Safety
 ///
@@ -250,6 +251,10 @@ pub unsafe extern "C" fn stratalloc_metrics(
             backend,
             number,
             statistics,
+            fragmentation: instance
+                .caching()
+                .ok()
+                .and_then(|caching| caching.cache_info().ok().map(|info| info.fragmentation())),
         })
     };
     let text = || Ok(metrics(&table::all().into_iter().filter_map(measured).collect::<Vec<_>>()));

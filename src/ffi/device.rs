@@ -7,6 +7,8 @@ use super::guard::{Failure, Status};
 use crate::driver::host::{Host, HostOptions};
 use crate::driver::sim::SimOptions;
 use crate::driver::{Driver, Sim};
+#[cfg(all(feature = "cuda", unix))]
+use crate::error::DriverErrorKind;
 use crate::ids::DeviceId;
 
 /// Opens `sim`, `host` (each with `:N` behind it for an ordinal) or `cuda:N`.
@@ -37,6 +39,21 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
         "cuda" if ordinal.is_some() => open_cuda(device),
         _ => Err(unknown()),
     }
+}
+
+/// How many CUDA devices there are; 0 without a driver, or if it does not start.
+#[cfg(all(feature = "cuda", unix))]
+pub(super) fn device_count() -> Result<u32, Failure> {
+    match crate::driver::Cuda::count() {
+        Err(error) if error.kind == DriverErrorKind::NotSupported => Ok(0),
+        counted => Ok(counted?),
+    }
+}
+
+#[cfg(not(all(feature = "cuda", unix)))]
+#[expect(clippy::unnecessary_wraps, reason = "the driver may fail where there is one")]
+pub(super) fn device_count() -> Result<u32, Failure> {
+    Ok(0)
 }
 
 #[cfg(all(feature = "cuda", unix))]

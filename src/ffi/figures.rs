@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fmt::Write as _;
 
 use super::calls::pointer_to;
+use super::device::device_count;
 use super::guard::{Failure, Status, status};
 use super::table;
 use super::text::{Place, write};
@@ -173,6 +174,62 @@ pub unsafe extern "C" fn stratalloc_usage(
         reserved_peak.put(bytes(now.reserved_peak_bytes));
         Ok(())
     })
+}
+
+/// Stores how many blocks are in callers' hands. As cheap as `stratalloc_usage`.
+///
+/// # Safety
+///
+/// `count` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(count, "count") }?;
+        let live = table::find(handle)?.counters().usage().live_blocks;
+        place.put(u64::try_from(live).unwrap_or(0));
+        Ok(())
+    })
+}
+
+/// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum of
+/// all free blocks. Neighbouring free blocks are one block; 0 if nothing is free. `backend:cudaMallocAsync`
+/// does not see its free ranges and always stores 0. Walks over the free blocks.
+///
+/// # Safety
+///
+/// `fragmentation` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_fragmentation(handle: u64, fragmentation: *mut f64) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(fragmentation, "fragmentation") }?;
+        place.put(table::find(handle)?.caching()?.cache_info()?.fragmentation());
+        Ok(())
+    })
+}
+
+/// Stores how many CUDA devices there are; 0 without a CUDA driver.
+///
+/// # Safety
+///
+/// `count` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_device_count(count: *mut c_int) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(count, "count") }?;
+        place.put(c_int::try_from(device_count()?).unwrap_or(c_int::MAX));
+        Ok(())
+    })
+}
+
+/// Forgets the live block of `backend:cpu` that starts at `pointer`, because the caller will free its memory:
+/// with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the memory is freed, because the
+/// system may give the address to another block afterwards. Not for other backends, nor under layers.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_record_free(handle: u64, pointer: *mut c_void) -> Status {
+    status(|| table::find(handle)?.record_free(pointer.addr() as u64))
 }
 
 /// Writes the name of the strategy in force, in the manner of `stratalloc_statistics_json`.

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use super::device::open_device;
-use super::guard::{Failure, bad_configuration};
+use super::guard::{Failure, Status, bad_configuration};
 use super::said::warn;
 use super::uncached::{self, Uncached};
 use crate::allocator::{
     Caching, Checkpoints, Counters, DeviceAllocator, Expandable, Hooks, PeerAccess, PoolOptions,
     PrivatePools, RawAddresses, Recording, Request, ScopeFilter, Sharing,
 };
-use crate::config::{Config, PeersSetting, from_process};
+use crate::config::{Config, LayerSetting, PeersSetting, from_process};
 use crate::driver::Driver;
 use crate::error::{HandleError, PoolError};
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::Statistics;
+use crate::strategies::Strategy;
 use crate::switch::Switchable;
 
 /// An allocator, which can be switched, and its device.
@@ -170,6 +171,38 @@ impl Instance {
         Failure::lacks(self.allocator.name(), what)
     }
 
+    /// The failure for calls that name blocks by address, which are absent under a layer that moves blocks.
+    fn lacks_addresses(&self, what: &str) -> Failure {
+        let config = self.allocator.config();
+        let moves = |layer: &&LayerSetting| layer.may_move_blocks();
+        match config.settings().layers.iter().find(moves) {
+            Some(layer) => Failure::new(
+                Status::NotSupported,
+                format_args!(
+                    "layers:[{}] has no {what}: it moves the blocks of backend:{}",
+                    layer.text(),
+                    self.name()
+                ),
+            ),
+            None => self.lacks(what),
+        }
+    }
+
+    /// Forgets a live block of `backend:cpu` whose memory the caller frees.
+    pub(super) fn record_free(&self, address: u64) -> Result<(), Failure> {
+        match &*self.allocator.strategy() {
+            Strategy::Cpu(own) => {
+                // The memory is the caller's from now on.
+                std::mem::forget(own.record_free(address)?);
+                Ok(())
+            }
+            _ => {
+                let what = "record_free is for backend:cpu without layers";
+                Err(Failure::new(Status::NotSupported, what))
+            }
+        }
+    }
+
     fn raw(&self) -> Result<&dyn RawAddresses, Failure> {
         self.allocator.raw_addresses().ok_or_else(|| self.lacks("blocks by bare address"))
     }
@@ -179,15 +212,15 @@ impl Instance {
     }
 
     pub(super) fn pools(&self) -> Result<&dyn PrivatePools, Failure> {
-        self.allocator.private_pools().ok_or_else(|| self.lacks("private pools"))
+        self.allocator.private_pools().ok_or_else(|| self.lacks_addresses("private pools"))
     }
 
     pub(super) fn checkpoints(&self) -> Result<&dyn Checkpoints, Failure> {
-        self.allocator.checkpoints().ok_or_else(|| self.lacks("checkpoints"))
+        self.allocator.checkpoints().ok_or_else(|| self.lacks_addresses("checkpoints"))
     }
 
     pub(super) fn sharing(&self) -> Result<&dyn Sharing, Failure> {
-        self.allocator.sharing().ok_or_else(|| self.lacks("blocks in other processes"))
+        self.allocator.sharing().ok_or_else(|| self.lacks_addresses("blocks in other processes"))
     }
 
     pub(super) fn peers(&self) -> Result<&dyn PeerAccess, Failure> {

@@ -38,8 +38,9 @@ pub use checkpoints::{
     stratalloc_checkpoint_restore, stratalloc_checkpoint_take,
 };
 pub use figures::{
-    CacheInfo, stratalloc_base_allocation, stratalloc_cache_info, stratalloc_caching,
-    stratalloc_layout_json, stratalloc_memory_fraction, stratalloc_memory_info, stratalloc_name,
+    CacheInfo, stratalloc_base_allocation, stratalloc_block_count, stratalloc_cache_info,
+    stratalloc_caching, stratalloc_device_count, stratalloc_fragmentation, stratalloc_layout_json,
+    stratalloc_memory_fraction, stratalloc_memory_info, stratalloc_name, stratalloc_record_free,
     stratalloc_reset_accumulated, stratalloc_reset_peaks, stratalloc_set_caching, stratalloc_usage,
 };
 pub use guard::Status;

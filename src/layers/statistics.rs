@@ -145,8 +145,16 @@ impl<A: DeviceAllocator> Layer for Count<A> {
 
     fn usage(&self) -> Usage {
         let below = self.inner.counters().map(Counters::usage).unwrap_or_default();
-        let bytes = self.own.lock().bytes.all;
-        Usage { allocated_bytes: bytes.current, allocated_peak_bytes: bytes.peak, ..below }
+        let (blocks, bytes) = {
+            let own = self.own.lock();
+            (own.blocks.all, own.bytes.all)
+        };
+        Usage {
+            live_blocks: blocks.current,
+            allocated_bytes: bytes.current,
+            allocated_peak_bytes: bytes.peak,
+            ..below
+        }
     }
 
     fn reset_peaks(&self) {

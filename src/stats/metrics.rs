@@ -3,6 +3,7 @@
 //! A string and no server: a program hands it to the endpoint that it has.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter as Count;
@@ -24,6 +25,9 @@ pub struct Measured {
     pub number: u64,
     /// The counters.
     pub statistics: Statistics,
+    /// Of free memory: see [`CacheInfo::fragmentation`](crate::allocator::CacheInfo::fragmentation). `None`
+    /// for an allocator without a cache.
+    pub fragmentation: Option<f64>,
 }
 
 type Labels = Vec<(&'static str, String)>;
@@ -39,6 +43,8 @@ struct Row {
 enum Value {
     /// It goes up and down.
     Now(i64, Unit),
+    /// A part of something, from 0 to 1.
+    Part(f64),
     /// It only grows.
     Sum(i64),
 }
@@ -46,6 +52,7 @@ enum Value {
 /// All metrics of a name.
 enum Metric {
     Now(Unit, Family<Labels, Gauge>),
+    Part(Family<Labels, Gauge<f64, AtomicU64>>),
     Sum(Family<Labels, Count>),
 }
 
@@ -58,8 +65,15 @@ enum Metric {
 #[must_use]
 pub fn metrics(measured: &[Measured]) -> String {
     let mut all: BTreeMap<String, (&'static str, Metric)> = BTreeMap::new();
-    for Measured { device, backend, number, statistics } in measured {
-        for Row { name, help, value, pool } in rows(statistics) {
+    for Measured { device, backend, number, statistics, fragmentation } in measured {
+        let part = |part: f64| Row {
+            name: "fragmentation".to_owned(),
+            help: "1 - largest free block / sum of all free blocks",
+            value: Value::Part(part),
+            pool: None,
+        };
+        let rows = rows(statistics).into_iter().chain(fragmentation.map(part));
+        for Row { name, help, value, pool } in rows {
             let mut labels = vec![
                 ("device", device.to_string()),
                 ("backend", escaped(backend)),
@@ -69,6 +83,7 @@ pub fn metrics(measured: &[Measured]) -> String {
             let (_, metric) = all.entry(name).or_insert_with(|| {
                 let metric = match &value {
                     Value::Now(_, unit) => Metric::Now(unit.clone(), Family::default()),
+                    Value::Part(_) => Metric::Part(Family::default()),
                     Value::Sum(_) => Metric::Sum(Family::default()),
                 };
                 (help, metric)
@@ -76,6 +91,9 @@ pub fn metrics(measured: &[Measured]) -> String {
             match (metric, value) {
                 (Metric::Now(_, family), Value::Now(now, _)) => {
                     family.get_or_create(&labels).set(now);
+                }
+                (Metric::Part(family), Value::Part(part)) => {
+                    family.get_or_create(&labels).set(part);
                 }
                 (Metric::Sum(family), Value::Sum(sum)) => {
                     family.get_or_create(&labels).inc_by(u64::try_from(sum).unwrap_or(0));
@@ -89,6 +107,7 @@ pub fn metrics(measured: &[Measured]) -> String {
     for (name, (help, metric)) in all {
         match metric {
             Metric::Now(unit, family) => registry.register_with_unit(name, help, unit, family),
+            Metric::Part(family) => registry.register(name, help, family),
             Metric::Sum(family) => registry.register(name, help, family),
         }
     }
@@ -188,6 +207,7 @@ mod tests {
             backend: "na\"tive\n".to_owned(),
             number: 7,
             statistics: statistics.clone(),
+            fragmentation: (device == 0).then_some(0.25),
         };
         let text = metrics(&[of(0, &statistics), of(1, &Statistics::default())]);
         let has = |line: &str| text.lines().filter(|found| *found == line).count();
@@ -199,6 +219,7 @@ mod tests {
             format!(r#"stratalloc_allocated_bytes{{device="1",{labels},pool="all"}} 0"#),
             format!(r#"stratalloc_allocated_peak_bytes{{device="0",{labels},pool="small"}} 4096"#),
             format!(r#"stratalloc_ooms_total{{device="0",{labels}}} 2"#),
+            format!(r#"stratalloc_fragmentation{{device="0",{labels}}} 0.25"#),
             format!(r#"stratalloc_mine_rare_total{{device="0",{labels}}} 3"#),
             "# EOF".to_owned(),
         ];
@@ -216,6 +237,7 @@ mod tests {
             backend: "mine".to_owned(),
             number: 1,
             statistics,
+            fragmentation: None,
         }]);
         assert!(text.contains("stratalloc_allocated_bytes{") && !text.contains("} 7"), "{text}");
     }

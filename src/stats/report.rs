@@ -132,14 +132,16 @@ pub struct Statistics {
     pub own: Vec<OwnCounter>,
 }
 
-/// The numbers that are asked for most, in bytes.
+/// The numbers that are read most often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// In callers' hands now.
+    /// Blocks in callers' hands now.
+    pub live_blocks: i64,
+    /// Bytes in callers' hands now.
     pub allocated_bytes: i64,
     /// The most that ever was, or since the last reset of peaks.
     pub allocated_peak_bytes: i64,
-    /// Held from the driver now.
+    /// Bytes held from the driver now.
     pub reserved_bytes: i64,
     /// The most that ever was, or since the last reset of peaks.
     pub reserved_peak_bytes: i64,
@@ -150,6 +152,7 @@ impl Usage {
     #[must_use]
     pub fn of(statistics: &Statistics) -> Self {
         Self {
+            live_blocks: statistics.allocation.all.current,
             allocated_bytes: statistics.memory_allocated(),
             allocated_peak_bytes: statistics.max_memory_allocated(),
             reserved_bytes: statistics.memory_reserved(),
@@ -161,6 +164,7 @@ impl Usage {
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
+            live_blocks: self.live_blocks + other.live_blocks,
             allocated_bytes: self.allocated_bytes + other.allocated_bytes,
             allocated_peak_bytes: self.allocated_peak_bytes + other.allocated_peak_bytes,
             reserved_bytes: self.reserved_bytes + other.reserved_bytes,

@@ -399,6 +399,10 @@ impl Blocks {
         self.idle
     }
 
+    pub(super) fn idle_bytes(&self) -> u64 {
+        self.idle_bytes
+    }
+
     /// Held from the system, and on the way from there.
     pub(super) fn charged_bytes(&self) -> u64 {
         self.held_bytes.all.current.unsigned_abs().saturating_add(self.coming_bytes)

@@ -95,12 +95,16 @@ impl Caching for CpuAllocator {
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
         let info = memory_info()?;
-        let (free_blocks, largest_cached_bytes) = self.core.blocks.lock().idle();
+        let blocks = self.core.blocks.lock();
+        let ((free_blocks, largest_cached_bytes), free_block_bytes) =
+            (blocks.idle(), blocks.idle_bytes());
+        drop(blocks);
         Ok(CacheInfo {
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
             largest_cached_bytes,
             free_blocks,
+            free_block_bytes,
         })
     }
 

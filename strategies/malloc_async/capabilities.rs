@@ -250,6 +250,7 @@ impl Caching for MallocAsyncAllocator {
             device_total_bytes: info.total_bytes,
             largest_cached_bytes: self.largest_that_fits(info.free_bytes)?,
             free_blocks: 0,
+            free_block_bytes: 0,
         })
     }
 

@@ -146,11 +146,12 @@ impl Caching for PluggableAllocator {
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
         let info = self.driver.memory_info()?;
-        let (mut largest_cached_bytes, mut free_blocks) = (0, 0);
+        let (mut largest_cached_bytes, mut free_blocks, mut free_block_bytes) = (0, 0, 0);
         self.table.each(|_, block| {
             if block.state == State::Idle {
                 largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
                 free_blocks += 1;
+                free_block_bytes += block.size_bytes;
             }
         });
         Ok(CacheInfo {
@@ -158,6 +159,7 @@ impl Caching for PluggableAllocator {
             device_total_bytes: info.total_bytes,
             largest_cached_bytes,
             free_blocks,
+            free_block_bytes,
         })
     }
 

@@ -41,11 +41,8 @@ fn a_peer_gets_the_pages_there_are_and_those_to_come() {
 #[test]
 fn a_peer_accesses_the_allocators_memory_and_the_allocators_device_not_the_peers() {
     let sims = [0, 1].map(|device| {
-        let options = SimOptions {
-            device: DeviceId(device),
-            reachable_devices: 1,
-            ..SimOptions::default()
-        };
+        let options =
+            SimOptions { device: DeviceId(device), reachable_devices: 1, ..SimOptions::default() };
         Arc::new(Sim::new(options))
     });
     let engines = sims.each_ref().map(|sim| engine(sim.clone(), SHARED));
