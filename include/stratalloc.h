@@ -286,9 +286,9 @@ stratalloc_status stratalloc_record_stream(uint64_t handle, void *pointer, void 
 // Waits for all pending work on freed blocks and gives every segment that is wholly free back.
 stratalloc_status stratalloc_empty_cache(uint64_t handle);
 
-// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit counts
-// reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch's does, and
-// the driver's pool may reserve more. Releases nothing by itself.
+// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit
+// counts reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as
+// PyTorch's does, and the driver's pool may reserve more. Releases nothing by itself.
 stratalloc_status stratalloc_set_memory_fraction(uint64_t handle,
                                                  double fraction);
 
@@ -340,8 +340,8 @@ stratalloc_status stratalloc_summary(uint64_t handle, char *buffer, size_t size,
 
 // Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
 // scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
-// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`. Walks
-// over the free blocks, for `stratalloc_fragmentation`.
+// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
+// Walks over the free blocks, for the metric `stratalloc_fragmentation`.
 //
 // # Safety
 //
@@ -425,9 +425,9 @@ stratalloc_status stratalloc_usage(uint64_t handle,
 // `count` may be written.
 stratalloc_status stratalloc_block_count(uint64_t handle, uint64_t *count);
 
-// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum of
-// all free blocks. Neighbouring free blocks are one block; 0 if nothing is free. `backend:cudaMallocAsync`
-// does not see its free ranges and always stores 0. Walks over the free blocks.
+// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum
+// of all free blocks. Neighbouring free blocks are one block; 0 if nothing is free.
+// `backend:cudaMallocAsync` does not see its free ranges and always stores 0. Walks over the free blocks.
 //
 // # Safety
 //

@@ -145,9 +145,9 @@ pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.empty_cache()?))
 }
 
-/// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit counts
-/// reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch's does, and
-/// the driver's pool may reserve more. Releases nothing by itself.
+/// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit
+/// counts reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as
+/// PyTorch's does, and the driver's pool may reserve more. Releases nothing by itself.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.set_memory_fraction(fraction)?))
@@ -231,8 +231,8 @@ pub unsafe extern "C" fn stratalloc_summary(
 
 /// Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
 /// scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
-/// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`. Walks
-/// over the free blocks, for `stratalloc_fragmentation`.
+/// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
+/// Walks over the free blocks, for the metric `stratalloc_fragmentation`.
 ///
 /// # Safety
 ///

@@ -192,9 +192,9 @@ pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) ->
     })
 }
 
-/// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum of
-/// all free blocks. Neighbouring free blocks are one block; 0 if nothing is free. `backend:cudaMallocAsync`
-/// does not see its free ranges and always stores 0. Walks over the free blocks.
+/// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum
+/// of all free blocks. Neighbouring free blocks are one block; 0 if nothing is free.
+/// `backend:cudaMallocAsync` does not see its free ranges and always stores 0. Walks over the free blocks.
 ///
 /// # Safety
 ///
