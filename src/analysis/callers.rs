@@ -1,11 +1,12 @@
 //! Which code of the program asked for a block: recorded stacks without the frames that stand in all of them.
 //!
 //! Two stacks have the same caller if they agree in the frames of the program's own code, and in the library
-//! code that its innermost line called. Frames of PyTorch's and Python's machinery
-//! ([`FrameKind::Runtime`]) never count. Where no Python code is left, as on the threads of the backward
-//! pass, the caller is the node of the backward pass or the compiled code.
+//! code that its innermost line called: in the frames of other packages than PyTorch, and where there are none
+//! in PyTorch's. Frames of PyTorch's and Python's machinery ([`FrameKind::Runtime`]) never count. Where no
+//! Python code is left, as on the threads of the backward pass, the caller is the node of the backward pass or
+//! the compiled code.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::replay::{Frame, FrameKind, Runtime, StackId, Stacks};
 
@@ -46,6 +47,8 @@ pub(crate) struct Callers<'a> {
 const FRAMES_LEAST: usize = 2;
 /// Longer labels leave out frames in their middle.
 const FRAMES_WHOLE: usize = 4;
+/// Files are shown with their whole path if more than so many have the same name.
+const FILES_MOST: usize = 256;
 /// Labels that are equal with this many frames stay equal.
 const FRAMES_MOST: usize = 64;
 
@@ -77,10 +80,11 @@ impl<'a> Callers<'a> {
         let chain = of_kind(FrameKind::Program);
         if let Some(innermost) = chain.first() {
             let called = numbers.iter().copied().take_while(|frame| frame != innermost);
-            let library = called.filter(|&frame| self.kind(frame) == FrameKind::Library).collect();
+            let library = called.filter(|&frame| self.kind(frame) == FrameKind::Library);
+            let library = self.of_packages(library.collect());
             return Caller { chain, library, ..Caller::default() };
         }
-        let chain = of_kind(FrameKind::Library);
+        let chain = self.of_packages(of_kind(FrameKind::Library));
         if !chain.is_empty() {
             return Caller { chain, ..Caller::default() };
         }
@@ -90,6 +94,17 @@ impl<'a> Callers<'a> {
         let is_engine = chain.is_empty()
             && numbers.iter().any(|&f| self.kind(f) == FrameKind::Runtime(Runtime::Autograd));
         Caller { chain, is_engine, ..Caller::default() }
+    }
+
+    /// Of library frames those of packages beside PyTorch and Python's own; all of them if there are none.
+    fn of_packages(&self, library: Vec<u32>) -> Vec<u32> {
+        let is_of_package = |&&number: &&u32| {
+            let (file, name) = (self.frame(number).file, library_file(&self.frame(number)));
+            let is_installed = ["site-packages", "dist-packages"].iter().any(|f| file.contains(f));
+            is_installed && !name.starts_with("torch/")
+        };
+        let others: Vec<u32> = library.iter().filter(is_of_package).copied().collect();
+        if others.is_empty() { library } else { others }
     }
 
     /// The number of a stack's caller. Stacks of the same code have the same number.
@@ -171,21 +186,21 @@ impl<'a> Callers<'a> {
     fn label(&self, caller: u32, shown: Shown, files: &HashMap<&str, Vec<&str>>) -> String {
         let Caller { chain, library, is_engine, .. } = &self.callers[caller as usize];
         let text = |number: &u32| self.text(*number, files);
-        let mut frames: Vec<String> = chain.iter().take(shown.chain).map(text).collect();
-        if frames.len() > FRAMES_WHOLE {
-            frames.splice(FRAMES_LEAST..frames.len() - 1, ["..".to_owned()]);
-        }
+        let cut = |mut frames: Vec<String>| {
+            if frames.len() > FRAMES_WHOLE {
+                frames.splice(FRAMES_LEAST..frames.len() - 1, ["..".to_owned()]);
+            }
+            frames.join(" < ")
+        };
+        let frames: Vec<String> = chain.iter().take(shown.chain).map(text).collect();
         let mut label = match (frames.is_empty(), is_engine) {
             (true, true) => "(autograd's engine, no code of the program in the stack)".to_owned(),
             (true, false) => "(no code of the program in the stack)".to_owned(),
-            (false, _) => frames.join(" < "),
+            (false, _) => cut(frames),
         };
-        let of_torch = |number: &&u32| self.frame(**number).file.contains("torch/");
-        let beside_torch = library.iter().position(|number| !of_torch(&number)).unwrap_or(0);
-        let from = if shown.library > 1 { 0 } else { beside_torch };
-        let called: Vec<String> = library.iter().skip(from).take(shown.library).map(text).collect();
+        let called: Vec<String> = library.iter().take(shown.library).map(text).collect();
         if !called.is_empty() {
-            label += &format!(", in {}", called.join(" < "));
+            label += &format!(", in {}", cut(called));
         }
         match self.category(caller) {
             Some(category) => format!("{label} [{category}]"),
@@ -211,10 +226,10 @@ impl<'a> Callers<'a> {
         let mut files: HashMap<&str, Vec<&str>> = HashMap::new();
         let numbers =
             (0..self.stacks.frame_count()).filter(|&n| self.kind(n) == FrameKind::Program);
+        let mut known = HashSet::new();
         for frame in numbers.map(|number| self.frame(number)) {
-            let same = files.entry(frame.base_name()).or_default();
-            if !same.contains(&frame.file) {
-                same.push(frame.file);
+            if known.insert(frame.file) {
+                files.entry(frame.base_name()).or_default().push(frame.file);
             }
         }
         files
@@ -237,6 +252,9 @@ impl Default for Shown {
 /// The end of a path that no other file of the program has.
 fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a str {
     let others = files.get(frame.base_name()).map_or(&[][..], Vec::as_slice);
+    if others.len() > FILES_MOST {
+        return frame.file;
+    }
     let is_alone = |end: &&str| {
         let has_end =
             |file: &&&str| file.strip_suffix(end).is_some_and(|s| s.is_empty() || s.ends_with('/'));
@@ -313,6 +331,33 @@ mod tests {
     }
 
     #[test]
+    fn models_of_packages_are_told_apart_by_the_packages_frames() {
+        let (conv, relu) = (
+            "/v/site-packages/torch/nn/modules/conv.py:554 forward",
+            "/v/lib/python3.12/enum.py:1 x",
+        );
+        let block = |line| format!("/v/site-packages/vision/resnet.py:{line} forward");
+        let (first, second) = (block(154), block(155));
+        let stage = |line| format!("/v/site-packages/vision/resnet.py:{line} stage");
+        let (one, two) = (stage(1), stage(2));
+        let main = "train.py:25 main";
+        let labels = labels(&[
+            &[conv, &first, CALL, &one, main],
+            &[relu, &first, &one, main],
+            &[conv, &second, &one, main],
+            &[conv, &first, &two, main],
+        ]);
+        assert_eq!(
+            labels,
+            [
+                "train.py:25 main, in vision/resnet.py:154 forward < vision/resnet.py:1 stage",
+                "train.py:25 main, in vision/resnet.py:155 forward",
+                "train.py:25 main, in vision/resnet.py:154 forward < vision/resnet.py:2 stage",
+            ]
+        );
+    }
+
+    #[test]
     fn a_label_has_as_many_frames_as_tell_callers_apart() {
         let main = "train.py:9 main";
         let deep = |line| {
@@ -349,6 +394,7 @@ mod tests {
         let engine = "??:0 torch::autograd::Engine::thread_main(std::shared_ptr<X> const&)";
         let labels = labels(&[
             &[UNWIND, "/v/site-packages/trainer/loop.py:8 step", EVAL],
+            &[UNWIND, "/v/site-packages/torch/nn/modules/linear.py:134 forward", EVAL],
             &[UNWIND, "??:0 at::native::mul(at::Tensor const&)", node, engine],
             &[UNWIND, grad, engine],
             &[UNWIND, "main.cpp:0 at::native::mul(at::Tensor const&)", "main.cpp:0 run()"],
@@ -359,6 +405,7 @@ mod tests {
             labels,
             [
                 "trainer/loop.py:8 step",
+                "torch/nn/modules/linear.py:134 forward",
                 "MulBackward0 [backward pass]",
                 "AccumulateGrad [gradients]",
                 "mul < run",

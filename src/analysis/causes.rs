@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::holders::{Holders, LiveBlock};
+use super::holders::{Holders, LiveBlock, stack_of};
 use super::recording::Recording;
 use super::trial::{Room, open_with_start, without_files};
 use crate::allocator::{Allocation, DeviceAllocator};
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::driver::Brake;
 use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::replay::{Op, ReplayError, Workload, walk};
+use crate::replay::{Op, ReplayError, StackId, Workload, walk};
 
 /// Which moment of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +113,8 @@ pub struct Failed {
     pub requested_bytes: u64,
     /// On which stream.
     pub stream: StreamId,
+    /// The recorded stack of the request.
+    pub stack: Option<StackId>,
 }
 
 /// The reserved memory at one moment of a replay.
@@ -250,8 +252,8 @@ fn paint(
     let failed = match (moment, recording.workload.ops[at]) {
         (
             Moment::FirstFailure,
-            Op::Allocate { bytes, stream, .. } | Op::AllocateInVain { bytes, stream, .. },
-        ) => Some(Failed { requested_bytes: bytes, stream }),
+            Op::Allocate { id, bytes, stream, .. } | Op::AllocateInVain { id, bytes, stream },
+        ) => Some(Failed { requested_bytes: bytes, stream, stack: stack_of(recording, id) }),
         _ => None,
     };
     let holders = Holders::of(recording, &live);
@@ -387,7 +389,7 @@ mod tests {
         };
         assert!(take(60 * MIB).is_none());
         let picture = take(40 * MIB).unwrap();
-        assert_eq!(picture.failed, Some(Failed { requested_bytes: 30 * MIB, stream }));
+        assert_eq!(picture.failed, Some(Failed { requested_bytes: 30 * MIB, stream, stack: None }));
         assert_eq!(picture.causes.split_rest_bytes, 17 * MIB + 2 * MIB - 1024);
         assert_eq!(picture.causes.rounding_bytes, 1024 - 600);
         let ages: Vec<_> =

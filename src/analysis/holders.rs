@@ -188,6 +188,11 @@ impl Holder {
     }
 }
 
+/// The recorded stack of the request for a block of the workload.
+pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
+    StacksOfBlocks::of(&recording.trace, recording.workload.seeded).of_block(id)
+}
+
 /// The stack of each block of a workload: blocks are numbered in the order of the requests, behind those
 /// that lived before.
 struct StacksOfBlocks {

@@ -65,8 +65,13 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>>
     write_advice(name, &recording, &advice)?;
     write_tried(&advice, &recording, &options)?;
     if let Some(picture) = &why.main {
+        let callers = Callers::of(&recording.trace.stacks, compared);
         write_picture(picture, &why.streams)?;
-        write_holders(picture, &recording.trace.stacks, compared)?;
+        if let Some(stack) = picture.failed.and_then(|failed| failed.stack) {
+            let label = callers.labels(&[callers.of_stack(stack)]).concat();
+            writeln!(out(), "The failed request came from {}.\n", shown(&label))?;
+        }
+        write_holders(picture, &recording.trace.stacks, &callers, compared)?;
         writeln!(out())?;
     }
     if let Some(picture) = &why.reserved {
@@ -194,7 +199,12 @@ fn write_picture(picture: &Picture, streams: &Streams) -> std::io::Result<()> {
 /// How many callers are listed.
 const CALLERS_SHOWN: usize = 10;
 
-fn write_holders(picture: &Picture, stacks: &Stacks, compared: Compared) -> std::io::Result<()> {
+fn write_holders(
+    picture: &Picture,
+    stacks: &Stacks,
+    callers: &Callers<'_>,
+    compared: Compared,
+) -> std::io::Result<()> {
     let holders = &picture.holders;
     let mut out = out();
     let blocks = counted_as(holders.blocks, "block", "blocks");
@@ -212,8 +222,7 @@ fn write_holders(picture: &Picture, stacks: &Stacks, compared: Compared) -> std:
         ]
     };
     if has_stacks {
-        let callers = Callers::of(stacks, compared);
-        let rows = holders.by_code(&callers, CALLERS_SHOWN);
+        let rows = holders.by_code(callers, CALLERS_SHOWN);
         let row = |row: &CodeHolder| {
             let holder = &row.holder;
             let mut cells = bytes(holder.requested_bytes);
@@ -312,7 +321,12 @@ fn picture_json(picture: &Picture, streams: &Streams) -> Value {
     all
 }
 
-fn holders_json(holders: &Holders, stacks: &Stacks, compared: Compared) -> Value {
+fn holders_json(
+    holders: &Holders,
+    stacks: &Stacks,
+    callers: &Callers<'_>,
+    compared: Compared,
+) -> Value {
     let is_shown = |frame: &Frame<'_>| {
         compared == Compared::AllFrames || !matches!(frame.kind(), FrameKind::Runtime(_))
     };
@@ -321,8 +335,7 @@ fn holders_json(holders: &Holders, stacks: &Stacks, compared: Compared) -> Value
         let frame = |frame: Frame<'_>| json!({"filename": frame.file, "line": frame.line, "name": frame.function});
         frames.map(frame).collect()
     };
-    let callers = Callers::of(stacks, compared);
-    let by_stack = holders.by_code(&callers, CALLERS_SHOWN).into_iter().map(|row| {
+    let by_stack = holders.by_code(callers, CALLERS_SHOWN).into_iter().map(|row| {
         json!({
             "requested_bytes": row.holder.requested_bytes,
             "blocks": row.holder.blocks,
@@ -366,7 +379,14 @@ fn as_json(
     compared: Compared,
 ) -> Value {
     let stacks = &recording.trace.stacks;
-    let with_streams = |picture: &Picture| picture_json(picture, &why.streams);
+    let callers = Callers::of(stacks, compared);
+    let with_streams = |picture: &Picture| {
+        let mut json = picture_json(picture, &why.streams);
+        let failed_by = picture.failed.and_then(|failed| failed.stack);
+        let label = |stack| callers.labels(&[callers.of_stack(stack)]).concat();
+        json["failed_by"] = json!(failed_by.map(label));
+        json
+    };
     let mut causes = why.main.as_ref().map(with_streams);
     if let Some(causes) = &mut causes {
         let reserved = why.reserved.as_ref().or(why.main.as_ref());
@@ -393,6 +413,6 @@ fn as_json(
         "tried": advice.tried.iter().chain(&advice.modelled).map(tried_json).collect::<Vec<_>>(),
         "passed_over": advice.passed_over,
         "causes": causes,
-        "holders": holders.map(|holders| holders_json(holders, stacks, compared)),
+        "holders": holders.map(|holders| holders_json(holders, stacks, &callers, compared)),
     })
 }

@@ -235,6 +235,7 @@ fn unsearched(lives: &Lives) -> AdviceData {
             picture.failed = Some(crate::analysis::Failed {
                 requested_bytes: failure.requested_bytes,
                 stream: lives.streams[failure.stream as usize],
+                stack: failure.stack,
             });
             picture
         }
@@ -255,14 +256,11 @@ fn recorded(lives: &Lives, which: Moment, moment: u32) -> Picture {
     Picture::of_layout(&lives.layout(moment), which, moment as usize)
 }
 
-/// Puts the recorded peaks in place of those of a replay that does not make every recorded decision, so that
-/// a peak has one value. Peaks of a memory that was described are of the replay.
+/// Puts the recorded peaks in place of the replayed ones, so that a peak has one value. The peaks stay those
+/// of the replay if the caller described the memory, and for a log of requests, which has no decisions.
 fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
-    let is_recorded = recording.exact.is_none()
-        && recording.memory == Memory::default()
-        && !recording.trace.requests_only
-        && lives.events > 0;
-    if !is_recorded {
+    let is_described = recording.memory != Memory::default();
+    if is_described || recording.trace.requests_only || lives.events == 0 {
         return;
     }
     for picture in why.main.iter_mut().chain(&mut why.reserved) {
@@ -283,9 +281,7 @@ fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
 /// As [`Why::of`].
 pub(crate) fn why(recording: &Recording) -> Result<Why, ReplayError> {
     let mut why = Why::of(recording)?;
-    if recording.exact.is_none() {
-        let lives = lives_of(&recording.trace, recording.config.as_ref(), &recording.memory);
-        as_recorded(&mut why, recording, &lives);
-    }
+    let lives = lives_of(&recording.trace, recording.config.as_ref(), &recording.memory);
+    as_recorded(&mut why, recording, &lives);
     Ok(why)
 }

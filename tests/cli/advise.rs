@@ -102,8 +102,8 @@ fn holders_are_told_by_the_users_own_frame_and_cannot_speak_to_the_terminal() {
     assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
 }
 
-/// A program with C++ stacks whose recording begins when two blocks of 40 MiB live: 24 layers keep 6 MiB each,
-/// of which `extra` frames of the interpreter stand in every other stack.
+/// A recording with C++ stacks that begins when two blocks of 40 MiB live. Then 24 layers keep a block each.
+/// Stacks of the same code differ in frames of the interpreter.
 pub(super) fn recording_that_begins_late() -> String {
     let frame = |file: &str, line: u32, name: &str| {
         format!(r#"{{"filename":"{file}","line":{line},"name":"{name}"}}"#)

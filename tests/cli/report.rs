@@ -49,7 +49,11 @@ fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
     let advise = run(&["advise", path, "--quick", "--json"]);
     let advise: Value = serde_json::from_slice(&advise.stdout).unwrap();
     assert_eq!(data["advice"]["sentence"], advise["sentence"]);
-    assert_eq!(data["advice"]["pictures"][0]["sentence"], advise["causes"]["why"]);
+    let (pictures, causes) = (&data["advice"]["pictures"], &advise["causes"]);
+    assert_eq!(pictures[0]["sentence"], causes["why"]);
+    assert_eq!(pictures[1]["sentence"], causes["peak_reserved"]["why"]);
+    assert_eq!(causes["requested_bytes"], data["peak_live"]["bytes"]);
+    assert_eq!(causes["peak_reserved"]["reserved_bytes"], data["peak_reserved"]["bytes"]);
     let leftovers = std::fs::read_dir(folder.path("")).unwrap().count();
     assert_eq!(leftovers, 1, "nothing but the page");
 }

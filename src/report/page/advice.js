@@ -11,9 +11,8 @@ function showAdvice() {
     ...advice.set.flatMap(([whose, set, needs]) => [element("span", { class: "quiet" }, `in ${whose}`), element("span", {}, element("code", {}, set), ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
   byId("notes").replaceChildren(...recording.notes.map((note) => element("p", { class: "note" }, note)));
-  const origin = advice.is_searched ? "Computed by replay; the charts below show the recorded events." : "";
   byId("meaning").textContent = advice.is_searched ? "Needs: the smallest device size, or memory limit, from which on no request fails. With more memory a cache keeps more than that." : "";
-  byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf), element("p", { class: "quiet" }, origin));
+  byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf));
 }
 
 function showFacts(recording) {

@@ -12,7 +12,18 @@ function choose(moment) {
   const { live, reserved } = bytesAt(recording, state.moment);
   byId("timeline-says").textContent = `Chosen: ${when(recording, state.moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved.`;
   if (state.holders === "now") drawHolders();
-  const which = recordings.length > 1 ? `recording=${recordings.indexOf(recording)}&` : "";
+  showAddress();
+}
+
+const address = { written: -Infinity, waits: 0 };
+
+/// Writes the moment into the address, a few times a second at most: browsers refuse more.
+function showAddress() {
+  clearTimeout(address.waits);
+  const rest = address.written + 250 - performance.now();
+  if (rest > 0) { address.waits = setTimeout(showAddress, rest); return; }
+  address.written = performance.now();
+  const which = recordings.length > 1 ? `recording=${recordings.indexOf(state.recording)}&` : "";
   history.replaceState(null, "", `#${which}moment=${state.moment}`);
 }
 

@@ -255,7 +255,7 @@ function segmentsLegend() {
   const pairs = map.heaps.map((heap) => recording.heaps[heap.heap]);
   const each = (place, name, number) => [...new Set(pairs.map((pair) => pair[place]))].slice(0, 24).map((at) => [name(at), hue(number(at))]);
   const items = {
-    state: [["live", colour("live")], ["live, and keeps free ranges apart", colour("apart")], ["waiting for other streams", colour("waiting")],
+    state: [["live", colour("live")], ["live, between larger free ranges", colour("apart")], ["waiting for other streams", colour("waiting")],
       ["free part of a split segment", colour("rest")], ["completely free segment", colour("idle")]],
     stream: [...each(0, (at) => `stream ${recording.streams[at]}`, (at) => at), ["free: the same, pale", colour("cached")]],
     pool: [...each(1, (at) => `${recording.pools[at].name}, large`, (at) => at * 2 + 1), ...each(1, (at) => `${recording.pools[at].name}, small`, (at) => at * 2)],
@@ -286,7 +286,7 @@ function partLines({ segment, heap, part }) {
     + (segment.free ? `${bytes(segment.free)} free in ${plural(segment.ranges, "range", "ranges")}` : "nothing free");
   if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "a part of a split segment" : "the whole segment"}`, own];
   const keeper = segment.keepers.find((keeper) => keeper.run.includes(part));
-  const apart = keeper ? [`keeps ${bytes(keeper.before)} and ${bytes(keeper.behind)} of free memory apart`] : [];
+  const apart = keeper ? [`separates free ranges of ${bytes(keeper.before)} and ${bytes(keeper.behind)}`] : [];
   return [...blockTip(recording, part.block, moment), ...apart, own];
 }
 

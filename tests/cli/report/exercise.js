@@ -74,7 +74,7 @@ function followsAddress(recording, moment) {
   const which = recordings.length > 1 ? `recording=${recordings.indexOf(recording)}&` : "";
   history.replaceState(null, "", `#${which}moment=${moment}`);
   dispatchEvent(new Event("hashchange"));
-  return state.moment === moment && location.hash.endsWith(`moment=${moment}`);
+  return state.moment === moment;
 }
 
 /// Searches the flame graph for its largest frame, and shows all frames for a while.
