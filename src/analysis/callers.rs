@@ -1,10 +1,10 @@
-//! Which code of the program asked for a block: recorded stacks without the frames that stand in all of them.
+//! The code of the program that requested a block: recorded stacks without the frames common to all of them.
 //!
-//! Two stacks have the same caller if they agree in the frames of the program's own code, and in the library
-//! code that its innermost line called: in the frames of other packages than PyTorch, and where there are none
-//! in PyTorch's. Frames of PyTorch's and Python's machinery ([`FrameKind::Runtime`]) never count. Where no
-//! Python code is left, as on the threads of the backward pass, the caller is the node of the backward pass or
-//! the compiled code.
+//! Two stacks have the same caller if they agree in the frames of the program's own code and in the library
+//! code that its innermost line called. Of that code the frames of packages other than PyTorch count, and
+//! without any those of PyTorch. Frames of PyTorch's and Python's machinery ([`FrameKind::Runtime`]) never
+//! count. Threads of the backward pass have no Python code: there the caller is the node of the backward pass,
+//! or the compiled code.
 
 use std::collections::{HashMap, HashSet};
 
@@ -96,7 +96,7 @@ impl<'a> Callers<'a> {
         Caller { chain, is_engine, ..Caller::default() }
     }
 
-    /// Of library frames those of packages beside PyTorch and Python's own; all of them if there are none.
+    /// Keeps the frames of packages other than PyTorch and Python's own library; without any, all frames.
     fn of_packages(&self, library: Vec<u32>) -> Vec<u32> {
         let is_of_package = |&&number: &&u32| {
             let (file, name) = (self.frame(number).file, library_file(&self.frame(number)));
@@ -126,7 +126,7 @@ impl<'a> Callers<'a> {
         self.stacks.frame(number)
     }
 
-    /// What a caller's blocks are for, where its frames leave no doubt.
+    /// Returns the purpose of a caller's blocks if its frames leave no doubt.
     pub(crate) fn category(&self, caller: u32) -> Option<&'static str> {
         let mut frames = self.frames(caller).map(|number| self.frame(number));
         frames.find_map(|frame| match frame {

@@ -46,6 +46,8 @@ pub enum Runtime {
 enum Mark {
     /// The function's name begins so.
     Begins(&'static str),
+    /// The function is one of C, whose name begins so: it has no parameters and no namespace.
+    Plain(&'static str),
     /// The function's name has this part.
     Has(&'static str),
     /// The function has this name.
@@ -56,7 +58,7 @@ enum Mark {
     FileBegins(&'static str),
 }
 
-use Mark::{Begins, FileBegins, Has, InFile, Is};
+use Mark::{Begins, FileBegins, Has, InFile, Is, Plain};
 use Runtime::{Allocator, Autograd, Dispatcher, Interpreter, System, Unwinder, Wrapper};
 
 /// Compiled code that is left out. The first row that matches counts.
@@ -106,8 +108,8 @@ const COMPILED: &[(Runtime, Mark)] = &[
     (Wrapper, Begins("pybind11::")),
     (Wrapper, FileBegins("python_")),
     (Wrapper, FileBegins("VariableType")),
-    (Interpreter, Begins("Py")), // (T) in part: PyEval_, PyObject_, PyFunction_
-    (Interpreter, Begins("_Py")), // (T) in part
+    (Interpreter, Plain("Py")), // (T) in part: PyEval_, PyObject_, PyFunction_
+    (Interpreter, Plain("_Py")), // (T) in part
     (Interpreter, Begins("method_vectorcall")),
     (Interpreter, Begins("cfunction_")),
     (Interpreter, Begins("slot_tp_")),
@@ -176,6 +178,7 @@ impl Mark {
     fn is_on(self, frame: &Frame<'_>) -> bool {
         match self {
             Begins(text) => frame.function.starts_with(text),
+            Plain(text) => frame.function.starts_with(text) && !frame.function.contains(['(', ':']),
             Has(text) => frame.name().contains(text),
             Is(text) => frame.function == text,
             InFile(text) => frame.file.contains(text),
@@ -378,6 +381,7 @@ mod tests {
             "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)",
             "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)",
             "mine::attention(at::Tensor const&)",
+            "PyramidPool::forward(at::Tensor const&)",
         ] {
             assert_eq!(kind(function), FrameKind::Compiled, "{function}");
         }

@@ -132,8 +132,8 @@ struct HoldersData {
     bytes: u64,
     blocks: u64,
     by_stack: bool,
-    /// Place of the stack (or -1, -2, -3), place of the stream, bytes of each block or 0, blocks, bytes, and how
-    /// many events ago the newest and the oldest were requested.
+    /// Place of the stack (or -1, -2, -3), place of the stream, bytes of each block or 0, blocks, bytes, and
+    /// how many events ago the newest and the oldest were requested.
     list: Vec<(i64, u32, u64, u64, u64, u32, u32)>,
     /// What the others hold, that are not in the list.
     rest_bytes: u64,
