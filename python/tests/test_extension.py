@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import runpy
 import shutil
 import subprocess
 import sys
@@ -305,49 +306,78 @@ class CommandLine(unittest.TestCase):
 
 
 class Class(unittest.TestCase):
-    """Every function of PyTorch's class, with PyTorch's own libraries and memory of this machine."""
+    """Every function of PyTorch's class, with PyTorch's own libraries and memory of this machine. The variables are
+    set by scripts/class_tests.sh."""
 
-    def test_every_function_does_what_it_says(self):
-        # A wheel that is unpacked will do; it need not be importable.
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+
+    def skip(self, missing):
+        print(f"skipped: {missing}", file=sys.stderr)
+        self.skipTest(missing)
+
+    def torch(self):
+        """The folder of PyTorch: a wheel that is unpacked will do; it need not be importable."""
         home = os.environ.get("STRATALLOC_TORCH_FOLDER")
         spec = None if home else importlib.util.find_spec("torch")
         if spec is not None:
             home = spec.submodule_search_locations[0]
         if not home or not os.path.isfile(os.path.join(home, "lib", "libc10_cuda.so")):
-            print("skipped: no PyTorch with CUDA", file=sys.stderr)
-            self.skipTest("no PyTorch with CUDA")
-        try:
-            (cuda,) = _extension._cuda_includes(pathlib.Path(home))
-        except _extension.Unavailable as missing:
-            print(f"skipped: no {missing}", file=sys.stderr)
-            self.skipTest(str(missing))
+            self.skip("no PyTorch with CUDA")
+        return pathlib.Path(home)
+
+    def extension(self, home):
+        """The object for this PyTorch, built once for both tests, as ``install`` builds it."""
+        said = runpy.run_path(str(home / "version.py"))
+        version = types.SimpleNamespace(git_version=said["git_version"])
+        torch = types.SimpleNamespace(
+            __file__=str(home / "__init__.py"), __version__=said["__version__"], version=version, _C=None
+        )
+        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(self.folder)}):
+            try:
+                return _extension.find(torch)
+            except _extension.Unavailable as missing:
+                if str(missing).startswith("CUDA's headers"):
+                    self.skip(f"no {missing}")
+                raise
+
+    def test_every_function_does_what_it_says(self):
+        home = self.torch()
+        extension = self.extension(home)
+        (cuda,) = _extension._cuda_includes(home)
         script = HERE / "pytorch" / "run.sh"
-        command = ["sh", str(script), home, str(cuda), os.environ["STRATALLOC_LIBRARY"]]
-        environment = {**os.environ, "CUDA_HOME": str(cuda.parent)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        command = ["sh", str(script), home, cuda, os.environ["STRATALLOC_LIBRARY"], extension]
+        done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("every function did what it says", done.stdout)
 
     def test_pytorch_itself_runs_over_it(self):
         # An interpreter that has what PyTorch's wheel depends on, but for CUDA's libraries.
-        python, home = (os.environ.get(f"STRATALLOC_TORCH_{name}") for name in ("PYTHON", "FOLDER"))
-        if not python or not home:
-            print("skipped: STRATALLOC_TORCH_PYTHON and _FOLDER are not set", file=sys.stderr)
-            self.skipTest("no unpacked PyTorch")
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, str(HERE / "pytorch" / "stand_ins.py"), home, folder]
-            subprocess.run(command, check=True)
-            paths = [os.path.dirname(home), str(HERE.parent)]
-            environment = {
-                **os.environ,
-                "LD_LIBRARY_PATH": folder,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "STRATALLOC_DEVICE": "host",
-            }
-            calls = str(HERE / "pytorch" / "calls.py")
-            for conf in ("", "expandable_segments:True", "backend:cudaMallocAsync"):
-                done = subprocess.run([python, calls, conf], env=environment, capture_output=True, text=True)
-                self.assertEqual(done.returncode, 0, done.stderr)
+        python = os.environ.get("STRATALLOC_TORCH_PYTHON")
+        if not python or not os.environ.get("STRATALLOC_TORCH_FOLDER"):
+            self.skip("STRATALLOC_TORCH_PYTHON and _FOLDER are not set")
+        home = self.torch()
+        extension = self.extension(home)
+        stand_ins = self.folder / "stand_ins"
+        stand_ins.mkdir()
+        subprocess.run([sys.executable, HERE / "pytorch" / "stand_ins.py", home, stand_ins], check=True)
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(stand_ins),
+            "PYTHONPATH": os.pathsep.join([str(home.parent), str(HERE.parent)]),
+            "STRATALLOC_DEVICE": "host",
+            _extension.VARIABLE: extension,
+        }
+        configurations = ["", "expandable_segments:True", "backend:cudaMallocAsync"]
+        command = [python, HERE / "pytorch" / "forked.py", *configurations]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        print(done.stdout, file=sys.stderr)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for conf in configurations:
+            self.assertIn(f"calls did what they say under {conf or 'the defaults'}", done.stdout)
 
 
 if __name__ == "__main__":

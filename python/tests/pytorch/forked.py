@@ -1,0 +1,68 @@
+"""Runs ``calls.py`` under several configurations at once. PyTorch is imported once, which takes longer than all calls:
+each call then has a forked process of its own, which ends as a Python program ends.
+
+usage: forked.py CONFIGURATION..    (the environment as for calls.py)
+"""
+
+import os
+import pathlib
+import runpy
+import signal
+import sys
+import tempfile
+import types
+import warnings
+from unittest import mock
+
+import torch  # noqa: F401 - the processes have it from here
+
+CALLS = pathlib.Path(__file__).with_name("calls.py")
+SECONDS = 120
+
+
+def forked(work):
+    """The number of a process that does ``work``, which may raise, and then ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        work()
+        sys.exit(0)
+    return child
+
+
+def run(command, **_):
+    """``subprocess.run`` for the command line of one call."""
+    arguments = command[command.index(str(CALLS)) :]
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+
+        def work():
+            os.dup2(file.fileno(), 2)
+            signal.alarm(SECONDS)
+            warnings.simplefilter("ignore")
+            sys.argv = arguments
+            # The functions of the call itself start real processes.
+            with mock.patch("subprocess.run", started):
+                runpy.run_path(str(CALLS), run_name="__main__")
+
+        _, status = os.waitpid(forked(work), 0)
+        file.seek(0)
+        return types.SimpleNamespace(returncode=os.waitstatus_to_exitcode(status), stderr=file.read())
+
+
+def main(configurations):
+    calls = runpy.run_path(str(CALLS))["main"]
+
+    def all_calls(conf):
+        with mock.patch("subprocess.run", run):
+            sys.exit(calls(conf))
+
+    children = [forked(lambda conf=conf: all_calls(conf)) for conf in configurations]
+    return max([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children])
+
+
+if __name__ == "__main__":
+    import subprocess
+
+    started = subprocess.run
+    sys.exit(main(sys.argv[1:]))
