@@ -81,6 +81,25 @@ class StandIn(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
+    def test_pages_can_be_shared_after_a_switch_as_before_it(self):
+        done = run(
+            STAND_IN
+            + """
+ctypes.CDLL(os.environ["STRATALLOC_LIBRARY"]).stratalloc_torch_share_pages(1)
+ours = stratalloc.install(conf="expandable_segments:True")
+for conf in ("backend:native,expandable_segments:True", "expandable_segments:True,max_split_size_mb:64"):
+    assert len(stratalloc.allocator(0).share(ours.alloc(1 << 20, 0, None))) > 9
+    stratalloc.switch(conf, device=0)
+assert len(stratalloc.allocator(0).share(ours.alloc(1 << 20, 0, None))) > 9
+stratalloc.switch("expandable_segments:True,expandable_segments_ipc:False", device=0)
+try: stratalloc.allocator(0).share(ours.alloc(1 << 20, 0, None))
+except stratalloc.Error as error: assert "expandable_segments_ipc" in str(error), error
+else: raise AssertionError
+""",
+            STRATALLOC_DEVICE="host",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_the_library_serves(self):
         self.good("""
 refused("not installed", stratalloc.memory_stats)

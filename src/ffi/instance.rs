@@ -25,6 +25,8 @@ pub(super) struct Instance {
     allocator: Switchable,
     pub(super) driver: Arc<dyn Driver>,
     uncached: Uncached,
+    /// Configuration that lies under every complete string.
+    defaults: &'static str,
 }
 
 /// What the environment says. What is probably not meant is told to people.
@@ -35,17 +37,18 @@ pub(super) fn environment() -> Result<Config, Failure> {
 }
 
 /// What the environment says on top of other defaults than the built-in ones.
-pub(super) fn environment_over(defaults: &str) -> Result<Config, Failure> {
-    let table = registry::key_table();
-    let found = from_process(&table)?;
+fn environment_over(defaults: &str) -> Result<Config, Failure> {
+    let found = from_process(&registry::key_table())?;
     warn(&found.config);
     match found.source {
         None => parse(defaults),
-        Some((_, text)) => {
-            let config = parse(defaults)?.updated(&text, &table);
-            config.map_err(|error| bad_configuration(&text, &error))
-        }
+        Some((_, text)) => parse_over(defaults, &text),
     }
+}
+
+fn parse_over(defaults: &str, text: &str) -> Result<Config, Failure> {
+    let config = parse(defaults)?.updated(text, &registry::key_table());
+    config.map_err(|error| bad_configuration(text, &error))
 }
 
 fn parse(text: &str) -> Result<Config, Failure> {
@@ -67,8 +70,15 @@ impl Instance {
         }
     }
 
+    /// Opens an allocator with the configuration of the environment over `defaults`, which also lie under the
+    /// configuration of each later switch.
+    pub(super) fn open_over(defaults: &'static str, device: &str) -> Result<Self, Failure> {
+        let config = environment_over(defaults)?;
+        Ok(Self { defaults, ..Self::open_as(&config, device)? })
+    }
+
     /// The allocator that the environment asks for, by its configuration.
-    pub(super) fn open_as(config: &Config, device: &str) -> Result<Self, Failure> {
+    fn open_as(config: &Config, device: &str) -> Result<Self, Failure> {
         let instance = Self::prepared(config, device)?;
         if uncached::environment_asks() {
             instance.uncached.turn(true);
@@ -93,7 +103,7 @@ impl Instance {
             return Err(Failure::lacks(allocator.name(), what));
         }
         let uncached = Uncached::new(Arc::clone(&driver));
-        Ok(Self { allocator, driver, uncached })
+        Ok(Self { allocator, driver, uncached, defaults: "" })
     }
 
     /// The address of a block.
@@ -257,7 +267,7 @@ impl Instance {
 
     /// Puts the allocator that a complete configuration string names in force.
     pub(super) fn switch(&self, text: &str) -> Result<(), Failure> {
-        let config = parse(text)?;
+        let config = parse_over(self.defaults, text)?;
         self.allocator.switch_to(config.clone())?;
         warn(&config);
         Ok(())

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::ffi::guard::{Failure, Status};
-use crate::ffi::instance::{Instance, environment, environment_over};
+use crate::ffi::instance::{Instance, environment};
 use crate::ffi::said::warn_once;
 use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
@@ -197,7 +197,7 @@ fn open(device: c_int) -> Result<Instance, Failure> {
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
     let defaults =
         if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" };
-    Instance::open_as(&environment_over(defaults)?, &format!("{kind}:{device}"))
+    Instance::open_over(defaults, &format!("{kind}:{device}"))
 }
 
 /// Says so for allocators that are made from now on.
