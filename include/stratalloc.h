@@ -231,6 +231,18 @@ typedef int (*stratalloc_free_memory_callback)(void *user);
 extern "C" {
 #endif // __cplusplus
 
+// Ends the calls of all functions that were added with `release`, and of the stack sources that have it:
+// none of them is called any more, nor is `release`. Waits at most `wait_ms` milliseconds for the calls that
+// run, and stores in `inside` how many still run then. An interpreter calls this before it exits. Must not
+// be called from inside such a function. Functions that are added later are called.
+//
+// # Safety
+//
+// `inside` may be written.
+stratalloc_status stratalloc_callbacks_end(const void *release,
+                                           uint64_t wait_ms,
+                                           uint64_t *inside);
+
 // Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
 // null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
 // memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Tests the class of PyTorch's allocator and PyTorch's own calls over the library, without a GPU: PyTorch's wheel runs
-# over stand-ins for CUDA's libraries. The unpacked wheel is kept in the user's cache folder (1.5 GB a version).
+# Tests the class of PyTorch's allocator and PyTorch's own calls over the library, without a GPU: PyTorch's
+# wheel runs over stand-ins for CUDA's libraries. The unpacked wheel is kept in the user's cache folder
+# (1.2 GB a version).
 #
 # usage: class_tests.sh [--fetch] [VERSION]     --fetch: only downloads and unpacks
 #
 # Needs Linux, pip, binutils and a C++ compiler. Without the wheel, one line says that the tests are skipped.
-# STRATALLOC_LIBRARY names the library; without it the library is built as `cargo test --all-features` builds it.
+# STRATALLOC_LIBRARY names the library; without it the library is built as `cargo test --all-features` does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -8,6 +8,7 @@ import sys
 from . import _history, _hooks
 from ._errors import Error
 from ._library import CacheInfo, Pool, encoded, load, number
+from ._library import visit as _visit
 
 _MOST = 2**64 - 1
 
@@ -173,7 +174,8 @@ class Allocator:
         def visit(_, stream, is_small, mapped_bytes):
             found.append((stream or 0, "small" if is_small else "large", mapped_bytes))
 
-        self._call("expandable_segments", _hooks.EXPANDABLE(visit), None)
+        with _visit():
+            self._call("expandable_segments", _hooks.EXPANDABLE(visit), None)
         return found
 
     def set_reserve_class(self, stream, name):

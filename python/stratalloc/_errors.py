@@ -19,7 +19,8 @@ class Error(RuntimeError):
     """A call that the library refused. ``status`` is its number in ``stratalloc.h``."""
 
     def __init__(self, status, text):
-        super().__init__(f"{STATUS.get(status, 'unknown status')}: {text}")
+        kind = STATUS.get(status, "unknown status")
+        super().__init__(text if text.startswith(kind) else f"{kind}: {text}")
         self.status = status
 
 

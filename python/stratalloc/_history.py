@@ -1,9 +1,9 @@
 """Recording what an allocator does, with the Python code that asked for it, and snapshots of it."""
 
-import atexit
 import contextlib
 import ctypes
 import gzip
+import itertools
 import json
 import os
 import pickle
@@ -11,11 +11,13 @@ import sys
 import threading
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 
-from ._library import encoded
+from ._library import at_exit, encoded, visit
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 _MOST = 2**64 - 1
+# How many different stacks are compared with a new one.
+_STACKS_KNOWN = 1 << 14
 
 
 class StackFrame(Structure):
@@ -41,54 +43,59 @@ class StackSource(Structure):
     ]
 
 
+class _Stack:
+    """The code and the lines of a stack, and the texts of its frames once C has asked for them."""
+
+    __slots__ = ("frames", "texts")
+
+    def __init__(self, frames):
+        self.frames, self.texts = frames, []
+
+
 class _Stacks:
-    """Stacks of Python code. Equal ones are held once, by a number that C keeps."""
+    """Stacks of Python code, each by a number that C keeps.
+
+    A signal handler or a finalizer may call every function here again while it runs, so there is no lock: each step is
+    one operation of a dictionary or a list.
+    """
 
     def __init__(self):
-        self._lock = threading.Lock()
-        self._numbers = {}
         self._held = {}
-        self._next = 1
-        self._texts = threading.local()
+        # Equal stacks are one object, as long as they are remembered here.
+        self._known = {}
+        self._numbers = itertools.count(1)
         self.source = StackSource(
             _GATHER(self._gather), _RELEASE(self._release), _FRAMES(self._frames), None
         )
 
     def _gather(self, _):
-        frame, stack = sys._getframe(1), []
+        frame, frames = sys._getframe(1), []
         while frame is not None:
             if not frame.f_code.co_filename.startswith(_HERE):
-                stack.append((frame.f_code, frame.f_lineno))
+                frames.append((frame.f_code, frame.f_lineno))
             frame = frame.f_back
-        stack = tuple(stack)
-        with self._lock:
-            number = self._numbers.get(stack)
-            if number is None:
-                number, self._next = self._next, self._next + 1
-                self._numbers[stack] = number
-                self._held[number] = [stack, 0]
-            self._held[number][1] += 1
+        if len(self._known) >= _STACKS_KNOWN:
+            self._known.clear()
+        frames, number = tuple(frames), next(self._numbers)
+        self._held[number] = self._known.get(frames) or self._known.setdefault(frames, _Stack(frames))
         return number
 
     def _release(self, _, number):
-        with self._lock:
-            held = self._held[number]
-            held[1] -= 1
-            if held[1] == 0:
-                del self._held[number], self._numbers[held[0]]
+        del self._held[number]
+        if not self._held:
+            self._known.clear()
 
-    def _frames(self, _, number, frames, room):
-        with self._lock:
-            stack = self._held[number][0][:room]
-        texts = []
-        for at, (code, line) in enumerate(stack):
-            function = code.co_name.encode(errors="replace")
-            file = code.co_filename.encode(errors="replace")
-            texts += [function, file]
-            frames[at] = StackFrame(function, file, line or 0)
-        # C reads them after this call.
-        self._texts.kept = texts
-        return len(stack)
+    def _frames(self, _, number, places, room):
+        stack = self._held[number]
+        if not stack.texts:
+            names = [(code.co_name, code.co_filename) for code, _ in stack.frames]
+            encode = lambda text: text.encode(errors="replace")  # noqa: E731
+            stack.texts.append([(encode(function), encode(file)) for function, file in names])
+        # C reads the first list, which stays as long as the stack is held.
+        count = min(room, len(stack.frames))
+        for at in range(count):
+            places[at] = StackFrame(*stack.texts[0][at], stack.frames[at][1] or 0)
+        return count
 
 
 _stacks = None
@@ -100,7 +107,7 @@ def provide(library, handle):
     global _stacks
     if _stacks is None:
         _stacks = _Stacks()
-        atexit.register(_drop_all)
+        at_exit(_stacks.source.release, _drop_all)
     library.call("history_set_stack_source", handle, ctypes.byref(_stacks.source))
     _provided[handle] = library
 
@@ -151,7 +158,8 @@ def snapshot(library, handle):
         pieces.append(ctypes.string_at(start, size))
         return 0
 
-    library.call("snapshot_write", handle, 0, _WRITE(write), None)
+    with visit():
+        library.call("snapshot_write", handle, 0, _WRITE(write), None)
     return pickle.loads(b"".join(pieces))
 
 

@@ -1,11 +1,10 @@
 """Python functions that an allocator tells what happens, and blocks of other processes."""
 
-import atexit
 import ctypes
 import itertools
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 
-from ._library import Pool
+from ._library import Pool, at_exit, callable_for, visit
 
 _ACTIONS = {
     0: "alloc",
@@ -48,32 +47,24 @@ EXPANDABLE = CFUNCTYPE(None, c_void_p, c_void_p, c_int, c_uint64)
 _held = {}
 _numbers = itertools.count(1)
 _release = _RELEASE(lambda number: _held.pop(number, None) and None)
+at_exit(_release)
 
 
 def _add(library, handle, kind, function):
     """Lends C a function, and returns the number to remove it by."""
     number, id = next(_numbers), c_uint64()
-    held = _held[number] = [library, handle, kind, None, function]
+    _held[number] = function
     try:
         library.call(f"{kind}_add", handle, function, _release, number, ctypes.byref(id))
     except BaseException:
         del _held[number]
         raise
-    held[3] = id.value
     return id.value
 
 
-@atexit.register
-def _remove_all():
-    """Nothing of Python can be called when the interpreter has gone."""
-    for library, handle, kind, id, _ in list(_held.values()):
-        try:
-            library.call(f"{kind}_remove", handle, id)
-        except Exception:  # noqa: BLE001 - its allocator has gone, and nobody is left who could be told
-            pass
-
-
 def add_tracker(library, handle, told):
+    callable_for(told, "told")
+
     def tell(_, entry):
         entry = entry.contents
         text = lambda said: said.decode(errors="replace") if said is not None else ""  # noqa: E731
@@ -94,6 +85,8 @@ def add_tracker(library, handle, told):
 
 
 def add_oom_observer(library, handle, told):
+    callable_for(told, "told")
+
     def tell(_, *numbers):
         told(*numbers)
 
@@ -101,6 +94,8 @@ def add_oom_observer(library, handle, told):
 
 
 def add_free_memory_callback(library, handle, asked):
+    callable_for(asked, "asked")
+
     def ask(_):
         return 1 if asked() else 0
 
@@ -120,9 +115,10 @@ class Checkpoint:
         live, freed = [], []
         allocated_now = _BLOCK_ALLOCATED(lambda _, address, size, stream: live.append(address))
         freed_now = _BLOCK_FREED(lambda _, address, size: freed.append(address))
-        self._library.call(
-            "checkpoint_restore", self._handle, self._checkpoint, allocated_now, freed_now, None
-        )
+        with visit():
+            self._library.call(
+                "checkpoint_restore", self._handle, self._checkpoint, allocated_now, freed_now, None
+            )
         return freed, live
 
     def close(self):
@@ -142,6 +138,9 @@ class SharedBlock:
     """A block of another process, mapped here until it is closed."""
 
     def __init__(self, library, handle, shared):
+        # A number would be taken for a length.
+        if not isinstance(shared, (bytes, bytearray, memoryview)):
+            raise TypeError(f"shared: expected bytes, got {type(shared).__name__}")
         shared = bytes(shared)
         number, address, size = c_uint64(), c_void_p(), c_uint64()
         places = [ctypes.byref(place) for place in (number, address, size)]

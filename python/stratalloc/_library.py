@@ -1,11 +1,14 @@
 """Finds the shared library, checks its version and says what its functions take."""
 
+import atexit
+import contextlib
 import ctypes
 import ctypes.util
 import os
 import pathlib
 import sys
 import threading
+import time
 from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 from ._errors import OUT_OF_MEMORY, Error, LibraryError, OutOfMemoryError
@@ -105,6 +108,7 @@ _CALLS = {
     "stratalloc_free_memory_callback_add": [c_uint64, c_void_p, c_void_p, c_void_p]
     + [POINTER(c_uint64)],
     "stratalloc_free_memory_callback_remove": [c_uint64, c_uint64],
+    "stratalloc_callbacks_end": [c_void_p, c_uint64, POINTER(c_uint64)],
     "stratalloc_history_is_on": [c_uint64, POINTER(c_int)],
     "stratalloc_history_metadata": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_compile_context_push": [c_char_p],
@@ -117,6 +121,53 @@ _CALLS = {
 
 _lock = threading.Lock()
 _loaded = None
+
+# How long the end of the interpreter waits for threads inside callbacks.
+_SECONDS_AT_EXIT = 5
+# What runs before the callbacks end, and the release functions whose callbacks end.
+_before_exit, _releases = [], []
+# One object for each call that calls functions of its own caller.
+_visits = set()
+_exiting = False
+
+
+def at_exit(release, function=None):
+    """Ends the callbacks of a release function when the interpreter exits; calls ``function`` before that."""
+    _releases.append(release)
+    if function is not None:
+        _before_exit.append(function)
+
+
+@atexit.register
+def _end_callbacks():
+    """Before 3.14 a daemon thread ends where it next needs the interpreter. Inside a callback that would end the
+    process, so no callback is left when the interpreter exits."""
+    global _exiting
+    _exiting = True
+    if _loaded is None:
+        return
+    for function in _before_exit:
+        function()
+    deadline = time.monotonic() + _SECONDS_AT_EXIT
+    inside = c_uint64()
+    for release in _releases:
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        _loaded.call("callbacks_end", ctypes.cast(release, c_void_p), left_ms, ctypes.byref(inside))
+    while _visits and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def visit():
+    """Around a call that calls a function of Python before it returns."""
+    if _exiting and threading.current_thread() is not threading.main_thread():
+        raise LibraryError("the interpreter exits")
+    inside = object()
+    _visits.add(inside)
+    try:
+        yield
+    finally:
+        _visits.discard(inside)
 
 
 def load(path=None):
@@ -248,6 +299,13 @@ def encoded(text, what):
     if "\0" in text:
         raise ValueError(f"{what}: a zero character inside")
     return text.encode()
+
+
+def callable_for(function, what):
+    """A function that will be called later, when its caller cannot be told of a wrong type."""
+    if not callable(function):
+        raise TypeError(f"{what}: expected a function, got {type(function).__name__}")
+    return function
 
 
 def number(value, what, most):

@@ -104,7 +104,7 @@ class Use(unittest.TestCase):
 class Refusals(unittest.TestCase):
     def test_out_of_memory_has_its_own_exception(self):
         with Allocator("", "sim") as allocator:
-            with self.assertRaisesRegex(OutOfMemoryError, "out of memory on device 0"):
+            with self.assertRaisesRegex(OutOfMemoryError, "^out of memory on device 0"):
                 allocator.allocate(1 << 50)
             self.assertIn("out of memory", stratalloc.last_error())
             allocator.set_memory_fraction(0)

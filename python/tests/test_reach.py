@@ -166,6 +166,15 @@ class Hooks(unittest.TestCase):
             allocator.add_oom_observer(print)
         self.assertEqual(len(_hooks._held), before, "what is not removed goes with the allocator")
 
+    def test_what_is_no_function_is_refused_at_once(self):
+        before = len(_hooks._held)
+        with Allocator("", "sim") as allocator:
+            for add in (allocator.add_tracker, allocator.add_oom_observer, allocator.add_free_memory_callback):
+                for wrong in ("x", 5, None):
+                    with self.assertRaisesRegex(TypeError, "expected a function, got"):
+                        add(wrong)
+        self.assertEqual(len(_hooks._held), before)
+
     def test_trackers_come_and_go_while_threads_work(self):
         with Allocator("", "sim") as allocator:
             allocator.record_memory_history(context=None, max_entries=100)
@@ -235,6 +244,9 @@ class Sharing(unittest.TestCase):
                 allocator.open_shared(shared[:-1])
             with self.assertRaisesRegex(Error, "unknown address"):
                 allocator.share(block + 512)
+            for wrong in (5, 10**9, 2**64, None, "text", [1]):
+                with self.assertRaisesRegex(TypeError, "shared: expected bytes, got"):
+                    allocator.open_shared(wrong)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{checkpoints, said, sharing, snapshots, table, torch};
+use super::{checkpoints, gate, said, sharing, snapshots, table, torch};
 use crate::layers::{front, track};
 use crate::threads::Lasting;
 use crate::{registry, strategies, switch, sync};
@@ -51,6 +51,7 @@ extern "C" fn before() {
         Box::new(checkpoints::hold()),
         Box::new(sharing::hold()),
         Box::new(snapshots::hold()),
+        Box::new(gate::hold()),
         Box::new(registry::hold()),
         Box::new(switch::hold_names()),
         Box::new(front::hold()),
@@ -76,4 +77,5 @@ extern "C" fn in_child() {
     sharing::forget_all();
     snapshots::forget_all();
     front::forget_all();
+    gate::forget_calls();
 }

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use super::gate::Gate;
 use super::guard::{Failure, Status, status};
 use super::table;
 use super::text::{Place, read, read_any, write};
@@ -76,8 +77,9 @@ impl StackFrame {
 }
 
 /// A source's functions, all there.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Source {
+    gate: Arc<Gate>,
     gather: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     release: unsafe extern "C" fn(*mut c_void, *mut c_void),
     frames: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut StackFrame, usize) -> usize,
@@ -108,9 +110,12 @@ impl fmt::Debug for Gathered {
 
 impl StackProvider for Source {
     fn gather(&self) -> Option<Arc<dyn Stack>> {
+        let inside = self.gate.enter()?;
         // SAFETY: the caller's function, with the caller's pointer.
         let stack = unsafe { (self.gather)(self.user) };
-        (!stack.is_null()).then(|| Arc::new(Gathered { source: *self, stack }) as Arc<dyn Stack>)
+        drop(inside);
+        let gathered = || Arc::new(Gathered { source: self.clone(), stack }) as Arc<dyn Stack>;
+        (!stack.is_null()).then(gathered)
     }
 }
 
@@ -118,6 +123,7 @@ impl Stack for Gathered {
     fn frames(&self) -> Vec<Frame> {
         let mut frames = [StackFrame::EMPTY; FRAMES_MAX];
         let Source { frames: ask, user, .. } = self.source;
+        let Some(_inside) = self.source.gate.enter() else { return Vec::new() };
         // SAFETY: the caller's function, with the caller's pointers and as much room as is said.
         let count = unsafe { ask(user, self.stack, frames.as_mut_ptr(), FRAMES_MAX) };
         // SAFETY: the source filled them, and their texts stay until it is asked again.
@@ -127,6 +133,7 @@ impl Stack for Gathered {
 
 impl Drop for Gathered {
     fn drop(&mut self) {
+        let Some(_inside) = self.source.gate.enter() else { return };
         // SAFETY: the caller's function, with the caller's pointers, once.
         unsafe { (self.source.release)(self.source.user, self.stack) };
     }
@@ -230,9 +237,11 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
                 let StackSource { gather, release, frames, user } =
                     unsafe { source.read_unaligned() };
                 let missing = || Failure::null("a function of the source");
+                let release = release.ok_or_else(missing)?;
                 Some(Arc::new(Source {
+                    gate: Gate::of(release as usize),
                     gather: gather.ok_or_else(missing)?,
-                    release: release.ok_or_else(missing)?,
+                    release,
                     frames: frames.ok_or_else(missing)?,
                     user,
                 }))

@@ -88,7 +88,8 @@ pub unsafe extern "C" fn stratalloc_tracker_add(
     let add_to = |instance: &Instance, told: Told, lent: Arc<Lent>| {
         let tracker = move |entry: &crate::history::Entry| {
             // SAFETY: the caller's function, with the caller's pointer and an entry that stays.
-            with_entry(entry, |entry| unsafe { told(lent.user(), entry) });
+            let tell = |user| with_entry(entry, |entry| unsafe { told(user, entry) });
+            let _ = lent.call(tell);
         };
         instance.recording().history().add_tracker(Arc::new(tracker)).0
     };
@@ -122,8 +123,9 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
                 let device = c_int::try_from(report.device.0).unwrap_or(c_int::MAX);
                 let total = report.device_total_bytes.unwrap_or(0);
                 let free = report.device_free_bytes.unwrap_or(0);
+                let requested = report.requested_bytes;
                 // SAFETY: the caller's function, with the caller's pointer.
-                unsafe { told(lent.user(), device, report.requested_bytes, total, free) };
+                let _ = lent.call(|user| unsafe { told(user, device, requested, total, free) });
             };
             instance.hooks().add_oom_observer(Arc::new(observer)).0
         };
@@ -153,7 +155,7 @@ pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
 ) -> Status {
     let add_to = |instance: &Instance, asked: unsafe extern "C" fn(_) -> c_int, lent: Arc<Lent>| {
         // SAFETY: the caller's function, with the caller's pointer.
-        let callback = move || unsafe { asked(lent.user()) } != 0;
+        let callback = move || lent.call(|user| unsafe { asked(user) }).is_some_and(|did| did != 0);
         instance.hooks().add_free_memory_callback(Arc::new(callback)).0
     };
     // SAFETY: our caller's promise.

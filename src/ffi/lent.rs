@@ -8,18 +8,44 @@ use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use super::guard::{Failure, Status};
+use super::gate::{self, Gate};
+use super::guard::{Failure, Status, status};
+use super::text::Place;
 use crate::sync::Global;
 
 /// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,
 /// and must not unwind. If the call that lends `user` fails, it is not told.
 pub type Release = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// A pointer of the caller's, for functions of the caller's. Whoever calls these holds it meanwhile.
+/// Ends the calls of all functions that were added with `release`, and of the stack sources that have it:
+/// none of them is called any more, nor is `release`. Waits at most `wait_ms` milliseconds for the calls that
+/// run, and stores in `inside` how many still run then. An interpreter calls this before it exits. Must not
+/// be called from inside such a function. Functions that are added later are called.
+///
+/// # Safety
+///
+/// `inside` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_callbacks_end(
+    release: *const c_void,
+    wait_ms: u64,
+    inside: *mut u64,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(inside, "inside") }?;
+        place.put(gate::close(release.addr(), Duration::from_millis(wait_ms)));
+        Ok(())
+    })
+}
+
+/// A pointer of the caller's, for functions of the caller's. Each call of such a function holds it.
 pub(super) struct Lent {
     user: *mut c_void,
     release: Release,
+    gate: Arc<Gate>,
     is_taken: AtomicBool,
 }
 
@@ -41,12 +67,15 @@ impl Lent {
         release: Release,
         take: impl FnOnce(Arc<Self>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let lent = Arc::new(Self { user, release, is_taken: AtomicBool::new(true) });
+        let gate = Gate::of(release.map_or(0, |release| release as usize));
+        let lent = Arc::new(Self { user, release, gate, is_taken: AtomicBool::new(true) });
         take(Arc::clone(&lent)).inspect_err(|_| lent.is_taken.store(false, Ordering::Relaxed))
     }
 
-    pub(super) fn user(&self) -> *mut c_void {
-        self.user
+    /// Makes a call with `user`. `None` if the calls of its functions have ended.
+    pub(super) fn call<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Option<T> {
+        let _inside = self.gate.enter()?;
+        Some(call(self.user))
     }
 }
 
@@ -54,7 +83,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         if let (Some(release), true) = (self.release, *self.is_taken.get_mut()) {
             // SAFETY: the caller's function, with the caller's pointer, once.
-            unsafe { release(self.user) };
+            let _ = self.call(|user| unsafe { release(user) });
         }
     }
 }

@@ -4,15 +4,16 @@
 //! `calls`, `figures`, `pools`, `checkpoints`, `sharing`, `history`, `hooks` and `snapshots` are the
 //! interface by handles, `torch` is PyTorch's. Callers are treated as hostile: every entry checks its
 //! pointers, handles are numbers that are looked up (`table`, `lent`), and nothing unwinds into the caller
-//! (`guard`). Functions of callers are held by `lent`. What a device is called is in `device`, what is said
-//! to people in `said`, what a fork leaves in `fork`. `include/stratalloc.h` is made from these files by
-//! `tests/header.rs`; comments here are its text.
+//! (`guard`). Functions of callers are held by `lent`, and their calls counted by `gate`. What a device is
+//! called is in `device`, what is said to people in `said`, what a fork leaves in `fork`.
+//! `include/stratalloc.h` is made from these files by `tests/header.rs`; comments here are its text.
 
 mod calls;
 mod checkpoints;
 mod device;
 mod figures;
 mod fork;
+mod gate;
 mod guard;
 mod history;
 mod hooks;
@@ -57,7 +58,7 @@ pub use hooks::{
     stratalloc_free_memory_callback_remove, stratalloc_oom_observer_add,
     stratalloc_oom_observer_remove, stratalloc_tracker_add, stratalloc_tracker_remove,
 };
-pub use lent::Release;
+pub use lent::{Release, stratalloc_callbacks_end};
 pub use pools::{
     POOL_NO_SPLIT, POOL_USE_ON_OOM, Pool, SegmentSource, StreamFilter, stratalloc_pool_create,
     stratalloc_pool_empty, stratalloc_pool_ensure, stratalloc_pool_live, stratalloc_pool_release,

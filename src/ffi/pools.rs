@@ -94,7 +94,8 @@ impl StreamFilter {
             Lent::to(user, release, |lent| {
                 let filter = move |stream: StreamId| {
                     // SAFETY: the caller's function, with the caller's pointer.
-                    unsafe { accepts(lent.user(), stream_to(stream)) != 0 }
+                    let call = |user| unsafe { accepts(user, stream_to(stream)) != 0 };
+                    lent.call(call).unwrap_or(false)
                 };
                 open(ScopeFilter::Where(Arc::new(filter)))
             })
@@ -113,7 +114,8 @@ struct Segments {
 impl SegmentAllocator for Segments {
     fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64> {
         // SAFETY: the caller's function, with the caller's pointer.
-        let segment = unsafe { (self.allocate)(self.lent.user(), size_bytes, stream_to(stream)) };
+        let call = |user| unsafe { (self.allocate)(user, size_bytes, stream_to(stream)) };
+        let segment = self.lent.call(call)?;
         (!segment.is_null()).then(|| segment.addr() as u64)
     }
 
@@ -121,7 +123,8 @@ impl SegmentAllocator for Segments {
         // It came as a pointer.
         let Ok(segment) = pointer_to(address) else { return };
         // SAFETY: the caller's function, with the caller's pointers.
-        unsafe { (self.free)(self.lent.user(), segment, size_bytes, stream_to(stream)) };
+        let call = |user| unsafe { (self.free)(user, segment, size_bytes, stream_to(stream)) };
+        let _ = self.lent.call(call);
     }
 }
 

@@ -119,6 +119,36 @@ static void *work(void *argument) {
     return NULL;
 }
 
+static void release_of_another(void *user) {
+    CHECK(user == &lent);
+    released++;
+}
+
+/* An interpreter that exits ends the functions that it added, and nothing else. */
+static void end(const char *device) {
+    uint64_t id, inside = 7;
+    CHECK(stratalloc_create("", device, &shared) == STRATALLOC_STATUS_OK);
+    CHECK(stratalloc_history_start(shared, 0, 1000, NULL, 0) == STRATALLOC_STATUS_OK);
+    CHECK(stratalloc_tracker_add(shared, tracked, release_of_another, &lent, &id) == STRATALLOC_STATUS_OK);
+    int before = told;
+    use(512, NULL);
+    CHECK(told > before);
+    CHECK(stratalloc_callbacks_end((const void *)release, 1000, &inside) == STRATALLOC_STATUS_OK && inside == 0);
+    before = told;
+    use(512, NULL);
+    CHECK(told > before);
+    CHECK(stratalloc_callbacks_end((const void *)release_of_another, 1000, NULL) != STRATALLOC_STATUS_OK);
+    inside = 7;
+    CHECK(stratalloc_callbacks_end((const void *)release_of_another, 1000, &inside) == STRATALLOC_STATUS_OK);
+    CHECK(inside == 0);
+    before = told;
+    int kept = released;
+    use(512, NULL);
+    CHECK(stratalloc_tracker_remove(shared, id) == STRATALLOC_STATUS_OK);
+    CHECK(stratalloc_destroy(shared) == STRATALLOC_STATUS_OK);
+    CHECK(told == before && released == kept);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 2);
     for (int life = 0; life < LIVES; life++) {
@@ -130,6 +160,7 @@ int main(int argc, char **argv) {
         for (size_t i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
         CHECK(lent == released && lent > 0 && told > 0);
     }
+    end(argv[1]);
     puts("good");
     return 0;
 }
