@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use hashbrown::HashMap;
 
 use super::ranges::{AddressSpace, Budget};
-use super::{GRANULARITY_BYTES, Sim, invalid, not_supported};
+use super::{AddressOrder, GRANULARITY_BYTES, Sim, invalid, not_supported};
 use crate::driver::call::Call;
 use crate::driver::{
     DriverResult, Exportable, Fabric, FabricHandle, Held, PhysicalId, VirtualMemory,
@@ -75,9 +75,9 @@ struct FileIdentity {
 }
 
 impl Mappings {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(order: AddressOrder) -> Self {
         Self {
-            space: AddressSpace::new(0x1000_0000_0000, 0x7000_0000_0000),
+            space: AddressSpace::new(0x1000_0000_0000, 0x7000_0000_0000, order),
             mapped: BTreeMap::new(),
             pieces: HashMap::new(),
             last_piece: 0,

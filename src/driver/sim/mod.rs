@@ -55,6 +55,18 @@ pub enum EventMode {
     After(u64),
 }
 
+/// Which addresses a simulated device gives to new segments and reservations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddressOrder {
+    /// The lowest free ones that fit.
+    #[default]
+    Lowest,
+    /// The ones above all that were given before.
+    Rising,
+    /// The ones below all that were given before.
+    Falling,
+}
+
 /// What a simulated device is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimOptions {
@@ -73,6 +85,8 @@ pub struct SimOptions {
     pub reachable_devices: u32,
     /// Whether its pieces have fabric handles. Only this device understands them.
     pub fabric: bool,
+    /// Where new segments and reservations lie.
+    pub addresses: AddressOrder,
 }
 
 impl Default for SimOptions {
@@ -86,6 +100,7 @@ impl Default for SimOptions {
             costs: CallCosts::default(),
             reachable_devices: 0,
             fabric: false,
+            addresses: AddressOrder::default(),
         }
     }
 }
@@ -122,9 +137,9 @@ impl Sim {
             now_ns: 0,
             counts: [0; Call::ALL.len()],
             budget: Budget { used_bytes: 0, peak_used_bytes: 0, total_bytes: options.total_bytes },
-            memory: AddressSpace::new(0x7f00_0000_0000, 0x7fff_ffe0_0000_0000),
+            memory: AddressSpace::new(0x7f00_0000_0000, 0x7fff_ffe0_0000_0000, options.addresses),
             work: Work::new(options.event_mode),
-            mappings: Mappings::new(),
+            mappings: Mappings::new(options.addresses),
             graphs: Graphs::default(),
             pools: Pools::new(),
             peers: BTreeSet::new(),

@@ -17,7 +17,7 @@ use super::graph::Graphs;
 use super::idle::{Freed, Idle, IdleRanges};
 use super::ranges::{AddressSpace, Budget};
 use super::work::Work;
-use super::{Sim, State, invalid, not_supported};
+use super::{AddressOrder, Sim, State, invalid, not_supported};
 use crate::driver::call::Call;
 use crate::driver::keepers::{Keepers, NO_KEEPER};
 use crate::driver::{
@@ -197,7 +197,7 @@ impl Pools {
     pub(super) fn new() -> Self {
         let default = Pool::default();
         Self {
-            space: AddressSpace::new(0x7000_0000_0000, 0x7f00_0000_0000),
+            space: AddressSpace::new(0x7000_0000_0000, 0x7f00_0000_0000, AddressOrder::Lowest),
             pools: vec![default],
             graphs: Pool::default(),
             live: BTreeMap::new(),

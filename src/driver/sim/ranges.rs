@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{GRANULARITY_BYTES, invalid, out_of_memory};
+use super::{AddressOrder, GRANULARITY_BYTES, invalid, out_of_memory};
 use crate::driver::DriverResult;
 use crate::driver::call::Call;
 use crate::size::align_up;
@@ -48,9 +48,10 @@ impl Budget {
     }
 }
 
-/// A stretch of addresses, given out first fit in multiples of 2 MiB.
+/// A stretch of addresses, given out in multiples of 2 MiB, first fit or never twice.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
+    order: AddressOrder,
     /// No address from here on was given out, up to `end`.
     next: u64,
     end: u64,
@@ -61,12 +62,12 @@ pub(super) struct AddressSpace {
 }
 
 impl AddressSpace {
-    pub(super) fn new(start: u64, end: u64) -> Self {
+    pub(super) fn new(start: u64, end: u64, order: AddressOrder) -> Self {
         debug_assert!(start.is_multiple_of(GRANULARITY_BYTES) && start < end);
-        Self { next: start, end, holes: BTreeMap::new(), live: BTreeMap::new() }
+        Self { order, next: start, end, holes: BTreeMap::new(), live: BTreeMap::new() }
     }
 
-    /// Takes the lowest range that fits.
+    /// Takes the next range, which is the lowest that fits if ranges are used again.
     pub(super) fn take(&mut self, call: Call, size_bytes: u64) -> DriverResult<u64> {
         if size_bytes == 0 {
             return Err(invalid(call, "0 bytes asked"));
@@ -89,6 +90,10 @@ impl AddressSpace {
                 }
                 start
             }
+            None if span <= left && self.order == AddressOrder::Falling => {
+                self.end -= span;
+                self.end
+            }
             None if span <= left => {
                 self.next += span;
                 self.next - span
@@ -103,6 +108,9 @@ impl AddressSpace {
     pub(super) fn give(&mut self, call: Call, address: u64, size_bytes: u64) -> DriverResult<()> {
         self.check_exact(call, address, size_bytes)?;
         self.live.remove(&address);
+        if self.order != AddressOrder::Lowest {
+            return Ok(());
+        }
         let mut start = address;
         let mut end = address + align_up(size_bytes, GRANULARITY_BYTES);
         if let Some((&below, &len)) = self.holes.range(..start).next_back()
