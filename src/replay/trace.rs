@@ -26,8 +26,28 @@ pub struct Trace {
     pub requests_only: bool,
     /// The stacks that events name.
     pub stacks: Stacks,
-    /// What snapshots say besides, if this library wrote them.
+    /// What snapshots contain besides, if this library wrote them.
     pub made_here: Option<MadeHere>,
+    /// Entries whose action is unknown. They are not among the events.
+    pub unknown: UnknownEntries,
+}
+
+/// Entries of a recording whose action is unknown, as in files of newer versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnknownEntries {
+    /// How many.
+    pub entries: u64,
+    /// The action of the first of them, cut to 80 characters.
+    pub first_action: String,
+}
+
+impl UnknownEntries {
+    pub(super) fn count(&mut self, action: String) {
+        if self.entries == 0 {
+            self.first_action = action;
+        }
+        self.entries += 1;
+    }
 }
 
 impl Trace {

@@ -8,7 +8,7 @@ use super::error::Mismatch;
 use super::words::Word;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::replay::{MadeHere, StackId, TraceEvent};
+use crate::replay::{MadeHere, StackId, TraceEvent, UnknownEntries};
 use crate::size::{PoolKind, SMALL_SEGMENT_BYTES};
 
 /// A value without structure, or a pair of numbers: all that fields hold.
@@ -147,8 +147,9 @@ pub(super) trait Fields: Default {
     /// Takes the stack, where it belongs.
     fn set_stack(&mut self, _stack: Option<StackId>) {}
 
-    /// The entry, or `None` for one that says nothing about memory.
-    fn finish(self) -> Result<Option<Self::Entry>, Mismatch>;
+    /// Returns the entry, or `None` for one without a meaning for memory. `unknown` counts those whose
+    /// action is unknown.
+    fn finish(self, unknown: &mut UnknownEntries) -> Result<Option<Self::Entry>, Mismatch>;
 }
 
 fn needed<T>(field: Option<T>, expected: &'static str) -> Result<T, Mismatch> {
@@ -173,6 +174,8 @@ enum Kind {
     Memory(Action),
     /// `snapshot`, `annotate` and `user_defined`: a remark.
     Remark,
+    /// An action of a newer version.
+    Unknown(String),
 }
 
 impl Fields for EventFields {
@@ -201,16 +204,13 @@ impl Fields for EventFields {
     fn set(&mut self, key: Word, value: &Scalar) -> Result<(), Mismatch> {
         match key {
             Word::Action => {
-                self.action = Some(match value {
-                    Scalar::Word(Word::Snapshot | Word::Annotate | Word::UserDefined) => {
+                let name = value.text().ok_or_else(|| value.mismatch("the name of an action"))?;
+                self.action = Some(match (value, Action::from_name(name)) {
+                    (_, Some(action)) => Kind::Memory(action),
+                    (Scalar::Word(Word::Snapshot | Word::Annotate | Word::UserDefined), None) => {
                         Kind::Remark
                     }
-                    _ => Kind::Memory(
-                        value
-                            .text()
-                            .and_then(Action::from_name)
-                            .ok_or_else(|| value.mismatch("an action that snapshots name"))?,
-                    ),
+                    (_, None) => Kind::Unknown(name.to_owned()),
                 });
             }
             Word::Addr => self.address = Some(value.number()?),
@@ -232,9 +232,14 @@ impl Fields for EventFields {
         self.stack = stack;
     }
 
-    fn finish(self) -> Result<Option<TraceEvent>, Mismatch> {
-        let Kind::Memory(action) = needed(self.action, "the key action")? else {
-            return Ok(None);
+    fn finish(self, unknown: &mut UnknownEntries) -> Result<Option<TraceEvent>, Mismatch> {
+        let action = match needed(self.action, "the key action")? {
+            Kind::Memory(action) => action,
+            Kind::Remark => return Ok(None),
+            Kind::Unknown(action) => {
+                unknown.count(action);
+                return Ok(None);
+            }
         };
         let size_bytes = needed(self.size, "the key size")?;
         let address = if action == Action::OutOfMemory {
@@ -301,7 +306,7 @@ impl Fields for BlockFields {
         Ok(())
     }
 
-    fn finish(self) -> Result<Option<BlockLayout>, Mismatch> {
+    fn finish(self, _: &mut UnknownEntries) -> Result<Option<BlockLayout>, Mismatch> {
         let size_bytes = needed(self.size, "the key size")?;
         let state = needed(self.state, "the key state")?;
         // Files from before requested_size: a live block is as large as was asked, as far as they
@@ -383,7 +388,7 @@ impl Fields for SegmentFields {
         self.blocks = Some(blocks);
     }
 
-    fn finish(self) -> Result<Option<ListedSegment>, Mismatch> {
+    fn finish(self, _: &mut UnknownEntries) -> Result<Option<ListedSegment>, Mismatch> {
         let address = needed(self.address, "the key address")?;
         let size_bytes = needed(self.size, "the key total_size")?;
         let mut blocks = needed(self.blocks, "the key blocks")?;

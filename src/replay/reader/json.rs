@@ -21,12 +21,12 @@ use super::parts::{Parts, push_sparingly};
 use super::path::Path;
 use super::stack_reader::{StackRoom, StackSeed};
 use super::words::Word;
-use crate::replay::{Trace, TraceEvent};
+use crate::replay::{Trace, TraceEvent, UnknownEntries};
 
 /// Reads a snapshot.
 pub(super) fn parse(input: &mut Input<'_>, limits: &Limits) -> Result<Trace, Failure> {
-    let (path, mismatch, stacks) = Default::default();
-    let place = Place { limits, path, mismatch, stacks };
+    let (path, mismatch, stacks, unknown) = Default::default();
+    let place = Place { limits, path, mismatch, stacks, unknown };
     let mut parser = serde_json::Deserializer::from_reader(&mut *input);
     let result =
         Snapshot(&place).deserialize(&mut parser).and_then(|parts| parser.end().map(|()| parts));
@@ -50,6 +50,8 @@ struct Place<'l> {
     path: RefCell<Path>,
     mismatch: RefCell<Option<Mismatch>>,
     stacks: RefCell<StackRoom>,
+    /// Of the list that is read.
+    unknown: RefCell<UnknownEntries>,
 }
 
 impl Place<'_> {
@@ -234,7 +236,7 @@ impl<'de, F: Fields> Visitor<'de> for Entry<'_, '_, F> {
                 }
             }
         }
-        self.fields.finish().map_err(|e| place.refuse(e))
+        self.fields.finish(&mut place.unknown.borrow_mut()).map_err(|e| place.refuse(e))
     }
 }
 
@@ -294,6 +296,7 @@ struct DeviceEvents {
     events: Vec<TraceEvent>,
     /// Devices that have events.
     devices: u32,
+    unknown: UnknownEntries,
 }
 
 impl<'de> DeserializeSeed<'de> for Devices<'_, '_> {
@@ -324,6 +327,7 @@ impl<'de> Visitor<'de> for Devices<'_, '_> {
         loop {
             let present = if place.limits.device.is_none_or(|wanted| wanted == count) {
                 place.path.borrow_mut().enter_index(count as usize);
+                place.unknown.take();
                 let entries = items.next_element_seed(Entries::<EventFields>::new(place))?;
                 place.path.borrow_mut().leave();
                 let present = entries.is_some();
@@ -331,6 +335,7 @@ impl<'de> Visitor<'de> for Devices<'_, '_> {
                 if let Some(events) = entries.filter(|e| e.len() > kept.events.len()) {
                     kept.events = events;
                     kept.device = Some(count);
+                    kept.unknown = place.unknown.take();
                 }
                 present
             } else {
@@ -435,6 +440,7 @@ impl<'de> Visitor<'de> for Snapshot<'_, '_> {
                     let kept = place.at_key(key, || map.next_value_seed(Devices(place)))?;
                     parts.events = kept.events;
                     parts.device = kept.device;
+                    parts.unknown = kept.unknown;
                     parts.other_devices = kept.devices.saturating_sub(1);
                 }
                 Some(key @ Word::AllocatorSettings) => {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use super::Limits;
 use super::fields::ListedSegment;
 use crate::history::SegmentLayout;
-use crate::replay::{MadeHere, Stacks, Trace, TraceEvent};
+use crate::replay::{MadeHere, Stacks, Trace, TraceEvent, UnknownEntries};
 
 /// The parts.
 #[derive(Default)]
@@ -22,6 +22,8 @@ pub(super) struct Parts {
     pub(super) conf: String,
     pub(super) made_here: Option<MadeHere>,
     pub(super) stacks: Stacks,
+    /// Entries of the chosen device with unknown actions.
+    pub(super) unknown: UnknownEntries,
 }
 
 impl Parts {
@@ -54,6 +56,7 @@ impl Parts {
             other_devices,
             requests_only: false,
             stacks: self.stacks,
+            unknown: self.unknown,
         }
     }
 }

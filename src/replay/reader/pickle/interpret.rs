@@ -17,7 +17,7 @@ use crate::replay::reader::fields::{
 use crate::replay::reader::parts::Parts;
 use crate::replay::reader::path::Path;
 use crate::replay::reader::words::Word;
-use crate::replay::{MadeHere, Trace};
+use crate::replay::{MadeHere, Trace, UnknownEntries};
 
 /// Reads a snapshot.
 pub(in crate::replay::reader) fn interpret(
@@ -27,7 +27,8 @@ pub(in crate::replay::reader) fn interpret(
     let mut budget = heap.take_budget();
     budget.decoded_and_dropped(heap.decoded_bytes);
     let (path, stacks) = (Path::default(), StackReader::default());
-    let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks };
+    let unknown = UnknownEntries::default();
+    let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks, unknown };
     match interpreter.snapshot() {
         Ok(mut parts) => {
             parts.stacks = interpreter.stacks.finish();
@@ -49,6 +50,8 @@ struct Interpreter<'h> {
     path: Path,
     budget: Budget,
     stacks: StackReader,
+    /// Of the list that is read.
+    unknown: UnknownEntries,
 }
 
 /// A device's list of trace entries, with remarks among them.
@@ -168,6 +171,7 @@ impl<'h> Interpreter<'h> {
                 break;
             }
             self.path.enter_index(number as usize);
+            self.unknown = UnknownEntries::default();
             let events = self.entries::<EventFields>(list)?;
             self.path.leave();
             let before = parts.device.is_none_or(|chosen| number < chosen);
@@ -176,6 +180,7 @@ impl<'h> Interpreter<'h> {
             if more || (equal && before && !events.is_empty()) {
                 parts.events = events;
                 parts.device = Some(number);
+                parts.unknown = std::mem::take(&mut self.unknown);
             }
         }
         Ok(())
@@ -209,7 +214,7 @@ impl<'h> Interpreter<'h> {
                 self.at_key(key, |_| Ok(fields.set(key, &scalar)?))?;
             }
         }
-        Ok(fields.finish()?)
+        Ok(fields.finish(&mut self.unknown)?)
     }
 
     fn at_key<T>(

@@ -13,6 +13,7 @@ use std::io::Write;
 use super::*;
 use crate::history::{Action, BlockStateName};
 use crate::ids::{PoolId, StreamId};
+use crate::replay::UnknownEntries;
 use crate::size::{MIB, PoolKind};
 use stored::xz;
 use writer::{Node, dict, entry, list, snapshot, text, tuple};
@@ -305,7 +306,7 @@ fn content_that_is_no_snapshot_is_named_with_its_place() {
         events(vec![dict(good()), dict(fields)])
     };
     for (node, place) in [
-        (with("action", text("teleport")), "device_traces[0][1].action: "),
+        (with("action", Node::Int(7)), "device_traces[0][1].action: "),
         (with("size", Node::Int(-1)), "device_traces[0][1].size: "),
         (with("size", Node::Int(1 << 64)), "device_traces[0][1].size: "),
         (with("size", text("big")), "device_traces[0][1].size: "),
@@ -321,8 +322,26 @@ fn content_that_is_no_snapshot_is_named_with_its_place() {
         assert!(json.contains(place), "{json}");
         assert!(pickle.starts_with("file: "), "{pickle}");
     }
-    let error = read_both(&with("action", text("teleport"))).unwrap_err();
-    assert!(error.contains("\"teleport\""), "{error}");
+    let error = read_both(&with("size", text("big"))).unwrap_err();
+    assert!(error.contains("\"big\""), "{error}");
+}
+
+#[test]
+fn entries_with_unknown_actions_are_counted_for_the_device_that_is_read() {
+    let entry = |action: &'static str| {
+        let numbers = ["addr", "size", "stream"].map(|key| (key, Node::Int(512)));
+        dict([("action", text(action))].into_iter().chain(numbers))
+    };
+    let devices = [
+        vec![entry("alloc"), entry("fold")],
+        vec![entry("teleport"), entry("alloc"), entry("fold"), entry("alloc")],
+        vec![dict([("action", text("beam"))])],
+    ];
+    let devices = list(devices.map(Node::List));
+    let trace = read_both(&dict([("segments", list([])), ("device_traces", devices)])).unwrap();
+    assert_eq!((trace.device, trace.events.len()), (1, 2));
+    let expected = UnknownEntries { entries: 2, first_action: "teleport".to_owned() };
+    assert_eq!(trace.unknown, expected);
 }
 
 #[test]
