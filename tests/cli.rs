@@ -3,7 +3,11 @@
 mod advise;
 mod bench;
 mod files;
+mod limits;
+mod luck;
+mod made;
 mod needs;
+mod newer;
 mod report;
 mod words;
 

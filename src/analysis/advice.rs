@@ -115,6 +115,9 @@ const TOGETHER: [&str; 7] = [
 /// Tried on a model of the driver only.
 const MODELLED: &str = "backend:cudaMallocAsync";
 
+/// How many of the best settings are printed at most, in a report.
+const PRINTED: usize = 7;
+
 /// How many settings of each allocator are searched to the end at least.
 const KEPT: usize = 3;
 
@@ -161,6 +164,7 @@ impl Advice {
             is_cut_short,
             best_runs_under_limit: None,
         };
+        advice.try_other_addresses(recording)?;
         advice.look_under_limit(recording)?;
         Ok(advice)
     }
@@ -185,6 +189,32 @@ impl Advice {
         tried.find(|tried| tried.for_pytorch().is_none())
     }
 
+    /// Tries other addresses for the recorded setting, the best ones and the best of each allocator,
+    /// and ranks them again until each of these was tried so.
+    fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
+        loop {
+            let is_recorded = |tried: &Tried| tried.conf == self.recorded.conf;
+            let of_pytorch = |tried: &Tried| tried.for_pytorch().is_some();
+            let first = |wanted: &dyn Fn(&Tried) -> bool| self.tried.iter().position(wanted);
+            let each =
+                [first(&is_recorded), first(&of_pytorch), first(&|tried| !of_pytorch(tried))];
+            let mut printed = (0..self.tried.len().min(PRINTED)).chain(each.into_iter().flatten());
+            let Some(at) = printed.find(|at| !self.tried[*at].need.is_settled()) else {
+                return Ok(());
+            };
+            let mut tried = self.tried.remove(at);
+            let config = match tried.conf == self.recorded.conf {
+                true => recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch),
+                false => parsed(&tried.conf),
+            };
+            tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK)?;
+            if tried.conf == self.recorded.conf {
+                self.recorded = tried.clone();
+            }
+            insert(&mut self.tried, tried);
+        }
+    }
+
     /// Repeats the best setting under the limit.
     fn look_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         if let (Some(best), Some(_)) = (self.best(), recording.limit) {
@@ -199,6 +229,12 @@ impl Advice {
 /// A configuration of this file, or the default one for a string that says nothing.
 fn parsed(conf: &str) -> Config {
     Config::parse(conf, &KeyTable::default()).unwrap_or_default()
+}
+
+/// Inserts a setting into those that were tried, the best first.
+fn insert(all: &mut Vec<Tried>, tried: Tried) {
+    let at = all.partition_point(|known| known.rank() <= tried.rank());
+    all.insert(at, tried);
 }
 
 fn joined(first: &str, second: &str) -> String {
@@ -232,7 +268,7 @@ impl Search<'_> {
         let config = own.unwrap_or_default().with_compat(Compat::PyTorch);
         self.seen.push(config.clone());
         let tried = self.search(Candidate { conf, config })?;
-        self.keep(tried.clone());
+        insert(&mut self.tried, tried.clone());
         Ok(tried)
     }
 
@@ -269,7 +305,7 @@ impl Search<'_> {
             left -= some.len();
             for candidate in self.worth_a_search(some)? {
                 let tried = self.search(candidate)?;
-                self.keep(tried);
+                insert(&mut self.tried, tried);
             }
             (self.progress)(total - left, total);
         }
@@ -307,11 +343,6 @@ impl Search<'_> {
         let Candidate { conf, config } = candidate;
         let need = Need::search(self.recording, &config, &SearchOptions::QUICK)?;
         Ok(Tried { conf, need })
-    }
-
-    fn keep(&mut self, tried: Tried) {
-        let at = self.tried.partition_point(|known| known.rank() <= tried.rank());
-        self.tried.insert(at, tried);
     }
 
     /// The best settings of each allocator, each with one more.

@@ -9,12 +9,11 @@ use crate::layers;
 use crate::stats::Statistics;
 use crate::strategies::Strategy;
 
-/// A simulated device whose other streams finish as `event_mode` says; an H200 unless `total_bytes`
-/// says how large it is.
+/// A simulated device of `total_bytes`, or an H200, whose events finish in `event_mode`.
+#[cfg(feature = "cli")]
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<Sim> {
-    let defaults = SimOptions::default();
-    let total_bytes = total_bytes.unwrap_or(defaults.total_bytes);
-    Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..defaults }))
+    let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
+    Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() }))
 }
 
 /// A strategy that counts what callers hold: one that does not wears the layer `statistics`.

@@ -20,8 +20,6 @@ pub struct Figures {
     pub device_frees: u64,
     /// Requests that failed.
     pub ooms: u64,
-    /// What the device had at least: reserved and free together when a request failed.
-    pub device_at_least_bytes: Option<u64>,
     /// Times at which everything idle was released to serve a request; only exact replays know it.
     pub retries: Option<u64>,
     /// From the first event to the last, in microseconds, in recordings that say when they were.
@@ -51,10 +49,6 @@ impl Figures {
                 }
                 Action::OutOfMemory => {
                     figures.ooms += 1;
-                    // The event's address is what the device had free.
-                    let has = whole(held).saturating_add(event.address);
-                    figures.device_at_least_bytes =
-                        Some(figures.device_at_least_bytes.unwrap_or(0).max(has));
                 }
                 Action::Alloc
                 | Action::FreeRequested

@@ -1,21 +1,100 @@
 //! The limit under which a recording was made, found in the recording.
 //!
-//! No recording says what its program was allowed to reserve. But each release under pressure, each
-//! collection and each failure was a comparison with the limit, and so was every growth that came
-//! without one: with the recorded state at hand each of them bounds the limit from one side. A replay
-//! under a guess makes the same comparisons, and the first that comes out differently says which side
-//! the guess is on. So a bisection finds a limit under which every decision is as recorded.
+//! No recording contains its program's limit. But each request that failed shows what the device had free,
+//! and each release under pressure, each collection, each failure and each growth was a comparison with
+//! the limit. Two things can limit a program:
+//!
+//! - **The device was full.** A request failed and the device had less free than the request needed. What
+//!   was reserved and what was free then is all that the program could have, also on a device that other
+//!   processes share.
+//! - **A memory fraction.** More was free than the request needed. A replay under a guessed limit makes the
+//!   same comparisons, and its first difference shows on which side of the limit the guess is: a bisection
+//!   finds a limit under which every decision is as recorded.
 
 use super::figures::Figures;
 use super::recording::{Limit, LimitSource};
-use crate::config::Config;
+use crate::config::{Config, Settings};
+use crate::history::Action;
 use crate::replay::{Misfit, Trace, Until, Verification, verify, verify_until};
-use crate::size::{MIB, fraction_of_limit};
+use crate::size::{MIB, align_up, fraction_of_limit, segment_bytes};
 
 /// A limit that makes every recorded decision, and the replay that showed it.
 pub(super) struct Inferred {
     pub(super) limit: Limit,
     pub(super) verification: Verification,
+}
+
+/// What the failed requests of a recording show about its limit, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Failures {
+    /// Reserved and free together when a request failed because the device was full: the least of all such
+    /// requests. `None` if more was free each time than the request needed.
+    pub(super) device_bytes: Option<u64>,
+    /// The limit was below this. `None` if no request failed.
+    pub(super) below_bytes: Option<u64>,
+}
+
+impl Failures {
+    /// Reads them off the events. `settings` are the recorded ones: they decide how much a request needs.
+    pub(super) fn of(trace: &Trace, settings: &Settings, figures: &Figures) -> Self {
+        let mut failures = Self::default();
+        let least = |known: &mut Option<u64>, bytes| {
+            *known = Some(known.map_or(bytes, |known: u64| known.min(bytes)));
+        };
+        let mut reserved_bytes = figures.reserved_before_bytes;
+        for event in &trace.events {
+            let bytes = event.size_bytes;
+            match event.action {
+                Action::SegmentAlloc | Action::SegmentMap => {
+                    reserved_bytes = reserved_bytes.saturating_add(bytes);
+                }
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    reserved_bytes = reserved_bytes.saturating_sub(bytes);
+                }
+                Action::OutOfMemory => {
+                    let (needed_bytes, free_bytes) = (needed_bytes(bytes, settings), event.address);
+                    least(&mut failures.below_bytes, reserved_bytes.saturating_add(needed_bytes));
+                    if free_bytes < needed_bytes {
+                        let device_bytes = reserved_bytes.saturating_add(free_bytes);
+                        least(&mut failures.device_bytes, device_bytes);
+                    }
+                }
+                Action::Alloc
+                | Action::FreeRequested
+                | Action::FreeCompleted
+                | Action::Snapshot => {}
+            }
+        }
+        failures
+    }
+
+    /// The limit of a recording of which no replay repeats every decision: what the full device had, or else
+    /// what was reserved, which is the least that the limit can be. `None` if no request failed.
+    pub(super) fn limit(&self, figures: &Figures) -> Option<Limit> {
+        let (ooms, bytes) = (figures.ooms, figures.peak_reserved_bytes);
+        let full = |bytes| Limit { bytes, source: LimitSource::DeviceFull { ooms } };
+        let least = || Limit { bytes, source: self.source(bytes, ooms) };
+        self.device_bytes.map(full).or_else(|| (ooms > 0 && bytes > 0).then(least))
+    }
+
+    /// The source of a limit of `bytes` that these failures, `ooms` in number, bound from above.
+    fn source(&self, bytes: u64, ooms: u64) -> LimitSource {
+        let is_wide = |below: &u64| *below > bytes.saturating_add(bytes / 50);
+        LimitSource::Inferred { ooms, below_bytes: self.below_bytes.filter(is_wide) }
+    }
+}
+
+/// The most that a request of `bytes` takes from the device. One that is larger than any address range
+/// takes more than there is.
+fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
+    if bytes > i64::MAX.unsigned_abs() {
+        return bytes;
+    }
+    let segment = segment_bytes(bytes, settings.large_segment_bytes);
+    match settings.expandable_segments {
+        true => align_up(segment, settings.large_segment_bytes.min(segment)),
+        false => segment,
+    }
 }
 
 /// What a replay under a guessed limit showed.
@@ -25,51 +104,113 @@ enum Guess {
     Unknown,
 }
 
-/// Finds the limit of a recording that no replay without one repeats exactly. `config` is the recorded
-/// one to PyTorch's letter. Nothing where no limit explains the recording.
+/// What limits a replay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// The size of the device.
+    Device,
+    /// A memory fraction of a device of this many bytes.
+    Fraction { total_bytes: u64 },
+}
+
+impl Bound {
+    /// The device and the fraction of it under which a replay has `limit_bytes`.
+    fn room(self, limit_bytes: u64) -> (u64, Option<f64>) {
+        match self {
+            Self::Device => (limit_bytes, None),
+            Self::Fraction { total_bytes } => {
+                (total_bytes, Some(fraction_of_limit(limit_bytes, total_bytes)))
+            }
+        }
+    }
+}
+
+/// Finds the limit of a recording. `config` is the recorded one, with the compatibility of the recording.
+/// `None` if no limit explains all its decisions.
 pub(super) fn infer(
     trace: &Trace,
     config: &Config,
     total_bytes: u64,
     figures: &Figures,
+    failures: &Failures,
 ) -> Option<Inferred> {
-    // A release that the recorded addresses do not bear was none of the recorded ones.
-    let replay = |limit_mib: u64| {
-        let fraction = Some(fraction_of_limit(limit_mib * MIB, total_bytes));
-        match verify_until(trace, config, total_bytes, fraction, Until::FirstDifference) {
+    let search = |bound, most_bytes| {
+        let search = Search { trace, config, bound };
+        let limit_bytes = search.limit_bytes(figures.peak_reserved_bytes, most_bytes)?;
+        let (total_bytes, fraction) = bound.room(limit_bytes);
+        let found = verify(trace, config, total_bytes, fraction).ok()?;
+        let ooms = figures.ooms;
+        let source = match bound {
+            Bound::Device => LimitSource::DeviceFull { ooms },
+            Bound::Fraction { .. } => failures.source(limit_bytes, ooms),
+        };
+        let limit = Limit { bytes: limit_bytes, source };
+        found.is_exact().then_some(Inferred { limit, verification: found })
+    };
+    let on_device = failures.device_bytes.and_then(|bytes| search(Bound::Device, bytes));
+    let most_bytes = failures.device_bytes.unwrap_or(total_bytes);
+    on_device.or_else(|| search(Bound::Fraction { total_bytes }, most_bytes))
+}
+
+/// Replays under limits of one kind.
+struct Search<'a> {
+    trace: &'a Trace,
+    config: &'a Config,
+    bound: Bound,
+}
+
+impl Search<'_> {
+    /// Replays up to the first difference. A release that the recorded addresses do not allow was not
+    /// recorded.
+    fn guess(&self, limit_bytes: u64) -> Guess {
+        let (total_bytes, fraction) = self.bound.room(limit_bytes);
+        match verify_until(self.trace, self.config, total_bytes, fraction, Until::FirstDifference) {
             Ok(found) if found.is_exact() => Guess::Exact,
             Ok(found) => found.limit.map_or(Guess::Unknown, Guess::Off),
             Err(_) => Guess::Off(Misfit::TooLow),
         }
-    };
-    // Pages may pass a limit by less than one of them.
-    let slack_bytes = 64 * MIB;
-    let mut too_low = figures.peak_reserved_bytes.saturating_sub(slack_bytes) / MIB;
-    let mut too_high = total_bytes.div_ceil(MIB);
-    let exact_mib = loop {
-        let middle = too_low + too_high.checked_sub(too_low)? / 2;
-        if middle == too_low {
-            return None;
+    }
+
+    /// A limit of at most `most_bytes` that explains every decision. Of several it is the largest if the
+    /// device was full, because `most_bytes` is then what the recording shows, and otherwise the smallest:
+    /// what fits under that one fitted then.
+    fn limit_bytes(&self, peak_reserved_bytes: u64, most_bytes: u64) -> Option<u64> {
+        if self.bound == Bound::Device && matches!(self.guess(most_bytes), Guess::Exact) {
+            return Some(most_bytes);
         }
-        match replay(middle) {
-            Guess::Exact => break middle,
-            Guess::Off(Misfit::TooLow) => too_low = middle,
-            Guess::Off(Misfit::TooHigh) => too_high = middle,
-            Guess::Unknown => return None,
-        }
-    };
-    // The smallest that explains it: whatever fits under that one fitted then.
-    let mut limit_mib = exact_mib;
-    while limit_mib - too_low > 1 {
-        let middle = too_low + (limit_mib - too_low) / 2;
-        match replay(middle) {
-            Guess::Exact => limit_mib = middle,
-            Guess::Off(_) | Guess::Unknown => too_low = middle,
+        // Pages may pass a limit by less than one of them.
+        let slack_bytes = 64 * MIB;
+        let mut too_low = peak_reserved_bytes.saturating_sub(slack_bytes) / MIB;
+        let mut too_high = most_bytes.div_ceil(MIB);
+        let exact_mib = loop {
+            let middle = too_low + too_high.checked_sub(too_low)? / 2;
+            if middle == too_low {
+                return None;
+            }
+            match self.guess(middle * MIB) {
+                Guess::Exact => break middle,
+                Guess::Off(Misfit::TooLow) => too_low = middle,
+                Guess::Off(Misfit::TooHigh) => too_high = middle,
+                Guess::Unknown => return None,
+            }
+        };
+        let is_exact = |limit_mib: &u64| matches!(self.guess(*limit_mib * MIB), Guess::Exact);
+        let edge_mib = match self.bound {
+            Bound::Device => last_that_holds(exact_mib, too_high, is_exact),
+            Bound::Fraction { .. } => last_that_holds(exact_mib, too_low, is_exact),
+        };
+        Some(edge_mib * MIB)
+    }
+}
+
+/// Bisects from `holds` towards `fails`; returns the last number at which the condition was seen to hold.
+fn last_that_holds(mut holds: u64, mut fails: u64, condition: impl Fn(&u64) -> bool) -> u64 {
+    while holds.abs_diff(fails) > 1 {
+        let middle = holds.midpoint(fails);
+        match condition(&middle) {
+            true => holds = middle,
+            false => fails = middle,
         }
     }
-    let source = LimitSource::Inferred { ooms: figures.ooms };
-    let limit = Limit { bytes: limit_mib * MIB, source };
-    let fraction = fraction_of_limit(limit.bytes, total_bytes);
-    let verification = verify(trace, config, total_bytes, Some(fraction)).ok()?;
-    verification.is_exact().then_some(Inferred { limit, verification })
+    holds
 }

@@ -12,8 +12,9 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use super::recording::Recording;
-use super::trial::{Room, fits, measure, without_files};
+use super::trial::{Room, fits_in_order, measure, without_files};
 use crate::config::Config;
+use crate::driver::sim::AddressOrder;
 use crate::replay::ReplayError;
 use crate::size::MIB;
 
@@ -22,8 +23,16 @@ use crate::size::MIB;
 pub struct Need {
     /// The smallest device, in bytes, on which no request fails, and on no larger one that was tried:
     /// steps of at most 0.5 % up to a tenth above, coarser from there on. Exact to 0.25 % or 2 MiB,
-    /// whichever is larger. `None` where no device suffices.
+    /// whichever is larger, for the addresses that the device gives out; the larger need of those orders that
+    /// were tried. `None` if no device suffices.
     pub needs_bytes: Option<u64>,
+    /// What it needs with lucky addresses: which of two free blocks of one size is taken depends on their
+    /// addresses, and recordings do not contain those of another device. `None` if all orders need the same,
+    /// or one order was tried.
+    pub with_luck_bytes: Option<u64>,
+    /// Whether several orders of addresses were tried: see
+    /// [`try_other_addresses`](Self::try_other_addresses).
+    pub all_orders: bool,
     /// Smaller devices on which it ran by luck, smallest first: a larger one fails.
     pub lucky_bytes: Vec<u64>,
     /// The most that is reserved where nothing limits it.
@@ -95,29 +104,78 @@ impl Need {
         if endless.run.ooms > 0 {
             return Ok(need);
         }
-        let mut search = Search {
-            recording,
-            config,
-            known: BTreeMap::new(),
-            coarse_step: options.coarse_step.clamp(FINE_STEP, NEAR),
-        };
+        let mut search = Search::new(recording, config, options, AddressOrder::Lowest);
         let found = search.smallest(endless.peak_taken_bytes)?;
         if let Some(bytes) = found {
             if options.lucky {
                 search.try_luck(bytes)?;
             }
-            let at_need = measure(recording, config, Room::Device { total_bytes: bytes }, 1)?;
-            need.cost = Some(Cost {
-                retries: u64::try_from(at_need.run.statistics.num_alloc_retries).unwrap_or(0),
-                device_calls: at_need.device_calls(),
-                device_ns: at_need.device_ns,
-            });
-            need.needs_bytes = Some(bytes);
+            need.set(recording, config, bytes)?;
             let below = search.known.range(..bytes).filter(|(_, fits)| **fits);
             need.lucky_bytes = below.map(|(bytes, _)| *bytes).collect();
         }
         need.probes = search.known.len() as u64;
         Ok(need)
+    }
+
+    /// Whether [`try_other_addresses`](Self::try_other_addresses) has nothing more to find.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.all_orders || self.needs_bytes.is_none()
+    }
+
+    /// Searches again on devices that give out rising addresses and falling ones and use none again, unless
+    /// that was done. The largest need is the need then, and the smallest the one with luck. Takes some 40
+    /// replays if the needs are the same, otherwise as long as [`search`](Self::search) each.
+    ///
+    /// # Errors
+    ///
+    /// As [`search`](Self::search).
+    pub fn try_other_addresses(
+        &mut self,
+        recording: &Recording,
+        config: &Config,
+        options: &SearchOptions,
+    ) -> Result<(), ReplayError> {
+        let Some(first) = self.needs_bytes.filter(|_| !self.is_settled()) else {
+            return Ok(());
+        };
+        let config = &without_files(config);
+        self.all_orders = true;
+        let (mut least, mut most) = (first, Some(first));
+        for order in [AddressOrder::Rising, AddressOrder::Falling] {
+            let mut search = Search::new(recording, config, options, order);
+            let found = search.confirmed(first, self.reserved_unlimited_bytes)?;
+            self.probes += search.known.len() as u64;
+            least = least.min(found.unwrap_or(u64::MAX));
+            most = most.zip(found).map(|(most, found)| most.max(found));
+        }
+        let luck = most.is_none_or(|most| most - least > close(most));
+        self.with_luck_bytes = luck.then_some(least);
+        match most {
+            Some(most) if luck && most > first => self.set(recording, config, most)?,
+            Some(_) => {}
+            // No device suffices in one of the orders.
+            None => (self.needs_bytes, self.cost) = (None, None),
+        }
+        Ok(())
+    }
+
+    /// Sets the need and what running on it costs.
+    fn set(
+        &mut self,
+        recording: &Recording,
+        config: &Config,
+        total_bytes: u64,
+    ) -> Result<(), ReplayError> {
+        let at_need = measure(recording, config, Room::Device { total_bytes }, 1)?;
+        self.cost = Some(Cost {
+            retries: u64::try_from(at_need.run.statistics.num_alloc_retries).unwrap_or(0),
+            device_calls: at_need.device_calls(),
+            device_ns: at_need.device_ns,
+        });
+        self.needs_bytes = Some(total_bytes);
+        Ok(())
     }
 }
 
@@ -127,9 +185,34 @@ struct Search<'a> {
     config: &'a Config,
     known: BTreeMap<u64, bool>,
     coarse_step: f64,
+    order: AddressOrder,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(
+        recording: &'a Recording,
+        config: &'a Config,
+        options: &SearchOptions,
+        order: AddressOrder,
+    ) -> Self {
+        let coarse_step = options.coarse_step.clamp(FINE_STEP, NEAR);
+        Self { recording, config, known: BTreeMap::new(), coarse_step, order }
+    }
+
+    /// The need, which is probably about `bytes`. `taken_bytes` is what an endless device gave.
+    fn confirmed(&mut self, bytes: u64, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
+        let floor = self.floor();
+        let below = bytes.saturating_sub(close(bytes)).max(floor);
+        self.learn(&[below, bytes])?;
+        if self.known[&bytes] && (bytes <= floor || !self.known[&below]) {
+            self.learn(&steps_up(bytes, scaled(bytes, 1.0 + NEAR), FINE_STEP))?;
+            if self.highest_failure().is_none_or(|failed| failed < bytes) {
+                return Ok(Some(bytes));
+            }
+        }
+        self.smallest(taken_bytes.max(bytes))
+    }
+
     /// The need. `taken_bytes` is what an endless device gave.
     fn smallest(&mut self, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
         let Some(top) = self.top(up(taken_bytes))? else {
@@ -196,8 +279,7 @@ impl Search<'_> {
         loop {
             let mut above = self.known.range(fails + 1..);
             let suffices = above.next().map(|(bytes, _)| *bytes).expect("the top suffices");
-            let close = scaled(suffices, EXACT).max(GRAIN_BYTES);
-            if suffices - fails <= close {
+            if suffices - fails <= close(suffices) {
                 return Ok(suffices);
             }
             // As many sizes at once as there are processors.
@@ -225,14 +307,19 @@ impl Search<'_> {
     fn learn(&mut self, sizes: &[u64]) -> Result<(), ReplayError> {
         let unknown: Vec<u64> =
             sizes.iter().copied().filter(|bytes| !self.known.contains_key(bytes)).collect();
-        let (recording, config) = (self.recording, self.config);
+        let (recording, config, order) = (self.recording, self.config, self.order);
         let found: Result<Vec<(u64, bool)>, ReplayError> = unknown
             .into_par_iter()
-            .map(|bytes| Ok((bytes, fits(recording, config, bytes)?)))
+            .map(|bytes| Ok((bytes, fits_in_order(recording, config, bytes, order)?)))
             .collect();
         self.known.extend(found?);
         Ok(())
     }
+}
+
+/// The precision of a need.
+fn close(bytes: u64) -> u64 {
+    scaled(bytes, EXACT).max(GRAIN_BYTES)
 }
 
 /// The next multiple of the grain.

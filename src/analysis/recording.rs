@@ -3,14 +3,14 @@
 use std::fmt;
 
 use super::figures::{Figures, live_peak_bytes};
-use super::limit::infer;
+use super::limit::{Failures, infer};
 use crate::config::Config;
 use crate::driver::sim::SimOptions;
 use crate::history::SegmentLayout;
 use crate::replay::{self, MadeHere, Start, Trace, Verification, Workload};
-use crate::size::{fraction_of_limit, limit_of_fraction};
+use crate::size::{fraction_of_limit, human_bytes, limit_of_fraction};
 
-/// How much memory a recorded program had, as far as somebody says.
+/// How much memory the caller gives to replays, as far as the caller sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Memory {
     /// What the device has, in bytes.
@@ -30,9 +30,11 @@ pub struct Recording {
     pub workload: Workload,
     /// The file's own figures.
     pub figures: Figures,
-    /// What may be reserved, where something limits it.
+    /// What may be reserved, if something limits it. What the caller sets holds over what the recording
+    /// shows.
     pub limit: Option<Limit>,
-    /// What the recorded program could reserve, where the recording shows it and nobody said it.
+    /// What the recorded program could reserve, if the recording shows it. Not searched when the caller sets
+    /// a fraction.
     pub inferred_limit: Option<Limit>,
     /// A replay of the recorded configuration, where it makes every recorded decision. Its workload is
     /// this recording's.
@@ -67,34 +69,57 @@ pub struct Limit {
     pub source: LimitSource,
 }
 
-/// Who says what may be reserved.
+/// Where a limit comes from.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitSource {
-    /// The caller, as a part of the device.
+    /// The caller set a fraction of the device.
     Fraction,
-    /// The caller: it is all that the device has.
+    /// The caller set the memory of the device.
     TotalMemory,
-    /// The recording says it, because this library made it.
+    /// The recording contains it, because this library made it.
     Recorded,
-    /// The recording: under it a replay makes every recorded decision.
-    Inferred {
-        /// Requests that failed there, which is what tells it; without any, releases do.
+    /// The recorded device was full when requests failed: what was reserved and free then.
+    DeviceFull {
+        /// How many requests failed.
         ooms: u64,
+    },
+    /// Under it a replay makes every recorded decision. The smallest such limit.
+    Inferred {
+        /// How many requests failed; with none, the recorded releases show the limit.
+        ooms: u64,
+        /// Failed requests show that the limit was below this, if that is well above the inferred one.
+        below_bytes: Option<u64>,
     },
 }
 
 impl fmt::Display for LimitSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requests = |f: &mut fmt::Formatter<'_>, ooms: u64| match ooms {
+            1 => f.write_str("1 request that failed"),
+            ooms => write!(f, "{ooms} requests that failed"),
+        };
         match *self {
-            Self::Fraction => f.write_str("a fraction of the device, as said"),
-            Self::TotalMemory => f.write_str("all that the device has, as said"),
+            Self::Fraction => f.write_str("set as a fraction of the device"),
+            Self::TotalMemory => f.write_str("set as the memory of the device"),
             Self::Recorded => f.write_str("as recorded"),
-            Self::Inferred { ooms: 0 } => {
-                f.write_str("inferred: under it the recorded releases come out")
+            Self::DeviceFull { ooms } => {
+                f.write_str("the device was full, from what was reserved and free at ")?;
+                requests(f, ooms)
             }
-            Self::Inferred { ooms: 1 } => f.write_str("inferred from 1 request that failed"),
-            Self::Inferred { ooms } => write!(f, "inferred from {ooms} requests that failed"),
+            Self::Inferred { ooms: 0, .. } => {
+                f.write_str("inferred: under it a replay makes the recorded releases")
+            }
+            Self::Inferred { ooms, below_bytes } => {
+                f.write_str("inferred from ")?;
+                requests(f, ooms)?;
+                match below_bytes {
+                    Some(bytes) => {
+                        write!(f, "; it was at least that and below {}", human_bytes(bytes))
+                    }
+                    None => Ok(()),
+                }
+            }
         }
     }
 }
@@ -117,14 +142,15 @@ impl Recording {
     /// Repeats the recording, so it takes as long as a replay of every event.
     #[must_use]
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
-        let made_here = trace.made_here.filter(|_| memory == Memory::default());
+        let is_set = memory != Memory::default();
+        let made_here = trace.made_here.filter(|_| !is_set);
         let memory = match made_here {
             Some(MadeHere { total_bytes, .. }) => Memory { total_bytes, ..memory },
             None => memory,
         };
         let total_bytes = total_bytes(&memory);
         let mut figures = Figures::of(&trace);
-        let (mut limit, mut inferred_limit) = (said_limit(&memory), None);
+        let mut limit = set_limit(&memory);
         if let Some(MadeHere { limit_bytes, .. }) = made_here {
             limit = limit_bytes.map(|bytes| Limit { bytes, source: LimitSource::Recorded });
         }
@@ -132,37 +158,37 @@ impl Recording {
         let recorded_fraction = recorded_fraction.map(|l| fraction_of_limit(l.bytes, total_bytes));
         let fraction = memory.fraction.or(recorded_fraction);
         let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
+        let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
+        let mut failures = Failures::of(&trace, &settings, &figures);
+        // A full device limits below what was recorded as its limit only if other processes used it too.
+        failures.device_bytes =
+            failures.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
         let exactly = |total_bytes, fraction| {
             let found = replay::verify(&trace, own.as_ref()?, total_bytes, fraction);
             found.ok().filter(Verification::is_exact)
         };
-        let mut exact = exactly(total_bytes, fraction);
-        let mut workload = None;
-        if let (None, Some(own)) = (&exact, &own) {
-            // What was asked for is read on the recorded device, whichever is described.
+        let was_full = !is_set && failures.device_bytes.is_some();
+        let mut exact = if was_full { None } else { exactly(total_bytes, fraction) };
+        let (mut workload, mut inferred_limit) = (None, None);
+        if exact.is_none() {
+            // The requests are read under the recorded limit, whatever device the caller describes.
             let recorded_bytes = total_bytes.max(SimOptions::default().total_bytes);
-            if memory != Memory::default()
-                && let Some(found) = exactly(recorded_bytes, None)
-            {
+            let found = || infer(&trace, own.as_ref()?, recorded_bytes, &figures, &failures);
+            if is_set && let Some(found) = exactly(recorded_bytes, None) {
                 workload = Some(found.workload);
-            } else if let Some(found) = infer(&trace, own, recorded_bytes, &figures) {
+            } else if let Some(found) = found() {
                 if memory.fraction.is_none() {
                     exact = Some(found.verification);
                     inferred_limit = Some(found.limit);
                 } else {
                     workload = Some(found.verification.workload);
                 }
-            } else if memory.fraction.is_none()
-                && figures.ooms > 0
-                && figures.peak_reserved_bytes > 0
-            {
-                // Not every decision comes out, as in recordings that begin late: the most that was
-                // reserved is the least that the limit can be.
-                let source = LimitSource::Inferred { ooms: figures.ooms };
-                inferred_limit = Some(Limit { bytes: figures.peak_reserved_bytes, source });
+            } else if memory.fraction.is_none() {
+                // Not every decision is repeated, as in recordings that begin late.
+                inferred_limit = failures.limit(&figures);
             }
-            if inferred_limit.is_some() && is_recorded_device(&memory, &figures) {
-                limit = inferred_limit;
+            if !is_set {
+                limit = inferred_limit.or(limit);
             }
         }
         if let Some(exact) = &exact {
@@ -193,19 +219,22 @@ impl Recording {
     /// Whether the limit was found in the recording.
     #[must_use]
     pub fn limit_is_inferred(&self) -> bool {
-        self.limit.is_some_and(|limit| matches!(limit.source, LimitSource::Inferred { .. }))
+        self.limit.is_some_and(|limit| {
+            matches!(limit.source, LimitSource::Inferred { .. } | LimitSource::DeviceFull { .. })
+        })
     }
 
-    /// The part of a device with `total_bytes` that a replay may reserve; `None` where it may take all.
+    /// The part of a device with `total_bytes` that a replay may reserve; `None` if it may reserve all.
     #[must_use]
     pub fn fraction_of(&self, total_bytes: u64) -> Option<f64> {
         let limit = self.limit?;
         match limit.source {
             LimitSource::Fraction => self.memory.fraction,
             LimitSource::TotalMemory => None,
-            LimitSource::Recorded | LimitSource::Inferred { .. } => {
-                Some(fraction_of_limit(limit.bytes, total_bytes))
-            }
+            LimitSource::DeviceFull { .. } if limit.bytes >= total_bytes => None,
+            LimitSource::DeviceFull { .. }
+            | LimitSource::Recorded
+            | LimitSource::Inferred { .. } => Some(fraction_of_limit(limit.bytes, total_bytes)),
         }
     }
 
@@ -218,10 +247,14 @@ impl Recording {
         (own.clone().with_compat(compat).settings() == config.settings()).then_some(layout)
     }
 
-    /// What the device of a replay has, in bytes: as said, or an H200's memory.
+    /// The memory of the device of a replay, in bytes: as the caller set it, what the recorded program had if
+    /// its device was full, or an H200's memory.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        total_bytes(&self.memory)
+        match self.limit {
+            Some(Limit { bytes, source: LimitSource::DeviceFull { .. } }) => bytes,
+            _ => total_bytes(&self.memory),
+        }
     }
 }
 
@@ -229,16 +262,7 @@ fn total_bytes(memory: &Memory) -> u64 {
     memory.total_bytes.unwrap_or(SimOptions::default().total_bytes)
 }
 
-/// Whether the device that somebody described may be the recorded one, whose limit then holds. A device
-/// that is smaller than the recorded one, or a recording that does not tell how large that was, is another:
-/// a replay has all of it.
-fn is_recorded_device(memory: &Memory, figures: &Figures) -> bool {
-    memory.total_bytes.is_none_or(|total_bytes| {
-        figures.device_at_least_bytes.is_some_and(|at_least| total_bytes >= at_least)
-    })
-}
-
-fn said_limit(memory: &Memory) -> Option<Limit> {
+fn set_limit(memory: &Memory) -> Option<Limit> {
     let total_bytes = total_bytes(memory);
     let part = memory.fraction.and_then(|fraction| limit_of_fraction(fraction, total_bytes));
     let by_fraction = part.map(|bytes| Limit { bytes, source: LimitSource::Fraction });

@@ -5,11 +5,11 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::device::{Calls, add_taken, counted, open_sim};
+use super::device::{Calls, add_taken, counted};
 use super::recording::Recording;
 use crate::allocator::{Allocation, DeviceAllocator};
 use crate::config::Config;
-use crate::driver::sim::EventMode;
+use crate::driver::sim::{AddressOrder, EventMode, SimOptions};
 use crate::driver::{Brake, Driver, Sim};
 use crate::registry::{self, BuildOptions};
 use crate::replay::{self, Manner, ReplayError, Run};
@@ -130,7 +130,17 @@ fn measure_on(
 ///
 /// As [`measure`].
 pub fn fits(recording: &Recording, config: &Config, total_bytes: u64) -> Result<bool, ReplayError> {
-    let (strategy, sim) = open(recording, config, Room::Device { total_bytes })?;
+    fits_in_order(recording, config, total_bytes, AddressOrder::Lowest)
+}
+
+/// The same on a device that gives out addresses in this order.
+pub(super) fn fits_in_order(
+    recording: &Recording,
+    config: &Config,
+    total_bytes: u64,
+    order: AddressOrder,
+) -> Result<bool, ReplayError> {
+    let (strategy, sim) = open(recording, config, Room::Device { total_bytes }, order)?;
     replay::is_served(&recording.workload, &strategy, Some(sim))
 }
 
@@ -167,7 +177,7 @@ pub(super) fn open_with_start(
     config: &Config,
     room: Room,
 ) -> Result<Opened, ReplayError> {
-    let (strategy, sim) = open(recording, config, room)?;
+    let (strategy, sim) = open(recording, config, room, AddressOrder::Lowest)?;
     let start = recording.start.as_ref().zip(recording.layout_for(config));
     let Some(((start, layout), engine)) =
         start.filter(|_| room == Room::Limited).zip(strategy.engine())
@@ -176,7 +186,7 @@ pub(super) fn open_with_start(
     };
     let Ok(installed) = engine.install(layout) else {
         // There is no room for all of it: what lived may have some.
-        let (strategy, sim) = open(recording, config, room)?;
+        let (strategy, sim) = open(recording, config, room, AddressOrder::Lowest)?;
         return Ok((strategy, sim, Vec::new()));
     };
     let held = installed.into_iter().filter_map(|block| {
@@ -192,6 +202,7 @@ fn open(
     recording: &Recording,
     config: &Config,
     room: Room,
+    addresses: AddressOrder,
 ) -> Result<(Strategy, Arc<Sim>), ReplayError> {
     let (total_bytes, fraction) = match room {
         Room::Endless => (ENDLESS_BYTES[0], None),
@@ -201,7 +212,9 @@ fn open(
             (total_bytes, recording.fraction_of(total_bytes))
         }
     };
-    let sim = open_sim(Some(total_bytes), EventMode::Manual);
+    let event_mode = EventMode::Manual;
+    let options = SimOptions { total_bytes, event_mode, addresses, ..SimOptions::default() };
+    let sim = Arc::new(Sim::new(options));
     let driver = Arc::clone(&sim) as Arc<dyn Driver>;
     let strategy = registry::build(config, driver, BuildOptions::default())?;
     if let Some(fraction) = fraction {
@@ -209,7 +222,7 @@ fn open(
             // What keeps no cache has no limit of its own: the device is as small.
             None if recording.limit_is_inferred() => {
                 let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);
-                return open(recording, config, Room::Device { total_bytes: bytes });
+                return open(recording, config, Room::Device { total_bytes: bytes }, addresses);
             }
             _ => strategy.caching_or_refuse()?.set_memory_fraction(fraction)?,
         }

@@ -7,6 +7,8 @@ use super::advice::{Advice, Tried};
 use super::causes::HeapCauses;
 use super::causes::{Causes, Moment, Picture};
 use super::needs::Cost;
+#[cfg(feature = "cli")]
+use super::needs::Need;
 use super::recording::Recording;
 use super::streams::Streams;
 #[cfg(feature = "cli")]
@@ -158,6 +160,18 @@ impl Advice {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Need {
+    /// What it needs in MiB, and with lucky addresses if that is less.
+    pub(crate) fn in_mib(&self) -> String {
+        let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
+        match self.with_luck_bytes {
+            Some(bytes) => format!("{needs} ({} with luck)", mib(bytes)),
+            None => needs,
+        }
+    }
+}
+
 impl Causes {
     /// Each cause in words, in the order of a table.
     #[must_use]
@@ -292,7 +306,7 @@ impl Advice {
                 true => "(nothing to set)".to_owned(),
                 false => format!("{variable}={conf}"),
             };
-            let needs = format!("needs {} MiB", mib(tried.need.needs_bytes.unwrap_or(u64::MAX)));
+            let needs = format!("needs {} MiB", tried.need.in_mib());
             Choice { whose, set, needs }
         };
         both.into_iter()

@@ -18,7 +18,7 @@ use crate::report;
 use super::outcome::{Outcome, out, tell};
 use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
-use super::show::{Side, device_ms, emphasised, mib, progress, shown_conf, table};
+use super::show::{LUCK, Side, device_ms, emphasised, mib, progress, shown_conf, table};
 
 /// Arguments of `advise`.
 #[derive(Args, Debug)]
@@ -94,11 +94,6 @@ fn write_advice(name: &str, recording: &Recording, advice: &Advice) -> std::io::
     writeln!(out)
 }
 
-fn needs(tried: &Tried) -> String {
-    let bytes = tried.need.needs_bytes;
-    bytes.map_or_else(|| "no device suffices".to_owned(), |bytes| grouped(bytes.div_ceil(1 << 20)))
-}
-
 /// How many settings the table shows.
 const SHOWN: usize = 3;
 
@@ -112,7 +107,7 @@ fn write_tried(
         let told = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
         vec![
             what,
-            needs(tried),
+            tried.need.in_mib(),
             told(cost.map(|cost| cost.retries)),
             told(cost.map(|cost| cost.device_calls)),
             cost.map_or_else(
@@ -149,6 +144,10 @@ fn write_tried(
     writeln!(out, "; live bytes alone: {} MiB", mib(recording.live_peak_bytes as f64))?;
     if recording.figures.duration_us.is_some() {
         writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
+    }
+    let mut all = advice.tried.iter().chain([&advice.recorded]);
+    if all.any(|tried| tried.need.with_luck_bytes.is_some()) {
+        writeln!(out, "{}", LUCK)?;
     }
     if advice.is_cut_short {
         let seconds = Duration::as_secs(&options.time);
@@ -281,6 +280,8 @@ fn tried_json(tried: &Tried) -> Value {
     json!({
         "conf": tried.conf,
         "needs_bytes": tried.need.needs_bytes,
+        "needs_with_luck_bytes": tried.need.with_luck_bytes,
+        "all_address_orders": tried.need.all_orders,
         "device_ms": cost.map(|cost| cost.device_ns as f64 / 1e6),
         "retries": cost.map(|cost| cost.retries),
         "device_calls": cost.map(|cost| cost.device_calls),
@@ -403,10 +404,13 @@ fn as_json(
         "trace": name,
         "sentence": advice.sentence(recording),
         "limit_bytes": recording.limit.map(|limit| limit.bytes),
+        "limit_from": recording.limit.map(|limit| limit.source.to_string()),
         "limit_inferred": recording.limit_is_inferred(),
+        "unknown_entries": recording.trace.unknown.entries,
         "recorded": {
             "conf": recording.trace.conf,
             "needs_bytes": advice.recorded.need.needs_bytes,
+            "needs_with_luck_bytes": advice.recorded.need.with_luck_bytes,
             "duration_ms": recording.figures.duration_us.map(|us| us as f64 / 1e3),
         },
         "best": advice.best().map(tried_json),

@@ -13,7 +13,7 @@ use crate::replay::Trace;
 use super::outcome::{Outcome, out, tell};
 use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
-use super::show::{Side, device_ms, mib, progress, shown_conf, table};
+use super::show::{LUCK, Side, device_ms, mib, progress, shown_conf, table};
 
 /// Arguments of `compare`.
 #[derive(Args, Debug)]
@@ -49,6 +49,8 @@ struct Row {
     conf: String,
     /// The smallest device on which no request fails; null if none suffices.
     needs_bytes: Option<u64>,
+    /// What it needs with lucky addresses; null if that is the same.
+    needs_with_luck_bytes: Option<u64>,
     /// Smaller devices on which it ran by luck.
     lucky_bytes: Vec<u64>,
     /// What a run on the smallest device costs.
@@ -59,7 +61,10 @@ struct Row {
     needs_device_ns: Option<u64>,
     reserved_unlimited_bytes: u64,
     limit_bytes: Option<u64>,
+    limit_from: Option<String>,
     limit_inferred: bool,
+    /// Entries of the recording with unknown actions, which are ignored.
+    unknown_entries: u64,
     peak_reserved_bytes: i64,
     peak_allocated_bytes: i64,
     waste: f64,
@@ -77,7 +82,10 @@ struct Recorded<'a> {
     conf: &'a str,
     recorded_conf: &'a str,
     limit_bytes: Option<u64>,
+    limit_from: Option<String>,
     limit_inferred: bool,
+    /// Entries of the recording with unknown actions, which are ignored.
+    unknown_entries: u64,
     peak_reserved_bytes: u64,
     peak_allocated_bytes: Option<u64>,
     device_calls: u64,
@@ -112,7 +120,8 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
-            let need = Need::search(&recording, config, &SearchOptions::default())?;
+            let mut need = Need::search(&recording, config, &SearchOptions::default())?;
+            need.try_other_addresses(&recording, config, &SearchOptions::QUICK)?;
             let trial = measure(&recording, config, Room::Limited, PASSES)?;
             rows.push(row(name, text, &recording, need, &trial));
             bar.inc(1);
@@ -170,6 +179,7 @@ fn row(trace: &str, text: &str, recording: &Recording, need: Need, trial: &Trial
         trace: trace.to_owned(),
         conf: text.to_owned(),
         needs_bytes: need.needs_bytes,
+        needs_with_luck_bytes: need.with_luck_bytes,
         lucky_bytes: need.lucky_bytes,
         needs_retries: cost.map(|cost| cost.retries),
         needs_device_calls: cost.map(|cost| cost.device_calls),
@@ -177,7 +187,9 @@ fn row(trace: &str, text: &str, recording: &Recording, need: Need, trial: &Trial
         needs_device_ns: cost.map(|cost| cost.device_ns),
         reserved_unlimited_bytes: need.reserved_unlimited_bytes,
         limit_bytes: recording.limit.map(|limit| limit.bytes),
+        limit_from: recording.limit.map(|limit| limit.source.to_string()),
         limit_inferred: recording.limit_is_inferred(),
+        unknown_entries: recording.trace.unknown.entries,
         peak_reserved_bytes: reserved,
         peak_allocated_bytes: allocated,
         waste: if reserved > 0 { 1.0 - allocated as f64 / reserved as f64 } else { 0.0 },
@@ -207,7 +219,9 @@ fn write_json(
             conf: RECORDED,
             recorded_conf: &recording.trace.conf,
             limit_bytes: recording.limit.map(|limit| limit.bytes),
+            limit_from: recording.limit.map(|limit| limit.source.to_string()),
             limit_inferred: recording.limit_is_inferred(),
+            unknown_entries: recording.trace.unknown.entries,
             peak_reserved_bytes: figures.peak_reserved_bytes,
             peak_allocated_bytes: figures.peak_allocated_bytes,
             device_calls: figures.device_allocs + figures.device_frees,
@@ -247,8 +261,12 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
     let differ = rows.iter().any(|row| row.needs_bytes != least);
     let needs = |row: &Row| match row.needs_bytes {
         None => "none fits".to_owned(),
-        Some(bytes) if differ && Some(bytes) == least => format!("*{}", mib(bytes as f64)),
-        Some(bytes) => mib(bytes as f64),
+        Some(bytes) => {
+            let star = if differ && Some(bytes) == least { "*" } else { "" };
+            let luck = row.needs_with_luck_bytes.map(|bytes| mib(bytes as f64));
+            let luck = luck.map_or_else(String::new, |luck| format!(" ({luck} with luck)"));
+            format!("{star}{}{luck}", mib(bytes as f64))
+        }
     };
     let cells = rows.iter().map(|row| {
         let mut cells = vec![
@@ -291,6 +309,9 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
          ms (simulated, from call costs measured on an H200; in brackets the part of the recorded time) are \
          there."
     )?;
+    if rows.iter().any(|row| row.needs_with_luck_bytes.is_some()) {
+        writeln!(out, "{LUCK}")?;
+    }
     if let Some(limit) = limit {
         let bytes = mib(limit.bytes as f64);
         writeln!(out, "reserved MiB and oom: under the limit of {bytes} MiB ({}).", limit.source)?;

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::analysis::{Memory, Recording};
+use crate::analysis::{Memory, Recording, counted_as};
 use crate::config::{Config, Size, shown};
 use crate::history::{BlockStateName, SegmentLayout};
-use crate::replay::{Limits, Trace, reader};
+use crate::replay::{Limits, ReplayError, Trace, UnknownEntries, reader};
 
 use super::files;
 use super::outcome::{Outcome, each, fraction, one_of_several, tell};
-use super::settings;
+use super::settings::{self, BadConf};
 use super::show::{mib, progress, shown_path};
 
 /// Arguments of commands that read recordings.
@@ -97,14 +97,15 @@ impl Recordings {
                     shown_path(path)
                 ));
             }
-            return act(&name, first);
+            return take(path, act, &name, first);
         }
         let count = others + 1;
         tell(format_args!(
             "note: {}: events of {count} devices; each is told by itself, --recorded-device N takes one",
             shown_path(path)
         ));
-        let mut outcome = one_of_several(act(&format!("{name} device {taken}"), first))?;
+        let mut outcome =
+            one_of_several(take(path, act, &format!("{name} device {taken}"), first))?;
         for number in (0..DEVICE_NUMBERS).filter(|number| *number != taken) {
             if others == 0 {
                 break;
@@ -112,7 +113,8 @@ impl Recordings {
             // A device without entries is none of those.
             if let Ok(trace) = self.read(path, &source, Some(number)) {
                 others -= 1;
-                let done = one_of_several(act(&format!("{name} device {number}"), trace))?;
+                let name = format!("{name} device {number}");
+                let done = one_of_several(take(path, act, &name, trace))?;
                 outcome = if done == Outcome::Good { outcome } else { done };
             }
         }
@@ -151,6 +153,33 @@ impl Recordings {
         }
         Ok(trace)
     }
+}
+
+/// Does something with a recording of the file at `path`, which errors of the replay name.
+fn take(
+    path: &Path,
+    act: &mut Act<'_>,
+    name: &str,
+    trace: Trace,
+) -> Result<Outcome, Box<dyn Error>> {
+    let UnknownEntries { entries, first_action } = &trace.unknown;
+    if *entries > 0 {
+        let ignored = counted_as(*entries, "entry is ignored", "entries are ignored");
+        tell(format_args!(
+            "note: {}: {ignored}: unknown actions, the first {first_action:?}",
+            shown(name)
+        ));
+    }
+    act(name, trace).map_err(|error| {
+        let file = shown_path(path);
+        if error.is::<ReplayError>() {
+            return format!("{file}: {error}").into();
+        }
+        match error.downcast::<BadConf>() {
+            Ok(bad) => Box::new(bad.in_file(&file)),
+            Err(error) => error,
+        }
+    })
 }
 
 /// Where a recording is read from, once for each of its devices.

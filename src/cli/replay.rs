@@ -76,7 +76,10 @@ struct Row<'a> {
     recorded_ooms: u64,
     first_out_of_memory: Option<String>,
     limit_bytes: Option<u64>,
+    limit_from: Option<String>,
     limit_inferred: bool,
+    /// Entries of the recording with unknown actions, which are ignored.
+    unknown_entries: u64,
     #[serde(flatten)]
     needed: Option<Needed>,
 }
@@ -86,6 +89,7 @@ struct Row<'a> {
 struct Needed {
     reserved_unlimited_bytes: u64,
     needs_bytes: Option<u64>,
+    needs_with_luck_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -181,9 +185,13 @@ fn replay_one(
     }
     let needed = match args.json && args.device == Device::Sim {
         true => {
-            let need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
-            let reserved_unlimited_bytes = need.reserved_unlimited_bytes;
-            Some(Needed { reserved_unlimited_bytes, needs_bytes: need.needs_bytes })
+            let mut need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
+            need.try_other_addresses(&recording, &config, &SearchOptions::QUICK)?;
+            Some(Needed {
+                reserved_unlimited_bytes: need.reserved_unlimited_bytes,
+                needs_bytes: need.needs_bytes,
+                needs_with_luck_bytes: need.with_luck_bytes,
+            })
         }
         false => None,
     };
@@ -315,7 +323,9 @@ fn report(
             first_mismatch: v.first_mismatch.clone(),
         }),
         limit_bytes: recording.limit.map(|limit| limit.bytes),
+        limit_from: recording.limit.map(|limit| limit.source.to_string()),
         limit_inferred: recording.limit_is_inferred(),
+        unknown_entries: recording.trace.unknown.entries,
         needed,
     };
     if args.json {

@@ -18,6 +18,13 @@ pub(crate) struct BadConf {
     error: Box<ConfigError>,
 }
 
+impl BadConf {
+    /// The same, of a recording's file.
+    pub(crate) fn in_file(self, file: &str) -> Self {
+        Self { source: format!("{file}: {}", self.source), ..self }
+    }
+}
+
 impl fmt::Display for BadConf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}\n{}", self.source, self.error, self.error.caret(&self.text))

@@ -9,6 +9,10 @@ pub(crate) use super::table::{Side, table};
 pub(crate) use crate::analysis::grouped;
 use crate::config::shown;
 
+/// Explains needs with luck.
+pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
+    addresses; three orders of addresses were replayed, and needs is the largest result";
+
 /// Bytes as mebibytes with one decimal.
 pub(crate) fn mib(bytes: f64) -> String {
     format!("{:.1}", bytes / f64::from(1 << 20))

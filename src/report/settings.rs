@@ -61,7 +61,8 @@ pub(crate) fn settings(
     for (conf, config) in asked {
         let is_known = |(_, known): &(Tried, Config)| known.settings() == config.settings();
         if !chosen.iter().any(is_known) {
-            let need = Need::search(recording, config, &SearchOptions::QUICK)?;
+            let mut need = Need::search(recording, config, &SearchOptions::QUICK)?;
+            need.try_other_addresses(recording, config, &SearchOptions::QUICK)?;
             chosen.push((Tried { conf: conf.clone(), need }, without_files(config)));
         }
     }

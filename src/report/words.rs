@@ -48,6 +48,8 @@ pub(crate) struct NeedData {
     model: bool,
     asked: bool,
     needs: Option<u64>,
+    /// What it needs with lucky addresses, if that is less.
+    with_luck: Option<u64>,
     retries: Option<u64>,
     device_calls: Option<u64>,
     device_ms: Option<f64>,
@@ -121,6 +123,7 @@ impl NeedsData {
                 model: setting.is_model,
                 asked: setting.is_asked,
                 needs: setting.need.needs_bytes,
+                with_luck: setting.need.with_luck_bytes,
                 retries: cost.map(|cost| cost.retries),
                 device_calls: cost.map(|cost| cost.device_calls),
                 device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),

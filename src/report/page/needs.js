@@ -2,6 +2,8 @@
 
 const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.conf || "(default)") + (row.model ? " (a model)" : "");
 
+const withLuck = (row) => row.with_luck == null ? "" : ` (${needed(row.with_luck)} with luck)`;
+
 function showNeeds() {
   const { needs } = state.recording;
   const rows = needs.rows;
@@ -17,7 +19,7 @@ function showNeeds() {
   const cells = rows.map((row, at) => ({
     strong: at === best, act: () => { if (!state.strong.delete(at)) state.strong.add(at); drawNeeds(); },
     cells: [element("span", { class: "key" }, element("i", { style: { background: hue(at) } }), settingName(row)),
-      row.needs == null ? "no device suffices" : needed(row.needs), told(row.retries), told(row.device_calls),
+      row.needs == null ? "no device suffices" : needed(row.needs) + withLuck(row), told(row.retries), told(row.device_calls),
       row.device_ms == null ? "-" : row.device_ms.toFixed(1), bytes(row.reserved_unlimited)],
   }));
   byId("needs-table").replaceChildren(table([["configuration", true], ["needs", false], ["retries", false], ["device calls", false],

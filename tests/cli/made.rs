@@ -1,0 +1,90 @@
+//! Recordings that a test writes itself, as PyTorch writes them in JSON.
+
+use std::collections::BTreeMap;
+
+pub(super) const MIB: u64 = 1 << 20;
+
+/// A recording of one device.
+#[derive(Default)]
+pub(super) struct Made {
+    entries: Vec<String>,
+    /// Size and stream by address.
+    segments: BTreeMap<u64, (u64, u64)>,
+    /// Sizes of live blocks by address.
+    live: BTreeMap<u64, u64>,
+    stream: u64,
+}
+
+impl Made {
+    /// What follows happens on this stream.
+    pub(super) fn on_stream(&mut self, stream: u64) {
+        self.stream = stream;
+    }
+
+    /// An entry with any action.
+    pub(super) fn entry(&mut self, action: &str, address: u64, bytes: u64) {
+        let place = format!(r#""addr":{address},"size":{bytes},"stream":{}"#, self.stream);
+        let time_us = self.entries.len() + 1000;
+        self.entries.push(format!(r#"{{"action":"{action}",{place},"time_us":{time_us}}}"#));
+    }
+
+    /// A new segment.
+    pub(super) fn segment(&mut self, address: u64, bytes: u64) {
+        self.entry("segment_alloc", address, bytes);
+        self.segments.insert(address, (bytes, self.stream));
+    }
+
+    /// A request that is served.
+    pub(super) fn alloc(&mut self, address: u64, bytes: u64) {
+        self.entry("alloc", address, bytes);
+        self.live.insert(address, bytes);
+    }
+
+    /// A block that is freed at once.
+    pub(super) fn free(&mut self, address: u64, bytes: u64) {
+        self.entry("free_requested", address, bytes);
+        self.entry("free_completed", address, bytes);
+        self.live.remove(&address);
+    }
+
+    /// A request that fails.
+    pub(super) fn out_of_memory(&mut self, bytes: u64, device_free_bytes: u64) {
+        self.entries.push(format!(
+            r#"{{"action":"oom","device_free":{device_free_bytes},"size":{bytes},"stream":{}}}"#,
+            self.stream
+        ));
+    }
+
+    /// The snapshot. Blocks of a segment are whole multiples of 512 bytes, and what is free is one block
+    /// between live ones.
+    pub(super) fn json(&self) -> String {
+        let segments = self.segments.iter().map(|(at, of)| self.segment_json(*at, *of));
+        let segments: Vec<_> = segments.collect();
+        format!(
+            r#"{{"segments":[{}],"device_traces":[[{}]]}}"#,
+            segments.join(","),
+            self.entries.join(",")
+        )
+    }
+
+    fn segment_json(&self, address: u64, (bytes, stream): (u64, u64)) -> String {
+        let block = |from: u64, to: u64, state: &str| {
+            format!(r#"{{"address":{from},"size":{},"state":"{state}"}}"#, to - from)
+        };
+        let (mut blocks, mut next) = (Vec::new(), address);
+        for (live, live_bytes) in self.live.range(address..address + bytes) {
+            if next < *live {
+                blocks.push(block(next, *live, "inactive"));
+            }
+            next = live + live_bytes;
+            blocks.push(block(*live, next, "active_allocated"));
+        }
+        if next < address + bytes {
+            blocks.push(block(next, address + bytes, "inactive"));
+        }
+        format!(
+            r#"{{"device":0,"address":{address},"total_size":{bytes},"stream":{stream},"blocks":[{}]}}"#,
+            blocks.join(",")
+        )
+    }
+}

@@ -1,0 +1,64 @@
+//! Recordings of newer versions, and errors that name the file of a recording.
+
+use super::made::{MIB, Made};
+use super::{Folder, run, text};
+
+#[test]
+fn entries_with_unknown_actions_are_counted_and_ignored() {
+    let mut made = Made::default();
+    made.segment(1 << 40, 20 * MIB);
+    made.alloc(1 << 40, 3 * MIB);
+    made.entry("teleport", 7, 7);
+    made.alloc((1 << 40) + 3 * MIB, 3 * MIB);
+    made.entry("fold\\u001b[2J", 7, 7);
+    let folder = Folder::new("newer");
+    let file = folder.file("newer.json", &made.json());
+    let page = folder.path("page.html");
+    for (command, prints) in [
+        (&["advise", "--quick", "--json", &file][..], true),
+        (&["replay", "--json", &file], true),
+        (&["replay", "--verify", "--json", &file], true),
+        (&["compare", "--conf", "backend:native", "--json", &file], true),
+        (&["report", "--quick", &file, "-o", &page], false),
+    ] {
+        let output = run(command);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{command:?}: {told}");
+        let note = "note: newer: 2 entries are ignored: unknown actions, the first \"teleport\"\n";
+        assert_eq!(told, note, "{command:?}");
+        if prints {
+            let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(said["unknown_entries"], 2, "{command:?}");
+        }
+    }
+}
+
+#[test]
+fn errors_of_a_recording_name_its_file() {
+    let mut zero = Made::default();
+    zero.segment(1 << 40, 20 * MIB);
+    zero.alloc(1 << 40, 0);
+    let mut streams = Made::default();
+    for at in 0..9000 {
+        streams.on_stream(at);
+        streams.alloc((1 << 40) + at * MIB, MIB);
+    }
+    let folder = Folder::new("named");
+    for (name, made) in [("zero.json", zero), ("streams.json", streams)] {
+        let file = folder.file(name, &made.json());
+        let page = folder.path("page.html");
+        for command in [
+            &["advise", "--quick", &file][..],
+            &["replay", &file],
+            &["replay", "--verify", &file],
+            &["compare", "--conf", "backend:native", &file],
+            &["report", "--quick", &file, "-o", &page],
+        ] {
+            let output = run(command);
+            let told = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{command:?}");
+            let error = told.lines().find(|line| line.starts_with("stratalloc: ")).unwrap();
+            assert!(error.starts_with(&format!("stratalloc: {file}: ")), "{command:?}: {error}");
+        }
+    }
+}
