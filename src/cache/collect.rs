@@ -28,7 +28,10 @@ impl Growth {
 
 impl Engine {
     /// Runs the collector if it is due. Neither waits for events nor processes them.
-    pub(super) fn collect_idle(&self, growth: &mut MutexGuard<'_, Growth>) -> Result<(), DriverError> {
+    pub(super) fn collect_idle(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+    ) -> Result<(), DriverError> {
         let wanted = growth.collectable_bytes();
         if wanted == 0 {
             return Ok(());

@@ -121,7 +121,8 @@ impl History {
     /// before trackers have got the range.
     pub(crate) fn may_release(&self, address: u64, size_bytes: u64) -> bool {
         !self.has_trackers()
-            || !self.is_in_tracker() && !self.trackers.is_unannounced(&(address..address + size_bytes))
+            || !self.is_in_tracker()
+                && !self.trackers.is_unannounced(&(address..address + size_bytes))
     }
 
     /// Whether the calling thread runs a tracker of this history.

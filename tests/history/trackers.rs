@@ -18,7 +18,8 @@ use stratalloc::switch::Switchable;
 use super::{actions, build, build_over, history, recording, sim, take};
 use crate::common::runs::runs;
 
-const CONFS: [&str; 3] = ["backend:native", "backend:native,expandable_segments:True", "backend:cpu"];
+const CONFS: [&str; 3] =
+    ["backend:native", "backend:native,expandable_segments:True", "backend:cpu"];
 const PAGE: u64 = 2 * MIB;
 
 fn host() -> Arc<dyn Driver> {
@@ -229,7 +230,8 @@ impl Interceptor for Refusals {
 fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
     // The second refusal comes after the request has released what is idle.
     let refusals = Refusals { left: AtomicU64::new(2), go: Mutex::default() };
-    let options = stratalloc::driver::sim::SimOptions { total_bytes: 40 * MIB, ..Default::default() };
+    let options =
+        stratalloc::driver::sim::SimOptions { total_bytes: 40 * MIB, ..Default::default() };
     let driver = Arc::new(Intercepted::with(Sim::new(options), refusals));
     let allocator = build_over("backend:native", Arc::clone(&driver) as Arc<dyn Driver>);
     history(&allocator).start(&RecordOptions::at_most(1));
