@@ -3,8 +3,8 @@
 //! Two stacks have the same caller if they agree in the frames of the program's own code and in the library
 //! code that its innermost line called. Of that code the frames of packages other than PyTorch count, and
 //! without any those of PyTorch. Frames of PyTorch's and Python's machinery ([`FrameKind::Runtime`]) never
-//! count. Threads of the backward pass have no Python code: there the caller is the node of the backward pass,
-//! or the compiled code.
+//! count. Threads of the backward pass have no Python code: there the caller is the node of the backward
+//! pass, or the compiled code.
 
 use std::collections::{HashMap, HashSet};
 
