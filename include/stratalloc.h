@@ -134,6 +134,10 @@ typedef struct {
   void *user;
 } stratalloc_stack_source;
 
+// Returns the calling thread's metadata, in UTF-8 and ended by a zero byte, or null if it has none. The text
+// stays as it is until the same thread calls something else.
+typedef const char *(*stratalloc_thread_metadata)(void);
+
 // Takes the next bytes of a snapshot; anything but 0 ends it.
 typedef int (*stratalloc_snapshot_writer)(void *user, const void *bytes, size_t size);
 
@@ -157,6 +161,9 @@ typedef struct {
   int is_large;
   // Whether it is made of mapped pages.
   int is_expandable;
+  // Rises in the order in which the segments were taken from the driver; an expandable segment has one
+  // number for all its pages. The order of addresses, where the allocator keeps no numbers.
+  uint64_t number;
   // The stack of who asked for its memory, as its source gathered it, or null.
   void *stack;
 } stratalloc_segment;
@@ -179,7 +186,8 @@ typedef struct {
 typedef struct {
   // What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
   // was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 7 a
-  // snapshot was taken (its size is the active bytes), 8 a request failed.
+  // snapshot was taken (its size is the active bytes), 8 a request failed, 9 a live block was annotated
+  // (not in a history: PyTorch's class adds those).
   uint32_t action;
   // Where; free bytes of the device for a request that failed.
   uint64_t address;
@@ -211,8 +219,8 @@ typedef struct {
   void *user;
 } stratalloc_snapshot_visitor;
 
-// Told of an entry of the history, which stays during the call. It may allocate and free, and must not
-// unwind.
+// Gets an entry of the history, which stays as it is during the call. It may allocate, free and take
+// snapshots, and must not unwind. It must not wait for a request of another thread.
 typedef void (*stratalloc_tracker)(void *user, const stratalloc_entry *entry);
 
 // Told of a request that failed: the device, what was asked for, and what the device has in all and free,
@@ -223,9 +231,34 @@ typedef void (*stratalloc_oom_observer)(void *user,
                                         uint64_t device_total_bytes,
                                         uint64_t device_free_bytes);
 
+// Called for a request that `throw_on_cudamalloc_oom` rejected: the device, the segment that the request would
+// have taken, what the allocator has reserved, and what the device has in all (0 if unknown). It may allocate
+// and free, and must not unwind.
+typedef void (*stratalloc_oom_rejection_observer)(void *user,
+                                                  int device,
+                                                  uint64_t segment_bytes,
+                                                  uint64_t reserved_bytes,
+                                                  uint64_t device_total_bytes);
+
 // Asked to free something before memory is taken from the device; says whether it did, by anything but 0. It
 // may allocate and free, and must not unwind.
 typedef int (*stratalloc_free_memory_callback)(void *user);
+
+// The settings in force that a snapshot of PyTorch's lists.
+typedef struct {
+  // In (0, 1); 0 for none.
+  double garbage_collection_threshold;
+  // Blocks of this size or more are never split; `UINT64_MAX` for no such size.
+  uint64_t max_split_bytes;
+  // Divisions of each power of two, from 1 MiB up; 0 for none.
+  uint64_t roundup_power2_divisions[16];
+  // `expandable_segments`.
+  int expandable_segments;
+  // `release_lock_on_cudamalloc`.
+  int release_lock_on_malloc;
+  // `graph_capture_record_stream_reuse`.
+  int graph_capture_record_stream_reuse;
+} stratalloc_torch_settings_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -707,6 +740,16 @@ stratalloc_status stratalloc_history_drop_stack_source(uint64_t handle);
 // `metadata` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_history_set_metadata(uint64_t handle, const char *metadata);
 
+// Takes the metadata of entries from `source` where it returns any, and from
+// `stratalloc_history_set_metadata` otherwise; from no source with null. It is called on the thread of each
+// request and free that is recorded, and must not allocate from the allocator or unwind.
+//
+// # Safety
+//
+// `source` may be called on any thread until another one was set and every call has ended.
+stratalloc_status stratalloc_history_set_thread_metadata(uint64_t handle,
+                                                         stratalloc_thread_metadata source);
+
 // Writes what was set last, or an empty text, in the manner of `stratalloc_statistics_json`.
 //
 // # Safety
@@ -791,8 +834,18 @@ stratalloc_status stratalloc_snapshot_visit(stratalloc_snapshot *snapshot,
 // Ends a snapshot, and releases the stacks that only it held.
 stratalloc_status stratalloc_snapshot_drop(stratalloc_snapshot *snapshot);
 
-// Lets `told` know of every entry of the history from now on, while recording is on, and stores a number to
-// remove it by. It stays through a switch of strategy. What it does itself is recorded, and told to nobody.
+// Calls `told` with every entry of the history from now on, while recording is on, and stores a number to
+// remove it by. It stays through a switch of strategy. No lock of the library is held during a call.
+//
+// Memory of the device is announced in an order that allows to register it with a network library: as
+// `segment_alloc` or `segment_map` after the driver gave it and before any request is served from it, as
+// `segment_free` or `segment_unmap` when no request can get it and before the driver gets it back. If the
+// driver refuses to take it back it is announced as coming again.
+//
+// Blocks that a call takes or frees itself are recorded, and no tracker is called for them. Memory that it
+// takes from the device is announced when the call has returned. Inside a call no memory goes back to the
+// device: `stratalloc_empty_cache` releases nothing there. `stratalloc_destroy` announces all that goes back;
+// the handle is unknown by then.
 //
 // # Safety
 //
@@ -817,6 +870,21 @@ stratalloc_status stratalloc_oom_observer_add(uint64_t handle,
                                               stratalloc_release release,
                                               void *user,
                                               uint64_t *id);
+
+// Calls `observer` for every request that `throw_on_cudamalloc_oom` rejects from now on, and stores a number
+// to remove it by. It stays through a switch of strategy. Observers of failed requests are not called then.
+//
+// # Safety
+//
+// `observer` may be called with `user` on any thread until `release` is; `id` may be written.
+stratalloc_status stratalloc_oom_rejection_observer_add(uint64_t handle,
+                                                        stratalloc_oom_rejection_observer observer,
+                                                        stratalloc_release release,
+                                                        void *user,
+                                                        uint64_t *id);
+
+// Removes an observer of rejected requests, as `stratalloc_tracker_remove` does.
+stratalloc_status stratalloc_oom_rejection_observer_remove(uint64_t handle, uint64_t id);
 
 // Removes an observer of failed requests, as `stratalloc_tracker_remove` does.
 stratalloc_status stratalloc_oom_observer_remove(uint64_t handle, uint64_t id);
@@ -933,6 +1001,41 @@ stratalloc_status stratalloc_torch_allocate(int device,
                                             void *stream,
                                             void **pointer);
 
+// Allocates a block at exactly `address` from free memory of the cache: of the pool that the request is routed
+// to. `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream holds the bytes from there on. The
+// bytes before `address` stay free.
+//
+// # Safety
+//
+// `pointer` may be written.
+stratalloc_status stratalloc_torch_allocate_at(int device,
+                                               uint64_t bytes,
+                                               void *stream,
+                                               void *address,
+                                               void **pointer);
+
+// Stores an entry of the history that describes the live block that starts at `pointer`: where, how many bytes
+// were requested, stream, pool, and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is not
+// recorded. `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
+//
+// # Safety
+//
+// `entry` may be written.
+stratalloc_status stratalloc_torch_describe_block(uint64_t handle,
+                                                  void *pointer,
+                                                  stratalloc_entry *entry);
+
+// Shows the stack of the live block that starts at `pointer`, as its source gathered it: nothing is shown if
+// there is no such block, or stacks are not gathered. The stack is valid during the call.
+//
+// # Safety
+//
+// `show` may be called with `user` during this call, and does not unwind.
+stratalloc_status stratalloc_torch_visit_stack(uint64_t handle,
+                                               void *pointer,
+                                               void (*show)(void *user, void *stack),
+                                               void *user);
+
 // Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
 // how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the
 // parent's: -1 and 0 are stored then.
@@ -989,6 +1092,30 @@ stratalloc_status stratalloc_torch_conf_keys(char *buffer,
 // `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
 // 0.
 stratalloc_status stratalloc_torch_share_pages(int on);
+
+// Puts a further configuration string in force on all devices that PyTorch has used, and on those that it uses
+// later. If one device refuses the string, all keep what they had. May wait for the driver and for running
+// work.
+//
+// # Safety
+//
+// `conf` ends with a zero byte.
+stratalloc_status stratalloc_torch_set_conf(const char *conf);
+
+// Stores the settings in force.
+//
+// # Safety
+//
+// `settings` may be written.
+stratalloc_status stratalloc_torch_settings(uint64_t handle, stratalloc_torch_settings_t *settings);
+
+// Writes a configuration string that has the effect of the settings in force, in the manner of
+// `stratalloc_statistics_json`. It is empty if all have their defaults.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_torch_conf(uint64_t handle, char *buffer, size_t size, size_t *needed);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,9 +1,9 @@
 //! Values of one thread that stay usable until the very end of the thread.
 //!
-//! A thread may free memory in the last of its destructors: that of a C++ `thread_local`, or of a pthread key.
-//! A thread-local of Rust with a destructor is gone by then, and to use it panics, as does
-//! `std::thread::current`. The values here have no destructor. What they own is freed by the code that put it
-//! there: a list that has become empty owns no memory. The number of a thread is
+//! A thread may free memory in the last of its destructors: that of a C++ `thread_local`, or of a pthread
+//! key. A thread-local of Rust with a destructor is gone by then, and to use it panics, as does
+//! `std::thread::current`. The values here have no destructor. What they own is freed by the code that put
+//! it there: a list that has become empty owns no memory. The number of a thread is
 //! [`ThreadNumber`](crate::ids::ThreadNumber); `tests/tidy.rs` keeps other thread-locals out.
 
 use std::cell::Cell;

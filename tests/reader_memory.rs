@@ -283,7 +283,7 @@ fn a_stack_that_all_events_share_is_read_once() {
     let (result, peak) = read_all(&bytes);
     let trace = result.unwrap();
     assert_eq!((trace.events.len(), trace.stacks.len()), (100_000, 1));
-    assert_eq!(trace.stacks.frames(trace.events[0].stack.unwrap()).count(), 128);
+    assert_eq!(trace.stacks.frames(trace.events[0].stack.unwrap()).count(), 512);
     assert_within("a shared stack", peak, bytes.len() as u64);
 }
 

@@ -7,6 +7,7 @@ mod layers;
 mod papers;
 mod source;
 mod text;
+mod threads;
 
 use source::{Source, rust_files};
 
@@ -75,6 +76,11 @@ fn no_banners_no_leftovers_no_ignored_tests() {
 #[test]
 fn a_lint_is_silenced_only_with_a_reason() {
     assert_eq!(complaints(any, text::reasons), "");
+}
+
+#[test]
+fn nothing_is_used_that_an_ending_thread_has_no_more() {
+    assert_eq!(complaints(product, threads::usable_to_the_end), "");
 }
 
 #[test]

@@ -267,8 +267,9 @@ class Allocator:
         return _hooks.SharedBlock(self._library, self._handle, shared)
 
     def add_tracker(self, told):
-        """Lets ``told(entry)`` know of every entry of the history while it is recorded; an entry is a
-        dictionary. Returns a number for ``remove_tracker``."""
+        """Calls ``told(entry)`` with every entry of the history while it is recorded; an entry is a
+        dictionary. Memory of the device is announced before any block of it is handed out, and before
+        it goes back. Returns a number for ``remove_tracker``."""
         return _hooks.add_tracker(self._library, self._handle, told)
 
     def remove_tracker(self, id):

@@ -1,5 +1,6 @@
 """The compiled object that puts the library under PyTorch: one that is named, or one that is built once for
-each PyTorch and kept in the user's cache folder."""
+each PyTorch and kept in the user's cache folder. One for a version that this package was not tried with is
+tested in a process of its own before it is kept."""
 
 import concurrent.futures
 import contextlib
@@ -7,22 +8,55 @@ import hashlib
 import os
 import pathlib
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 
 from ._errors import LibraryError
+from ._library import load
 
 VARIABLE = "STRATALLOC_TORCH_EXTENSION"
 PLUGGABLE = "none"
 _SOURCES = pathlib.Path(__file__).with_name("csrc")
-_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-w"]
+_FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-w"]
+# The versions of PyTorch that the class was tried with.
+_FIRST, _LAST = (2, 10), (2, 15)
+# From this version on PyTorch's headers need C++20.
+_CPP20_SINCE = (2, 14)
+# Tests an object in a process of its own: its calls go through PyTorch's functions, also without a device.
+_TRIAL = """
+import sys
+import stratalloc, torch
+stratalloc.install(sys.argv[1])
+memory = torch.cuda.memory
+memory._record_memory_history()
+if torch.cuda.is_available():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = [torch.empty(count, device="cuda") for count in (1, 1 << 20)]
+    assert torch.cuda.memory_allocated() >= 4 << 20
+    assert len(memory._snapshot()["device_traces"][0]) >= 2
+    del held, pool
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() == 0
+"""
+_TRIAL_S_MAX = 120
 
 
 class Unavailable(Exception):
     """There is no object, and none can be built here. The text names what is missing."""
+
+
+class _Refused(Unavailable):
+    """The object does not fit this version of PyTorch. The text is the reason."""
+
+    def __init__(self, reason, compiler=None):
+        super().__init__(reason if compiler is None else f"a compiler that builds it: {compiler} says {reason}")
+        self.reason = reason
 
 
 def find(torch):
@@ -34,7 +68,34 @@ def find(torch):
         if not os.path.isfile(said):
             raise LibraryError(f"{VARIABLE}: there is no file {said}")
         return os.path.abspath(said)
-    return _built(torch)
+    if _is_known(torch):
+        return _built(torch)
+    try:
+        path = _built(torch)
+    except _Refused as refused:
+        raise Unavailable(f"support for PyTorch {torch.__version__} ({_known()}): {refused.reason}") from refused
+    warnings.warn(
+        f"PyTorch {torch.__version__} is new to this package ({_known()}); its allocator class compiled, and a "
+        f"short test of it passed",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return path
+
+
+def _version(torch):
+    """The version as two numbers; one that has none counts as known: it is compiled or not."""
+    numbers = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    return tuple(map(int, numbers.groups())) if numbers else _LAST
+
+
+def _is_known(torch):
+    return _FIRST <= _version(torch) <= _LAST
+
+
+def _known():
+    first, last = (".".join(map(str, version)) for version in (_FIRST, _LAST))
+    return f"it was tried with {first} to {last}"
 
 
 def _built(torch):
@@ -43,9 +104,10 @@ def _built(torch):
         raise Unavailable("a PyTorch with headers, on Linux")
     home = pathlib.Path(home).parent
     abi = int(bool(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)))
-    digest = hashlib.sha256(repr((abi, platform.machine(), _FLAGS)).encode())
+    standard = "-std=c++20" if _version(torch) >= _CPP20_SINCE else "-std=c++17"
+    digest = hashlib.sha256(repr((abi, platform.machine(), standard, _FLAGS)).encode())
     digest.update(str(getattr(torch.version, "git_version", "")).encode())
-    for source in sorted(_SOURCES.iterdir()):
+    for source in sorted(file for file in _SOURCES.rglob("*") if file.is_file()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = _cache()
     path = folder / f"torch-{torch.__version__}-{digest.hexdigest()[:20]}.so"
@@ -56,7 +118,8 @@ def _built(torch):
         with _locked(path.with_suffix(".lock")):
             # Another process may have built it while this one waited.
             if not path.is_file():
-                _build(path, home, abi)
+                flags = [standard, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
+                _build(path, home, flags, is_new=not _is_known(torch))
     except OSError as error:
         raise Unavailable(f"a cache folder that can be written: {error}") from error
     return str(path)
@@ -78,11 +141,12 @@ def _locked(path):
         yield
 
 
-def _build(path, home, abi):
+def _build(path, home, flags, is_new):
+    """Builds the object at ``path``; one of a new version is tested before it takes its place."""
     compiler = _compiler()
     if not (home / "include" / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
         raise Unavailable(f"PyTorch's headers in {home / 'include'}")
-    flags = [*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{home / 'include'}"]
+    flags = [*flags, *_FLAGS, f"-I{home / 'include'}"]
     flags += [f"-I{folder}" for folder in _cuda_includes(home)]
     # In the same folder, so that it can take its place at once.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as work:
@@ -98,7 +162,22 @@ def _build(path, home, abi):
         made = work / "made.so"
         libraries = [*_cpp_runtime(), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-lc10_cuda", "-ldl"]
         _run([*compiler, "-shared", "-o", str(made), *objects, *libraries])
+        if is_new:
+            _try(made, home)
         os.replace(made, path)
+
+
+def _try(made, home):
+    packages = [str(pathlib.Path(__file__).parents[1]), str(home.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, VARIABLE: str(made), "PYTHONPATH": os.pathsep.join(filter(None, packages))}
+    command = [sys.executable, "-W", "ignore", "-c", _TRIAL, load().path]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TRIAL_S_MAX)
+    except subprocess.TimeoutExpired:
+        raise _Refused(f"a short test of it did not end in {_TRIAL_S_MAX} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise _Refused(f"a short test of it failed: {last}")
 
 
 def _compiler():
@@ -129,16 +208,21 @@ def _cuda_includes(home):
     folders.append(packages / "cuda_runtime" / "include")
     runtime = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()]
     if not runtime:
-        raise Unavailable("CUDA's headers (a toolkit, or the packages nvidia-cuda-runtime and nvidia-cuda-crt)")
-    # Since CUDA 13 some are in a package of their own.
+        raise Unavailable("CUDA's headers (a toolkit, or the package nvidia-cuda-runtime)")
+    # NVIDIA's packages have some apart, which PyTorch does not bring; the class has stand-ins for them.
     whole = [folder for folder in runtime if (folder / "crt" / "host_config.h").is_file()]
-    if not whole:
-        raise Unavailable(f"crt/host_config.h beside {runtime[0]} (the package nvidia-cuda-crt)")
-    return whole[:1]
+    return whole[:1] or [runtime[0], _SOURCES]
 
 
 def _run(command):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-300:]]
-        raise Unavailable(f"a compiler that builds it: {command[0]} says {said[0].strip()}")
+        raise _Refused(_pure(done.stderr) or said[0].strip(), command[0])
+
+
+def _pure(errors):
+    """The functions that PyTorch's class has and that the package's class lacks, by a compiler's errors."""
+    names = re.findall(r"note:\s+\S?virtual .*?(\w+)\(|unimplemented pure virtual method '(\w+)'", errors)
+    names = [one or other for one, other in names]
+    return names and "PyTorch's class has functions that are not known here: " + ", ".join(dict.fromkeys(names))

@@ -25,7 +25,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(here, "calls"), "a") as calls:
     calls.write(" ".join(sys.argv[1:]) + "\\n")
 if os.path.exists(os.path.join(here, "broken")):
-    sys.exit("allocator.h:3: error: no such thing")
+    sys.exit("allocator.h:3: error: no such thing\\n" + open(os.path.join(here, "broken")).read())
 crowd = os.path.join(here, "crowd")
 while os.path.exists(crowd) and len(os.listdir(crowd)) < 3:
     time.sleep(0.01)
@@ -97,6 +97,47 @@ class Building(Folder):
         left = sorted(file.suffix for file in pathlib.Path(path).parent.iterdir())
         self.assertEqual(left, [".lock", ".lock", ".so", ".so"])
 
+    def test_each_version_has_its_standard_of_cpp(self):
+        for version, standard in (("2.10.0", "17"), ("2.13.0", "17"), ("2.14.1", "20"), ("2.15.0+cu132", "20")):
+            before = len(self.calls())
+            _extension.find(self.torch(version))
+            self.assertTrue(all(f"-std=c++{standard}" in call for call in self.calls()[before:-1]), version)
+
+    def test_an_unknown_version_is_tested_before_it_is_kept(self):
+        tried = []
+        with mock.patch.object(_extension, "_try", side_effect=lambda made, home: tried.append(made.read_text())):
+            with self.assertWarnsRegex(RuntimeWarning, "PyTorch 2.99.0 is new to this package .*2.10 to 2.15"):
+                path = _extension.find(self.torch("2.99.0"))
+        self.assertEqual((tried, pathlib.Path(path).read_text()), (["made"], "made"))
+        refused = _extension._Refused("a short test of it failed: AssertionError")
+        with mock.patch.object(_extension, "_try", side_effect=refused):
+            with self.assertRaisesRegex(_extension.Unavailable, "support for PyTorch 2.98.0 .*: a short test") as raised:
+                _extension.find(self.torch("2.98.0"))
+        self.assertNotIn("compiler", str(raised.exception))
+        self.assertFalse(list(pathlib.Path(path).parent.glob("torch-2.98*.so")))
+
+    def test_functions_that_the_class_lacks_are_named_for_an_unknown_version(self):
+        self.touch("bin/broken", "note:     ‘virtual void* c10::Allocator::sendTo(double, int*)’")
+        with self.assertRaisesRegex(_extension.Unavailable, "PyTorch 2.99.0 .*not known here: sendTo") as raised:
+            _extension.find(self.torch("2.99.0"))
+        self.assertNotIn("compiler", str(raised.exception))
+
+    def test_an_object_that_fails_its_test_is_refused_with_the_last_line(self):
+        made = self.touch("made.so", "nothing")
+        home = self.folder / "site" / "torch"
+        (home / "__init__.py").write_text("raise ImportError('no such library')")
+        with self.assertRaisesRegex(_extension._Refused, "ImportError: no such library"):
+            _extension._try(made, home)
+
+    def test_headers_that_pytorch_does_not_bring_have_stand_ins(self):
+        home = self.folder / "site" / "torch"
+        with mock.patch.object(shutil, "which", return_value=None):
+            if not os.path.isdir("/usr/local/cuda"):
+                self.assertEqual(_extension._cuda_includes(home), [self.cuda])
+                shutil.rmtree(self.cuda / "crt")
+                self.assertEqual(_extension._cuda_includes(home), [self.cuda, _extension._SOURCES])
+        self.assertTrue((_extension._SOURCES / "crt" / "host_config.h").is_file())
+
     def test_it_is_linked_to_the_cpp_library_that_is_loaded(self):
         line = "7f0000000000-7f0000001000 r-xp 00000000 08:01 12    "
         maps = self.touch("maps", f"{line}/lib/libc.so.6\n{line}/a folder/libstdc++.so.6.0.33\n" * 2)
@@ -137,8 +178,6 @@ class Building(Folder):
         with mock.patch.dict(os.environ, {"CXX": "no-such-compiler"}):
             self.unavailable(r"a C\+\+ compiler \(no-such-compiler\)")
         if not os.path.isdir("/usr/local/cuda") and not shutil.which("nvcc"):
-            (self.cuda / "crt/host_config.h").unlink()
-            self.unavailable("nvidia-cuda-crt")
             (self.cuda / "cuda_runtime_api.h").unlink()
             self.unavailable("CUDA's headers")
         shutil.rmtree(self.folder / "site/torch/include")

@@ -27,6 +27,7 @@ pub struct Hooks {
     running: Region,
     callbacks: RwLock<Vec<(HookId, FreeMemoryCallback)>>,
     observers: RwLock<Vec<(HookId, OomObserver)>>,
+    rejection_observers: RwLock<Vec<(HookId, OomObserver)>>,
     /// Whether the allocator around this one reports failures.
     is_inner: AtomicBool,
 }
@@ -53,6 +54,7 @@ impl Hooks {
             running: Region::new(),
             callbacks: RwLock::default(),
             observers: RwLock::default(),
+            rejection_observers: RwLock::default(),
             is_inner: AtomicBool::new(false),
         }
     }
@@ -67,10 +69,18 @@ impl Hooks {
         add(&self.observers, observer)
     }
 
-    /// Removes a callback or an observer, and says whether it was there. A call on another thread may still
-    /// run.
+    /// Adds an observer of requests that `throw_on_cudamalloc_oom` rejects before the driver is called. Such
+    /// requests do not reach observers of failed requests.
+    pub fn add_oom_rejection_observer(&self, observer: OomObserver) -> HookId {
+        add(&self.rejection_observers, observer)
+    }
+
+    /// Removes a callback or an observer, and returns whether it was there. A call on another thread may
+    /// still run.
     pub fn remove(&self, hook: HookId) -> bool {
-        remove(&self.callbacks, hook).is_some() || remove(&self.observers, hook).is_some()
+        remove(&self.callbacks, hook).is_some()
+            || remove(&self.observers, hook).is_some()
+            || remove(&self.rejection_observers, hook).is_some()
     }
 
     /// Asks every callback to free something, and says whether one did. For allocators: called with no lock
@@ -100,11 +110,21 @@ impl Hooks {
     /// Logs that a request failed, and shows the report to every observer. For allocators: called with no
     /// lock held.
     pub fn tell_out_of_memory(&self, report: &OutOfMemory) {
+        self.show(&self.observers, report);
+    }
+
+    /// Logs that a request was rejected, and shows the report to every observer of rejections. For
+    /// allocators: called with no lock held.
+    pub fn tell_oom_rejection(&self, report: &OutOfMemory) {
+        self.show(&self.rejection_observers, report);
+    }
+
+    fn show(&self, observers: &RwLock<Vec<(HookId, OomObserver)>>, report: &OutOfMemory) {
         let _lines = diagnostics::lines();
         if !self.is_inner.load(Ordering::Relaxed) {
             diagnostics::note(Level::Warn, || first_line(report));
         }
-        let observers = self.observers.read().clone();
+        let observers = observers.read().clone();
         if self.running.is_here() {
             return;
         }

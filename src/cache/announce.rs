@@ -36,7 +36,8 @@ impl Engine {
     }
 
     /// Waits until the memory that other threads announce can serve requests or has gone back, if there is
-    /// any. False at once if there is none, and inside a tracker, where two threads would wait for each other.
+    /// any. False at once if there is none, and inside a tracker, where two threads would wait for each
+    /// other.
     pub(super) fn wait_for_announced(&self, growth: &mut MutexGuard<'_, Growth>) -> bool {
         if growth.announcing == 0 || self.history.is_in_tracker() {
             return false;

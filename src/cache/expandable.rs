@@ -175,6 +175,7 @@ impl Engine {
             growth.leftovers.offer(memory)?;
             return Ok(Some(Refusal::Reserve { reserve_bytes: 0, class: None }));
         }
+        growth.numbers.insert(address, self.history.number_segment());
         if let Some(addresses) = &self.addresses {
             addresses.add(address, size_bytes, cell.number);
         }
@@ -189,6 +190,7 @@ impl Engine {
             return;
         }
         for Reservation { address, size_bytes, .. } in bare {
+            growth.numbers.remove(&address);
             if let Some(addresses) = &self.addresses {
                 addresses.remove(address, size_bytes);
             }
@@ -253,7 +255,7 @@ impl Engine {
         let pages =
             pieces.into_iter().map(|piece| Page { piece, exportable, shared: None, handle: None });
         growth.pages.extend(addresses.zip(pages));
-        growth.pages_came(kind, run.size_bytes);
+        growth.pages_came(cell.pool(), kind, run.size_bytes);
         self.record(Action::SegmentMap, run.address, run.size_bytes, cell);
         self.note(cell, || {
             format!("mapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
@@ -300,7 +302,7 @@ impl Engine {
             (gap, state.heap.remove_reservation(gap))
         };
         debug_assert!(gone.is_none() || !gap.is_none());
-        growth.pages_went(kind, run.size_bytes);
+        growth.pages_went(cell.pool(), kind, run.size_bytes);
         self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell);
         self.note(cell, || {
             format!("unmapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
@@ -312,6 +314,7 @@ impl Engine {
             }
         }
         if let Some(reservation) = gone {
+            growth.numbers.remove(&reservation.address);
             if let Some(addresses) = &self.addresses {
                 addresses.remove(reservation.address, reservation.size_bytes);
             }

@@ -1,5 +1,6 @@
 //! What the growth lock guards: bytes held from the driver, the limit, and growing.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -36,6 +37,8 @@ pub(super) struct Growth {
     pub(super) pools: Pools,
     /// Streams with a class of reserve.
     pub(super) reserve_classes: HashMap<StreamId, String>,
+    /// The number of each segment, by where it starts; see `SegmentState::number`.
+    pub(super) numbers: BTreeMap<u64, u64>,
     /// Segments on their way back to pools' own allocators.
     pub(super) returns: Vec<Return>,
     /// How many ranges are being announced to trackers, with the lock released.
@@ -69,6 +72,8 @@ impl Reserved {
 #[derive(Clone, Debug, Default)]
 pub(super) struct GrowthCounters {
     pub(super) reserved_bytes: PerPool,
+    /// Of each private pool that ever held some.
+    pub(super) reserved_by_pool: HashMap<PoolId, PerPool>,
     pub(super) segment: PerPool,
     pub(super) oversize_segments: Counter,
     pub(super) num_alloc_retries: i64,
@@ -123,6 +128,7 @@ impl Growth {
             peers: Vec::new(),
             pools: Pools::default(),
             reserve_classes: HashMap::new(),
+            numbers: BTreeMap::new(),
             returns: Vec::new(),
             announcing: 0,
             in_flight_bytes: 0,
@@ -170,43 +176,51 @@ impl Growth {
         }
     }
 
-    pub(super) fn segment_came(&mut self, kind: PoolKind, size_bytes: u64) {
-        let bytes = i64::try_from(size_bytes).expect("segments are below 2^63 bytes");
-        let counters = &mut self.counters;
-        counters.num_device_alloc += 1;
-        for_kind(&mut counters.reserved_bytes, kind, |counter| counter.increase(bytes));
-        self.reserved.tell(counters.reserved_bytes.all);
-        for_kind(&mut counters.segment, kind, |counter| counter.increase(1));
+    pub(super) fn segment_came(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
+        self.counters.num_device_alloc += 1;
+        self.reserve_changes(pool, kind, size_bytes, Counter::increase);
+        for_kind(&mut self.counters.segment, kind, |counter| counter.increase(1));
         if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
             self.counters.oversize_segments.increase(1);
         }
     }
 
-    pub(super) fn segment_went(&mut self, kind: PoolKind, size_bytes: u64) {
-        let bytes = i64::try_from(size_bytes).expect("segments are below 2^63 bytes");
-        let counters = &mut self.counters;
-        counters.num_device_free += 1;
-        for_kind(&mut counters.reserved_bytes, kind, |counter| counter.decrease(bytes));
-        self.reserved.tell(counters.reserved_bytes.all);
-        for_kind(&mut counters.segment, kind, |counter| counter.decrease(1));
+    pub(super) fn segment_went(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
+        self.counters.num_device_free += 1;
+        self.reserve_changes(pool, kind, size_bytes, Counter::decrease);
+        for_kind(&mut self.counters.segment, kind, |counter| counter.decrease(1));
         if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
             self.counters.oversize_segments.decrease(1);
         }
     }
 
     /// Pages of expandable segments count as bytes and as calls of the device, not as segments.
-    pub(super) fn pages_came(&mut self, kind: PoolKind, size_bytes: u64) {
-        let bytes = i64::try_from(size_bytes).expect("runs of pages are below 2^63 bytes");
+    pub(super) fn pages_came(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_alloc += 1;
-        for_kind(&mut self.counters.reserved_bytes, kind, |counter| counter.increase(bytes));
-        self.reserved.tell(self.counters.reserved_bytes.all);
+        self.reserve_changes(pool, kind, size_bytes, Counter::increase);
     }
 
-    pub(super) fn pages_went(&mut self, kind: PoolKind, size_bytes: u64) {
-        let bytes = i64::try_from(size_bytes).expect("runs of pages are below 2^63 bytes");
+    pub(super) fn pages_went(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_free += 1;
-        for_kind(&mut self.counters.reserved_bytes, kind, |counter| counter.decrease(bytes));
-        self.reserved.tell(self.counters.reserved_bytes.all);
+        self.reserve_changes(pool, kind, size_bytes, Counter::decrease);
+    }
+
+    /// Counts bytes that a pool took from the driver or gave back to it.
+    fn reserve_changes(
+        &mut self,
+        pool: PoolId,
+        kind: PoolKind,
+        size_bytes: u64,
+        change: fn(&mut Counter, i64),
+    ) {
+        let bytes = i64::try_from(size_bytes).expect("segments are below 2^63 bytes");
+        let counters = &mut self.counters;
+        for_kind(&mut counters.reserved_bytes, kind, |counter| change(counter, bytes));
+        if pool != PoolId::DEFAULT {
+            let own = counters.reserved_by_pool.entry(pool).or_default();
+            for_kind(own, kind, |counter| change(counter, bytes));
+        }
+        self.reserved.tell(counters.reserved_bytes.all);
     }
 
     /// Whether the settings know oversize blocks, and from which size on.
@@ -246,12 +260,14 @@ impl Engine {
             Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Driver(error))),
             Err(error) => return Err(error),
         };
-        growth.segment_came(plan.kind, plan.segment_bytes);
-        self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell);
+        growth.segment_came(cell.pool(), plan.kind, plan.segment_bytes);
+        growth.numbers.insert(address, self.history.number_segment());
         if let Some(addresses) = &self.addresses {
             addresses.add(address, plan.segment_bytes, cell.number);
         }
         self.announce(growth, Action::SegmentAlloc, address, plan.segment_bytes, cell);
+        // A snapshot that a tracker takes has neither the segment nor the entry.
+        self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell);
         let mut state = cell.lock();
         let clock = self.now();
         let slot = state.heap.add_segment(plan.kind, address, plan.segment_bytes, clock);

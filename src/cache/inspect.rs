@@ -67,9 +67,9 @@ impl Engine {
     /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Holds every heap's lock at once:
     /// a thread that has one waits for no other.
     pub(super) fn snapshot(&self) -> Snapshot {
-        // Frees are recorded when their heaps are unlocked already. No lock is held while this waits for them,
-        // because a stack provider may allocate. The number of tries is bounded, because stack providers of
-        // two threads may both take a snapshot.
+        // Frees are recorded when their heaps are unlocked already. No lock is held while this waits for
+        // them, because a stack provider may allocate. The number of tries is bounded, because stack
+        // providers of two threads may both take a snapshot.
         let taken = (0..LATE_MAX).find_map(|_| {
             let taken = self.snapshot_unless(|| self.history.any_late());
             if taken.is_none() {
@@ -90,9 +90,10 @@ impl Engine {
         let mut segments = Vec::new();
         states.iter().for_each(|(cell, state)| add_segments(cell, state, &mut segments));
         let (captured, limit_bytes) = (self.history.capture(), growth.limit_bytes);
+        let numbers = growth.numbers.clone();
         drop(states);
         drop(growth);
-        Some(self.history.snapshot_of(segments, captured, limit_bytes))
+        Some(self.history.snapshot_of(segments, captured, limit_bytes).numbered_by(&numbers))
     }
 
     fn any_collectable(&self) -> bool {
@@ -207,5 +208,53 @@ impl Drop for Engine {
         }
         self.drop_pages();
         self.events.destroy(&*self.driver);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, Weak};
+
+    use super::*;
+    use crate::cache::EngineOptions;
+    use crate::driver::Sim;
+    use crate::history::{RecordOptions, Stack, StackLevel};
+    use crate::ids::StreamId;
+
+    /// A snapshot waits for frees that other threads have not recorded yet. It cannot wait for that of its
+    /// own thread.
+    #[test]
+    fn a_snapshot_inside_a_callback_does_not_wait_for_the_free_that_called_it() {
+        let driver = Arc::new(Sim::new(Default::default()));
+        let engine = Arc::new(Engine::new(driver, &EngineOptions::default()).unwrap());
+        let (waits, calls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let look = {
+            let (engine, waits) = (Arc::<Engine>::downgrade(&engine), Arc::clone(&waits));
+            let calls = Arc::clone(&calls);
+            move || {
+                let Some(engine) = Weak::upgrade(&engine) else { return };
+                calls.fetch_add(1, Ordering::SeqCst);
+                waits.fetch_add(u64::from(engine.history.any_late()), Ordering::SeqCst);
+                drop(engine.snapshot());
+            }
+        };
+        let gather = look.clone();
+        engine.history.set_stack_provider(Some(Arc::new(move || -> Option<Arc<dyn Stack>> {
+            gather();
+            None
+        })));
+        engine.history.add_tracker(Arc::new(move |_| look()));
+        engine.history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
+        let block = engine.allocate(Request::new(512, StreamId(0))).unwrap();
+        engine.free(block).unwrap();
+        // Two stacks, the entries of their two snapshots, and four entries: segment_alloc, alloc,
+        // free_requested, free_completed.
+        assert_eq!((calls.load(Ordering::SeqCst), waits.load(Ordering::SeqCst)), (8, 0));
+        std::thread::scope(|scope| {
+            let _late = engine.history.late();
+            assert!(!engine.history.any_late(), "its own");
+            scope.spawn(|| assert!(engine.history.any_late())).join().unwrap();
+        });
     }
 }

@@ -62,7 +62,8 @@ impl Engine {
         installed: &mut Vec<Installed>,
     ) -> Result<(), AllocError> {
         let address = self.driver.allocate(segment.size_bytes)?;
-        growth.segment_came(segment.kind, segment.size_bytes);
+        growth.segment_came(cell.pool(), segment.kind, segment.size_bytes);
+        growth.numbers.insert(address, self.history.number_segment());
         if let Some(addresses) = &self.addresses {
             addresses.add(address, segment.size_bytes, cell.number);
         }

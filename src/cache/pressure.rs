@@ -68,11 +68,13 @@ impl Engine {
                 Err(refusal) => break (plan, refusal),
             }
         };
-        let counted = !matches!(refusal, Refusal::Forbidden);
+        let is_rejected = matches!(refusal, Refusal::Forbidden);
         let mut report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
         drop(growth);
         self.history.explain(&mut report);
-        if counted {
+        if is_rejected {
+            self.hooks.tell_oom_rejection(&report);
+        } else {
             self.hooks.tell_out_of_memory(&report);
         }
         Err(AllocError::OutOfMemory(Box::new(report)))

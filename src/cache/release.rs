@@ -172,12 +172,13 @@ impl Engine {
             if let Some(addresses) = &self.addresses {
                 addresses.add(segment.address, segment.size_bytes, cell.number);
             }
-            self.record(Action::SegmentAlloc, address, size_bytes, cell);
             self.announce(growth, Action::SegmentAlloc, address, size_bytes, cell);
+            self.record(Action::SegmentAlloc, address, size_bytes, cell);
             cell.lock().heap.restore_segment(segment);
             return Err(error);
         }
-        growth.segment_went(segment.kind, size_bytes);
+        growth.segment_went(cell.pool(), segment.kind, size_bytes);
+        growth.numbers.remove(&address);
         self.note(cell, || format!("freed a segment of {size_bytes} bytes at {address:#x}"));
         Ok(size_bytes)
     }

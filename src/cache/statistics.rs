@@ -87,6 +87,8 @@ impl Engine {
         statistics.oversize_allocations = fold.per_pool(Lane::Oversize, &peaks).all;
         statistics.oversize_segments = grown.oversize_segments;
         statistics.reserved_bytes = grown.reserved_bytes;
+        let by_pool = grown.reserved_by_pool.iter();
+        statistics.reserved_by_pool = by_pool.map(|(pool, reserved)| (*pool, *reserved)).collect();
         statistics.segment = grown.segment;
         statistics.num_alloc_retries = grown.num_alloc_retries;
         statistics.num_ooms = grown.num_ooms;
@@ -125,6 +127,7 @@ impl Engine {
             self.heaps.all().map(|cell| cell.lock()).collect();
         self.ledger.reset_peaks(states.iter_mut().map(|state| &mut state.counters));
         growth.counters.for_each(|counter| counter.peak = counter.current);
+        growth.counters.forget_empty_pools();
         growth.reserved.tell(growth.counters.reserved_bytes.all);
     }
 
@@ -139,6 +142,7 @@ impl Engine {
             counter.allocated = 0;
             counter.freed = 0;
         });
+        counters.forget_empty_pools();
         counters.num_alloc_retries = 0;
         counters.num_ooms = 0;
         counters.num_oom_rejections = 0;
@@ -150,11 +154,17 @@ impl Engine {
 
 impl super::growth::GrowthCounters {
     fn for_each(&mut self, change: impl Fn(&mut Counter)) {
-        for family in [&mut self.reserved_bytes, &mut self.segment] {
+        let families = [&mut self.reserved_bytes, &mut self.segment];
+        for family in families.into_iter().chain(self.reserved_by_pool.values_mut()) {
             change(&mut family.all);
             change(&mut family.large);
             change(&mut family.small);
         }
         change(&mut self.oversize_segments);
+    }
+
+    /// Drops the counters of pools that hold nothing and of which nothing was counted since the last reset.
+    fn forget_empty_pools(&mut self) {
+        self.reserved_by_pool.retain(|_, reserved| reserved.all != Counter::default());
     }
 }

@@ -281,6 +281,39 @@ pub unsafe extern "C" fn stratalloc_history_set_metadata(
     })
 }
 
+/// Returns the calling thread's metadata, in UTF-8 and ended by a zero byte, or null if it has none. The text
+/// stays as it is until the same thread calls something else.
+pub type ThreadMetadata = Option<unsafe extern "C" fn() -> *const c_char>;
+
+/// Takes the metadata of entries from `source` where it returns any, and from
+/// `stratalloc_history_set_metadata` otherwise; from no source with null. It is called on the thread of each
+/// request and free that is recorded, and must not allocate from the allocator or unwind.
+///
+/// # Safety
+///
+/// `source` may be called on any thread until another one was set and every call has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
+    handle: u64,
+    source: ThreadMetadata,
+) -> Status {
+    status(|| {
+        let source = source.map(|source| -> crate::history::ThreadMetadata {
+            Arc::new(move || {
+                // SAFETY: the caller's function.
+                let text = unsafe { source() };
+                if text.is_null() {
+                    return None;
+                }
+                // SAFETY: a text that stays as it is until this thread does something else.
+                Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into())
+            })
+        });
+        table::find(handle)?.recording().history().set_thread_metadata(source);
+        Ok(())
+    })
+}
+
 /// Writes what was set last, or an empty text, in the manner of `stratalloc_statistics_json`.
 ///
 /// # Safety

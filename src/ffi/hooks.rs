@@ -16,8 +16,8 @@ use super::text::Place;
 use crate::history::TrackerId;
 use crate::ids::HookId;
 
-/// Told of an entry of the history, which stays during the call. It may allocate and free, and must not
-/// unwind.
+/// Gets an entry of the history, which stays as it is during the call. It may allocate, free and take
+/// snapshots, and must not unwind. It must not wait for a request of another thread.
 pub type Tracker = Option<unsafe extern "C" fn(user: *mut c_void, entry: *const Entry)>;
 
 /// Told of a request that failed: the device, what was asked for, and what the device has in all and free,
@@ -29,6 +29,19 @@ pub type OomObserver = Option<
         requested_bytes: u64,
         device_total_bytes: u64,
         device_free_bytes: u64,
+    ),
+>;
+
+/// Called for a request that `throw_on_cudamalloc_oom` rejected: the device, the segment that the request
+/// would have taken, what the allocator has reserved, and what the device has in all (0 if unknown). It may
+/// allocate and free, and must not unwind.
+pub type OomRejectionObserver = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        device: c_int,
+        segment_bytes: u64,
+        reserved_bytes: u64,
+        device_total_bytes: u64,
     ),
 >;
 
@@ -70,8 +83,18 @@ fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Statu
     })
 }
 
-/// Lets `told` know of every entry of the history from now on, while recording is on, and stores a number to
-/// remove it by. It stays through a switch of strategy. What it does itself is recorded, and told to nobody.
+/// Calls `told` with every entry of the history from now on, while recording is on, and stores a number to
+/// remove it by. It stays through a switch of strategy. No lock of the library is held during a call.
+///
+/// Memory of the device is announced in an order that allows to register it with a network library: as
+/// `segment_alloc` or `segment_map` after the driver gave it and before any request is served from it, as
+/// `segment_free` or `segment_unmap` when no request can get it and before the driver gets it back. If the
+/// driver refuses to take it back it is announced as coming again.
+///
+/// Blocks that a call takes or frees itself are recorded, and no tracker is called for them. Memory that it
+/// takes from the device is announced when the call has returned. Inside a call no memory goes back to the
+/// device: `stratalloc_empty_cache` releases nothing there. `stratalloc_destroy` announces all that goes
+/// back; the handle is unknown by then.
 ///
 /// # Safety
 ///
@@ -131,6 +154,42 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
         };
     // SAFETY: our caller's promise.
     unsafe { add(handle, told, (release, user), id, add_to) }
+}
+
+/// Calls `observer` for every request that `throw_on_cudamalloc_oom` rejects from now on, and stores a number
+/// to remove it by. It stays through a switch of strategy. Observers of failed requests are not called then.
+///
+/// # Safety
+///
+/// `observer` may be called with `user` on any thread until `release` is; `id` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_oom_rejection_observer_add(
+    handle: u64,
+    observer: OomRejectionObserver,
+    release: Release,
+    user: *mut c_void,
+    id: *mut u64,
+) -> Status {
+    let add_to = |instance: &Instance,
+                  observer: unsafe extern "C" fn(_, _, _, _, _),
+                  lent: Arc<Lent>| {
+        let observer = move |report: &crate::error::OutOfMemory| {
+            let device = c_int::try_from(report.device.0).unwrap_or(c_int::MAX);
+            let total = report.device_total_bytes.unwrap_or(0);
+            let (segment, reserved) = (report.segment_bytes, report.reserved_bytes);
+            // SAFETY: the caller's function, with the caller's pointer.
+            let _ = lent.call(|user| unsafe { observer(user, device, segment, reserved, total) });
+        };
+        instance.hooks().add_oom_rejection_observer(Arc::new(observer)).0
+    };
+    // SAFETY: our caller's promise.
+    unsafe { add(handle, observer, (release, user), id, add_to) }
+}
+
+/// Removes an observer of rejected requests, as `stratalloc_tracker_remove` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_oom_rejection_observer_remove(handle: u64, id: u64) -> Status {
+    remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }
 
 /// Removes an observer of failed requests, as `stratalloc_tracker_remove` does.

@@ -36,8 +36,8 @@ pub(super) fn environment() -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// What the environment says on top of other defaults than the built-in ones.
-fn environment_over(defaults: &str) -> Result<Config, Failure> {
+/// Returns the environment's configuration over other defaults than the built-in ones.
+pub(super) fn environment_over(defaults: &str) -> Result<Config, Failure> {
     let found = from_process(&registry::key_table())?;
     warn(&found.config);
     match found.source {
@@ -47,8 +47,21 @@ fn environment_over(defaults: &str) -> Result<Config, Failure> {
 }
 
 fn parse_over(defaults: &str, text: &str) -> Result<Config, Failure> {
-    let config = parse(defaults)?.updated(text, &registry::key_table());
-    config.map_err(|error| bad_configuration(text, &error))
+    further(&parse(defaults)?, text)
+}
+
+/// Returns a configuration changed by a further string.
+pub(super) fn further(config: &Config, text: &str) -> Result<Config, Failure> {
+    let next = config.updated(text, &registry::key_table());
+    next.map_err(|error| bad_configuration(text, &error))
+}
+
+/// The settings of an allocator at one moment.
+#[derive(Debug)]
+pub(super) struct InForce {
+    pub(super) config: Config,
+    /// Calls may have changed it since the configuration was put in force.
+    limit_bytes: Option<u64>,
 }
 
 fn parse(text: &str) -> Result<Config, Failure> {
@@ -70,11 +83,14 @@ impl Instance {
         }
     }
 
-    /// Opens an allocator with the configuration of the environment over `defaults`, which also lie under the
-    /// configuration of each later switch.
-    pub(super) fn open_over(defaults: &'static str, device: &str) -> Result<Self, Failure> {
-        let config = environment_over(defaults)?;
-        Ok(Self { defaults, ..Self::open_as(&config, device)? })
+    /// Opens an allocator with this configuration. `defaults` lie under the configuration of each later
+    /// switch.
+    pub(super) fn open_over(
+        defaults: &'static str,
+        config: &Config,
+        device: &str,
+    ) -> Result<Self, Failure> {
+        Ok(Self { defaults, ..Self::open_as(config, device)? })
     }
 
     /// The allocator that the environment asks for, by its configuration.
@@ -113,6 +129,16 @@ impl Instance {
             return Ok(self.uncached.allocate(bytes)?);
         }
         Ok(self.allocator.allocate(Request::new(bytes, stream))?.address())
+    }
+
+    /// The address of a block that starts at exactly `address`.
+    pub(super) fn allocate_at(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+        address: u64,
+    ) -> Result<u64, Failure> {
+        Ok(self.allocator.allocate(Request::new(bytes, stream).at(address))?.address())
     }
 
     #[inline]
@@ -262,6 +288,26 @@ impl Instance {
         self.allocator.update(text)?;
         // It is in force: what is warned of depends on this text alone, and nothing can fail any more.
         let _ = parse(text).inspect(warn);
+        Ok(())
+    }
+
+    /// Returns the error of [`set_conf`](Self::set_conf) as far as it is known without a change.
+    pub(super) fn check_conf(&self, text: &str) -> Result<(), Failure> {
+        Ok(self.allocator.check_update(text)?)
+    }
+
+    pub(super) fn in_force(&self) -> InForce {
+        let limit_bytes = self.allocator.caching().and_then(Caching::limit_bytes);
+        InForce { config: self.allocator.config(), limit_bytes }
+    }
+
+    /// Puts former settings in force again; switches back if the allocator has changed.
+    pub(super) fn restore(&self, before: InForce) -> Result<(), Failure> {
+        let InForce { config, limit_bytes } = before;
+        if self.caching()?.apply(&config).is_err() {
+            self.allocator.switch_to(config)?;
+        }
+        self.caching()?.set_limit_bytes(limit_bytes);
         Ok(())
     }
 

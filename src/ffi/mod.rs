@@ -46,17 +46,20 @@ pub use figures::{
 };
 pub use guard::Status;
 pub use history::{
-    SnapshotWriter, StackFrame, StackSource, stratalloc_annotate, stratalloc_compile_context_pop,
-    stratalloc_compile_context_push, stratalloc_context_pop, stratalloc_context_push,
-    stratalloc_history_clear, stratalloc_history_drop_stack_source, stratalloc_history_is_on,
-    stratalloc_history_metadata, stratalloc_history_set_metadata,
-    stratalloc_history_set_stack_source, stratalloc_history_start, stratalloc_history_stop,
-    stratalloc_snapshot_save, stratalloc_snapshot_write,
+    SnapshotWriter, StackFrame, StackSource, ThreadMetadata, stratalloc_annotate,
+    stratalloc_compile_context_pop, stratalloc_compile_context_push, stratalloc_context_pop,
+    stratalloc_context_push, stratalloc_history_clear, stratalloc_history_drop_stack_source,
+    stratalloc_history_is_on, stratalloc_history_metadata, stratalloc_history_set_metadata,
+    stratalloc_history_set_stack_source, stratalloc_history_set_thread_metadata,
+    stratalloc_history_start, stratalloc_history_stop, stratalloc_snapshot_save,
+    stratalloc_snapshot_write,
 };
 pub use hooks::{
-    FreeMemoryCallback, OomObserver, Tracker, stratalloc_free_memory_callback_add,
-    stratalloc_free_memory_callback_remove, stratalloc_oom_observer_add,
-    stratalloc_oom_observer_remove, stratalloc_tracker_add, stratalloc_tracker_remove,
+    FreeMemoryCallback, OomObserver, OomRejectionObserver, Tracker,
+    stratalloc_free_memory_callback_add, stratalloc_free_memory_callback_remove,
+    stratalloc_oom_observer_add, stratalloc_oom_observer_remove,
+    stratalloc_oom_rejection_observer_add, stratalloc_oom_rejection_observer_remove,
+    stratalloc_tracker_add, stratalloc_tracker_remove,
 };
 pub use lent::{Release, stratalloc_callbacks_end};
 pub use pools::{
@@ -76,13 +79,15 @@ pub use snapshots::{
     stratalloc_snapshot_take, stratalloc_snapshot_visit,
 };
 pub use torch::{
-    stratalloc_torch_allocate, stratalloc_torch_base_allocation,
-    stratalloc_torch_begin_allocate_to_pool, stratalloc_torch_conf_keys, stratalloc_torch_delete,
-    stratalloc_torch_drop_stack_sources, stratalloc_torch_empty_cache,
-    stratalloc_torch_end_allocate_to_pool, stratalloc_torch_free, stratalloc_torch_handle,
-    stratalloc_torch_init, stratalloc_torch_malloc, stratalloc_torch_memory_fraction,
-    stratalloc_torch_name, stratalloc_torch_pool_release, stratalloc_torch_record_stream,
-    stratalloc_torch_release_pool, stratalloc_torch_reset, stratalloc_torch_scope_close,
-    stratalloc_torch_scope_open, stratalloc_torch_share_pages, stratalloc_torch_statistics_json,
-    stratalloc_torch_summary,
+    TorchSettings, stratalloc_torch_allocate, stratalloc_torch_allocate_at,
+    stratalloc_torch_base_allocation, stratalloc_torch_begin_allocate_to_pool,
+    stratalloc_torch_conf, stratalloc_torch_conf_keys, stratalloc_torch_delete,
+    stratalloc_torch_describe_block, stratalloc_torch_drop_stack_sources,
+    stratalloc_torch_empty_cache, stratalloc_torch_end_allocate_to_pool, stratalloc_torch_free,
+    stratalloc_torch_handle, stratalloc_torch_init, stratalloc_torch_malloc,
+    stratalloc_torch_memory_fraction, stratalloc_torch_name, stratalloc_torch_pool_release,
+    stratalloc_torch_record_stream, stratalloc_torch_release_pool, stratalloc_torch_reset,
+    stratalloc_torch_scope_close, stratalloc_torch_scope_open, stratalloc_torch_set_conf,
+    stratalloc_torch_settings, stratalloc_torch_share_pages, stratalloc_torch_statistics_json,
+    stratalloc_torch_summary, stratalloc_torch_visit_stack,
 };

@@ -27,7 +27,8 @@ pub struct Snapshot(());
 pub struct Entry {
     /// What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
     /// was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 7 a
-    /// snapshot was taken (its size is the active bytes), 8 a request failed.
+    /// snapshot was taken (its size is the active bytes), 8 a request failed, 9 a live block was annotated
+    /// (not in a history: PyTorch's class adds those).
     pub action: u32,
     /// Where; free bytes of the device for a request that failed.
     pub address: u64,
@@ -69,6 +70,9 @@ pub struct Segment {
     pub is_large: c_int,
     /// Whether it is made of mapped pages.
     pub is_expandable: c_int,
+    /// Rises in the order in which the segments were taken from the driver; an expandable segment has one
+    /// number for all its pages. The order of addresses, where the allocator keeps no numbers.
+    pub number: u64,
     /// The stack of who asked for its memory, as its source gathered it, or null.
     pub stack: *mut c_void,
 }
@@ -154,7 +158,7 @@ pub(super) fn with_entry(entry: &history::Entry, show: impl FnOnce(&Entry)) {
     });
 }
 
-fn stack_in(context: Option<&Context>) -> *mut c_void {
+pub(super) fn stack_in(context: Option<&Context>) -> *mut c_void {
     stack_of(context.and_then(Context::stack).map(|stack| stack as &dyn Any))
 }
 
@@ -173,6 +177,7 @@ impl Segment {
             pool: layout.pool.into(),
             is_large: c_int::from(layout.kind == PoolKind::Large),
             is_expandable: c_int::from(layout.expandable),
+            number: state.number,
             stack: stack_in(state.context.as_ref()),
         }
     }

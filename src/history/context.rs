@@ -267,12 +267,23 @@ impl fmt::Debug for ContextScope {
     }
 }
 
+/// Returns the metadata of the calling thread, if it has any. Called on the thread that allocates or frees,
+/// with no lock of the allocator held; it may not allocate from the allocator.
+pub type ThreadMetadata = Arc<dyn Fn() -> Option<Arc<str>> + Send + Sync>;
+
 /// Where contexts come from.
 #[derive(Default)]
 pub(super) struct Sources {
     provider: RwLock<Option<Arc<dyn StackProvider>>>,
-    metadata: RwLock<Option<Arc<str>>>,
+    metadata: RwLock<Metadata>,
     has_metadata: AtomicBool,
+}
+
+/// The metadata of a thread goes before that of all threads.
+#[derive(Clone, Default)]
+struct Metadata {
+    of_all_threads: Option<Arc<str>>,
+    of_thread: Option<ThreadMetadata>,
 }
 
 impl fmt::Debug for Sources {
@@ -298,9 +309,13 @@ impl History {
     ///
     /// Source: `torch.cuda.memory._set_memory_metadata`.
     pub fn set_metadata(&self, metadata: Option<&str>) {
-        let mut own = self.sources.metadata.write();
-        *own = metadata.map(Into::into);
-        self.sources.has_metadata.store(own.is_some(), Ordering::Relaxed);
+        self.sources.change_metadata(|own| own.of_all_threads = metadata.map(Into::into));
+    }
+
+    /// Takes the metadata of each entry from `source`, where it returns any, instead of what was
+    /// [set](Self::set_metadata) for all threads; from no source with `None`.
+    pub fn set_thread_metadata(&self, source: Option<ThreadMetadata>) {
+        self.sources.change_metadata(|own| own.of_thread = source);
     }
 
     /// Whether a stack provider runs on the calling thread.
@@ -311,11 +326,29 @@ impl History {
     /// What was set last.
     #[must_use]
     pub fn metadata(&self) -> Option<Arc<str>> {
-        self.sources.metadata.read().clone()
+        self.sources.metadata.read().of_all_threads.clone()
     }
 }
 
 impl Sources {
+    fn change_metadata(&self, change: impl FnOnce(&mut Metadata)) {
+        let mut own = self.metadata.write();
+        let mut next = own.clone();
+        change(&mut next);
+        let has_metadata = next.of_all_threads.is_some() || next.of_thread.is_some();
+        self.has_metadata.store(has_metadata, Ordering::Relaxed);
+        let before = std::mem::replace(&mut *own, next);
+        // The source is a user's: it is dropped where no lock is held.
+        drop(own);
+        drop(before);
+    }
+
+    /// What the calling thread's entries get.
+    fn metadata(&self) -> Option<Arc<str>> {
+        let Metadata { of_all_threads, of_thread } = self.metadata.read().clone();
+        of_thread.and_then(|source| source()).or(of_all_threads)
+    }
+
     /// Whether there is nothing to say but a stack, for this thread now.
     #[inline]
     pub(super) fn is_silent(&self) -> bool {
@@ -327,7 +360,7 @@ impl Sources {
         let stack = provider.and_then(|provider| {
             catch_unwind(AssertUnwindSafe(|| provider.gather())).unwrap_or_default()
         });
-        let metadata = self.metadata.read().clone();
+        let metadata = self.metadata();
         let mut said = Said { metadata, ..Said::default() };
         if NAME_COUNT.get() > 0 {
             said.scopes = SCOPES.with(|names| names.read(<[_]>::to_vec));

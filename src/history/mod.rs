@@ -26,7 +26,7 @@ pub(crate) use context::NameKind;
 pub(crate) use record::Listener;
 
 pub use annotations::{Annotation, AnnotationScope};
-pub use context::{Context, ContextScope, Frame, Stack, StackProvider};
+pub use context::{Context, ContextScope, Frame, Stack, StackProvider, ThreadMetadata};
 pub use entries::Entries;
 pub use event::{Action, BlockLayout, BlockStateName, Entry, Event, SegmentLayout};
 pub use live::{LeakReporter, LiveReport};

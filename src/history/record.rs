@@ -101,6 +101,8 @@ pub struct History {
     pub(super) sources: Sources,
     pub(super) trackers: Trackers,
     pub(super) annotations: Annotations,
+    /// How many segments were numbered.
+    pub(super) segment_count: AtomicU64,
     about: Mutex<About>,
     listeners: Mutex<Listeners>,
     pub(super) leaks: Leaks,
@@ -136,6 +138,7 @@ impl Default for History {
             sources: Sources::default(),
             trackers: Trackers::default(),
             annotations: Annotations::default(),
+            segment_count: AtomicU64::new(0),
             about: Mutex::default(),
             listeners: Mutex::default(),
             leaks: Leaks::default(),
@@ -508,6 +511,12 @@ impl History {
             shard.0.lock().blocks.values().cloned().collect()
         };
         self.shards.iter().flat_map(of).collect()
+    }
+
+    /// Who holds the block that starts at `address`.
+    #[cfg(feature = "ffi")]
+    pub(super) fn holder_at(&self, address: u64) -> Option<Holder> {
+        self.shards.iter().find_map(|shard| shard.0.lock().blocks.get(&address).cloned())
     }
 
     /// Gives those who hold blocks the contexts that `named` makes of theirs, and forgets who holds segments.

@@ -1,6 +1,11 @@
 //! Segments, blocks and history as of one moment.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
 use super::annotations::Annotation;
+#[cfg(feature = "ffi")]
+use super::clock::Moment;
 use super::clock::Operation;
 use super::context::{Context, Gathered};
 use super::entries::Entries;
@@ -15,6 +20,9 @@ use crate::ids::{DeviceId, PoolId, StreamId};
 pub struct SegmentState {
     /// The segment.
     pub layout: SegmentLayout,
+    /// Rises in the order in which the segments were taken from the driver; an expandable segment has one
+    /// number for all its pages. The order of addresses, where the allocator keeps no numbers.
+    pub number: u64,
     /// Who asked for its memory, where stacks are recorded. Pages that were mapped later may have another.
     pub context: Option<Context>,
     /// Who holds each block of the layout, in the same order.
@@ -56,6 +64,19 @@ impl About {
     }
 }
 
+impl History {
+    /// The present time, in microseconds since 1970, by the clock of entries.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn now_us() -> u64 {
+        Moment::now().unix_us()
+    }
+
+    /// The next number of a segment: allocators that share a history share the count.
+    pub(crate) fn number_segment(&self) -> u64 {
+        self.segment_count.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
 impl Snapshot {
     /// These parts.
     #[must_use]
@@ -73,11 +94,22 @@ impl Snapshot {
             };
             let holders = layout.blocks.iter().map(holder).collect();
             let context = memory.remove(&layout.address).and_then(|holder| holder.context);
-            SegmentState { layout, context, holders }
+            SegmentState { layout, number: 0, context, holders }
         };
         let mut segments: Vec<_> = segments.into_iter().map(&mut held).collect();
         segments.sort_by_key(|segment| segment.layout.address);
+        (0..).zip(&mut segments).for_each(|(number, segment)| segment.number = number);
         Self { segments, entries, annotations, about: About { limit_bytes, ..about } }
+    }
+
+    /// The same with the numbers of `starts`: each segment has the number of the last start that is not
+    /// behind its address.
+    pub(crate) fn numbered_by(mut self, starts: &BTreeMap<u64, u64>) -> Self {
+        for segment in &mut self.segments {
+            let start = starts.range(..=segment.layout.address).next_back();
+            segment.number = start.map_or(segment.number, |(_, number)| *number);
+        }
+        self
     }
 
     fn active_bytes(&self) -> u64 {

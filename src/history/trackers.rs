@@ -1,7 +1,8 @@
 //! Callbacks that get each entry as it happens.
 //!
 //! **Blocks and failures** (`alloc`, `free_requested`, `free_completed`, `oom`). Their entries are made under
-//! locks. A tracker gets them on the same thread when the operation has released its locks, before it returns.
+//! locks. A tracker gets them on the same thread when the operation has released its locks, before it
+//! returns.
 //!
 //! **Memory of the driver** (`segment_alloc`, `segment_map`, `segment_free`, `segment_unmap`). A tracker may
 //! register the range with a network library, so the order per address counts. The allocator calls

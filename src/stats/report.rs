@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
 
 /// One counter. `current = allocated - freed` as long as accumulated values were not reset.
@@ -31,6 +32,14 @@ impl Counter {
         self.current -= n;
         self.freed = self.freed.wrapping_add(n);
     }
+
+    /// Adds another counter, peaks too.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.current += other.current;
+        self.peak += other.peak;
+        self.allocated = self.allocated.wrapping_add(other.allocated);
+        self.freed = self.freed.wrapping_add(other.freed);
+    }
 }
 
 /// One counter for all pools together and for each kind of pool.
@@ -55,6 +64,13 @@ impl PerPool {
     pub fn decrease(&mut self, kind: PoolKind, n: i64) {
         self.all.decrease(n);
         self.of_kind(kind).decrease(n);
+    }
+
+    /// Adds the counters of another allocator, peaks too.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.all.add(&other.all);
+        self.large.add(&other.large);
+        self.small.add(&other.small);
     }
 
     fn of_kind(&mut self, kind: PoolKind) -> &mut Counter {
@@ -127,6 +143,10 @@ pub struct Statistics {
     pub misses: u64,
     /// Free blocks now.
     pub free_blocks: u64,
+    /// Bytes held from the driver by each private pool that ever held some, in no order. A pool that has gone
+    /// stays with a current value of 0 until peaks and sums are reset. Not among the keys of the PyTorch
+    /// version whose recordings are verified.
+    pub reserved_by_pool: Vec<(PoolId, PerPool)>,
     /// How often something happened that only this strategy knows, under names of its own. Names begin
     /// with a word for the strategy and a dot.
     pub own: Vec<OwnCounter>,
@@ -206,6 +226,7 @@ impl Default for Statistics {
             hits: 0,
             misses: 0,
             free_blocks: 0,
+            reserved_by_pool: Vec::new(),
             own: Vec::new(),
         }
     }
@@ -257,11 +278,7 @@ impl Statistics {
     pub fn pytorch_keys(&self) -> Vec<(String, i64)> {
         let mut keys = Vec::with_capacity(122);
         for (name, family) in self.families() {
-            for (pool, counter) in
-                [("all", family.all), ("large_pool", family.large), ("small_pool", family.small)]
-            {
-                push_counter(&mut keys, &format!("{name}.{pool}"), counter);
-            }
+            push_family(&mut keys, name, family);
         }
         push_counter(&mut keys, "oversize_allocations", self.oversize_allocations);
         push_counter(&mut keys, "oversize_segments", self.oversize_segments);
@@ -291,6 +308,11 @@ impl Statistics {
             ("num_oom_rejections", self.num_oom_rejections),
         ] {
             keys.push((name.to_owned(), value));
+        }
+        for (pool, reserved) in &self.reserved_by_pool {
+            let PoolId { capture, user } = pool;
+            let family = format!("reserved_bytes_by_private_pools.{capture}_{user}");
+            push_family(&mut keys, &family, reserved);
         }
         keys.extend(self.own.iter().map(|own| (own.name.to_owned(), own.count)));
         keys
@@ -348,6 +370,14 @@ impl Statistics {
             ("reserved_bytes", &self.reserved_bytes),
             ("segment", &self.segment),
         ]
+    }
+}
+
+fn push_family(keys: &mut Vec<(String, i64)>, name: &str, family: &PerPool) {
+    for (pool, counter) in
+        [("all", family.all), ("large_pool", family.large), ("small_pool", family.small)]
+    {
+        push_counter(keys, &format!("{name}.{pool}"), counter);
     }
 }
 

@@ -160,6 +160,18 @@ impl Core {
         Ok(())
     }
 
+    /// See [`Switchable::check_update`](super::Switchable::check_update).
+    #[cfg(feature = "ffi")]
+    pub(super) fn check_update(&self, text: &str) -> Result<(), SwitchError> {
+        self.with_state(|state| {
+            let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
+            let next = state.config.updated(text, &registry::key_table()).map_err(refused)?;
+            registry::check_name(&next.settings().backend)?;
+            let stays = state.is_known && state.config.settings().is_built_alike(next.settings());
+            if stays { Ok(()) } else { self.refuse_pools(state) }
+        })
+    }
+
     /// Changes the current one as a further string says. What must be switched to instead, and the
     /// edition that this follows from, is handed back.
     fn change(

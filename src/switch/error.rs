@@ -48,8 +48,8 @@ pub enum SwitchError {
     /// The new allocator cannot be reached by a device that was let in before.
     #[error("a peer cannot be let in: {0}")]
     Peer(#[source] DriverError),
-    /// A stack provider of this thread's history asked for it: releasing the old allocator's memory would call
-    /// the provider again.
+    /// A stack provider of this thread's history asked for it: releasing the old allocator's memory would
+    /// call the provider again.
     #[error("a stack provider is running on this thread; switch when it has returned")]
     InStackProvider,
     /// Too many allocators wait for their last blocks.

@@ -26,10 +26,16 @@ pub(super) fn was_refused() -> bool {
 /// Gives an allocator our hooks.
 pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
     let Some(hooks) = strategy.hooks() else { return };
-    let core = Weak::clone(core);
+    let (core, own) = (Weak::clone(core), Weak::clone(core));
     hooks.add_free_memory_callback(Arc::new(move || {
         core.upgrade().is_some_and(|core| core.before_growing())
     }));
     hooks.add_oom_observer(Arc::new(|_| REFUSED.set(true)));
     hooks.report_outside();
+    // A rejection is final: what replaced allocators keep is not looked at.
+    hooks.add_oom_rejection_observer(Arc::new(move |report| {
+        if let Some(core) = own.upgrade() {
+            core.hooks.tell_oom_rejection(report);
+        }
+    }));
 }

@@ -38,6 +38,8 @@ impl Ledger {
         // What it still had in its cache went with it.
         last.num_device_free += last.segment.all.current;
         last.free_blocks = 0;
+        // Their pools are unknown from now on.
+        last.reserved_by_pool.clear();
         for counter in counters(&mut last) {
             // What was reset, or is counted elsewhere, was not allocated here.
             let unfreed = counter.allocated.wrapping_sub(counter.freed).max(0);
@@ -71,10 +73,7 @@ impl Ledger {
 /// Everything that adds up, peaks too.
 fn add(sum: &mut Statistics, one: &Statistics) {
     for (sum, one) in counters(sum).into_iter().zip(counters(&mut one.clone())) {
-        sum.current += one.current;
-        sum.peak += one.peak;
-        sum.allocated = sum.allocated.wrapping_add(one.allocated);
-        sum.freed = sum.freed.wrapping_add(one.freed);
+        sum.add(one);
     }
     sum.num_alloc_retries += one.num_alloc_retries;
     sum.num_ooms += one.num_ooms;
@@ -85,6 +84,12 @@ fn add(sum: &mut Statistics, one: &Statistics) {
     sum.hits += one.hits;
     sum.misses += one.misses;
     sum.free_blocks += one.free_blocks;
+    for (pool, reserved) in &one.reserved_by_pool {
+        match sum.reserved_by_pool.iter_mut().find(|(known, _)| known == pool) {
+            Some((_, known)) => known.add(reserved),
+            None => sum.reserved_by_pool.push((*pool, *reserved)),
+        }
+    }
     for own in &one.own {
         match sum.own.iter_mut().find(|known| known.name == own.name) {
             Some(known) => known.count += own.count,

@@ -119,6 +119,17 @@ impl Switchable {
         self.core.update(text)
     }
 
+    /// Returns the error of [`update`](Self::update) as far as it is known without changing anything: what
+    /// the string and open scopes and pools refuse. The driver may refuse later.
+    ///
+    /// # Errors
+    ///
+    /// [`SwitchError`].
+    #[cfg(feature = "ffi")]
+    pub(crate) fn check_update(&self, text: &str) -> Result<(), SwitchError> {
+        self.core.check_update(text)
+    }
+
     /// The configuration in force.
     #[must_use]
     pub fn config(&self) -> Config {

@@ -14,21 +14,23 @@ use stratalloc::replay::{Trace, TraceEvent, is_served};
 use super::made::MIB;
 use crate::common::dice::Dice;
 
-/// `+BYTES` is a request on the default stream, `+BYTES@7` one on stream 7, `-N` frees the block of
-/// request N. Shrunk from 800 random requests: which of two free segments the last requests use depends on addresses.
+/// `+BYTES` is a request on the default stream, `+BYTES@7` one on stream 7, `-N` frees the block of request
+/// N. Shrunk from 800 random requests: which of two free segments the last requests use depends on
+/// addresses.
 const REQUESTS: &str = include_str!("luck.txt");
 
 fn trace() -> Trace {
     let (mut events, mut blocks) = (Vec::new(), Vec::new());
     for word in REQUESTS.split_whitespace() {
         if let Some(number) = word.strip_prefix('-') {
-            let (address, bytes, stream) = blocks[number.parse::<usize>().unwrap()];
+            let (address, bytes, stream) = blocks[number.parse::<usize>().expect("a number")];
             for action in [Action::FreeRequested, Action::FreeCompleted] {
                 events.push(TraceEvent::new(action, address, bytes, stream));
             }
         } else {
             let (bytes, stream) = word[1..].split_once('@').unwrap_or((&word[1..], "0"));
-            let (bytes, stream) = (bytes.parse().unwrap(), StreamId(stream.parse().unwrap()));
+            let (bytes, stream) =
+                (bytes.parse().expect("bytes"), StreamId(stream.parse().expect("a stream")));
             let address = blocks.len() as u64 * 4 * MIB + MIB;
             blocks.push((address, bytes, stream));
             events.push(TraceEvent::new(Action::Alloc, address, bytes, stream));
@@ -48,8 +50,8 @@ fn fits_in_random_order(recording: &Recording, config: &Config, bytes: u64, seed
     let sim = Sim::new(SimOptions { total_bytes: bytes, event_mode, ..SimOptions::default() });
     let addresses = RecordedAddresses { segments, mappings: Vec::new() };
     let device = Arc::new(Recorded::new(Arc::new(sim), addresses));
-    let strategy = build(config, device, BuildOptions::default()).unwrap();
-    is_served(&recording.workload, &strategy, None).unwrap()
+    let strategy = build(config, device, BuildOptions::default()).expect("it builds");
+    is_served(&recording.workload, &strategy, None).expect("it runs")
 }
 
 #[test]

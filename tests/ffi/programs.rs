@@ -115,6 +115,52 @@ fn children_of_a_fork_make_their_own_allocators_whatever_the_parents_threads_do(
     }
 }
 
+const BACKENDS: [&str; 3] =
+    ["backend:native", "backend:native,expandable_segments:True", "backend:cudaMallocAsync"];
+
+#[test]
+fn every_call_works_in_the_last_destructors_of_a_thread() {
+    if let Some(program) = compile("cc", "ends.c", &["-std=c11"]) {
+        for (conf, device) in BACKENDS.iter().flat_map(|conf| [(conf, "sim"), (conf, "host")]) {
+            // Nothing, history, history with functions of the caller, and all with names.
+            for mode in ["0", "1", "3", "15"] {
+                run(&program, &[conf, device, mode], device);
+            }
+        }
+        run(&program, &["layers:[track,statistics]", "sim", "15"], "sim");
+    }
+    if let Some(program) = compile("c++", "ends.cpp", &["-std=c++17"]) {
+        run(&program, &["sim"], "sim");
+        run(&program, &["host"], "host");
+    }
+}
+
+#[test]
+fn a_name_may_be_open_when_its_thread_ends() {
+    let Some(program) = compile("cc", "names.c", &["-std=c11"]) else { return };
+    run(&program, &[], "sim");
+    run(&program, &["main"], "sim");
+}
+
+#[test]
+fn functions_of_callers_may_call_the_library() {
+    let Some(program) = compile("cc", "inside.c", &["-std=gnu11"]) else { return };
+    for device in ["sim", "host"] {
+        run(&program, &[device], device);
+    }
+}
+
+#[test]
+fn threads_that_end_give_their_share_of_a_limit_back() {
+    let Some(program) = compile("cc", "limit.c", &["-std=c11"]) else { return };
+    for layers in ["limit:64MiB", "track,limit:64MiB", "statistics,limit:64MiB"] {
+        for threads in ["4", "48"] {
+            let conf = format!("backend:native,layers:[{layers}]");
+            run(&program, &[&conf, "sim", "67108864", threads], "sim");
+        }
+    }
+}
+
 #[test]
 fn a_bad_environment_is_told_and_gives_null() {
     let Some(program) = compile("cc", "broken.c", &["-std=c11"]) else { return };

@@ -21,6 +21,7 @@ use crate::common::runs::runs;
 const CONFS: [&str; 3] =
     ["backend:native", "backend:native,expandable_segments:True", "backend:cpu"];
 const PAGE: u64 = 2 * MIB;
+const PAGE_STEP: usize = 2 << 20;
 
 fn host() -> Arc<dyn Driver> {
     Arc::new(Host::new(HostOptions { total_bytes: GIB, ..HostOptions::default() }))
@@ -45,7 +46,7 @@ impl Registered {
         }
         let comes = matches!(event.action, Action::SegmentAlloc | Action::SegmentMap);
         let mut pages = self.pages.lock();
-        for page in (event.address..event.address + event.size_bytes).step_by(PAGE as usize) {
+        for page in (event.address..event.address + event.size_bytes).step_by(PAGE_STEP) {
             let right = if comes { pages.insert(page) } else { pages.remove(&page) };
             if !right {
                 self.wrong.lock().push(format!("{:?} of {page:#x}", event.action));
@@ -173,6 +174,7 @@ fn a_tracker_gets_what_the_ring_skips() {
 fn a_tracker_may_do_everything_inside_a_call_for_memory() {
     for (conf, driver) in CONFS.into_iter().flat_map(|conf| [(conf, host()), (conf, sim(GIB))]) {
         let allocator = build_over(conf, driver);
+        caching(&allocator).set_limit_bytes(Some(GIB));
         let registered = register_in(&allocator);
         let (depth, calls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let (own, inside, count) = (allocator.clone(), Arc::clone(&depth), Arc::clone(&calls));
@@ -184,7 +186,7 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
                 let before = checked.pages.lock().len();
                 own.free(take(&own, bytes, 3)).expect("it is live");
                 caching(&own).empty_cache().expect("it does nothing");
-                let _ = own.allocate(Request::new(GIB << 12, StreamId(0))).expect_err("too much");
+                let _ = own.allocate(Request::new(GIB << 4, StreamId(0))).expect_err("too much");
                 let _ = recording(&own).snapshot();
                 assert_eq!(checked.pages.lock().len(), before);
             }

@@ -227,5 +227,8 @@ fn the_command_line_compares_a_library_with_others() {
     let output = run(&["compare", trace.to_str().unwrap(), "--conf", &missing]);
     assert_eq!(output.status.code(), Some(1));
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(stderr, "stratalloc: library /no/such.so: there is no such file\n");
+    assert_eq!(
+        stderr,
+        format!("stratalloc: {}: library /no/such.so: there is no such file\n", trace.display())
+    );
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request, ScopeFilter};
 use stratalloc::driver::plugin::Callbacks;
+use stratalloc::history::{RecordOptions, Stack, StackLevel};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry;
 use stratalloc::size::GIB;
@@ -27,6 +28,30 @@ fn ask_everything(all: &Switchable) {
     pools.create_pool(another, PoolOptions::default()).expect("a new id");
     pools.release_pool(another).expect("it has a user");
     assert!(all.counters().expect("it counts").statistics().allocation.all.current >= 0);
+}
+
+/// Each release of the old allocator's memory gathers a stack.
+#[test]
+fn a_switch_inside_a_stack_provider_is_refused() {
+    let bed = Bed::new(NATIVE);
+    let history = Arc::clone(bed.switchable.recording().expect("it records").history());
+    let (own, refused) = (bed.switchable.clone(), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&refused);
+    let gather = move || -> Option<Arc<dyn Stack>> {
+        for answer in [own.switch("backend:cudaMallocAsync"), own.update("backend:cudaMallocAsync")]
+        {
+            assert!(matches!(answer, Err(SwitchError::InStackProvider)));
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        None
+    };
+    history.set_stack_provider(Some(Arc::new(gather)));
+    history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
+    let block = bed.switchable.allocate(Request::new(512, StreamId(0))).expect("there is room");
+    bed.switchable.free(block).expect("it is live");
+    assert_eq!(refused.load(Ordering::Relaxed), 4);
+    history.set_stack_provider(None);
+    bed.switchable.switch("backend:cudaMallocAsync").expect("no provider runs");
 }
 
 #[test]

@@ -26,10 +26,13 @@ void release_block(void* pointer) {
   }
 }
 
-// Lets everybody free something who registered with PyTorch for it.
-int run_free_memory_callbacks(void*) {
+// Called before memory is taken from the device: runs the callbacks that were registered with PyTorch, and gives
+// the stream its class of reserves, which a new expandable segment takes its address space by.
+int run_free_memory_callbacks(void* device) {
   bool freed = false;
   try {
+    auto index = static_cast<DeviceIndex>(reinterpret_cast<intptr_t>(device));
+    Allocator::get().follow_reserve_class(index);
     for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
       freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
     }
@@ -85,22 +88,25 @@ uint64_t Allocator::open_new(DeviceIndex device) {
 }
 
 void Allocator::prepare(DeviceIndex device, uint64_t handle) {
-  for (const auto& conf : settings_.conf) {
-    check(library.set_conf(handle, conf.c_str()));
+  if (open_count_ == 0) {
+    settings_.conf = conf_of(handle);
   }
   if (caching_ != caches_by_default_) {
     auto status = library.set_caching(handle, caching_);
     TORCH_CHECK(
         status == STRATALLOC_STATUS_OK || status == STRATALLOC_STATUS_NOT_SUPPORTED, last_error());
   }
-  if (!settings_.metadata.empty()) {
-    check(library.history_set_metadata(handle, settings_.metadata.c_str()));
+  if (settings_.has_metadata) {
+    check(library.history_set_thread_metadata(handle, thread_metadata));
   }
   for (const auto& tracker : settings_.trackers) {
     add_tracker(device, handle, tracker);
   }
   for (const auto& observer : settings_.observers) {
     add_observer(handle, observer);
+  }
+  for (const auto& observer : settings_.rejection_observers) {
+    add_rejection_observer(handle, observer);
   }
   // Nobody is asked before the library gathers stacks, for layers:[track] or a recording.
   auto source = stack_source(nullptr);
@@ -109,17 +115,38 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
     apply_recording(handle, false);
   }
   uint64_t id = 0;
-  check(library.free_memory_callback_add(
-      handle, run_free_memory_callbacks, nullptr, nullptr, &id));
+  auto* user = reinterpret_cast<void*>(static_cast<intptr_t>(device));
+  check(library.free_memory_callback_add(handle, run_free_memory_callbacks, nullptr, user, &id));
+}
+
+void Allocator::follow_reserve_class(DeviceIndex device) {
+  if constexpr (kHasReserveClasses) {
+    auto handle = opened(device);
+    // A request for another stream than the current one follows the next request of its own.
+    auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
+    auto name = reserve_class_of(stream);
+    std::lock_guard<std::mutex> guard(classes_lock_);
+    auto& known = reserve_classes_[{device, stream}];
+    if (known != name) {
+      auto status = library.set_reserve_class(handle, stream, name.c_str());
+      // A strategy without expandable segments has no reserves.
+      if (status != STRATALLOC_STATUS_NOT_SUPPORTED) {
+        check(status);
+        known = name;
+      }
+    }
+    if (known.empty()) {
+      reserve_classes_.erase({device, stream});
+    }
+  }
 }
 
 void Allocator::configure(const std::string& conf) {
-  check(library.check_conf(conf.c_str()));
   std::lock_guard<std::mutex> guard(settings_lock_);
-  for_each_open([&](DeviceIndex, uint64_t handle) {
-    check(library.set_conf(handle, conf.c_str()));
-  });
-  settings_.conf.push_back(conf);
+  check(library.torch_set_conf(conf.c_str()));
+  if (auto handle = first_opened()) {
+    settings_.conf = conf_of(handle);
+  }
 }
 
 int Allocator::likely_device() const {
@@ -196,6 +223,18 @@ c10::DataPtr Allocator::allocate(size_t size) {
   auto device = current_device();
   auto* pointer =
       size ? take(size, device, c10::cuda::getCurrentCUDAStream(device)) : nullptr;
+  return {pointer, pointer, &release_block, c10::Device(c10::DeviceType::CUDA, device)};
+}
+
+c10::DataPtr Allocator::allocateWithAddress(size_t size, void* address) {
+  auto device = current_device();
+  open(device);
+  void* pointer = nullptr;
+  auto stream = c10::cuda::getCurrentCUDAStream(device);
+  check(library.torch_allocate_at(device, size, stream, address, &pointer));
+  if (is_watched()) {
+    tell(pointer, static_cast<int64_t>(size), device);
+  }
   return {pointer, pointer, &release_block, c10::Device(c10::DeviceType::CUDA, device)};
 }
 

@@ -1,9 +1,7 @@
 // PyTorch's `CUDAAllocator` over the library: types are translated here, and decisions are made there.
 #pragma once
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <torch/headeronly/version.h>
 
 #include <array>
 #include <atomic>
@@ -16,10 +14,10 @@
 #include <vector>
 
 #include "library.h"
+#include "versions.h"
 
 namespace stratalloc_torch {
 
-namespace torch_cuda = c10::cuda::CUDACachingAllocator;
 using AnnotationEntry = decltype(torch_cuda::SnapshotInfo::external_annotations)::value_type;
 using torch_cuda::AllocatorState;
 using torch_cuda::AllocatorTraceTracker;
@@ -34,27 +32,22 @@ using torch_cuda::ShareableHandle;
 using torch_cuda::SnapshotInfo;
 using torch_cuda::StreamSegmentSize;
 using torch_cuda::TraceEntry;
-using c10::DeviceIndex;
-using c10::MempoolId_t;
 
 inline stratalloc_pool pool_of(MempoolId_t id) {
   return {id.first, id.second};
 }
 
-// Functions that have another form before PyTorch 2.11. There they are called by those of that form.
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
-#define SINCE_2_11
-#else
-#define SINCE_2_11 override
-#endif
+// The calling thread's metadata, or null.
+const char* thread_metadata();
 
-class Allocator final : public torch_cuda::CUDAAllocator {
+class Allocator final : public Base {
  public:
   // The process has one: PyTorch's deleters are plain functions. It is never destroyed: tensors die late.
   static Allocator& get();
 
   // c10::Allocator
   c10::DataPtr allocate(size_t size) override;
+  c10::DataPtr allocateWithAddress(size_t size, void* address) override;
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t size) const override;
 
@@ -80,7 +73,7 @@ class Allocator final : public torch_cuda::CUDAAllocator {
   void* getBaseAllocation(void* pointer, size_t* size) override;
   using torch_cuda::CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) override;
-  SnapshotInfo snapshot(MempoolId_t id, bool include_traces) SINCE_2_11;
+  SnapshotInfo snapshot(MempoolId_t id, bool include_traces) override;
   void beginAllocateToPool(
       DeviceIndex device,
       MempoolId_t id,
@@ -91,8 +84,8 @@ class Allocator final : public torch_cuda::CUDAAllocator {
   void createOrIncrefPool(
       DeviceIndex device,
       MempoolId_t id,
-      std::shared_ptr<torch_cuda::CUDAAllocator> source) SINCE_2_11;
-  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) SINCE_2_11;
+      std::shared_ptr<torch_cuda::CUDAAllocator> source) override;
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) override;
   void setNoSplit(DeviceIndex device, MempoolId_t id) override;
   bool checkPoolLiveAllocations(
       DeviceIndex device,
@@ -107,13 +100,17 @@ class Allocator final : public torch_cuda::CUDAAllocator {
       size_t entries_max,
       RecordContext when,
       bool clear,
-      const std::vector<std::string>& skip) SINCE_2_11;
+      const std::vector<std::string>& skip) override;
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override;
   void pushCompileContext(std::string& name) override;
   void popCompileContext() override;
+  bool supportsUserMetadata() override;
   void setUserMetadata(const std::string& metadata) override;
   std::string getUserMetadata() override;
+  void annotateMemory(const void* pointer, const std::string& metadata) override;
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override;
   void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override;
+  void attachOomRejectionObserver(OomRejectionObserver observer) override;
   void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override;
   void enablePeerAccess(DeviceIndex device, DeviceIndex to) override;
   cudaError_t memcpyAsync(
@@ -130,33 +127,11 @@ class Allocator final : public torch_cuda::CUDAAllocator {
       std::shared_ptr<AllocatorState> state) override;
   std::string name() override;
 
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
-  SnapshotInfo snapshot(MempoolId_t id) override {
-    return snapshot(id, true);
-  }
-  // Whoever calls keeps the allocator as long as the pool.
-  void createOrIncrefPool(
-      DeviceIndex device,
-      MempoolId_t id,
-      torch_cuda::CUDAAllocator* source) override {
-    createOrIncrefPool(
-        device, id, std::shared_ptr<torch_cuda::CUDAAllocator>(std::shared_ptr<void>(), source));
-  }
-  void setUseOnOOM(DeviceIndex device, MempoolId_t id) override {
-    setUseOnOOM(device, id, true);
-  }
-  void recordHistory(
-      bool enabled,
-      CreateContextFn recorder,
-      size_t entries_max,
-      RecordContext when,
-      bool clear) override {
-    recordHistory(enabled, recorder, entries_max, when, clear, {});
-  }
-#endif
-
-  // Puts a further configuration string in force on all devices, also on those that are opened later.
+  // Puts a further configuration string in force on all devices, also on those that are opened later, or on
+  // none.
   void configure(const std::string& conf);
+  // Gives the current stream the class of reserves that a program gave it by PyTorch.
+  void follow_reserve_class(DeviceIndex device);
 
  private:
   Allocator();
@@ -171,6 +146,10 @@ class Allocator final : public torch_cuda::CUDAAllocator {
     check_place(device);
     return handles_[device].load(std::memory_order_acquire);
   }
+  // The device that was opened first, or 0.
+  uint64_t first_opened() const {
+    return open_count_ == 0 ? 0 : handles_[first_open_].load(std::memory_order_acquire);
+  }
   static bool has_place(DeviceIndex device) {
     return 0 <= device && device < C10_COMPILE_TIME_MAX_GPUS;
   }
@@ -183,6 +162,12 @@ class Allocator final : public torch_cuda::CUDAAllocator {
   void apply_recording(uint64_t handle, bool clear);
   void add_tracker(DeviceIndex device, uint64_t handle, const AllocatorTraceTracker& tracker);
   void add_observer(uint64_t handle, const OutOfMemoryObserver& observer);
+  void add_rejection_observer(uint64_t handle, const OomRejectionObserver& observer);
+
+  // Adds the entries that `annotateMemory` made to a device's trace, by their times.
+  void add_annotated(DeviceIndex device, std::vector<TraceEntry>& trace);
+  // Fills in the settings in force.
+  void add_settings(torch_cuda::AllocatorConfigInfo& info);
 
   // Calls with each device that is open and its handle.
   template <class Call>
@@ -212,17 +197,20 @@ class Allocator final : public torch_cuda::CUDAAllocator {
       DeviceIndex device);
   void set_pool_options(DeviceIndex device, MempoolId_t id, uint32_t set, uint32_t clear);
 
-  // What all devices are told. Callbacks of the library never wait for its lock.
+  // What every device gets when it is opened. Callbacks of the library never wait for its lock.
   struct Settings {
-    std::vector<std::string> conf;
     bool recording = false;
     CreateContextFn recorder = nullptr;
     size_t entries_max = 1;
     RecordContext when = RecordContext::NEVER;
     std::string skip;
-    std::string metadata;
+    bool skips_annotate = false;
+    bool has_metadata = false;
     std::vector<AllocatorTraceTracker> trackers;
     std::vector<OutOfMemoryObserver> observers;
+    std::vector<OomRejectionObserver> rejection_observers;
+    // The library's configuration as PyTorch's strings left it.
+    std::string conf;
   };
 
   std::array<std::atomic<uint64_t>, C10_COMPILE_TIME_MAX_GPUS> handles_{};
@@ -240,12 +228,18 @@ class Allocator final : public torch_cuda::CUDAAllocator {
   std::mutex pools_lock_;
   std::map<std::pair<DeviceIndex, MempoolId_t>, uint32_t> pool_options_;
 
+  // Classes of reserves, as the library has them.
+  std::mutex classes_lock_;
+  std::map<std::pair<DeviceIndex, cudaStream_t>, std::string> reserve_classes_;
+
   // Blocks of other processes that are open.
   std::mutex shared_lock_;
   std::unordered_map<std::string, std::weak_ptr<void>> shared_;
 
+  // What the program adds to the history, the oldest first.
   std::mutex annotations_lock_;
   std::deque<AnnotationEntry> annotations_;
+  std::deque<TraceEntry> annotated_;
 };
 
 } // namespace stratalloc_torch

@@ -1,7 +1,9 @@
-// What happened and who asked: statistics, history, snapshots, and who is told.
+// Statistics, history, snapshots, trackers and observers.
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string_view>
 
 #include "allocator.h"
@@ -61,6 +63,33 @@ void release_observer(void* user) {
   delete static_cast<OutOfMemoryObserver*>(user);
 }
 
+void observe_rejection(
+    void* user,
+    int device,
+    uint64_t segment,
+    uint64_t reserved,
+    uint64_t total) {
+  try {
+    (*static_cast<OomRejectionObserver*>(user))(device, segment, reserved, total);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stratalloc: a rejection observer failed: %s\n", error.what());
+  }
+}
+
+void release_rejection_observer(void* user) {
+  delete static_cast<OomRejectionObserver*>(user);
+}
+
+// The calling thread's metadata. The pointer has no destructor, so the end of a thread may read it, too.
+thread_local const char* metadata_here = nullptr;
+struct Metadata {
+  std::string text;
+  ~Metadata() {
+    metadata_here = nullptr;
+  }
+};
+thread_local Metadata metadata;
+
 // A snapshot of one device, translated.
 struct Collected {
   DeviceIndex device;
@@ -81,8 +110,22 @@ void collect_segment(void* user, const stratalloc_segment* segment) {
   info.is_large = segment->is_large;
   info.is_expandable = segment->is_expandable;
   info.owner_private_pool_id = {segment->pool.capture, segment->pool.user};
-  // Without the context of who asked for it, which PyTorch drops as soon as a segment is split: its entry has it.
+  constexpr uint64_t most = std::numeric_limits<int32_t>::max();
+  set_registration_counter(info, static_cast<int32_t>(std::min(segment->number, most)));
+  if (!segment->is_expandable) {
+    info.context_when_allocated = context_of(segment->stack);
+  }
   collected->segments.push_back(std::move(info));
+}
+
+// Whether a segment was never split. PyTorch drops the context of a segment with its first split. A free block
+// keeps the size of its last request: more than 1 MiB above that would have been split off.
+bool is_whole(const SegmentInfo& segment) {
+  if (segment.blocks.size() != 1) {
+    return false;
+  }
+  const auto& block = segment.blocks.front();
+  return block.active || block.size - block.requested_size <= (1 << 20);
 }
 
 void collect_block(void* user, const stratalloc_block* block) {
@@ -101,6 +144,19 @@ void collect_entry(void* user, const stratalloc_entry* entry) {
   collected->entries.back().time_.t_ = entry->time_us;
 }
 
+// Shows what a snapshot of an allocator has.
+void visit(
+    uint64_t handle,
+    const stratalloc_pool* pool,
+    bool with_entries,
+    const stratalloc_snapshot_visitor& visitor) {
+  stratalloc_snapshot* taken = nullptr;
+  check(library.snapshot_take(handle, pool, with_entries, &taken));
+  auto status = library.snapshot_visit(taken, &visitor);
+  library.snapshot_drop(taken);
+  check(status);
+}
+
 int64_t now_us() {
   auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
@@ -114,6 +170,23 @@ int64_t* metric_of(Stat& stat, std::string_view name) {
   return nullptr;
 }
 
+// The place of `all.current`, say.
+int64_t* field_in(StatArray& array, std::string_view name) {
+  auto dot = name.find('.');
+  if (dot == std::string_view::npos) return nullptr;
+  auto pool = name.substr(0, dot);
+  size_t type = pool == "all" ? 0 : pool == "small_pool" ? 1 : pool == "large_pool" ? 2 : 3;
+  return type < array.size() ? metric_of(array[type], name.substr(dot + 1)) : nullptr;
+}
+
+// `0_7` is the pool {0, 7}.
+MempoolId_t pool_named(std::string_view name) {
+  std::string text(name);
+  char* end = nullptr;
+  auto capture = std::strtoull(text.c_str(), &end, 10);
+  return {capture, *end == '_' ? std::strtoull(end + 1, nullptr, 10) : 0};
+}
+
 // Where the value of a key of `memory_stats()` stands; null for keys that PyTorch's struct has no field for.
 int64_t* field_of(DeviceStats& stats, std::string_view key) {
   auto dot = key.find('.');
@@ -125,6 +198,7 @@ int64_t* field_of(DeviceStats& stats, std::string_view key) {
     if (key == "num_device_alloc") return &stats.num_device_alloc;
     if (key == "num_device_free") return &stats.num_device_free;
     if (key == "max_split_size") return &stats.max_split_size;
+    if (key == "num_oom_rejections") return oom_rejections_of(stats);
     return nullptr;
   }
   auto rest = key.substr(dot + 1);
@@ -141,12 +215,13 @@ int64_t* field_of(DeviceStats& stats, std::string_view key) {
       {"inactive_split_bytes", &stats.inactive_split_bytes},
       {"requested_bytes", &stats.requested_bytes},
   };
-  dot = rest.find('.');
-  if (dot == std::string_view::npos) return nullptr;
-  auto pool = rest.substr(0, dot);
-  size_t type = pool == "all" ? 0 : pool == "small_pool" ? 1 : pool == "large_pool" ? 2 : 3;
+  if (family == "reserved_bytes_by_private_pools") {
+    dot = rest.find('.');
+    auto* reserved = reserved_of_pool(stats, pool_named(rest.substr(0, dot)));
+    return reserved ? field_in(*reserved, rest.substr(dot + 1)) : nullptr;
+  }
   for (const auto& [name, array] : families) {
-    if (name == family && type < array->size()) return metric_of((*array)[type], rest.substr(dot + 1));
+    if (name == family) return field_in(*array, rest);
   }
   return nullptr;
 }
@@ -208,11 +283,14 @@ void Allocator::recordHistory(
     const std::vector<std::string>& skip) {
   TORCH_CHECK(when == RecordContext::NEVER || recorder, "a level of contexts needs a recorder");
   std::string names;
+  bool skips_annotate = false;
   for (const auto& action : skip) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
-    // Says what is wrong with a name as PyTorch does.
-    c10::CachingDeviceAllocator::parseTraceEntryAction(action);
-#endif
+    check_action(action);
+    // The class adds entries of this action by itself.
+    if (action == "annotate") {
+      skips_annotate = true;
+      continue;
+    }
     names += (names.empty() ? "" : ",") + action;
   }
   std::lock_guard<std::mutex> guard(settings_lock_);
@@ -221,11 +299,13 @@ void Allocator::recordHistory(
   settings_.entries_max = entries_max;
   settings_.when = enabled ? when : RecordContext::NEVER;
   settings_.skip = names;
+  settings_.skips_annotate = skips_annotate;
   for_each_open([&](DeviceIndex, uint64_t handle) { apply_recording(handle, clear); });
   recording_ = enabled;
   if (!enabled || clear) {
     std::lock_guard<std::mutex> annotations(annotations_lock_);
     annotations_.clear();
+    annotated_.clear();
   }
 }
 
@@ -264,17 +344,82 @@ void Allocator::popCompileContext() {
   check(library.compile_context_pop());
 }
 
-void Allocator::setUserMetadata(const std::string& metadata) {
-  std::lock_guard<std::mutex> guard(settings_lock_);
-  for_each_open([&](DeviceIndex, uint64_t handle) {
-    check(library.history_set_metadata(handle, metadata.empty() ? nullptr : metadata.c_str()));
-  });
-  settings_.metadata = metadata;
+const char* thread_metadata() {
+  return metadata_here;
+}
+
+bool Allocator::supportsUserMetadata() {
+  return true;
+}
+
+void Allocator::setUserMetadata(const std::string& text) {
+  {
+    std::lock_guard<std::mutex> guard(settings_lock_);
+    if (!settings_.has_metadata) {
+      for_each_open([&](DeviceIndex, uint64_t handle) {
+        check(library.history_set_thread_metadata(handle, thread_metadata));
+      });
+      settings_.has_metadata = true;
+    }
+  }
+  metadata.text = text;
+  metadata_here = text.empty() ? nullptr : metadata.text.c_str();
 }
 
 std::string Allocator::getUserMetadata() {
-  std::lock_guard<std::mutex> guard(settings_lock_);
-  return settings_.metadata;
+  return metadata_here ? metadata_here : "";
+}
+
+void Allocator::annotateMemory(const void* pointer, const std::string& text) {
+  if (!recording_) {
+    return;
+  }
+  stratalloc_entry block{};
+  std::optional<DeviceIndex> device;
+  for_each_open([&](DeviceIndex other, uint64_t handle) {
+    auto* address = const_cast<void*>(pointer);
+    if (!device &&
+        library.torch_describe_block(handle, address, &block) == STRATALLOC_STATUS_OK) {
+      device = other;
+    }
+  });
+  TORCH_CHECK(device, "annotateMemory: no live allocation found at pointer ", pointer);
+  auto entry = entry_of(*device, block);
+  entry.user_metadata_ = text;
+  std::vector<AllocatorTraceTracker> trackers;
+  size_t most = 1;
+  bool skips = false;
+  {
+    std::lock_guard<std::mutex> guard(settings_lock_);
+    trackers = settings_.trackers;
+    most = std::max<size_t>(settings_.entries_max, 1);
+    skips = settings_.skips_annotate;
+  }
+  for (const auto& tracker : trackers) {
+    tracker(entry);
+  }
+  if (skips) {
+    return;
+  }
+  entry.time_.t_ = block.time_us;
+  std::lock_guard<std::mutex> guard(annotations_lock_);
+  annotated_.push_back(std::move(entry));
+  while (annotated_.size() > most) {
+    annotated_.pop_front();
+  }
+}
+
+std::shared_ptr<c10::GatheredContext> Allocator::getContextForPointer(const void* pointer) {
+  std::shared_ptr<c10::GatheredContext> found;
+  auto show = [](void* user, void* stack) {
+    *static_cast<std::shared_ptr<c10::GatheredContext>*>(user) = context_of(stack);
+  };
+  for_each_open([&](DeviceIndex, uint64_t handle) {
+    if (!found) {
+      check(library.torch_visit_stack(handle, const_cast<void*>(pointer), show, &found));
+    }
+  });
+  return found;
 }
 
 void Allocator::add_tracker(
@@ -312,24 +457,82 @@ void Allocator::attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
       [&](DeviceIndex, uint64_t handle) { add_observer(handle, settings_.observers.back()); });
 }
 
+void Allocator::add_rejection_observer(uint64_t handle, const OomRejectionObserver& observer) {
+  auto lent = std::make_unique<OomRejectionObserver>(observer);
+  uint64_t id = 0;
+  check(library.oom_rejection_observer_add(
+      handle, observe_rejection, release_rejection_observer, lent.get(), &id));
+  static_cast<void>(lent.release());
+}
+
+void Allocator::attachOomRejectionObserver(OomRejectionObserver observer) {
+  std::lock_guard<std::mutex> guard(settings_lock_);
+  settings_.rejection_observers.push_back(std::move(observer));
+  for_each_open([&](DeviceIndex, uint64_t handle) {
+    add_rejection_observer(handle, settings_.rejection_observers.back());
+  });
+}
+
+void Allocator::add_annotated(DeviceIndex device, std::vector<TraceEntry>& trace) {
+  std::lock_guard<std::mutex> guard(annotations_lock_);
+  auto before = static_cast<ptrdiff_t>(trace.size());
+  for (const auto& entry : annotated_) {
+    if (entry.device_ == device) {
+      trace.push_back(entry);
+    }
+  }
+  auto by_time = [](const TraceEntry& a, const TraceEntry& b) { return a.time_.t_ < b.time_.t_; };
+  std::inplace_merge(trace.begin(), trace.begin() + before, trace.end(), by_time);
+}
+
+void Allocator::add_settings(torch_cuda::AllocatorConfigInfo& info) {
+  add_pinned_settings(info);
+  info.last_allocator_settings = Config::last_allocator_settings();
+  auto handle = first_opened();
+  if (!handle) {
+    // Only PyTorch's strings can have changed anything.
+    info.garbage_collection_threshold = Config::garbage_collection_threshold();
+    info.max_split_size = Config::max_split_size();
+    info.expandable_segments = Config::use_expandable_segments();
+    info.release_lock_on_malloc = CudaConfig::release_lock_on_cudamalloc();
+    info.graph_capture_record_stream_reuse = CudaConfig::graph_capture_record_stream_reuse();
+    info.roundup_power2_divisions = Config::roundup_power2_divisions();
+    return;
+  }
+  stratalloc_torch_settings_t settings{};
+  check(library.torch_settings(handle, &settings));
+  info.garbage_collection_threshold = settings.garbage_collection_threshold;
+  info.max_split_size = settings.max_split_bytes;
+  info.expandable_segments = settings.expandable_segments;
+  info.release_lock_on_malloc = settings.release_lock_on_malloc;
+  info.graph_capture_record_stream_reuse = settings.graph_capture_record_stream_reuse;
+  info.roundup_power2_divisions.assign(
+      std::begin(settings.roundup_power2_divisions), std::end(settings.roundup_power2_divisions));
+  // The library was changed by calls of its own: no string of PyTorch's has this effect.
+  auto conf = conf_of(handle);
+  std::lock_guard<std::mutex> guard(settings_lock_);
+  if (conf != settings_.conf) {
+    info.last_allocator_settings = conf;
+  }
+}
+
 SnapshotInfo Allocator::snapshot(MempoolId_t id, bool include_traces) {
-  using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
-  using CudaConfig = torch_cuda::CUDAAllocatorConfig;
-  SnapshotInfo result;
+  SnapshotInfo result{};
   result.device_traces.resize(include_traces ? device_count_.load() : 0);
   bool is_all = id.first == 0 && id.second == 0;
   auto pool = pool_of(id);
   for_each_open([&](DeviceIndex device, uint64_t handle) {
+    auto first = result.segments.size();
     Collected collected{device, result.segments, {}};
-    stratalloc_snapshot* taken = nullptr;
-    bool with_entries = include_traces && recording_;
-    check(library.snapshot_take(handle, is_all ? nullptr : &pool, with_entries, &taken));
-    stratalloc_snapshot_visitor visitor{
-        collect_segment, collect_block, collect_entry, &collected};
-    auto status = library.snapshot_visit(taken, &visitor);
-    library.snapshot_drop(taken);
-    check(status);
+    stratalloc_snapshot_visitor visitor{collect_segment, collect_block, collect_entry, &collected};
+    visit(handle, is_all ? nullptr : &pool, include_traces && recording_, visitor);
+    for (auto at = first; at < result.segments.size(); at++) {
+      if (!is_whole(result.segments[at])) {
+        result.segments[at].context_when_allocated = nullptr;
+      }
+    }
     if (include_traces) {
+      add_annotated(device, collected.entries);
       if (result.device_traces.size() <= static_cast<size_t>(device)) {
         result.device_traces.resize(device + 1);
       }
@@ -340,16 +543,7 @@ SnapshotInfo Allocator::snapshot(MempoolId_t id, bool include_traces) {
     std::lock_guard<std::mutex> guard(annotations_lock_);
     result.external_annotations.assign(annotations_.begin(), annotations_.end());
   }
-  auto& config = result.config_metadata;
-  config.garbage_collection_threshold = Config::garbage_collection_threshold();
-  config.max_split_size = Config::max_split_size();
-  config.pinned_num_register_threads = CudaConfig::pinned_num_register_threads();
-  config.expandable_segments = Config::use_expandable_segments();
-  config.release_lock_on_malloc = CudaConfig::release_lock_on_cudamalloc();
-  config.pinned_use_host_register = CudaConfig::pinned_use_cuda_host_register();
-  config.graph_capture_record_stream_reuse = CudaConfig::graph_capture_record_stream_reuse();
-  config.last_allocator_settings = Config::last_allocator_settings();
-  config.roundup_power2_divisions = Config::roundup_power2_divisions();
+  add_settings(result.config_metadata);
   return result;
 }
 

@@ -1,8 +1,9 @@
 // How the allocator gets under PyTorch, and how settings reach it.
 #include <c10/util/env.h>
-#include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <mutex>
 #include <sstream>
 
 #include "allocator.h"
@@ -11,7 +12,6 @@ namespace stratalloc_torch {
 
 namespace {
 
-using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
 using c10::CachingAllocator::ConfigTokenizer;
 
 // The text as PyTorch reads it: with its spelling of flags, and without `backend`, which it compares with the
@@ -56,7 +56,7 @@ void read_environment() {
   }
   try {
     Config::instance();
-    torch_cuda::CUDAAllocatorConfig::instance();
+    CudaConfig::instance();
   } catch (...) {
     put_back();
     throw;
@@ -81,28 +81,55 @@ void heed_own_variable() {
   }
 }
 
-// What PyTorch is told while the program runs reaches the library, too.
-void heed_settings() {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
-  // The hook that is there cannot be read; it does this.
-  std::function<void(const std::string&)> pytorch = [](const std::string& conf) {
-    torch_cuda::CUDAAllocatorConfig::instance().parseArgs(conf);
-  };
-#else
-  std::function<void(const std::string&)> pytorch = std::move(Config::getConfigParserHook());
-#endif
-  auto hook = [pytorch](const std::string& conf) {
-    check(library.check_conf(conf.c_str()));
-    if (pytorch) {
-      pytorch(for_pytorch(conf));
+// The half of the settings that PyTorch reads by itself, as it was after the last string that both accepted.
+class PytorchHalf {
+ public:
+  void keep() {
+    kept_ = kept_settings();
+    last_ = Config::last_allocator_settings();
+  }
+
+  // Undoes what PyTorch has read since. Keys that keep their values come first; the last string sets the others.
+  void put_back(const ConfigHook& device_keys) {
+    std::string changed;
+    auto now = kept_settings();
+    for (const auto& [key, value] : kept_) {
+      bool is_same = std::find(now.begin(), now.end(), std::pair(key, value)) != now.end();
+      if (!is_same) {
+        changed += (changed.empty() ? "" : ",") + key + ":" + value;
+      }
     }
-    Allocator::get().configure(conf);
+    for (const auto& text : {for_pytorch(changed), for_pytorch(last_)}) {
+      Config::instance().parseArgs(text);
+      device_keys(text);
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> kept_;
+  std::string last_;
+};
+
+// Lets strings that PyTorch gets while the program runs reach the library, too. A string is in force at both and
+// on all devices, or nowhere.
+void heed_settings() {
+  auto pytorch = config_hook();
+  auto half = std::make_shared<PytorchHalf>();
+  half->keep();
+  auto hook = [pytorch, half](const std::string& conf) {
+    static auto* lock = new std::mutex;
+    std::lock_guard<std::mutex> guard(*lock);
+    try {
+      check(library.check_conf(conf.c_str()));
+      pytorch(for_pytorch(conf));
+      Allocator::get().configure(conf);
+    } catch (...) {
+      half->put_back(pytorch);
+      throw;
+    }
+    half->keep();
   };
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
-  Config::registerDeviceConfigParserHook(hook, {});
-#else
-  Config::getConfigParserHook() = hook;
-#endif
+  set_config_hook(hook);
 }
 
 void install(const char* path) {

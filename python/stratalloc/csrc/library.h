@@ -19,14 +19,15 @@
   X(enable_peer)                  \
   X(expandable_segments)          \
   X(free_memory_callback_add)     \
-  X(history_set_metadata)         \
   X(history_set_stack_source)     \
+  X(history_set_thread_metadata)  \
   X(history_start)                \
   X(history_stop)                 \
   X(last_error)                   \
   X(memory_fraction)              \
   X(memory_info)                  \
   X(oom_observer_add)             \
+  X(oom_rejection_observer_add)   \
   X(open_shared)                  \
   X(pool_empty)                   \
   X(pool_ensure)                  \
@@ -37,22 +38,28 @@
   X(reset_accumulated)            \
   X(reset_peaks)                  \
   X(set_caching)                  \
-  X(set_conf)                     \
   X(set_memory_fraction)          \
+  X(set_reserve_class)            \
   X(share)                        \
   X(snapshot_drop)                \
   X(snapshot_take)                \
   X(snapshot_visit)               \
   X(torch_allocate)               \
+  X(torch_allocate_at)            \
+  X(torch_conf)                   \
   X(torch_conf_keys)              \
   X(torch_delete)                 \
+  X(torch_describe_block)         \
   X(torch_handle)                 \
   X(torch_name)                   \
   X(torch_pool_release)           \
   X(torch_scope_close)            \
   X(torch_scope_open)             \
+  X(torch_set_conf)               \
+  X(torch_settings)               \
   X(torch_share_pages)            \
   X(torch_statistics_json)        \
+  X(torch_visit_stack)            \
   X(tracker_add)                  \
   X(usage)                        \
   X(version)
@@ -83,7 +90,7 @@ inline void check(stratalloc_status status) {
   }
 }
 
-// What a call writes as text.
+// A text that a call writes.
 template <class Call>
 std::string text_of(Call call) {
   std::string text(256, '\0');
@@ -99,6 +106,13 @@ std::string text_of(Call call) {
     }
     text.resize(needed + 64);
   }
+}
+
+// The configuration in force of an allocator.
+inline std::string conf_of(uint64_t handle) {
+  return text_of([&](char* buffer, size_t size, size_t* needed) {
+    return library.torch_conf(handle, buffer, size, needed);
+  });
 }
 
 } // namespace stratalloc_torch

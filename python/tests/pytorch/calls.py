@@ -3,14 +3,33 @@
 usage: calls.py [CONFIGURATION]    (STRATALLOC_LIBRARY and, if need be, STRATALLOC_TORCH_EXTENSION are set)
 """
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
-# What some strategies cannot do is refused, as the page "Under PyTorch" says.
-NOT_BY_THE_DRIVERS_POOLS = {"a_checkpoint", "another_process", "a_pools_options", "without_the_cache"}
-NOT_BY_PAGES = {"a_pools_options"}
+# Not offered by some strategies, which refuse it, as the page "Under PyTorch" says.
+NOT_BY_THE_DRIVERS_POOLS = {
+    "a_checkpoint",
+    "another_process",
+    "a_pools_options",
+    "nccl_registers_a_pool",
+    "without_the_cache",
+    "frames_of_segments",
+    "rejections",
+    "bytes_of_pools",
+}
+NOT_BY_PAGES = {"a_pools_options", "frames_of_segments"}
+# The first version of PyTorch that has a call.
+SINCE = {
+    "rejections": (2, 12),
+    "the_stack_of_a_tensor": (2, 12),
+    "bytes_of_pools": (2, 13),
+    "annotated_tensors": (2, 14),
+    "pinned_memory_in_a_snapshot": (2, 14),
+}
 
 
 def statistics():
@@ -46,6 +65,100 @@ def history():
     memory._record_memory_history(None)
     assert not memory._snapshot()["device_traces"][0]
     del y
+
+
+def metadata_of_threads():
+    import threading
+
+    memory = torch.cuda.memory
+    memory._record_memory_history()
+    memory._set_memory_metadata("main")
+    seen = []
+
+    def other():
+        seen.append(memory._get_memory_metadata())
+        empty(700)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    empty(800)
+    trace = memory._snapshot()["device_traces"][0]
+    words = {entry["size"]: entry["user_metadata"] for entry in trace if entry["action"] == "alloc"}
+    assert seen == [""] and words == {2800: "", 3200: "main"}, (seen, words)
+
+
+def annotated_tensors():
+    memory = torch.cuda.memory
+    assert memory._memory_metadata_supported()
+    memory._record_memory_history()
+    x = empty(1000)
+    memory._annotate_tensor(x, "weights")
+    y = empty(1000)
+    trace = memory._snapshot()["device_traces"][0]
+    annotated = [entry for entry in trace if entry["action"] == "annotate"]
+    assert [entry["user_metadata"] for entry in annotated] == ["weights"]
+    assert (annotated[0]["addr"], annotated[0]["size"]) == (x.data_ptr(), 4000)
+    # It stands where it happened.
+    at = trace.index(annotated[0])
+    assert trace[at - 1]["addr"] == x.data_ptr() and trace[at + 1]["action"] in ("alloc", "segment_alloc"), trace
+    del y
+
+
+def the_stack_of_a_tensor():
+    torch.cuda.memory._record_memory_history()
+
+    def asks():
+        return empty(1 << 20)
+
+    x = asks()
+    of = torch._C._cuda_allocationTraceback
+    assert "asks" in str(of(x.data_ptr())) and of(x.data_ptr() + 512) is None
+    address = x.data_ptr()
+    del x
+    assert of(address) is None
+
+
+def pinned_memory_in_a_snapshot():
+    torch.cuda.memory._record_memory_history()
+    held = torch.empty(1 << 20, pin_memory=True)
+    shot = torch.cuda.memory._snapshot()
+    # PyTorch keeps pinned memory and adds it by itself.
+    assert {"host_segments", "host_traces"} <= shot.keys()
+    del held
+
+
+def frames_of_segments():
+    torch.cuda.memory._record_memory_history()
+
+    def asks(mib):
+        return empty(mib << 18)
+
+    whole, part = asks(30), asks(3)
+    segments = {segment["address"]: segment for segment in torch.cuda.memory._snapshot()["segments"]}
+    assert "asks" in str(segments[whole.data_ptr()]["frames"])
+    assert not segments[part.data_ptr()]["frames"]
+
+
+def rejections():
+    torch.cuda.memory._set_allocator_settings("throw_on_cudamalloc_oom:True")
+    try:
+        empty(1 << 42)
+        raise AssertionError
+    except torch.cuda.OutOfMemoryError:
+        pass
+    stats = torch.cuda.memory_stats()
+    assert (stats["num_oom_rejections"], stats["num_ooms"]) == (1, 0), stats
+
+
+def bytes_of_pools():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = empty(1 << 20)
+    key = "reserved_bytes_by_private_pools.{}_{}.all.current".format(*pool.id)
+    assert torch.cuda.memory_stats()[key] == 20 << 20
+    del x, pool
+    assert torch.cuda.memory_stats()[key] == 0
 
 
 def history_of_what_is_allocated_alone():
@@ -99,6 +212,22 @@ def a_pool():
     del x, pool
     assert len(torch.cuda.memory_snapshot()) == 1
     del y
+
+
+def nccl_registers_a_pool():
+    from torch import distributed
+
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = [empty(5 << 20) for _ in range(3)]
+    assert pool.snapshot()
+    backend = distributed.ProcessGroupNCCL(distributed.HashStore(), 0, 1, distributed.ProcessGroupNCCL.Options())
+    backend.eager_connect_single_device(torch.device("cuda:0"))
+    # NCCL is a stand-in; PyTorch checks the order of the segments before it calls it.
+    backend.register_mem_pool(pool)
+    del held
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def a_pools_options():
@@ -161,6 +290,32 @@ def settings():
     assert torch.cuda.memory_stats()["allocation.all.current"] == 0
 
 
+def settings_of_a_snapshot():
+    def told():
+        return torch.cuda.memory._snapshot()["allocator_settings"]
+
+    x = empty(9)
+    change = torch.cuda.memory._set_allocator_settings
+    change("max_split_size_mb:100")
+    assert told()["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:100"
+    assert told()["max_split_size"] == 100 << 20
+    stratalloc.switch("backend:native,max_split_size_mb:64")
+    assert told()["max_split_size"] == 64 << 20
+    assert told()["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        y = empty(9)
+        before = told()
+        try:
+            change("backend:cudaMallocAsync,max_split_size_mb:200,pinned_num_register_threads:8")
+            raise AssertionError
+        except RuntimeError as error:
+            assert "is open" in str(error), error
+        assert told() == before
+    assert torch.cuda.memory_stats()["max_split_size"] == 64 << 20
+    del x, y
+
+
 def another_process():
     import torch.multiprocessing
     from multiprocessing.reduction import ForkingPickler
@@ -211,14 +366,23 @@ def the_packages_own_calls():
 CALLS = [
     statistics,
     history,
+    metadata_of_threads,
+    annotated_tensors,
+    the_stack_of_a_tensor,
+    pinned_memory_in_a_snapshot,
+    frames_of_segments,
     history_of_what_is_allocated_alone,
     annotations,
     no_memory,
     a_pool,
+    nccl_registers_a_pool,
     a_pools_options,
     a_checkpoint,
     bare_pointers_and_streams,
     settings,
+    settings_of_a_snapshot,
+    rejections,
+    bytes_of_pools,
     another_process,
     without_the_cache,
     a_profile,
@@ -226,9 +390,18 @@ CALLS = [
 ]
 
 
+def version():
+    """PyTorch's, without importing it."""
+    folder = importlib.util.find_spec("torch").submodule_search_locations[0]
+    with open(os.path.join(folder, "version.py")) as file:
+        return tuple(map(int, re.search(r"__version__ = '(\d+)\.(\d+)", file.read()).groups()))
+
+
 def main(conf):
     left_out = {"backend:cudaMallocAsync": NOT_BY_THE_DRIVERS_POOLS, "expandable_segments:True": NOT_BY_PAGES}
     names = [call.__name__ for call in CALLS if call.__name__ not in left_out.get(conf, ())]
+    here = version()
+    names = [name for name in names if SINCE.get(name, here) <= here]
     failed = 0
     for name in names:
         command = [sys.executable, "-W", "ignore", __file__, "--one", name, conf]

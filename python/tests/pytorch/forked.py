@@ -17,7 +17,8 @@ from unittest import mock
 import torch  # noqa: F401 - the processes have it from here
 
 CALLS = pathlib.Path(__file__).with_name("calls.py")
-SECONDS = 120
+# Only a call that hangs takes so long.
+SECONDS = 300
 
 
 def forked(work):
@@ -47,7 +48,9 @@ def run(command, **_):
 
         _, status = os.waitpid(forked(work), 0)
         file.seek(0)
-        return types.SimpleNamespace(returncode=os.waitstatus_to_exitcode(status), stderr=file.read())
+        code = os.waitstatus_to_exitcode(status)
+        ended = f"\nended by signal {-code}" if code < 0 else ""
+        return types.SimpleNamespace(returncode=code, stderr=file.read() + ended)
 
 
 def main(configurations):

@@ -42,7 +42,7 @@ def main(home, folder):
             if (found := re.search(r"Name: (\S+)\s+Flags", line)) and library:
                 versions[library].add(found[1])
     defined = {name.split("@")[0] for name in defined}
-    known = ["libc.", "libm.", "libdl.", "librt.", "libpthread.", "libgcc_s.", "libstdc++.", "ld-"]
+    known = ["libc.", "libz.", "libquadmath.", "libm.", "libdl.", "librt.", "libpthread.", "libgcc_s.", "libstdc++.", "ld-"]
     ours = {file.name for file in files}
     missing = {name for name in needed - ours if not name.startswith(tuple(known))}
     functions = collections.defaultdict(set)

@@ -6,15 +6,18 @@
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
 
 use super::devices::{OpenDevice, find, name_in_force, open_device, open_devices, share_pages};
 use super::not_ours;
-use crate::ffi::calls::{pointer_to, stream_of};
+use crate::ffi::calls::{pointer_to, stream_of, stream_to};
 use crate::ffi::fork::is_child;
 use crate::ffi::guard::{Failure, Status, status};
 use crate::ffi::pools::{Pool, StreamFilter};
+use crate::ffi::snapshots::{Entry, stack_in};
 use crate::ffi::table;
 use crate::ffi::text::{Place, write};
+use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout};
 use crate::registry::key_table;
 
 /// Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
@@ -36,6 +39,101 @@ pub unsafe extern "C" fn stratalloc_torch_allocate(
         let instance = &open_device(device)?.instance;
         let address = if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? };
         place.put(pointer_to(address)?);
+        Ok(())
+    })
+}
+
+/// Allocates a block at exactly `address` from free memory of the cache: of the pool that the request is
+/// routed to. `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream holds the bytes from
+/// there on. The bytes before `address` stay free.
+///
+/// # Safety
+///
+/// `pointer` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_allocate_at(
+    device: c_int,
+    bytes: u64,
+    stream: *mut c_void,
+    address: *mut c_void,
+    pointer: *mut *mut c_void,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(pointer, "pointer") }?;
+        let instance = &open_device(device)?.instance;
+        let made = instance.allocate_at(bytes, stream_of(stream), address.addr() as u64)?;
+        place.put(pointer_to(made)?);
+        Ok(())
+    })
+}
+
+/// Stores an entry of the history that describes the live block that starts at `pointer`: where, how many
+/// bytes were requested, stream, pool, and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is
+/// not recorded. `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
+///
+/// # Safety
+///
+/// `entry` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_describe_block(
+    handle: u64,
+    pointer: *mut c_void,
+    entry: *mut Entry,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(entry, "entry") }?;
+        let address = pointer.addr() as u64;
+        let segments = table::find(handle)?.caching()?.layout();
+        place.put(annotation(&segments, address).ok_or_else(|| not_ours(address))?);
+        Ok(())
+    })
+}
+
+fn annotation(segments: &[SegmentLayout], address: u64) -> Option<Entry> {
+    let is_it = |block: &&BlockLayout| {
+        block.address == address && block.state == BlockStateName::ActiveAllocated
+    };
+    let found = segments.iter().find_map(|segment| {
+        segment.blocks.iter().find(is_it).map(|block| (segment, block.requested_bytes))
+    });
+    let (segment, size_bytes) = found?;
+    Some(Entry {
+        action: 9,
+        address,
+        size_bytes,
+        stream: stream_to(segment.stream),
+        pool: segment.pool.into(),
+        time_us: i64::try_from(History::now_us()).unwrap_or(i64::MAX),
+        compile_context: null(),
+        user_metadata: null(),
+        stack: null_mut(),
+    })
+}
+
+/// Shows the stack of the live block that starts at `pointer`, as its source gathered it: nothing is shown if
+/// there is no such block, or stacks are not gathered. The stack is valid during the call.
+///
+/// # Safety
+///
+/// `show` may be called with `user` during this call, and does not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_visit_stack(
+    handle: u64,
+    pointer: *mut c_void,
+    show: Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>,
+    user: *mut c_void,
+) -> Status {
+    status(|| {
+        let show = show.ok_or_else(|| Failure::null("show"))?;
+        let instance = table::find(handle)?;
+        let context = instance.recording().history().context_of_block(pointer.addr() as u64);
+        let stack = stack_in(context.as_ref());
+        if !stack.is_null() {
+            // SAFETY: the caller's function, with the caller's pointer; `context` holds the stack.
+            unsafe { show(user, stack) };
+        }
         Ok(())
     })
 }

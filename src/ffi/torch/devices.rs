@@ -11,8 +11,9 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use crate::config::Config;
 use crate::ffi::guard::{Failure, Status};
-use crate::ffi::instance::{Instance, environment};
+use crate::ffi::instance::{InForce, Instance, environment, environment_over, further};
 use crate::ffi::said::warn_once;
 use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
@@ -56,8 +57,9 @@ impl Place {
 #[derive(Debug)]
 struct Devices {
     places: [Place; DEVICES_MAX],
-    /// Held while an allocator is made.
-    opening: Global<()>,
+    /// The configuration of allocators that are opened later, once a string was put in force for all devices;
+    /// until then the environment's. Held while an allocator is opened or all are changed.
+    opening: Global<Option<Config>>,
 }
 
 static DEVICES: Devices = Devices::new();
@@ -86,7 +88,7 @@ impl Drop for OpenedHere {
 impl Devices {
     const fn new() -> Self {
         let places = [const { Place(AtomicPtr::new(null_mut())) }; DEVICES_MAX];
-        Self { places, opening: Global::new(()) }
+        Self { places, opening: Global::new(None) }
     }
 
     #[inline]
@@ -104,16 +106,16 @@ impl Devices {
     fn open(
         &self,
         device: c_int,
-        make: impl FnOnce() -> Result<Instance, Failure>,
+        make: impl FnOnce(Option<&Config>) -> Result<Instance, Failure>,
     ) -> Result<&'static OpenDevice, Failure> {
         let place = self.place(device).ok_or_else(|| none(device))?;
-        let _opening = self.opening.lock();
+        let later = self.opening.lock();
         if let Some(open) = place.get() {
             return Ok(open);
         }
         let instance = {
             let _here = OpenedHere::begin();
-            Arc::new(make()?)
+            Arc::new(make(later.as_ref())?)
         };
         for other in self.all() {
             introduce(&other.instance, &instance);
@@ -121,6 +123,48 @@ impl Devices {
         }
         let handle = table::add(Arc::clone(&instance), Keeper::Process)?;
         Ok(place.put(OpenDevice { instance, handle }))
+    }
+
+    /// Puts a further string in force on all devices, also on those that are opened later, or on none.
+    ///
+    /// All that can be checked without a change is checked on all devices first. Where a driver refuses
+    /// afterwards, the devices that were changed before get their former configuration again.
+    #[cold]
+    fn set_conf(
+        &self,
+        text: &str,
+        environment: impl FnOnce() -> Result<Config, Failure>,
+    ) -> Result<(), Failure> {
+        let mut later = self.opening.lock();
+        let _here = OpenedHere::begin();
+        let before = later.clone().map_or_else(environment, Ok)?;
+        let next = further(&before, text)?;
+        for open in self.all() {
+            open.instance.check_conf(text)?;
+        }
+        let mut changed = Vec::new();
+        for open in self.all() {
+            let in_force = open.instance.in_force();
+            if let Err(failure) = open.instance.set_conf(text) {
+                for (instance, before) in changed.into_iter().rev() {
+                    restore(instance, before);
+                }
+                return Err(failure);
+            }
+            changed.push((&open.instance, in_force));
+        }
+        *later = Some(next);
+        Ok(())
+    }
+}
+
+fn restore(instance: &Instance, before: InForce) {
+    if let Err(failure) = instance.restore(before) {
+        let device = instance.driver.info().device;
+        let text = failure.text;
+        warn_once(format_args!(
+            "device {device} keeps a configuration that others refused: {text}"
+        ));
     }
 }
 
@@ -149,7 +193,7 @@ fn introduce(instance: &Instance, other: &Instance) {
 pub(super) fn open_device(device: c_int) -> Result<&'static OpenDevice, Failure> {
     match find(device) {
         Some(open) => Ok(open),
-        None => DEVICES.open(device, || open(device)),
+        None => DEVICES.open(device, |later| open(device, later)),
     }
 }
 
@@ -181,8 +225,17 @@ pub(super) fn name_in_force(device: c_int) -> Result<String, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
     match place.get() {
         Some(open) => Ok(open.instance.name().to_owned()),
-        None => Ok(environment()?.settings().backend.clone()),
+        None => {
+            let later = DEVICES.opening.read().clone();
+            let config = later.map_or_else(environment, Ok)?;
+            Ok(config.settings().backend.clone())
+        }
     }
+}
+
+/// Puts a further string in force on all devices or on none; see [`Devices::set_conf`].
+pub(super) fn set_conf(text: &str) -> Result<(), Failure> {
+    DEVICES.set_conf(text, environment_with_defaults)
 }
 
 #[cold]
@@ -191,13 +244,22 @@ fn none(device: c_int) -> Failure {
 }
 
 #[cold]
-fn open(device: c_int) -> Result<Instance, Failure> {
-    // What is no text is no kind of device, which is said then.
+fn open(device: c_int, later: Option<&Config>) -> Result<Instance, Failure> {
+    // A value that is no text is no kind of device: the error names it.
     let kind = std::env::var_os(VARIABLE);
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
-    let defaults =
-        if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" };
-    Instance::open_over(defaults, &format!("{kind}:{device}"))
+    let config = later.cloned().map_or_else(environment_with_defaults, Ok)?;
+    Instance::open_over(defaults(), &config, &format!("{kind}:{device}"))
+}
+
+/// The defaults of PyTorch's allocators, where they differ from the built-in ones.
+fn defaults() -> &'static str {
+    if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" }
+}
+
+/// Returns the environment's configuration over the defaults of PyTorch's allocators.
+fn environment_with_defaults() -> Result<Config, Failure> {
+    environment_over(defaults())
 }
 
 /// Says so for allocators that are made from now on.
@@ -208,10 +270,11 @@ pub(super) fn share_pages(on: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, KeyTable};
+    use crate::config::KeyTable;
     use crate::driver::sim::SimOptions;
     use crate::driver::{Driver, FaultPlan, Faulty, Sim};
     use crate::error::DriverErrorKind;
+    use crate::ids::PoolId;
     use crate::ids::{DeviceId, StreamId};
     use crate::size::MIB;
 
@@ -233,7 +296,7 @@ mod tests {
         let seats = Devices::new();
         for device in [0, 1, 2, 1, 0] {
             let sim = Arc::clone(&sims[usize::try_from(device).unwrap()]);
-            let open = seats.open(device, || instance(conf, sim)).unwrap();
+            let open = seats.open(device, |_| instance(conf, sim)).unwrap();
             for bytes in [512, 25 * MIB] {
                 open.instance.allocate(bytes, StreamId::DEFAULT).unwrap();
             }
@@ -267,7 +330,7 @@ mod tests {
         let sims = sims();
         use_all("expandable_segments:True,peers:none", &sims);
         let alone = Devices::new();
-        alone.open(0, || instance("expandable_segments:True", sims[0].clone())).unwrap();
+        alone.open(0, |_| instance("expandable_segments:True", sims[0].clone())).unwrap();
         assert_eq!(sims.map(|sim| sim.calls("enable_access")), [0; 3]);
     }
 
@@ -277,18 +340,77 @@ mod tests {
         let seats = Devices::new();
         let conf = "expandable_segments:True";
         let faulty = Arc::new(Faulty::new(Arc::clone(&sims[0])));
-        seats.open(0, || instance(conf, faulty.clone())).unwrap();
+        seats.open(0, |_| instance(conf, faulty.clone())).unwrap();
         let only = Some("enable_access");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
-        let open = seats.open(1, || instance(conf, sims[1].clone())).unwrap();
+        let open = seats.open(1, |_| instance(conf, sims[1].clone())).unwrap();
         open.instance.allocate(512, StreamId::DEFAULT).unwrap();
         assert_eq!(sims[1].mapped_bytes_open_to(DeviceId(0)), 2 * MIB, "the other way is open");
         seats
-            .open(0, || unreachable!())
+            .open(0, |_| unreachable!())
             .unwrap()
             .instance
             .allocate(512, StreamId::DEFAULT)
             .unwrap();
         assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), 0);
+    }
+
+    /// Two devices that are open, and a list to open a third.
+    fn two_open(drivers: [Arc<dyn Driver>; 2]) -> Devices {
+        let seats = Devices::new();
+        for (device, driver) in (0..).zip(drivers) {
+            seats.open(device, |_| instance("", driver)).unwrap();
+        }
+        seats
+    }
+
+    fn told(seats: &Devices) -> Vec<(String, Option<u64>)> {
+        let of = |open: &OpenDevice| {
+            let InForce { config, .. } = open.instance.in_force();
+            (open.instance.name().to_owned(), config.settings().max_split_bytes)
+        };
+        seats.all().map(of).collect()
+    }
+
+    fn nothing() -> Result<Config, Failure> {
+        Ok(Config::default())
+    }
+
+    #[test]
+    fn a_string_that_one_device_refuses_changes_none() {
+        let [first, second, third] = sims();
+        let seats = two_open([first, second]);
+        seats.set_conf("max_split_size_mb:64", nothing).unwrap();
+        let both = vec![("native".to_owned(), Some(64 * MIB)); 2];
+        assert_eq!(told(&seats), both);
+        let pool = PoolId { capture: 0, user: 7 };
+        let used = &seats.place(1).and_then(Place::get).unwrap().instance;
+        used.pools().unwrap().create_pool(pool, Default::default()).unwrap();
+        let switch = "backend:cudaMallocAsync,max_split_size_mb:200";
+        assert!(seats.set_conf(switch, nothing).is_err(), "a pool of the second has a user");
+        assert_eq!(told(&seats), both);
+        let open = seats.open(2, |later| {
+            let config = later.cloned().unwrap();
+            Instance::build(&config, third)
+        });
+        let config = open.unwrap().instance.in_force().config;
+        assert_eq!(config.settings().max_split_bytes, Some(64 * MIB), "the last accepted string");
+    }
+
+    #[test]
+    fn a_driver_that_refuses_late_brings_the_former_configuration_back() {
+        let [first, second, _] = sims();
+        let faulty = Arc::new(Faulty::new(second));
+        let seats = two_open([first, faulty.clone()]);
+        seats.set_conf("max_split_size_mb:64", nothing).unwrap();
+        let before = told(&seats);
+        let limited = &seats.place(0).and_then(Place::get).unwrap().instance;
+        limited.caching().unwrap().set_limit_bytes(Some(30 * MIB));
+        let only = Some("create_pool");
+        faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
+        let switch = "backend:cudaMallocAsync,malloc_async_own_pool:True";
+        assert!(seats.set_conf(switch, nothing).is_err());
+        assert_eq!(told(&seats), before);
+        assert_eq!(limited.caching().unwrap().limit_bytes(), Some(30 * MIB));
     }
 }

@@ -11,6 +11,7 @@
 
 mod class;
 mod devices;
+mod settings;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -25,12 +26,16 @@ use super::text::{Place, write};
 use crate::allocator::ScopeFilter;
 use crate::driver::plugin::copied;
 pub use class::{
-    stratalloc_torch_allocate, stratalloc_torch_conf_keys, stratalloc_torch_delete,
-    stratalloc_torch_name, stratalloc_torch_pool_release, stratalloc_torch_scope_close,
-    stratalloc_torch_scope_open, stratalloc_torch_share_pages,
+    stratalloc_torch_allocate, stratalloc_torch_allocate_at, stratalloc_torch_conf_keys,
+    stratalloc_torch_delete, stratalloc_torch_describe_block, stratalloc_torch_name,
+    stratalloc_torch_pool_release, stratalloc_torch_scope_close, stratalloc_torch_scope_open,
+    stratalloc_torch_share_pages, stratalloc_torch_visit_stack,
 };
 pub(super) use devices::{forget_all, hold};
 use devices::{open_device, open_devices, opened, statistics};
+pub use settings::{
+    TorchSettings, stratalloc_torch_conf, stratalloc_torch_set_conf, stratalloc_torch_settings,
+};
 
 /// [`guard`], which also says what failed where somebody can see it.
 #[inline]

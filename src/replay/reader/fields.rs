@@ -206,10 +206,9 @@ impl Fields for EventFields {
             Word::Action => {
                 let name = value.text().ok_or_else(|| value.mismatch("the name of an action"))?;
                 self.action = Some(match (value, Action::from_name(name)) {
+                    (_, Some(Action::Snapshot))
+                    | (Scalar::Word(Word::Annotate | Word::UserDefined), None) => Kind::Remark,
                     (_, Some(action)) => Kind::Memory(action),
-                    (Scalar::Word(Word::Snapshot | Word::Annotate | Word::UserDefined), None) => {
-                        Kind::Remark
-                    }
                     (_, None) => Kind::Unknown(name.to_owned()),
                 });
             }

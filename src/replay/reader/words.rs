@@ -64,7 +64,6 @@ words! {
     SegmentMap = "segment_map",
     SegmentUnmap = "segment_unmap",
     Oom = "oom",
-    Snapshot = "snapshot",
     Annotate = "annotate",
     UserDefined = "user_defined",
     ActiveAllocated = "active_allocated",

@@ -1,0 +1,74 @@
+// What the files of the test of PyTorch's allocator class share.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "../../stratalloc/csrc/versions.h"
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+using c10::MempoolId_t;
+using cca::TraceEntry;
+
+// c10 has a macro of this name.
+#undef CHECK
+#define CHECK(condition)                                                              \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);            \
+      std::exit(1);                                                                   \
+    }                                                                                 \
+  } while (0)
+
+// What a call throws, of which kind, and with which words.
+#define THROWS(Kind, words, call)                                                     \
+  do {                                                                                \
+    std::string said;                                                                 \
+    bool thrown = false;                                                              \
+    try {                                                                             \
+      call;                                                                           \
+    } catch (const Kind& error) {                                                     \
+      thrown = true;                                                                  \
+      said = error.what_without_backtrace();                                          \
+    } catch (const std::exception& error) {                                           \
+      said = std::string("another kind: ") + error.what();                            \
+    }                                                                                 \
+    if (!thrown || said.find(words) == said.npos) {                                   \
+      std::fprintf(stderr, "%s:%d: %s said: %s\n", __FILE__, __LINE__, #call, said.c_str()); \
+      std::exit(1);                                                                   \
+    }                                                                                 \
+  } while (0)
+
+static const size_t MIB = 1 << 20;
+inline int gathered = 0, contexts_alive = 0;
+
+struct Context : c10::GatheredContext {
+  Context() { contexts_alive++; }
+  ~Context() override { contexts_alive--; }
+};
+
+inline std::shared_ptr<c10::GatheredContext> gather() {
+  gathered++;
+  return std::make_shared<Context>();
+}
+
+inline cca::CUDAAllocator* ours() { return cca::get(); }
+// The class with the functions of the latest version, also where PyTorch has another form of them or none.
+inline stratalloc_torch::Base* base() { return dynamic_cast<stratalloc_torch::Base*>(ours()); }
+inline int64_t current(const c10::CachingAllocator::StatArray& stat) { return stat[0].current; }
+inline cca::DeviceStats stats(int device = 0) { return cca::getDeviceStats(device); }
+
+// In class_versions.cpp.
+void segments();
+void rejections();
+void metadata();
+void settings_in_force();
+void bytes_of_pools();
+void addresses();
+void reserve_classes();

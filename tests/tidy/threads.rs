@@ -1,0 +1,83 @@
+//! What a thread may still use when its last destructors run.
+//!
+//! A thread-local with a destructor is gone then, and so is `std::thread::current`: using either panics.
+
+use super::source::Source;
+
+/// Values of a `Cell` that need no drop.
+const PLAIN: [&str; 7] =
+    ["bool", "u32", "u64", "usize", "Moment", "Option<&'static Slot>", "Option<&static Slot>"];
+
+/// Thread-locals with a destructor. Each is used by `try_with` only, and the thread does without afterwards.
+const DESTROYED: [(&str, &str); 4] = [
+    // A thread that ends hands its slot on. It reads by a counted reference from then on.
+    ("src/sync/slots.rs", "RETURN"),
+    // A thread that ends frees the names that are still open.
+    ("src/history/context.rs", "CLEAR_NAMES"),
+    // A thread that ends frees the blocks of its cache. Its later calls go to the allocator below.
+    ("src/layers/front/local.rs", "LOCAL"),
+    // The text of the last error. A call of an ending thread still returns its status.
+    ("src/ffi/guard.rs", "LAST"),
+];
+
+/// Thread-locals that have no destructor, or are listed, and no `thread::current`.
+pub(crate) fn usable_to_the_end(file: &Source) -> Vec<String> {
+    let code = file.product_code();
+    let mut found = Vec::new();
+    let is_destroyed = |name: &str| DESTROYED.contains(&(file.path.as_str(), name));
+    let mut inside = false;
+    for (line, text) in &code {
+        if text.contains("thread::current()") {
+            found.push(file.at(*line, "an ending thread has no std::thread::current"));
+        }
+        inside |= text.contains("thread_local! {");
+        let text = text.trim();
+        if inside && let Some((name, value)) = declared(text) {
+            if !is_destroyed(name) && !lasts(value) {
+                found.push(
+                    file.at(*line, &format!("{name} has a destructor; use threads::Lasting")),
+                );
+            }
+        } else if inside && text == "}" {
+            inside = false;
+        }
+    }
+    for (_, name) in DESTROYED.iter().filter(|(path, _)| *path == file.path) {
+        let member = format!("{name}.");
+        for (line, text) in &code {
+            let mut uses = text.match_indices(&member).map(|(at, used)| at + used.len());
+            if uses.any(|at| !text[at..].starts_with("try_with(")) {
+                found.push(file.at(*line, &format!("{name} is used by try_with only")));
+            }
+        }
+    }
+    found
+}
+
+/// Name and type of a thread-local.
+fn declared(text: &str) -> Option<(&str, &str)> {
+    let (name, rest) = text.strip_prefix("static ")?.split_once(": ")?;
+    Some((name, rest.split_once(" =").map_or(rest, |(value, _)| value)))
+}
+
+fn lasts(value: &str) -> bool {
+    let cell = value.strip_prefix("Cell<").and_then(|inner| inner.strip_suffix('>'));
+    cell.is_some_and(|inner| PLAIN.contains(&inner))
+        || value.starts_with("Lasting<")
+        // A list of names, which is one.
+        || value == "NameList"
+}
+
+#[test]
+fn what_an_ending_thread_has_no_more_is_seen() {
+    let sees = |path: &str, text: &str| usable_to_the_end(&Source::new(path, text)).len();
+    let local = |value: &str| format!("thread_local! {{\n    static A: {value} = x;\n}}\n");
+    assert_eq!(sees("src/x.rs", &local("Cell<bool>")), 0);
+    assert_eq!(sees("src/x.rs", &local("Lasting<Vec<u64>>")), 0);
+    assert_eq!(sees("src/x.rs", &local("RefCell<Vec<u64>>")), 1);
+    assert_eq!(sees("src/x.rs", &local("Cell<Option<Box<u64>>>")), 1);
+    assert_eq!(sees("src/x.rs", "let a = std::thread::current().id();"), 1);
+    let last = "thread_local! {\n    static LAST: RefCell<String> = x;\n}\n";
+    assert_eq!(sees("src/ffi/guard.rs", &format!("{last}LAST.try_with(f);")), 0);
+    assert_eq!(sees("src/ffi/guard.rs", &format!("{last}LAST.with_borrow(f);")), 1);
+}
