@@ -231,9 +231,9 @@ typedef void (*stratalloc_oom_observer)(void *user,
                                         uint64_t device_total_bytes,
                                         uint64_t device_free_bytes);
 
-// Called for a request that `throw_on_cudamalloc_oom` rejected: the device, the segment that the request would
-// have taken, what the allocator has reserved, and what the device has in all (0 if unknown). It may allocate
-// and free, and must not unwind.
+// Called for a request that `throw_on_cudamalloc_oom` rejected: the device, the segment that the request
+// would have taken, what the allocator has reserved, and what the device has in all (0 if unknown). It may
+// allocate and free, and must not unwind.
 typedef void (*stratalloc_oom_rejection_observer)(void *user,
                                                   int device,
                                                   uint64_t segment_bytes,
@@ -844,8 +844,8 @@ stratalloc_status stratalloc_snapshot_drop(stratalloc_snapshot *snapshot);
 //
 // Blocks that a call takes or frees itself are recorded, and no tracker is called for them. Memory that it
 // takes from the device is announced when the call has returned. Inside a call no memory goes back to the
-// device: `stratalloc_empty_cache` releases nothing there. `stratalloc_destroy` announces all that goes back;
-// the handle is unknown by then.
+// device: `stratalloc_empty_cache` releases nothing there. `stratalloc_destroy` announces all that goes
+// back; the handle is unknown by then.
 //
 // # Safety
 //
@@ -1001,9 +1001,9 @@ stratalloc_status stratalloc_torch_allocate(int device,
                                             void *stream,
                                             void **pointer);
 
-// Allocates a block at exactly `address` from free memory of the cache: of the pool that the request is routed
-// to. `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream holds the bytes from there on. The
-// bytes before `address` stay free.
+// Allocates a block at exactly `address` from free memory of the cache: of the pool that the request is
+// routed to. `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream holds the bytes from
+// there on. The bytes before `address` stay free.
 //
 // # Safety
 //
@@ -1014,9 +1014,9 @@ stratalloc_status stratalloc_torch_allocate_at(int device,
                                                void *address,
                                                void **pointer);
 
-// Stores an entry of the history that describes the live block that starts at `pointer`: where, how many bytes
-// were requested, stream, pool, and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is not
-// recorded. `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
+// Stores an entry of the history that describes the live block that starts at `pointer`: where, how many
+// bytes were requested, stream, pool, and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is
+// not recorded. `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
 //
 // # Safety
 //
@@ -1093,9 +1093,16 @@ stratalloc_status stratalloc_torch_conf_keys(char *buffer,
 // 0.
 stratalloc_status stratalloc_torch_share_pages(int on);
 
-// Puts a further configuration string in force on all devices that PyTorch has used, and on those that it uses
-// later. If one device refuses the string, all keep what they had. May wait for the driver and for running
-// work.
+// Names the version of PyTorch that runs in this process: `compat:pytorch` means its decisions, in every
+// configuration that is read from now on. A version that is not known counts as the nearest known one.
+//
+// Call it before the first other call that reads a configuration. Fails if `major` is 0.
+stratalloc_status stratalloc_torch_version(uint32_t major,
+                                           uint32_t minor);
+
+// Puts a further configuration string in force on all devices that PyTorch has used, and on those that it
+// uses later. If one device refuses the string, all keep what they had. May wait for the driver and for
+// running work.
 //
 // # Safety
 //

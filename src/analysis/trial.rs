@@ -216,6 +216,7 @@ fn open(
     let options = SimOptions { total_bytes, event_mode, addresses, ..SimOptions::default() };
     let sim = Arc::new(Sim::new(options));
     let driver = Arc::clone(&sim) as Arc<dyn Driver>;
+    let config = &recording.trace.resolved(config);
     let strategy = registry::build(config, driver, BuildOptions::default())?;
     if let Some(fraction) = fraction {
         match strategy.caching() {

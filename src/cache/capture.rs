@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
+use crate::config::Settings;
 use crate::driver::{CaptureStatus, NodeId, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{Heap, Slot, StreamUse};
@@ -26,6 +27,8 @@ use crate::ids::{PoolId, StreamId, ThreadNumber};
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     reuse: AtomicBool,
+    /// Whether requests leave events alone while any scope is open, as PyTorch's did until 2.12.
+    scopes_stop_polls: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -62,8 +65,10 @@ struct Deferred {
 }
 
 impl Captures {
-    pub(super) fn set_reuse(&self, reuse: bool) {
-        self.reuse.store(reuse, Ordering::Relaxed);
+    pub(super) fn apply(&self, settings: &Settings) {
+        self.reuse.store(settings.graph_capture_record_stream_reuse, Ordering::Relaxed);
+        let polls = settings.compat.decisions().polls_while_routed;
+        self.scopes_stop_polls.store(!polls, Ordering::Relaxed);
     }
 }
 
@@ -84,6 +89,11 @@ impl Engine {
             }
             CaptureStatus::Invalidated => Ok(()),
             CaptureStatus::None if self.scopes.captures_here() => Ok(()),
+            CaptureStatus::None
+                if self.captures.scopes_stop_polls.load(Ordering::Relaxed) && self.scopes.any() =>
+            {
+                Ok(())
+            }
             CaptureStatus::None => {
                 self.settle_deferred()?;
                 if self.attention.any_event() { self.poll_events() } else { Ok(()) }

@@ -28,6 +28,25 @@ pub(super) struct HeapState {
     pub(super) policy: HitPolicy,
 }
 
+impl HeapState {
+    /// Returns the state of a new heap.
+    pub(super) fn new(raw_addresses: bool, policy: HitPolicy) -> Self {
+        let heap = Heap::new(raw_addresses, policy.ties);
+        let mut state = Self { heap, counters: HeapCounters::default(), policy };
+        state.set_policy(policy);
+        state
+    }
+
+    /// Puts a policy in force. Looks at every block if the rule for ties changes.
+    pub(super) fn set_policy(&mut self, policy: HitPolicy) {
+        self.heap.set_tie_rule(policy.ties);
+        if policy.clock_runs {
+            self.heap.keep_births();
+        }
+        self.policy = policy;
+    }
+}
+
 /// The pool and the stream that a heap serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Home {
@@ -83,7 +102,7 @@ impl HeapCell {
     pub(super) fn move_to(&self, home: Home, policy: HitPolicy) {
         let mut state = self.lock();
         debug_assert_eq!(state.heap.block_count(), 0, "only empty heaps move");
-        state.policy = policy;
+        state.set_policy(policy);
         self.stream.store(home.stream.0, Ordering::Relaxed);
         self.pool[0].store(home.pool.capture, Ordering::Relaxed);
         self.pool[1].store(home.pool.user, Ordering::Relaxed);
@@ -231,7 +250,7 @@ mod tests {
 
     fn state() -> HeapState {
         let policy = HitPolicy::new(&Settings::default(), false);
-        HeapState { heap: Heap::new(false), counters: HeapCounters::default(), policy }
+        HeapState::new(false, policy)
     }
 
     #[test]

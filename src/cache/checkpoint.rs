@@ -204,12 +204,12 @@ fn place_in(
     const RULES: &FitRules = &FitRules::CUT;
     let before_bytes = address - heap.view(slot).address;
     if before_bytes == 0 {
-        return heap.hand_out(slot, size_bytes, requested_bytes, RULES, clock);
+        return heap.hand_out(slot, size_bytes, requested_bytes, RULES, || clock);
     }
-    let before = heap.hand_out(slot, before_bytes, before_bytes, RULES, clock);
+    let before = heap.hand_out(slot, before_bytes, before_bytes, RULES, || clock);
     let slot = heap.free_behind(before.id.slot).unwrap_or(slot);
-    let out = heap.hand_out(slot, size_bytes, requested_bytes, RULES, clock);
-    let freed = heap.free(before.id.slot, clock);
+    let out = heap.hand_out(slot, size_bytes, requested_bytes, RULES, || clock);
+    let freed = heap.free(before.id.slot, || clock);
     let inactive = before.inactive.plus(out.inactive).plus(freed.inactive);
     HandOut { inactive, ..out }
 }

@@ -24,7 +24,7 @@ use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
-use crate::stats::{HeapCounters, Ledger};
+use crate::stats::Ledger;
 use crate::tracepoints;
 
 /// How an engine is built.
@@ -96,7 +96,7 @@ impl Engine {
         let attention: Weak<Attention> = Arc::downgrade(&engine.attention);
         engine.history.listen(attention);
         engine.check_pages(&options.settings)?;
-        engine.captures.set_reuse(options.settings.graph_capture_record_stream_reuse);
+        engine.captures.apply(&options.settings);
         Ok(engine)
     }
 
@@ -188,7 +188,7 @@ impl Engine {
             return None;
         };
         let rules = state.policy.rules;
-        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, &rules, self.now());
+        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, &rules, || self.now());
         let found = self.handed_out::<RECORDS>(cell, state, &out, requested_bytes);
         state.counters.hits += 1;
         Some(found)
@@ -218,7 +218,7 @@ impl Engine {
         requested_bytes: u64,
         rules: &FitRules,
     ) -> Allocation {
-        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, rules, self.now());
+        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, rules, || self.now());
         self.handed_out::<true>(cell, state, &out, requested_bytes)
     }
 
@@ -315,7 +315,7 @@ impl Engine {
     #[inline(always)]
     fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> Completed {
         let HeapState { heap, counters, policy } = state;
-        let done = heap.free(slot, self.now());
+        let done = heap.free(slot, || self.now());
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
             self.ledger.settle(cell.number, counters, &self.heaps);
         }
@@ -413,11 +413,8 @@ impl Engine {
         if self.heaps.len() == CELLS_MAX {
             return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
         }
-        let state = HeapState {
-            heap: Heap::new(self.addresses.is_some()),
-            counters: HeapCounters::default(),
-            policy: growth.policy_of(PoolId::DEFAULT),
-        };
+        let policy = growth.policy_of(PoolId::DEFAULT);
+        let state = HeapState::new(self.addresses.is_some(), policy);
         Ok(self.heaps.add_for_stream(stream, is_per_thread, state))
     }
 
@@ -444,14 +441,14 @@ impl Engine {
         self.check_pages(settings)?;
         let mut growth = self.growth.lock();
         growth.apply(&settings.clone().in_range(), self.device.total_bytes);
-        self.captures.set_reuse(settings.graph_capture_record_stream_reuse);
+        self.captures.apply(settings);
         self.spread_policy(&growth);
         Ok(())
     }
 
     fn spread_policy(&self, growth: &Growth) {
         for cell in self.heaps.all() {
-            cell.lock().policy = growth.policy_of(cell.pool());
+            cell.lock().set_policy(growth.policy_of(cell.pool()));
         }
     }
 

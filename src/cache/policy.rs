@@ -1,7 +1,7 @@
 //! What the settings mean for decisions: small values that heaps carry with them.
 
-use crate::config::{Compat, HandleType, Reserve, Settings};
-use crate::heap::FitRules;
+use crate::config::{Compat, HandleType, Reserve, Settings, Ties};
+use crate::heap::{FitRules, TieRule};
 use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
 
 /// What a hit needs to know. Each heap has a copy under its own lock.
@@ -9,6 +9,7 @@ use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
 pub(super) struct HitPolicy {
     pub(super) roundup: RoundupDivisions,
     pub(super) rules: FitRules,
+    pub(super) ties: TieRule,
     /// Whether searches of the large pool advance the collector's clock: only while there is a
     /// limit and a threshold.
     pub(super) clock_runs: bool,
@@ -39,8 +40,13 @@ impl HitPolicy {
                 max_split_bytes: settings.max_split_bytes.unwrap_or(u64::MAX),
                 oversize_slack_bytes: settings.non_split_rounding_bytes(),
                 expandable: settings.expandable_segments,
-                oversize_in_expandable: settings.compat == Compat::PyTorch,
+                oversize_in_expandable: settings.compat.is_pytorch(),
                 no_split: false,
+            },
+            ties: match settings.compat.decisions().ties {
+                Ties::Address => TieRule::Address,
+                Ties::BlockAge => TieRule::BlockAge,
+                Ties::SegmentAge => TieRule::SegmentAge,
             },
             clock_runs: limited && settings.garbage_collection_threshold.is_some(),
         }

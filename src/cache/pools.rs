@@ -21,11 +21,9 @@ use crate::allocator::{Allocation, Place, PoolOptions, Request, ScopeFilter, Seg
 use crate::diagnostics;
 use crate::driver::{CaptureStatus, capture_status_of};
 use crate::error::{AllocError, DriverError, PoolError};
-use crate::heap::Heap;
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 use crate::scopes::Routed;
-use crate::stats::HeapCounters;
 
 /// The heaps of one pool, by stream, as their numbers.
 #[derive(Debug)]
@@ -240,9 +238,7 @@ impl Engine {
         } else if self.heaps.len() == CELLS_MAX {
             return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
         } else {
-            let heap = Heap::new(self.addresses.is_some());
-            let counters = HeapCounters::default();
-            self.heaps.add(home, HeapState { heap, counters, policy })
+            self.heaps.add(home, HeapState::new(self.addresses.is_some(), policy))
         };
         heaps.numbers.write().push((stream, cell.number));
         Ok(cell)

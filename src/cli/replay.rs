@@ -238,6 +238,7 @@ fn repeat(
             let opened = args.device.open(args.recordings.total_memory)?;
             let workload = &with_real_streams(&recording.workload, &opened)?;
             let total_bytes = opened.driver.info().total_bytes;
+            let config = &recording.trace.resolved(config);
             let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
             if let Some(fraction) = recording.fraction_of(total_bytes) {
                 strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;

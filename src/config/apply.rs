@@ -11,8 +11,9 @@ use super::error::{ConfigError, Span};
 use super::keys::Known;
 use super::layers::layers;
 use super::parse::{Entry, Value, pairs, word};
-use super::settings::{Compat, CpuSettings, HandleType, PeersSetting, Reserve, Settings};
+use super::settings::{CpuSettings, HandleType, PeersSetting, Reserve, Settings};
 use super::token::Token;
+use super::versions::Compat;
 use crate::size::{EIB, MIB, RoundupDivisions};
 
 /// Paths and names are shorter than this.
@@ -81,7 +82,7 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         "expandable_segments" => settings.expandable_segments = read.flag()?,
         "expandable_segments_ipc" => settings.expandable_segments_ipc = read.flag()?,
         "expandable_segments_handle_type" => {
-            settings.expandable_segments_handle_type = read.one_of([
+            settings.expandable_segments_handle_type = read.one_of(&[
                 ("unspecified", HandleType::Unspecified),
                 ("posix_fd", HandleType::PosixFd),
                 ("fabric", HandleType::Fabric),
@@ -107,12 +108,12 @@ fn apply_one(settings: &mut Settings, entry: &Entry<'_, '_>) -> Result<(), Confi
         "snapshot_on_oom" => settings.history.snapshot_on_oom = Some(read.path()?),
         "advise_on_oom" => settings.history.advise_on_oom = read.flag()?,
         "compat" => {
-            let names = [("pytorch", Compat::PyTorch), ("default", Compat::Default)];
-            settings.compat = read.one_of(names)?;
+            let values: Vec<_> = Compat::values().collect();
+            settings.compat = read.one_of(&values)?.in_this_process();
         }
         "peers" => {
             settings.peers =
-                read.one_of([("auto", PeersSetting::Auto), ("none", PeersSetting::None)])?;
+                read.one_of(&[("auto", PeersSetting::Auto), ("none", PeersSetting::None)])?;
         }
         _ => match settings.pluggable.place(key.name) {
             Some(place) => *place = Some(read.name_of_code()?),
@@ -275,12 +276,13 @@ impl<'v, 't> Reader<'v, 't> {
     }
 
     /// What stands for one of these names.
-    fn one_of<T: Copy, const N: usize>(&self, named: [(&str, T); N]) -> Result<T, ConfigError> {
+    fn one_of<T: Copy>(&self, named: &[(&str, T)]) -> Result<T, ConfigError> {
         let token = self.word()?;
         match named.iter().find(|(name, _)| *name == token.text) {
             Some((_, value)) => Ok(*value),
             None => {
-                Err(self.wrong(token.span).or_nearest(token.text, &named.map(|(name, _)| name)))
+                let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
+                Err(self.wrong(token.span).or_nearest(token.text, &names))
             }
         }
     }

@@ -2,7 +2,8 @@
 
 use super::keys::{Acts, BUILT_IN, Key, is_built_in};
 use super::layers::LayerSetting;
-use super::settings::{Compat, CpuSettings, HandleType, PeersSetting, Reserve, Settings};
+use super::settings::{CpuSettings, HandleType, PeersSetting, Reserve, Settings};
+use super::versions::Compat;
 use super::{Config, KeyTable, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
 
@@ -145,10 +146,7 @@ fn value_of(settings: &Settings, key: &str) -> String {
         "pinned_num_register_threads" => pinned.register_threads.to_string(),
         "pinned_reserve_segment_size_mb" => or(pinned.reserve_segment_bytes, "off"),
         "pinned_free_catch_all" => flag(pinned.free_catch_all),
-        "compat" => match settings.compat {
-            Compat::Default => "default".to_owned(),
-            Compat::PyTorch => "pytorch".to_owned(),
-        },
+        "compat" => settings.compat.name().to_owned(),
         "record_history" => {
             let max = settings.history.entries_max;
             max.map_or_else(|| "off".to_owned(), |max| max.to_string())

@@ -6,6 +6,7 @@ use super::error::{ConfigError, Span};
 use super::explain::differ;
 use super::settings::Settings;
 use super::user::UserKey;
+use super::versions::COMPAT_VALUES;
 
 /// Who acts on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,9 +251,9 @@ pub const BUILT_IN: &[Key] = &[
     key("pinned_free_catch_all", BOOL, Acts::NotYet, "ignore failures when pinned memory is freed"),
     key(
         "compat",
-        "pytorch or default",
+        COMPAT_VALUES,
         Acts::NativeAndMallocAsync,
-        "whose decisions where PyTorch's are defects",
+        "decisions where PyTorch's are defects or differ by version",
     ),
     fixed("library", "a file's path", Acts::Pluggable, "shared library with the functions below"),
     fixed("alloc_fn", SYMBOL, Acts::Pluggable, "its function that allocates"),

@@ -61,6 +61,7 @@ pub enum LayerSetting {
 
 impl LayerSetting {
     /// Whether blocks may have other addresses above the layer than below.
+    #[cfg(feature = "ffi")]
     pub(crate) fn may_move_blocks(&self) -> bool {
         matches!(self, Self::Align { .. } | Self::Guard)
     }

@@ -18,6 +18,7 @@ mod parse;
 mod settings;
 mod token;
 mod user;
+mod versions;
 
 #[cfg(test)]
 mod tests;
@@ -37,10 +38,11 @@ pub(crate) use keys::nearest_of;
 pub use keys::{Acts, BUILT_IN, Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use settings::{
-    Compat, CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedSettings,
-    PluggableSettings, Reserve, Settings,
+    CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedSettings, PluggableSettings,
+    Reserve, Settings,
 };
 pub use user::UserKey;
+pub use versions::{Compat, Decisions, Ties, TorchVersion};
 
 /// Where a key's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +139,7 @@ impl Config {
         &self.settings
     }
 
-    /// The same, with these decisions where PyTorch's and ours differ: code said so then.
+    /// Returns the same with these decisions where PyTorch's and ours differ. The origin is code then.
     #[must_use]
     pub fn with_compat(mut self, compat: Compat) -> Self {
         self.settings.compat = compat;

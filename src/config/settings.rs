@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::layers::LayerSetting;
+use super::versions::Compat;
 use crate::size::{
     EIB, LARGE_SEGMENT_DEFAULT_BYTES, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, RoundupDivisions,
     align_up,
@@ -61,7 +62,7 @@ pub struct Settings {
     pub peers: PeersSetting,
     /// The `pinned_*` keys.
     pub pinned: PinnedSettings,
-    /// `compat`: whose decisions are made where PyTorch's are defects.
+    /// `compat`: which decisions are made where PyTorch's rules are defects, or differ between versions.
     pub compat: Compat,
     /// The keys of `backend:pluggable`.
     pub pluggable: PluggableSettings,
@@ -169,16 +170,6 @@ pub enum Reserve {
     Fraction(f64),
     /// So many bytes.
     Bytes(u64),
-}
-
-/// Whose decisions are made where PyTorch's rules are defects. Safety is never at stake.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Compat {
-    /// Ours.
-    #[default]
-    Default,
-    /// PyTorch's, to the letter.
-    PyTorch,
 }
 
 /// By which kind of handle a page leaves the process, where it may.

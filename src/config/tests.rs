@@ -5,6 +5,8 @@ use quickcheck::{Arbitrary, Gen};
 use super::*;
 use crate::size::{GIB, MIB};
 
+mod versions;
+
 fn parse(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, &KeyTable::default())
 }
@@ -177,6 +179,8 @@ fn misspelt_values_are_answered_with_the_nearest_one_in_place() {
         ("compat:pytroch", 7, Some("pytorch")),
         ("compat:Default", 7, Some("default")),
         ("compat:xyzzy", 7, None),
+        ("compat:pytorch-2.9", 7, Some("pytorch-2.10")),
+        ("compat:pytorch-2.16", 7, Some("pytorch-2.10")),
         ("native", 0, Some("backend:native")),
         ("max_split_size_mb:40,cpu", 21, Some("backend:cpu")),
     ] {

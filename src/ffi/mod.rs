@@ -89,5 +89,5 @@ pub use torch::{
     stratalloc_torch_record_stream, stratalloc_torch_release_pool, stratalloc_torch_reset,
     stratalloc_torch_scope_close, stratalloc_torch_scope_open, stratalloc_torch_set_conf,
     stratalloc_torch_settings, stratalloc_torch_share_pages, stratalloc_torch_statistics_json,
-    stratalloc_torch_summary, stratalloc_torch_visit_stack,
+    stratalloc_torch_summary, stratalloc_torch_version, stratalloc_torch_visit_stack,
 };

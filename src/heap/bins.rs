@@ -1,8 +1,8 @@
 //! Which bin a block belongs to, and which bins hold anything.
 //!
 //! Bins are ordered by size. Every multiple of 512 B up to 2 MiB has its own; above, each power of
-//! two is cut in 64. The smallest sizes have eight bins each, their lanes, by address. A bitmap of bins
-//! and a bitmap of its words find the next one in a few steps.
+//! two is cut in 64. The smallest sizes have eight bins each, their lanes, by key (see `order`). A bitmap of
+//! bins and a bitmap of its words find the next one in a few steps.
 
 use std::hint::select_unpredictable;
 
@@ -13,13 +13,16 @@ const EXACT_SIZES: usize = 4096;
 /// Up to this size blocks have lanes.
 const LANED_MAX_BYTES: u64 = 32 * KIB;
 const LANED_SIZES: usize = 64;
-/// Addresses so far apart are in different lanes, unless they are eight times as far apart.
-const LANE_BYTES: u64 = 32 * KIB;
+/// Keys this far apart are in different lanes, unless they are eight times as far apart.
+const LANE_KEYS: u64 = 32 * KIB;
 pub(super) const LANES: usize = 8;
-/// How many bins, from the first on, are lanes.
-pub(super) const LANED_BINS: usize = LANED_SIZES * LANES;
+/// How many bins, from the first on, are lanes. Those of size 0 are never used: a size in units of 512 B is
+/// its number without a subtraction.
+pub(super) const LANED_BINS: usize = (LANED_SIZES + 1) * LANES;
+/// How many bins more than sizes there are before a size without lanes.
+const SHIFT: usize = LANED_BINS - LANED_SIZES - 1;
 /// How many bins, from the first on, hold blocks of one size only.
-pub(super) const EXACT_BINS: usize = EXACT_SIZES + LANED_SIZES * (LANES - 1);
+pub(super) const EXACT_BINS: usize = EXACT_SIZES + 1 + SHIFT;
 const PARTS_LOG2: u32 = 6;
 const FIRST_DOUBLING: u32 = EXACT_MAX_BYTES.ilog2();
 
@@ -39,20 +42,20 @@ pub(super) fn first_bin_of(size_bytes: u64) -> usize {
     lane_of(size_bytes, 0)
 }
 
-/// The bin of a block. Which lane it is depends on the part of 256 KiB in which the block starts.
+/// Returns the bin of a block. A key's lane is its part of 32 Ki out of 256 Ki.
 #[inline]
-pub(super) fn bin_of(size_bytes: u64, address: u64) -> usize {
-    lane_of(size_bytes, (address / LANE_BYTES) as usize % LANES)
+pub(super) fn bin_of(size_bytes: u64, key: u64) -> usize {
+    lane_of(size_bytes, (key / LANE_KEYS) as usize % LANES)
 }
 
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "bins are fewer than 2^16")]
 fn lane_of(size_bytes: u64, lane: usize) -> usize {
     if size_bytes <= EXACT_MAX_BYTES {
-        let size = (size_bytes / MIN_BLOCK_BYTES) as usize - 1;
-        let (laned, plain) = (size * LANES + lane, size + LANED_SIZES * (LANES - 1));
-        // Which sizes come nobody could foretell: no branch.
-        return select_unpredictable(size < LANED_SIZES, laned, plain);
+        let size = (size_bytes / MIN_BLOCK_BYTES) as usize;
+        let (laned, plain) = (size * LANES + lane, size + SHIFT);
+        // The sizes of a program follow no pattern: no branch.
+        return select_unpredictable(size <= LANED_SIZES, laned, plain);
     }
     let doubling = size_bytes.ilog2();
     let part = (size_bytes >> (doubling - PARTS_LOG2)) as usize & ((1 << PARTS_LOG2) - 1);
@@ -175,7 +178,7 @@ mod tests {
                 last = bin;
             }
         }
-        assert_eq!(first_bin_of(512), 0);
+        assert_eq!(first_bin_of(512), LANES);
         assert_eq!(first_bin_of(2 * MIB), EXACT_BINS - 1);
         assert_eq!(first_bin_of(2 * MIB + 512), EXACT_BINS);
         assert_eq!(first_bin_of(u64::MAX - 511), BINS - 1);
@@ -185,7 +188,7 @@ mod tests {
     #[test]
     fn lanes_of_one_size_lie_before_those_of_the_next() {
         for size in (1..80).map(|n| n * MIN_BLOCK_BYTES) {
-            let bins: BTreeSet<_> = (0..16).map(|n| bin_of(size, n * LANE_BYTES)).collect();
+            let bins: BTreeSet<_> = (0..16).map(|n| bin_of(size, n * LANE_KEYS)).collect();
             let (first, next) = (first_bin_of(size), first_bin_of(size + MIN_BLOCK_BYTES));
             assert!(bins.into_iter().eq(first..next));
             assert_eq!(next - first, if size <= LANED_MAX_BYTES { LANES } else { 1 });

@@ -53,8 +53,8 @@ pub(super) struct Block {
     pub(super) size_bytes: u64,
     /// What the last holder asked for. A free block keeps it, as PyTorch's does.
     pub(super) requested_bytes: u64,
-    /// The pool's clock when the block became free.
-    pub(super) birth: u64,
+    /// Its place among free blocks of its size. See `order`.
+    pub(super) key: u64,
     /// Neighbours in the segment by address.
     pub(super) previous: Slot,
     pub(super) next: Slot,
@@ -83,7 +83,7 @@ impl Block {
         address: 0,
         size_bytes: 0,
         requested_bytes: 0,
-        birth: 0,
+        key: 0,
         previous: Slot::NONE,
         next: Slot::NONE,
         links: [Slot::NONE; 2],
@@ -115,12 +115,12 @@ impl Block {
         self.over = Slot::NONE;
     }
 
-    pub(super) const fn view(&self) -> BlockView {
+    pub(super) const fn view(&self, birth: u64) -> BlockView {
         BlockView {
             address: self.address,
             size_bytes: self.size_bytes,
             requested_bytes: self.requested_bytes,
-            birth: self.birth,
+            birth,
             kind: self.kind,
             state: self.state,
             is_split: self.is_split(),

@@ -17,7 +17,7 @@ pub struct Broken {
     pub detail: String,
 }
 
-fn ensure(
+pub(super) fn ensure(
     holds: bool,
     invariant: &'static str,
     detail: impl FnOnce() -> String,
@@ -50,6 +50,7 @@ impl Heap {
             })?;
         }
         self.check_gaps()?;
+        self.check_keys()?;
         self.check_starts()
     }
 
@@ -115,7 +116,7 @@ impl Heap {
         ensure(index.is_sound(&self.slab), "I4", || format!("trees of the {} index", kind.name()))?;
         let mut last = None;
         for (slot, block) in self.free_blocks(kind) {
-            let key = (block.size_bytes, block.address);
+            let key = (block.size_bytes, self.slab.get(slot).key);
             ensure(last < Some(key), "I4", || format!("{key:?} behind {last:?}"))?;
             ensure(block.state == BlockState::Free, "I3", || format!("{slot:?} is not free"))?;
             ensure(block.kind == kind, "I3", || format!("{slot:?} in the wrong index"))?;

@@ -122,7 +122,7 @@ fn signed(bytes: u64) -> i64 {
 
 impl Heap {
     /// The free block that serves a request of `rounded_bytes`: the smallest that is large enough,
-    /// at the lowest address among equals. If the rules refuse it there is none, for every later one is
+    /// with the lowest key among equals. If the rules refuse it there is none, for every later one is
     /// larger still, unless the rules spare a later one that is expandable.
     #[inline(always)]
     #[must_use]
@@ -157,7 +157,7 @@ impl Heap {
         rounded_bytes: u64,
         requested_bytes: u64,
         rules: &FitRules,
-        clock: u64,
+        clock: impl FnOnce() -> u64,
     ) -> HandOut {
         let whole = *self.slab.get(slot);
         debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are handed out");
@@ -169,12 +169,14 @@ impl Heap {
         let (front, size_bytes, generation) = if rules.splits(whole.kind, rounded_bytes, rest_bytes)
         {
             let id = self.cut_front(slot, &whole, rounded_bytes, requested_bytes);
-            let rest = self.slab.get_mut(slot);
-            rest.birth = clock;
-            rest.unlink();
-            let rest_address = whole.address + rounded_bytes;
+            let mut rest_key = whole.key.wrapping_add(rounded_bytes);
+            if self.order.takes_care() {
+                self.cut_with_care(id.slot, slot, whole.key);
+                self.order.note_birth(slot, clock());
+                rest_key = self.slab.get(slot).key;
+            }
             let index = &mut self.free[whole.kind.index()];
-            index.insert(&mut self.slab, slot, rest_bytes, rest_address);
+            index.insert(&mut self.slab, slot, rest_bytes, rest_key);
             inactive = if whole.is_split() {
                 SplitChange { count: 0, bytes: -signed(rounded_bytes) }
             } else {
@@ -202,9 +204,9 @@ impl Heap {
         HandOut { id, address: whole.address, size_bytes, kind: whole.kind, inactive }
     }
 
-    /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index and now is as
-    /// `whole` says. The front is live and holds `requested_bytes`, but is in no index of starts. The
-    /// rest keeps the slot and everything else.
+    /// Cuts `front_bytes` off the front of the block at `slot`, of which `whole` is a copy and which is in no
+    /// index. The front is live and holds `requested_bytes`, but is in no index of starts. The rest keeps
+    /// the slot and everything else but its links. The keys are right for all rules but `BlockAge`.
     #[inline(always)]
     pub(super) fn cut_front(
         &mut self,
@@ -216,6 +218,7 @@ impl Heap {
         let (front, block) = self.slab.occupy();
         block.address = whole.address;
         block.size_bytes = front_bytes;
+        block.key = whole.key;
         block.requested_bytes = requested_bytes;
         block.previous = whole.previous;
         block.next = slot;
@@ -227,7 +230,9 @@ impl Heap {
         let rest = self.slab.get_mut(slot);
         rest.address = whole.address + front_bytes;
         rest.size_bytes = whole.size_bytes - front_bytes;
+        rest.key = whole.key.wrapping_add(front_bytes);
         rest.previous = front;
+        rest.unlink();
         if !whole.previous.is_none() {
             self.slab.get_mut(whole.previous).next = front;
         }
@@ -300,7 +305,7 @@ impl Heap {
     /// Takes back a live block that no other stream uses, and joins it with its free neighbours.
     /// `clock` dates the result. Its id is stale from now on.
     #[inline(always)]
-    pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
+    pub(crate) fn free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
         debug_assert!(!self.is_used_elsewhere(slot), "blocks in use elsewhere drain first");
         let mut done = *self.slab.get(slot);
         self.retire(slot, &mut done);
@@ -321,18 +326,19 @@ impl Heap {
     #[inline]
     pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
         let done = *self.slab.get(slot);
-        self.make_free(slot, &done, clock)
+        self.make_free(slot, &done, || clock)
     }
 
     /// Makes the block at `slot` free, of which `done` is a copy with the generation to be.
     #[inline(always)]
-    fn make_free(&mut self, slot: Slot, done: &Block, clock: u64) -> Completed {
+    fn make_free(&mut self, slot: Slot, done: &Block, clock: impl FnOnce() -> u64) -> Completed {
         let mut inactive = SplitChange::default();
         let (mut address, mut size_bytes) = (done.address, done.size_bytes);
-        let (mut previous, mut next) = (done.previous, done.next);
+        let (mut previous, mut next, mut key) = (done.previous, done.next, done.key);
         if let Some(gone) = self.take_free(previous, &mut inactive) {
             address = gone.address;
             size_bytes += gone.size_bytes;
+            key = gone.key;
             previous = gone.previous;
             if !previous.is_none() {
                 self.slab.get_mut(previous).next = slot;
@@ -345,13 +351,16 @@ impl Heap {
                 self.slab.get_mut(next).previous = slot;
             }
         }
+        if self.order.takes_care() {
+            key = self.free_with_care(slot, done.key, key, clock());
+        }
         let block = self.slab.get_mut(slot);
         block.address = address;
         block.size_bytes = size_bytes;
         block.previous = previous;
         block.next = next;
+        block.key = key;
         block.state = BlockState::Free;
-        block.birth = clock;
         block.generation = done.generation;
         block.unlink();
         if done.is_expandable() {
@@ -360,7 +369,7 @@ impl Heap {
             inactive.count += 1;
             inactive.bytes += signed(size_bytes);
         }
-        self.free[done.kind.index()].insert(&mut self.slab, slot, size_bytes, address);
+        self.free[done.kind.index()].insert(&mut self.slab, slot, size_bytes, key);
         Completed {
             address: done.address,
             size_bytes: done.size_bytes,
@@ -388,11 +397,13 @@ impl Heap {
     pub(super) fn join(&mut self, slot: Slot, neighbour: Slot) {
         let gone = self.slab.get(neighbour);
         let (address, size_bytes) = (gone.address, gone.size_bytes);
+        let key = self.joined_key(gone.key, self.slab.get(slot).key);
         let (before, behind) = (gone.previous, gone.next);
         let block = self.slab.get_mut(slot);
         block.size_bytes += size_bytes;
         if block.previous == neighbour {
             block.address = address;
+            block.key = key;
             block.previous = before;
             if !before.is_none() {
                 self.slab.get_mut(before).next = slot;
@@ -406,7 +417,7 @@ impl Heap {
         self.slab.vacate(neighbour);
     }
 
-    /// Adds a segment as one free block. `size_bytes` is a multiple of 512.
+    /// Adds a segment as one free block, the youngest of the heap. `size_bytes` is a multiple of 512.
     pub(crate) fn add_segment(
         &mut self,
         kind: PoolKind,
@@ -414,19 +425,27 @@ impl Heap {
         size_bytes: u64,
         clock: u64,
     ) -> Slot {
+        let key = self.key_of_segment(address, size_bytes);
+        let (requested_bytes, birth) = (0, clock);
+        self.place_segment(Segment { address, size_bytes, kind, requested_bytes, key, birth })
+    }
+
+    fn place_segment(&mut self, segment: Segment) -> Slot {
+        let Segment { address, size_bytes, kind, requested_bytes, key, birth } = segment;
         debug_assert!(size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES), "I6");
         let (slot, block) = self.slab.occupy();
         block.address = address;
         block.size_bytes = size_bytes;
-        block.requested_bytes = 0;
-        block.birth = clock;
+        block.requested_bytes = requested_bytes;
+        block.key = key;
         block.previous = Slot::NONE;
         block.next = Slot::NONE;
         block.kind = kind;
         block.reservation = FIXED;
         block.state = BlockState::Free;
         block.unlink();
-        self.free[kind.index()].insert(&mut self.slab, slot, size_bytes, address);
+        self.order.note_birth(slot, birth);
+        self.free[kind.index()].insert(&mut self.slab, slot, size_bytes, key);
         slot
     }
 
@@ -452,7 +471,8 @@ impl Heap {
             size_bytes: block.size_bytes,
             kind: block.kind,
             requested_bytes: block.requested_bytes,
-            birth: block.birth,
+            key: block.key,
+            birth: self.order.birth_of(slot),
         };
         let gone = *block;
         self.free[segment.kind.index()].remove(&mut self.slab, slot, &gone);
@@ -460,11 +480,9 @@ impl Heap {
         segment
     }
 
-    /// Puts a segment back that could not be released, as it was.
+    /// Puts a segment back that could not be released, as it was and as old as it was.
     pub(crate) fn restore_segment(&mut self, segment: Segment) {
-        let slot =
-            self.add_segment(segment.kind, segment.address, segment.size_bytes, segment.birth);
-        self.slab.get_mut(slot).requested_bytes = segment.requested_bytes;
+        self.place_segment(segment);
     }
 }
 
@@ -478,5 +496,6 @@ pub(crate) struct Segment {
     /// Its kind.
     pub(crate) kind: PoolKind,
     requested_bytes: u64,
+    key: u64,
     birth: u64,
 }

@@ -141,11 +141,12 @@ impl Heap {
             self.expandable.reservations.push(None);
         }
         self.expandable.reservations[at] = Some(reservation);
+        let key = self.key_of_segment(reservation.address, reservation.size_bytes);
         let (slot, block) = self.slab.occupy();
         block.address = reservation.address;
         block.size_bytes = reservation.size_bytes;
         block.requested_bytes = 0;
-        block.birth = 0;
+        block.key = key;
         block.previous = Slot::NONE;
         block.next = Slot::NONE;
         block.kind = reservation.kind;
@@ -233,7 +234,10 @@ impl Heap {
         let slot = if whole.size_bytes > run.size_bytes {
             gaps.insert(whole.address + run.size_bytes, run.slot);
             self.slab.get_mut(run.slot).requested_bytes = 0;
-            self.cut_front(run.slot, &whole, run.size_bytes, whole.requested_bytes).slot
+            let front = self.cut_front(run.slot, &whole, run.size_bytes, whole.requested_bytes);
+            self.cut_with_care(front.slot, run.slot, whole.key);
+            self.swap_ages(front.slot, run.slot);
+            front.slot
         } else {
             run.slot
         };
@@ -287,6 +291,7 @@ impl Heap {
         if run.address + run.size_bytes < end {
             left[1] = slot;
             slot = self.cut_off(slot, run.size_bytes);
+            self.swap_ages(slot, run.slot);
         }
         let block = self.slab.get_mut(slot);
         block.state = BlockState::Unmapped;
@@ -311,7 +316,9 @@ impl Heap {
     /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index.
     fn cut_off(&mut self, slot: Slot, front_bytes: u64) -> Slot {
         let whole = *self.slab.get(slot);
-        self.cut_front(slot, &whole, front_bytes, 0).slot
+        let front = self.cut_front(slot, &whole, front_bytes, 0).slot;
+        self.cut_with_care(front, slot, whole.key);
+        front
     }
 
     /// Removes a reservation that is one gap. `None` when anything of it is mapped.

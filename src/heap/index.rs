@@ -1,9 +1,9 @@
-//! The free blocks of one kind in (size, address) order.
+//! The free blocks of one kind in (size, key) order; `order` defines the keys.
 //!
 //! One tree a bin. Most bins hold one block, and then the tree is that block. Small sizes have several bins,
-//! by address, because rests of them gather by the hundreds and a block's way into a tree is as long as the
-//! tree is high; the first of such a size is the first of its bins' firsts. Nothing is allocated except the
-//! array of trees, once.
+//! by key, because hundreds of rests collect there and inserting into a tree takes as many steps as the tree
+//! is high. The first block of such a size is the first of the first blocks of its bins. Nothing is allocated
+//! except the array of trees, once.
 
 use super::bins::{BINS, BinSet, EXACT_BINS, LANED_BINS, LANES, bin_of, first_bin_of};
 use super::block::{Block, Slot};
@@ -48,7 +48,7 @@ impl FreeIndex {
     #[inline(never)]
     fn first_among_lanes(&self, slab: &Slab, bin: usize) -> Option<Slot> {
         let firsts = self.filled.lanes_from(bin).filter_map(|bin| self.trees.get(bin));
-        firsts.map(|tree| tree.first).min_by_key(|first| slab.get(*first).address)
+        firsts.map(|tree| tree.first).min_by_key(|first| slab.get(*first).key)
     }
 
     /// The block `slot`, which is in this index, and all behind it, in order.
@@ -70,10 +70,10 @@ impl FreeIndex {
         trees.filter_map(|tree| tree.last(slab)).max_by_key(|slot| key_of(slab.get(*slot)))
     }
 
-    /// Adds a block of `size_bytes` at `address` that is in no index and unlinked.
+    /// Adds a block of this size and key that is in no index and unlinked.
     #[inline(always)]
-    pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot, size_bytes: u64, address: u64) {
-        let bin = bin_of(size_bytes, address);
+    pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot, size_bytes: u64, key: u64) {
+        let bin = bin_of(size_bytes, key);
         match self.trees.get_mut(bin) {
             Some(tree) if tree.is_empty() => {
                 *tree = Tree::of(new);
@@ -94,7 +94,7 @@ impl FreeIndex {
     /// Takes a block out that is in this index; `block` is a copy of it.
     #[inline(always)]
     pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot, block: &Block) {
-        let bin = bin_of(block.size_bytes, block.address);
+        let bin = bin_of(block.size_bytes, block.key);
         match self.trees.get_mut(bin) {
             Some(tree) if tree.is_only(old, block) => {
                 *tree = Tree::EMPTY;
@@ -137,7 +137,7 @@ enum Next {
 impl InOrder<'_> {
     fn behind(&mut self, slot: Slot) -> Option<Slot> {
         let block = self.slab.get(slot);
-        let bin = bin_of(block.size_bytes, block.address);
+        let bin = bin_of(block.size_bytes, block.key);
         let beside = FreeIndex::bins_beside(bin);
         let next = if bin < LANED_BINS {
             self.behind_among_lanes(slot, beside.start, bin - beside.start)
@@ -158,7 +158,7 @@ impl InOrder<'_> {
         });
         lanes[lane] = trees[lane].next_after(slab, slot).unwrap_or(Slot::NONE);
         let ahead = lanes.iter().copied().filter(|slot| !slot.is_none());
-        ahead.min_by_key(|slot| slab.get(*slot).address)
+        ahead.min_by_key(|slot| slab.get(*slot).key)
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
         u64::MAX - 511,
     ];
 
-    /// The index beside an ordered map from (size, address).
+    /// The index beside an ordered map from (size, key).
     #[derive(Default)]
     struct Both {
         slab: Slab,
@@ -208,18 +208,18 @@ mod tests {
     }
 
     impl Both {
-        fn toggle(&mut self, size_bytes: u64, address: u64) {
-            if let Some(slot) = self.model.remove(&(size_bytes, address)) {
+        fn toggle(&mut self, size_bytes: u64, key: u64) {
+            if let Some(slot) = self.model.remove(&(size_bytes, key)) {
                 let block = self.slab.vacate(slot);
                 self.index.remove(&mut self.slab, slot, &block);
                 return;
             }
             let (slot, block) = self.slab.occupy();
-            (block.address, block.size_bytes) = (address, size_bytes);
+            (block.key, block.size_bytes) = (key, size_bytes);
             block.state = crate::heap::BlockState::Free;
             block.unlink();
-            self.index.insert(&mut self.slab, slot, size_bytes, address);
-            self.model.insert((size_bytes, address), slot);
+            self.index.insert(&mut self.slab, slot, size_bytes, key);
+            self.model.insert((size_bytes, key), slot);
         }
 
         fn agree(&self) -> bool {
@@ -241,10 +241,10 @@ mod tests {
     quickcheck::quickcheck! {
         fn blocks_are_in_the_order_of_an_ordered_map(changes: Vec<(u8, u8)>) -> bool {
             let mut both = Both::default();
-            // Addresses in every lane, several in each.
+            // Keys in every lane, several in each.
             changes.into_iter().all(|(size, at)| {
-                let address = u64::from(at % 40) * 12 * KIB;
-                both.toggle(SIZES[usize::from(size) % SIZES.len()], address);
+                let key = u64::from(at % 40) * 12 * KIB;
+                both.toggle(SIZES[usize::from(size) % SIZES.len()], key);
                 both.agree()
             })
         }

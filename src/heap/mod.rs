@@ -7,22 +7,25 @@
 //! - I1 the blocks of a segment tile it: in address order, no gap, no overlap.
 //! - I2 no two neighbours are both free, or both unmapped: they would have coalesced.
 //! - I3 a block is in exactly one index, that of its kind, if and only if it is free.
-//! - I4 the index is ordered by (size, address) and its bitmaps tell which bins hold anything.
+//! - I4 the index is ordered by (size, key) and its bitmaps name the bins that hold anything.
 //! - I5 a draining block waits for at least one event.
 //! - I6 sizes are multiples of 512 B and at least 512 B.
 //! - I7 what was requested of a live block is at most its size.
 //! - I8 the index of live starts, when there is one, holds exactly the live blocks.
 //!
 //! - I9 unmapped blocks are in the map of gaps of their kind, and only they.
+//! - I10 keys follow the rule for ties, and no two blocks share one.
 //!
-//! Read in this order: `block`, `slab`, `index` (and `bins`, `tree`), `edit`, `expand`, `check`.
+//! Read in this order: `block`, `slab`, `order`, `index` (and `bins`, `tree`), `edit`, `expand`, `check`.
 
 mod bins;
+mod births;
 mod block;
 mod check;
 mod edit;
 mod expand;
 mod index;
+mod order;
 mod place;
 mod slab;
 mod starts;
@@ -36,11 +39,13 @@ pub(crate) use block::{BlockId, BlockState, BlockView, Slot};
 pub use check::Broken;
 pub(crate) use edit::{Completed, FitRules, HandOut, SplitChange};
 pub(crate) use expand::{Growing, PageRun, Reservation};
+pub(crate) use order::TieRule;
 pub(crate) use place::Place;
 
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 use expand::Expandable;
 use index::FreeIndex;
+use order::Order;
 use slab::Slab;
 use starts::Starts;
 pub(crate) use uses::StreamUse;
@@ -51,6 +56,7 @@ use uses::Uses;
 pub(crate) struct Heap {
     slab: Slab,
     free: [FreeIndex; 2],
+    order: Order,
     uses: Uses,
     expandable: Expandable,
     /// Live blocks by address; kept only for callers that free by address.
@@ -58,12 +64,13 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
-    /// An empty heap. With `raw_addresses`, live blocks can be found by address.
+    /// Returns an empty heap. With `raw_addresses`, live blocks can be found by address.
     #[must_use]
-    pub(crate) fn new(raw_addresses: bool) -> Self {
+    pub(crate) fn new(raw_addresses: bool, ties: TieRule) -> Self {
         Self {
             slab: Slab::default(),
             free: [FreeIndex::default(), FreeIndex::default()],
+            order: Order::of(ties),
             uses: Uses::default(),
             expandable: Expandable::default(),
             starts: raw_addresses.then(Starts::default),
@@ -73,7 +80,7 @@ impl Heap {
     /// A block as it is now.
     #[must_use]
     pub(crate) fn view(&self, slot: Slot) -> BlockView {
-        self.slab.get(slot).view()
+        self.slab.get(slot).view(self.order.birth_of(slot))
     }
 
     /// How many bytes were asked for of a live block.
@@ -90,18 +97,18 @@ impl Heap {
         self.slab.get(slot).kind
     }
 
-    /// The first free block of a kind in (size, address) order with at least `size_bytes`.
+    /// The first free block of a kind in (size, key) order with at least `size_bytes`.
     #[must_use]
     pub(crate) fn first_at_least(&self, kind: PoolKind, size_bytes: u64) -> Option<Slot> {
         self.free[kind.index()].first_at_least(&self.slab, size_bytes.max(MIN_BLOCK_BYTES))
     }
 
-    /// The free block at `slot` and those of its kind behind it in (size, address) order.
+    /// The free block at `slot` and those of its kind behind it in (size, key) order.
     pub(crate) fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
         self.free[self.kind(slot).index()].in_order_from(&self.slab, slot)
     }
 
-    /// All free blocks of a kind in (size, address) order.
+    /// All free blocks of a kind in (size, key) order.
     pub(crate) fn free_blocks(
         &self,
         kind: PoolKind,
@@ -130,6 +137,15 @@ impl Heap {
     /// The first block of every chain of neighbours, mapped or not.
     pub(super) fn chain_heads(&self) -> impl Iterator<Item = Slot> + '_ {
         self.slab.occupied().filter(|&slot| self.slab.get(slot).previous.is_none())
+    }
+
+    /// The chain of neighbours that starts with `head`, mapped or not, in address order.
+    pub(super) fn chain(&self, head: Slot) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
+        let first = Some(head).filter(|slot| !slot.is_none());
+        std::iter::successors(first, |&slot| {
+            Some(self.slab.get(slot).next).filter(|next| !next.is_none())
+        })
+        .map(|slot| (slot, self.view(slot)))
     }
 
     /// The blocks of the segment that starts with `head`, in address order.
@@ -190,6 +206,7 @@ impl Heap {
     pub(crate) fn metadata_bytes(&self) -> usize {
         self.slab.bytes()
             + self.free.iter().map(FreeIndex::bytes).sum::<usize>()
+            + self.order.bytes()
             + self.uses.bytes()
             + self.starts.as_ref().map_or(0, Starts::bytes)
     }

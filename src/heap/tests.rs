@@ -11,14 +11,14 @@ use crate::size::{MIB, SMALL_SEGMENT_BYTES};
 const SEGMENT: u64 = 0x7000_0000;
 
 fn small_heap() -> Heap {
-    let mut heap = Heap::new(true);
+    let mut heap = Heap::new(true, TieRule::Address);
     heap.add_segment(PoolKind::Small, SEGMENT, SMALL_SEGMENT_BYTES, 0);
     heap
 }
 
 fn take(heap: &mut Heap, bytes: u64) -> HandOut {
     let slot = heap.best_fit(PoolKind::Small, bytes, &FitRules::NONE).unwrap();
-    heap.hand_out(slot, bytes, bytes, &FitRules::NONE, 0)
+    heap.hand_out(slot, bytes, bytes, &FitRules::NONE, || 0)
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn equal_holes_are_taken_from_the_lowest_address() {
     let mut heap = small_heap();
     let blocks: Vec<_> = (0..9).map(|_| take(&mut heap, 512)).collect();
     for i in [5, 1, 7, 3] {
-        heap.free(blocks[i].id.slot, 0);
+        heap.free(blocks[i].id.slot, || 0);
     }
     let again: Vec<_> = (0..4).map(|_| take(&mut heap, 512).address).collect();
     assert_eq!(again, [1, 3, 5, 7].map(|i| SEGMENT + i * 512));
@@ -47,10 +47,11 @@ fn equal_holes_are_taken_from_the_lowest_address() {
 #[test]
 fn a_freed_block_is_joined_with_both_neighbours() {
     let mut heap = small_heap();
+    heap.keep_births();
     let blocks: Vec<_> = (0..3).map(|_| take(&mut heap, 512)).collect();
-    heap.free(blocks[0].id.slot, 0);
-    heap.free(blocks[2].id.slot, 0);
-    let done = heap.free(blocks[1].id.slot, 7);
+    heap.free(blocks[0].id.slot, || 0);
+    heap.free(blocks[2].id.slot, || 0);
+    let done = heap.free(blocks[1].id.slot, || 7);
     assert_eq!(done.inactive, SplitChange { count: -2, bytes: -(2 * 1024 * 1024 - 512) });
     let (slot, whole) = heap.free_blocks(PoolKind::Small).next().unwrap();
     assert_eq!((whole.size_bytes, whole.is_split, whole.birth), (SMALL_SEGMENT_BYTES, false, 7));
@@ -63,7 +64,7 @@ fn an_id_is_stale_after_its_block_was_freed_even_when_the_slot_lives_again() {
     let mut heap = small_heap();
     let out = take(&mut heap, 512);
     assert!(heap.live(out.id, out.address).is_some());
-    heap.free(out.id.slot, 0);
+    heap.free(out.id.slot, || 0);
     assert_eq!(heap.live(out.id, out.address), None);
     let again = take(&mut heap, 512);
     assert_eq!(again.address, out.address);
@@ -75,9 +76,9 @@ fn an_id_is_stale_after_its_block_was_freed_even_when_the_slot_lives_again() {
 #[test]
 fn large_rests_of_one_mebibyte_are_not_cut_off() {
     for (segment, pieces) in [(3 * MIB, 1), (3 * MIB + 512, 2)] {
-        let mut heap = Heap::new(false);
+        let mut heap = Heap::new(false, TieRule::Address);
         let slot = heap.add_segment(PoolKind::Large, SEGMENT, segment, 0);
-        heap.hand_out(slot, 2 * MIB, 2 * MIB, &FitRules::NONE, 0);
+        heap.hand_out(slot, 2 * MIB, 2 * MIB, &FitRules::NONE, || 0);
         assert_eq!(heap.block_count(), pieces);
     }
 }
@@ -86,7 +87,7 @@ fn large_rests_of_one_mebibyte_are_not_cut_off() {
 fn oversize_blocks_serve_oversize_requests_of_about_their_size() {
     let rules =
         FitRules { max_split_bytes: 32 * MIB, oversize_slack_bytes: 20 * MIB, ..FitRules::NONE };
-    let mut heap = Heap::new(false);
+    let mut heap = Heap::new(false, TieRule::Address);
     heap.add_segment(PoolKind::Large, SEGMENT, 60 * MIB, 0);
     let fit = |bytes| heap.best_fit(PoolKind::Large, bytes, &rules).is_some();
     assert!(!fit(20 * MIB), "too small a request for an oversize block");
@@ -108,7 +109,7 @@ fn a_draining_block_is_free_after_its_last_event_and_joins_nothing_before() {
     assert_eq!(uses, [by(4, true), by(3, false)], "a use outside a capture outlives it");
     heap.drain(first.id.slot, 2);
     assert_eq!(heap.live(first.id, first.address), None);
-    heap.free(second.id.slot, 0);
+    heap.free(second.id.slot, || 0);
     assert_eq!(heap.check(), Ok(()));
     assert!(!heap.event_passed(first.id.slot));
     assert!(heap.event_passed(first.id.slot));
@@ -138,7 +139,7 @@ impl Arbitrary for Op {
 
 quickcheck::quickcheck! {
     fn best_fit_equals_a_search_of_all_holes(ops: Vec<Op>) -> bool {
-        let mut heap = Heap::new(true);
+        let mut heap = Heap::new(true, TieRule::Address);
         let mut holes: BTreeMap<u64, u64> = BTreeMap::new();
         let mut live: Vec<HandOut> = Vec::new();
         let mut next_segment = SEGMENT;
@@ -151,7 +152,7 @@ quickcheck::quickcheck! {
                     let found = heap.best_fit(PoolKind::Small, bytes, &FitRules::NONE);
                     assert_eq!(best.is_some(), found.is_some());
                     let (Some((size, address)), Some(slot)) = (best, found) else { continue };
-                    let out = heap.hand_out(slot, bytes, bytes, &FitRules::NONE, 0);
+                    let out = heap.hand_out(slot, bytes, bytes, &FitRules::NONE, || 0);
                     assert_eq!(out.address, address);
                     holes.remove(&address);
                     if size > bytes { holes.insert(address + bytes, size - bytes); }
@@ -160,7 +161,7 @@ quickcheck::quickcheck! {
                 Op::Free { pick } if !live.is_empty() => {
                     let out = live.swap_remove(pick as usize % live.len());
                     assert_eq!(heap.live_at(out.address), Some(out.id.slot));
-                    heap.free(out.id.slot, 0);
+                    heap.free(out.id.slot, || 0);
                     assert_eq!(heap.live_at(out.address), None);
                     let (mut start, mut end) = (out.address, out.address + out.size_bytes);
                     let same = |a: u64, b: u64| a / SMALL_SEGMENT_BYTES == b / SMALL_SEGMENT_BYTES;
@@ -190,7 +191,7 @@ quickcheck::quickcheck! {
 
 #[test]
 fn many_equal_and_many_different_holes_keep_their_order() {
-    let mut heap = Heap::new(true);
+    let mut heap = Heap::new(true, TieRule::Address);
     for i in 0..40 {
         heap.add_segment(
             PoolKind::Small,
@@ -204,7 +205,7 @@ fn many_equal_and_many_different_holes_keep_their_order() {
     let mut order: Vec<usize> = (0..blocks.len()).step_by(2).collect();
     order.sort_by_key(|i| i.wrapping_mul(2_654_435_761) & 0xFFFF);
     for i in order {
-        heap.free(blocks[i].id.slot, 0);
+        heap.free(blocks[i].id.slot, || 0);
     }
     assert_eq!(heap.check(), Ok(()));
     let metadata = heap.metadata_bytes() - 2 * size_of::<FreeIndex>();

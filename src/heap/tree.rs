@@ -1,4 +1,4 @@
-//! Free blocks in (size, address) order: a treap threaded through the blocks.
+//! Free blocks in (size, key) order: a treap threaded through the blocks.
 //!
 //! Priorities are hashes of the slots, so the shape needs no rebalancing and no memory. Blocks know who is
 //! above them, and a tree knows its first block, so taking the first and putting it back cost the same
@@ -226,9 +226,9 @@ fn hangs_right(slab: &Slab, root: Slot) -> bool {
     true
 }
 
-/// Size, then address, as one number: which side of a block another goes is a coin's toss, and
-/// comparing pairs would branch on it.
+/// Returns size, then key, as one number: the result of a comparison is unpredictable, and comparing pairs
+/// would branch on it.
 #[inline]
 pub(super) fn key_of(block: &Block) -> u128 {
-    u128::from(block.size_bytes) << 64 | u128::from(block.address)
+    u128::from(block.size_bytes) << 64 | u128::from(block.key)
 }

@@ -4,7 +4,7 @@
 //! bytes.
 
 use super::stacks::{StackId, Stacks};
-use crate::config::{Compat, Config};
+use crate::config::{Compat, Config, TorchVersion};
 use crate::history::{Action, Entry, Event, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
 
@@ -30,6 +30,8 @@ pub struct Trace {
     pub made_here: Option<MadeHere>,
     /// Entries whose action is unknown. They are not among the events.
     pub unknown: UnknownEntries,
+    /// The oldest version of PyTorch that writes such a file, as far as its keys show it.
+    pub torch: Option<TorchVersion>,
 }
 
 /// Entries of a recording whose action is unknown, as in files of newer versions.
@@ -76,13 +78,33 @@ impl Trace {
         }
     }
 
-    /// The configuration as it acted when the recording was made: PyTorch's recordings follow its rules to
-    /// the letter, those of this library say which rules they follow.
+    /// Returns the configuration as it acted when the recording was made. PyTorch's recordings follow the
+    /// rules of their version, unless `config` names another one; those of this library name their rules.
     #[must_use]
     pub fn as_recorded(&self, config: Config) -> Config {
-        match self.made_here {
-            Some(_) => config,
-            None => config.with_compat(Compat::PyTorch),
+        match (self.made_here, config.settings().compat) {
+            (Some(_), _) | (_, Compat::Version(_)) => config,
+            _ => config.with_compat(Compat::PyTorch),
+        }
+    }
+
+    /// Returns the version of PyTorch whose allocator made the recording, as far as the file shows it:
+    /// entries name a pool from 2.12 on, settings have `max_round_threshold` from 2.13 on, and there are
+    /// `host_traces` from 2.14 on. 2.11 without any of these.
+    #[must_use]
+    pub fn torch_version(&self) -> TorchVersion {
+        let names_pools = || self.events.iter().any(|event| event.says_pool);
+        let least = if names_pools() { TorchVersion::V2_12 } else { TorchVersion::V2_11 };
+        self.torch.unwrap_or(least)
+    }
+
+    /// Returns the configuration with the recording's version where it says `compat:pytorch`.
+    #[must_use]
+    pub fn resolved(&self, config: &Config) -> Config {
+        let compat = config.settings().compat;
+        match compat.or_version(self.torch_version()) {
+            same if same == compat => config.clone(),
+            named => config.clone().with_compat(named),
         }
     }
 }

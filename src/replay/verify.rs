@@ -72,7 +72,8 @@ impl Verification {
     }
 }
 
-/// Repeats a recording decision by decision. `memory_fraction` is the recorded process's.
+/// Repeats a recording decision by decision. `memory_fraction` is the recorded process's. With
+/// `compat:pytorch` the decisions are those of the recording's version.
 ///
 /// # Errors
 ///
@@ -140,6 +141,7 @@ fn repeat(
         return Err(ReplayError::RequestsOnly);
     }
     check_heaps(trace.events.iter().map(|event| (event.stream, event.said_pool())))?;
+    let config = &trace.resolved(config);
     let begin = Instant::now();
     let sim = Arc::new(Sim::new(SimOptions {
         total_bytes,

@@ -7,7 +7,6 @@ use parking_lot::RwLockReadGuard;
 use super::{MallocAsyncAllocator, Route, UNLIMITED};
 use crate::allocator::Request;
 use crate::cache::name_holders;
-use crate::config::Compat;
 use crate::driver::{
     DriverPoolUsage, may_be_captured, synchronize_outside_captures, unless_captured,
 };
@@ -148,7 +147,7 @@ impl MallocAsyncAllocator {
     /// what other streams freed comes back only when they were waited for, too.
     fn wait_and_trim(&self, route: &Route, request: Request) -> Result<(), DriverError> {
         unless_captured(self.driver.synchronize_stream(request.stream))?;
-        if self.settings.read().compat != Compat::PyTorch {
+        if !self.settings.read().compat.is_pytorch() {
             self.wait_for_freed()?;
         }
         let pools = self.memory_pools();

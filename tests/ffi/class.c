@@ -103,6 +103,8 @@ int main(void) {
     names("native");
     uint64_t handle = 0;
     IS(OK, stratalloc_torch_share_pages(1));
+    IS(INVALID_ARGUMENT, stratalloc_torch_version(0, 13));
+    IS(OK, stratalloc_torch_version(2, 13));
     IS(OK, stratalloc_torch_handle(0, &handle));
     int on_host = !strcmp(getenv("STRATALLOC_DEVICE"), "host");
     /* Simulated devices have equal addresses, which no two real ones have. */

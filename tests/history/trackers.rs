@@ -20,7 +20,6 @@ use crate::common::runs::runs;
 
 const CONFS: [&str; 3] =
     ["backend:native", "backend:native,expandable_segments:True", "backend:cpu"];
-const PAGE: u64 = 2 * MIB;
 const PAGE_STEP: usize = 2 << 20;
 
 fn host() -> Arc<dyn Driver> {

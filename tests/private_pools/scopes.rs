@@ -384,3 +384,35 @@ fn a_captures_first_request_from_a_third_thread_goes_to_the_captures_pool() {
         bed.check();
     }
 }
+
+#[test]
+fn a_routed_pool_stops_the_queries_of_events_only_where_the_version_of_pytorch_did() {
+    for (conf, polls) in [
+        ("", true),
+        ("compat:pytorch", false),
+        ("compat:pytorch-2.12", false),
+        ("compat:pytorch-2.13", true),
+        ("compat:pytorch-2.15", true),
+    ] {
+        let bed = Bed::new(ROOMY, conf);
+        let (home, side) = (bed.stream(), bed.stream());
+        let block = bed.take(8 * MIB, home);
+        bed.work(&block, side);
+        bed.give(block);
+        bed.sim.complete_all();
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let scope = pool.enter().unwrap();
+        let inside = bed.take(MIB, home);
+        let waits = bed.statistics().active.all.current == 2;
+        assert_eq!(waits, !polls, "{conf}");
+        drop(scope);
+        let after = bed.take(MIB, home);
+        assert_eq!(
+            bed.statistics().active.all.current,
+            2,
+            "{conf}: after the scope all are queried"
+        );
+        [inside, after].into_iter().for_each(|block| bed.give(block));
+        bed.check();
+    }
+}

@@ -142,6 +142,8 @@ void install(const char* path) {
       name);
   auto missing = library.load(path);
   TORCH_CHECK(missing.empty(), missing);
+  // What `compat:pytorch` means from here on.
+  check(library.torch_version(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR));
   make_keys_known();
   read_environment();
   heed_own_variable();

@@ -59,6 +59,7 @@
   X(torch_settings)               \
   X(torch_share_pages)            \
   X(torch_statistics_json)        \
+  X(torch_version)                \
   X(torch_visit_stack)            \
   X(tracker_add)                  \
   X(usage)                        \

@@ -10,6 +10,7 @@ use std::ptr::{null, null_mut};
 
 use super::devices::{OpenDevice, find, name_in_force, open_device, open_devices, share_pages};
 use super::not_ours;
+use crate::config::TorchVersion;
 use crate::ffi::calls::{pointer_to, stream_of, stream_to};
 use crate::ffi::fork::is_child;
 use crate::ffi::guard::{Failure, Status, status};
@@ -262,4 +263,20 @@ pub unsafe extern "C" fn stratalloc_torch_conf_keys(
 pub extern "C" fn stratalloc_torch_share_pages(on: c_int) -> Status {
     share_pages(on != 0);
     Status::Ok
+}
+
+/// Names the version of PyTorch that runs in this process: `compat:pytorch` means its decisions, in every
+/// configuration that is read from now on. A version that is not known counts as the nearest known one.
+///
+/// Call it before the first other call that reads a configuration. Fails if `major` is 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_version(major: u32, minor: u32) -> Status {
+    status(|| {
+        if major == 0 {
+            let text = format!("{major}.{minor} is no version of PyTorch");
+            return Err(Failure::new(Status::InvalidArgument, text));
+        }
+        TorchVersion::nearest(major, minor).set_running();
+        Ok(())
+    })
 }

@@ -29,7 +29,7 @@ pub use class::{
     stratalloc_torch_allocate, stratalloc_torch_allocate_at, stratalloc_torch_conf_keys,
     stratalloc_torch_delete, stratalloc_torch_describe_block, stratalloc_torch_name,
     stratalloc_torch_pool_release, stratalloc_torch_scope_close, stratalloc_torch_scope_open,
-    stratalloc_torch_share_pages, stratalloc_torch_visit_stack,
+    stratalloc_torch_share_pages, stratalloc_torch_version, stratalloc_torch_visit_stack,
 };
 pub(super) use devices::{forget_all, hold};
 use devices::{open_device, open_devices, opened, statistics};

@@ -5,7 +5,9 @@
 //! absent; each default is named where it is taken.
 
 use super::error::Mismatch;
+use super::parts::Parts;
 use super::words::Word;
+use crate::config::TorchVersion;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::replay::{MadeHere, StackId, TraceEvent, UnknownEntries};
@@ -97,18 +99,20 @@ pub(super) struct SettingsFields {
     is_ours: bool,
     limit_bytes: Option<u64>,
     total_bytes: Option<u64>,
+    torch: Option<TorchVersion>,
 }
 
 impl SettingsFields {
     /// The keys that are read.
-    pub(super) const KEYS: [Word; 4] =
-        [Word::Conf, Word::Stratalloc, Word::LimitBytes, Word::TotalBytes];
+    pub(super) const KEYS: [Word; 5] =
+        [Word::Conf, Word::Stratalloc, Word::LimitBytes, Word::TotalBytes, Word::MaxRoundThreshold];
 
     /// Takes one field of [`KEYS`](Self::KEYS).
     pub(super) fn set(&mut self, key: Word, value: Scalar) -> Result<(), Mismatch> {
         match key {
             Word::Conf => self.conf = value.into_conf()?,
             Word::Stratalloc => self.is_ours = true,
+            Word::MaxRoundThreshold => self.torch = Some(TorchVersion::V2_13),
             Word::LimitBytes if value == Scalar::None => {}
             Word::LimitBytes => self.limit_bytes = Some(value.number()?),
             Word::TotalBytes => self.total_bytes = Some(value.number()?).filter(|bytes| *bytes > 0),
@@ -117,10 +121,12 @@ impl SettingsFields {
         Ok(())
     }
 
-    /// The configuration string, and what only snapshots of this library say.
-    pub(super) fn finish(self) -> (String, Option<MadeHere>) {
-        let Self { conf, is_ours, limit_bytes, total_bytes } = self;
-        (conf, is_ours.then_some(MadeHere { limit_bytes, total_bytes }))
+    /// Adds the settings to the other parts of the snapshot.
+    pub(super) fn finish(self, parts: &mut Parts) {
+        let Self { conf, is_ours, limit_bytes, total_bytes, torch } = self;
+        parts.conf = conf;
+        parts.made_here = is_ours.then_some(MadeHere { limit_bytes, total_bytes });
+        parts.torch = parts.torch.max(torch);
     }
 }
 

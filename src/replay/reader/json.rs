@@ -21,6 +21,7 @@ use super::parts::{Parts, push_sparingly};
 use super::path::Path;
 use super::stack_reader::{StackRoom, StackSeed};
 use super::words::Word;
+use crate::config::TorchVersion;
 use crate::replay::{Trace, TraceEvent, UnknownEntries};
 
 /// Reads a snapshot.
@@ -445,7 +446,11 @@ impl<'de> Visitor<'de> for Snapshot<'_, '_> {
                 }
                 Some(key @ Word::AllocatorSettings) => {
                     let fields = place.at_key(key, || map.next_value_seed(Settings(place)))?;
-                    (parts.conf, parts.made_here) = fields.finish();
+                    fields.finish(&mut parts);
+                }
+                Some(Word::HostTraces) => {
+                    map.next_value::<IgnoredAny>()?;
+                    parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use super::Limits;
 use super::fields::ListedSegment;
+use crate::config::TorchVersion;
 use crate::history::SegmentLayout;
 use crate::replay::{MadeHere, Stacks, Trace, TraceEvent, UnknownEntries};
 
@@ -21,6 +22,8 @@ pub(super) struct Parts {
     pub(super) other_devices: u32,
     pub(super) conf: String,
     pub(super) made_here: Option<MadeHere>,
+    /// The oldest version of PyTorch that writes such snapshots, as far as keys show it.
+    pub(super) torch: Option<TorchVersion>,
     pub(super) stacks: Stacks,
     /// Entries of the chosen device with unknown actions.
     pub(super) unknown: UnknownEntries,
@@ -52,6 +55,7 @@ impl Parts {
             segments,
             conf: self.conf,
             made_here: self.made_here,
+            torch: self.torch,
             device,
             other_devices,
             requests_only: false,

@@ -35,6 +35,8 @@ words! {
     Stratalloc = "stratalloc",
     LimitBytes = "limit_bytes",
     TotalBytes = "total_bytes",
+    MaxRoundThreshold = "max_round_threshold",
+    HostTraces = "host_traces",
     Action = "action",
     Addr = "addr",
     DeviceFree = "device_free",

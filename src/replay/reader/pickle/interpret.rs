@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use super::budget::{Budget, OverBudget};
 use super::heap::{Constant, Heap, Items, Value, View};
 use super::stack_reader::StackReader;
+use crate::config::TorchVersion;
 use crate::replay::reader::Limits;
 use crate::replay::reader::error::{Failure, Mismatch, PickleProblem};
 use crate::replay::reader::fields::{
@@ -17,7 +18,7 @@ use crate::replay::reader::fields::{
 use crate::replay::reader::parts::Parts;
 use crate::replay::reader::path::Path;
 use crate::replay::reader::words::Word;
-use crate::replay::{MadeHere, Trace, UnknownEntries};
+use crate::replay::{Trace, UnknownEntries};
 
 /// Reads a snapshot.
 pub(in crate::replay::reader) fn interpret(
@@ -93,8 +94,11 @@ impl<'h> Interpreter<'h> {
             .ok_or_else(|| Mismatch::new("the key segments", "no such key"))?;
         parts.segments = self.at_key(Word::Segments, |me| me.entries::<SegmentFields>(segments))?;
         if let Some(settings) = record[Word::AllocatorSettings as usize] {
-            (parts.conf, parts.made_here) =
-                self.at_key(Word::AllocatorSettings, |me| me.settings(settings))?;
+            let fields = self.at_key(Word::AllocatorSettings, |me| me.settings(settings))?;
+            fields.finish(&mut parts);
+        }
+        if record[Word::HostTraces as usize].is_some() {
+            parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
         }
         if let Some(devices) = record[Word::DeviceTraces as usize] {
             self.at_key(Word::DeviceTraces, |me| me.devices(devices, &mut parts))?;
@@ -102,10 +106,10 @@ impl<'h> Interpreter<'h> {
         Ok(parts)
     }
 
-    fn settings(&mut self, settings: Value) -> Result<(String, Option<MadeHere>), Stop> {
+    fn settings(&mut self, settings: Value) -> Result<SettingsFields, Stop> {
         let mut fields = SettingsFields::default();
         if self.heap.view(settings) == View::Constant(Constant::None) {
-            return Ok(fields.finish());
+            return Ok(fields);
         }
         let record = self.heap.record_of(settings);
         let record = record.ok_or_else(|| self.mismatch("a dictionary of settings", settings))?;
@@ -115,7 +119,7 @@ impl<'h> Interpreter<'h> {
                 self.at_key(key, |_| Ok(fields.set(key, value)?))?;
             }
         }
-        Ok(fields.finish())
+        Ok(fields)
     }
 
     /// A setting; texts are whole.

@@ -335,7 +335,7 @@ fn entries_with_unknown_actions_are_counted_for_the_device_that_is_read() {
     let devices = [
         vec![entry("alloc"), entry("fold")],
         vec![entry("teleport"), entry("alloc"), entry("fold"), entry("alloc")],
-        vec![dict([("action", text("beam"))])],
+        vec![entry("alloc"), dict([("action", text("beam"))])],
     ];
     let devices = list(devices.map(Node::List));
     let trace = read_both(&dict([("segments", list([])), ("device_traces", devices)])).unwrap();
