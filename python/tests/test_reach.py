@@ -123,7 +123,7 @@ class Hooks(unittest.TestCase):
 
             def told(entry):
                 entries.append(entry)
-                # It gets no entries of its own blocks.
+                # It gets no entries of its own blocks, but gets the segment that they need.
                 if entry["action"] == "alloc":
                     allocator.free(allocator.allocate(512))
 
@@ -135,13 +135,14 @@ class Hooks(unittest.TestCase):
             self.assertEqual(allocator.metadata(), "epoch 1")
             with allocator.compile_context("[1/0]"):
                 block = allocator.allocate(700, stream=7)
-            self.assertEqual([entry["action"] for entry in entries], ["segment_alloc", "alloc"])
-            alloc = entries[-1]
+            actions = [(entry["action"], entry["stream"]) for entry in entries]
+            self.assertEqual(actions, [("segment_alloc", 7), ("alloc", 7), ("segment_alloc", 0)])
+            alloc = entries[1]
             self.assertEqual((alloc["addr"], alloc["size"], alloc["stream"]), (block, 700, 7))
             self.assertEqual((alloc["compile_context"], alloc["user_metadata"]), ("[1/0]", "epoch 1"))
             allocator.remove_tracker(tracker)
             allocator.free(block)
-            self.assertEqual(len(entries), 2)
+            self.assertEqual(len(entries), 3)
             with self.assertRaisesRegex(Error, "nothing was added"):
                 allocator.remove_tracker(tracker)
 
