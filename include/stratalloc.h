@@ -1117,7 +1117,7 @@ stratalloc_status stratalloc_torch_set_conf(const char *conf);
 stratalloc_status stratalloc_torch_settings(uint64_t handle, stratalloc_torch_settings_t *settings);
 
 // Writes a configuration string that has the effect of the settings in force, in the manner of
-// `stratalloc_statistics_json`. It is empty if all have their defaults.
+// `stratalloc_statistics_json`. It is empty if all have the defaults of PyTorch's allocators.
 //
 // # Safety
 //

@@ -66,8 +66,12 @@ impl Config {
     /// A string that says the same; what it does not mention has its default.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let defaults = Settings::default();
-        let told = BUILT_IN.iter().filter(|key| differ(&self.settings, &defaults, key.name));
+        self.to_text_over(&Settings::default())
+    }
+
+    /// The same for a reader with these defaults.
+    pub(crate) fn to_text_over(&self, defaults: &Settings) -> String {
+        let told = BUILT_IN.iter().filter(|key| differ(&self.settings, defaults, key.name));
         let mut parts: Vec<String> = told
             .map(|key| format!("{}:{}", key.name, value_of(&self.settings, key.name)))
             .collect();

@@ -64,7 +64,7 @@ pub(super) struct InForce {
     limit_bytes: Option<u64>,
 }
 
-fn parse(text: &str) -> Result<Config, Failure> {
+pub(super) fn parse(text: &str) -> Result<Config, Failure> {
     let parsed = Config::parse(text, &registry::key_table());
     parsed.map_err(|error| bad_configuration(text, &error))
 }

@@ -38,6 +38,8 @@ struct Pool {
     users: u32,
     /// Scopes that the user's functions were told of.
     begun: u32,
+    /// The thread that calls the user's `end_pool` for the scope that was open last.
+    ending: Option<ThreadNumber>,
     options: PoolOptions,
     /// A graph was captured in it or a checkpoint taken: idle blocks are not for others.
     fixed: bool,
@@ -81,6 +83,13 @@ impl Known {
 
     fn known(&self, pool: PoolId) -> Result<&Pool, PoolError> {
         self.pools.get(&pool).ok_or(PoolError::Unknown { pool })
+    }
+
+    /// Notes that a thread calls the user's `end_pool`; no scope begins until it has returned.
+    fn set_ending(&mut self, pool: PoolId, thread: Option<ThreadNumber>) {
+        if let Some(found) = self.pools.get_mut(&pool) {
+            found.ending = thread;
+        }
     }
 
     /// Whether a block that is freed stays with its pool; then it is idle from now on.
@@ -237,9 +246,17 @@ impl PluggableAllocator {
             return Err(PoolError::IsDefault);
         }
         let mut known = self.pools.lock();
-        while let Some(opened) = self.pools.scopes.of(pool) {
-            // Another thread's single request ends soon; its own would wait for itself.
-            match opened.brief {
+        loop {
+            let busy = match self.pools.scopes.of(pool) {
+                Some(opened) => opened.brief,
+                None => match known.pools.get(&pool).and_then(|found| found.ending) {
+                    Some(thread) => Some(thread),
+                    None => break,
+                },
+            };
+            // A single request of another thread ends soon, and so does its call of the user's function. This
+            // thread's own would wait for itself.
+            match busy {
                 Some(thread) if thread != ThreadNumber::current() => {
                     self.pools.closed.wait(&mut known);
                 }
@@ -285,14 +302,18 @@ impl PluggableAllocator {
     }
 
     fn close(&self, pool: PoolId) -> Result<(), PoolError> {
-        let known = self.pools.lock();
+        let mut known = self.pools.lock();
         let closed = self.pools.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?;
+        let end = self.callbacks.end_pool.as_ref();
+        known.set_ending(pool, end.map(|_| ThreadNumber::current()));
         drop(known);
         drop(closed);
-        if let Some(end) = &self.callbacks.end_pool {
-            end(self.device.device, pool);
-        }
+        let ended = end.map(|end| catch_unwind(AssertUnwindSafe(|| end(self.device.device, pool))));
+        self.pools.lock().set_ending(pool, None);
         self.pools.closed.notify_all();
+        if let Some(Err(panic)) = ended {
+            resume_unwind(panic);
+        }
         Ok(())
     }
 

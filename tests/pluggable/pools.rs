@@ -227,7 +227,11 @@ fn many_threads_ask_functions_that_keep_pools_for_one_pool() {
         assert_eq!(*open, 0, "a pool has one scope at a time");
         *open = 1;
     };
-    let end = move |_, _| *e.lock() -= 1;
+    // Other threads run before the scope has ended.
+    let end = move |_, _| {
+        (0..10).for_each(|_| std::thread::yield_now());
+        *e.lock() -= 1;
+    };
     let own = over(sim(), user.callbacks().on_pools(begin, end, |_, _| {}));
     pools(&own).create_pool(POOL, PoolOptions::default()).unwrap();
     std::thread::scope(|scope| {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::config::Config;
 use crate::ffi::guard::{Failure, Status};
-use crate::ffi::instance::{InForce, Instance, environment, environment_over, further};
+use crate::ffi::instance::{InForce, Instance, environment, environment_over, further, parse};
 use crate::ffi::said::warn_once;
 use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
@@ -255,6 +255,11 @@ fn open(device: c_int, later: Option<&Config>) -> Result<Instance, Failure> {
 /// The defaults of PyTorch's allocators, where they differ from the built-in ones.
 fn defaults() -> &'static str {
     if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" }
+}
+
+/// What PyTorch's allocators have where nothing is set.
+pub(super) fn default_config() -> Result<Config, Failure> {
+    parse(defaults())
 }
 
 /// Returns the environment's configuration over the defaults of PyTorch's allocators.

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use super::devices::set_conf;
+use super::devices::{default_config, set_conf};
 use crate::ffi::guard::{Status, status};
 use crate::ffi::table;
 use crate::ffi::text::{Place, read, write};
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn stratalloc_torch_settings(
 }
 
 /// Writes a configuration string that has the effect of the settings in force, in the manner of
-/// `stratalloc_statistics_json`. It is empty if all have their defaults.
+/// `stratalloc_statistics_json`. It is empty if all have the defaults of PyTorch's allocators.
 ///
 /// # Safety
 ///
@@ -80,7 +80,10 @@ pub unsafe extern "C" fn stratalloc_torch_conf(
     size: usize,
     needed: *mut usize,
 ) -> Status {
-    let text = || Ok(table::find(handle)?.in_force().config.to_text());
+    let text = || {
+        let config = table::find(handle)?.in_force().config;
+        Ok(config.to_text_over(default_config()?.settings()))
+    };
     // SAFETY: our caller's promise.
     unsafe { write(buffer, size, needed, text) }
 }
