@@ -88,4 +88,7 @@ fi
 STRATALLOC_LIBRARY=$(realpath "$STRATALLOC_LIBRARY")
 export STRATALLOC_LIBRARY CUDA_HOME=$folder/cuda PYTHONPATH=$PWD/python
 export STRATALLOC_TORCH_FOLDER=$folder/site/torch STRATALLOC_TORCH_PYTHON=$python
+# PyTorch's modules are compiled once.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=$folder/compiled
 "$python" -m unittest discover -v -s python/tests -k Class.

@@ -14,7 +14,9 @@ import types
 import warnings
 from unittest import mock
 
-import torch  # noqa: F401 - the processes have it from here
+# The processes have both from here. A first snapshot with stacks would load the second.
+import torch  # noqa: F401
+import torch._inductor.codecache  # noqa: F401
 
 CALLS = pathlib.Path(__file__).with_name("calls.py")
 # Only a call that hangs takes so long.
