@@ -12,6 +12,6 @@ version=$(sed -n 's/^gungraun = .*"=\([0-9.]*\)".*/\1/p' benches/instructions/Ca
 cargo install --quiet --locked --debug gungraun-runner --version "$version"
 export GUNGRAUN_RUNNER=${CARGO_HOME:-$HOME/.cargo}/bin/gungraun-runner
 
-cargo bench --profile "${PROFILE:-dist}" -p stratalloc-instructions --features count --bench instructions -- --output-format=json \
+CARGO_PROFILE_DIST_DEBUG=false cargo bench --profile "${PROFILE:-dist}" -p stratalloc-instructions --features count --bench instructions -- --output-format=json \
     >"$summaries"
-cargo run --quiet -p stratalloc-instructions --bin compare -- benches/instructions/figures.json <"$summaries"
+cargo run --quiet -p stratalloc-instructions --features compare --bin compare -- benches/instructions/figures.json <"$summaries"
