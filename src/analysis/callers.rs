@@ -4,10 +4,12 @@
 //! code that its innermost line called. Of that code the frames of packages other than PyTorch count, and
 //! without any those of PyTorch. Frames of PyTorch's and Python's machinery ([`FrameKind::Runtime`]) never
 //! count. Threads of the backward pass have no Python code: there the caller is the node of the backward
-//! pass, or the compiled code.
+//! pass, or the compiled code. Requests of one line for different purposes, as for a tensor and for a
+//! workspace, are two callers.
 
 use std::collections::{HashMap, HashSet};
 
+use super::categories::Category;
 use crate::replay::{Frame, FrameKind, Runtime, StackId, Stacks};
 
 /// Which frames tell stacks apart.
@@ -29,6 +31,7 @@ struct Caller {
     library: Vec<u32>,
     /// Whether the request came from autograd's engine and no frame shows more.
     is_engine: bool,
+    category: Category,
     /// The stack, where all frames count.
     stack: Option<StackId>,
 }
@@ -41,6 +44,8 @@ pub(crate) struct Callers<'a> {
     /// By the place of a stack.
     of_stacks: Vec<u32>,
     kinds: Vec<FrameKind>,
+    /// The rule of each frame's category.
+    rules: Vec<Option<u8>>,
 }
 
 /// How many frames of a chain a label has at least, if there are so many.
@@ -55,11 +60,15 @@ const FRAMES_MOST: usize = 64;
 impl<'a> Callers<'a> {
     /// Finds the caller of each stack.
     pub(crate) fn of(stacks: &'a Stacks, compared: Compared) -> Self {
-        let kinds = (0..stacks.frame_count()).map(|number| stacks.frame(number).kind()).collect();
-        let mut all = Self { stacks, callers: Vec::new(), of_stacks: Vec::new(), kinds };
+        let frames = || (0..stacks.frame_count()).map(|number| stacks.frame(number));
+        let kinds = frames().map(|frame| frame.kind()).collect();
+        let rules = frames().map(|frame| Category::rule_of(&frame)).collect();
+        let mut all = Self { stacks, callers: Vec::new(), of_stacks: Vec::new(), kinds, rules };
         let mut known: HashMap<Caller, u32> = HashMap::new();
         for stack in stacks.ids() {
             let mut caller = all.caller_of(stack);
+            let frames = stacks.frame_numbers(stack).iter();
+            caller.category = Category::of_rules(frames.map(|&frame| all.rules[frame as usize]));
             caller.stack = (compared == Compared::AllFrames).then_some(stack);
             let callers = &mut all.callers;
             let number = *known.entry(caller).or_insert_with_key(|caller| {
@@ -126,23 +135,28 @@ impl<'a> Callers<'a> {
         self.stacks.frame(number)
     }
 
-    /// Returns the purpose of a caller's blocks if its frames leave no doubt.
-    pub(crate) fn category(&self, caller: u32) -> Option<&'static str> {
-        let mut frames = self.frames(caller).map(|number| self.frame(number));
-        frames.find_map(|frame| match frame {
-            Frame { function: "_init_group", file, .. } if file.contains("torch/optim/") => {
-                Some("optimizer state")
-            }
-            Frame { function: "convert", file, .. }
-                if file.ends_with("torch/nn/modules/module.py") =>
-            {
-                Some("parameters and buffers")
-            }
-            frame => match frame.backward_node()? {
-                "AccumulateGrad" => Some("gradients"),
-                _ => Some("backward pass"),
-            },
-        })
+    /// Returns the purpose of a caller's blocks.
+    pub(crate) fn category(&self, caller: u32) -> Category {
+        self.callers[caller as usize].category
+    }
+
+    /// Returns the name of a caller's category; none where it is unknown.
+    pub(crate) fn category_name(&self, caller: u32) -> Option<&'static str> {
+        let category = self.category(caller);
+        (category != Category::Unknown).then(|| category.name())
+    }
+
+    /// Whether the recording has requests of a backward pass.
+    pub(crate) fn has_backward_pass(&self) -> bool {
+        let is_of_it = |caller: &Caller| {
+            matches!(caller.category, Category::BackwardPass | Category::Gradients)
+        };
+        self.callers.iter().any(is_of_it)
+    }
+
+    /// Whether a function of the program has a name that contains the text, among the frames of a caller.
+    pub(crate) fn has_function(&self, caller: u32, part: &str) -> bool {
+        self.frames(caller).any(|number| self.frame(number).function.contains(part))
     }
 
     /// A line for each caller, with as many frames as tell these callers apart.
@@ -203,8 +217,9 @@ impl<'a> Callers<'a> {
             label += &format!(", in {}", cut(called));
         }
         match self.category(caller) {
-            Some(category) => format!("{label} [{category}]"),
-            None => label,
+            // Most rows of a training program are activations.
+            Category::Unknown | Category::Activations => label,
+            category => format!("{label} [{}]", category.name()),
         }
     }
 

@@ -28,6 +28,8 @@
 mod advice;
 #[cfg(feature = "cli")]
 mod callers;
+#[cfg(feature = "cli")]
+mod categories;
 mod causes;
 mod device;
 mod figures;
@@ -47,6 +49,8 @@ mod words;
 pub use advice::{Advice, AdviceOptions, Tried};
 #[cfg(feature = "cli")]
 pub(crate) use callers::{Callers, Compared};
+#[cfg(feature = "cli")]
+pub(crate) use categories::Category;
 pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
 #[cfg(feature = "cli")]
 pub(crate) use device::{counted, open_sim};
@@ -66,4 +70,4 @@ pub(crate) use trial::{measure_watched, watch, without_files};
 #[cfg(feature = "cli")]
 pub(crate) use why::Why;
 #[cfg(feature = "cli")]
-pub(crate) use words::{Choice, counted_as, grouped, heap_name};
+pub(crate) use words::{Choice, counted_as, grouped, heap_name, near};

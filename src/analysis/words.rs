@@ -40,7 +40,7 @@ pub(crate) fn counted_as(number: u64, one: &str, more: &str) -> String {
 }
 
 /// Bytes as tables show them: whole MiB from 100 MiB on, and tenths below.
-fn near(bytes: u64) -> String {
+pub(crate) fn near(bytes: u64) -> String {
     let tenths = (u128::from(bytes) * 10 + u128::from(MIB) / 2) / u128::from(MIB);
     match u64::try_from(tenths).unwrap_or(u64::MAX) {
         tenths if bytes < 100 * MIB => format!("{}.{}", tenths / 10, tenths % 10),

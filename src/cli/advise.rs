@@ -343,7 +343,7 @@ fn holders_json(
             "newest_requests": row.holder.newest_requests,
             "oldest_requests": row.holder.oldest_requests,
             "asked_for_by": row.asked_for_by,
-            "category": row.caller.and_then(|caller| callers.category(caller)),
+            "category": row.caller.and_then(|caller| callers.category_name(caller)),
             "lived_before": row.holder.lived_before,
             "frames": row.holder.stack.map(frames),
         })

@@ -7,6 +7,7 @@
 //! in `docs/report.md`.
 
 mod columns;
+mod headline;
 mod holders;
 mod lives;
 mod logs;

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::columns::{Column, fewer};
-use super::holders::Holders;
+use super::headline::Headline;
+use super::holders::{Holder, Holders};
 use super::lives::{Lives, NEVER};
 use super::rows::{Kept, Room};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
-use crate::analysis::{Callers, Compared, counted_as};
+use crate::analysis::{Callers, Category, Compared, counted_as};
 use crate::ids::PoolId;
 
 /// What a sheet is made of.
@@ -62,6 +63,7 @@ struct Sheet<'a> {
     blocks: BlocksData,
     stacks: Stacks,
     holders: Vec<HoldersData>,
+    headline: &'a Headline,
     advice: &'a AdviceData,
     needs: &'a NeedsData,
 }
@@ -138,6 +140,8 @@ struct HoldersData {
     /// What the others hold, that are not in the list.
     rest_bytes: u64,
     rest_blocks: u64,
+    /// Category, bytes and blocks, where stacks are recorded. The last one lived before the recording began.
+    categories: Vec<(&'static str, u64, u64)>,
 }
 
 /// How much of everything a sheet holds.
@@ -172,10 +176,11 @@ pub(crate) const COLUMNS: usize = 8192;
 /// even the least does not fit.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     let callers = Callers::of(parts.stacks, Compared::Code);
+    let headline = headline(parts.lives, &callers);
     let mut bytes = most;
     let mut found: Option<String> = None;
     while bytes >= 1024 {
-        let (text, is_short) = as_text(parts, &callers, &Detail::of(bytes));
+        let (text, is_short) = as_text(parts, &callers, &headline, &Detail::of(bytes));
         let fitting = scaled(bytes, most / 20 * 19, text.len());
         if text.len() > most {
             // Hostile texts take six times their length when they are escaped.
@@ -227,7 +232,12 @@ fn cut(text: &str, most: usize) -> String {
 }
 
 /// The text, and whether rows were joined or left out.
-fn as_text(parts: &Parts<'_>, callers: &Callers<'_>, detail: &Detail) -> (String, bool) {
+fn as_text(
+    parts: &Parts<'_>,
+    callers: &Callers<'_>,
+    headline: &Headline,
+    detail: &Detail,
+) -> (String, bool) {
     let Parts { name, device, conf, notes, lives, limit, advice, needs, .. } = parts;
     let kept = Kept::of(lives, detail.room);
     let table = stack_table(parts, callers, &kept, detail);
@@ -267,6 +277,7 @@ fn as_text(parts: &Parts<'_>, callers: &Callers<'_>, detail: &Detail) -> (String
         blocks,
         holders: holders(lives, callers, &table, detail.holders),
         stacks: table.data,
+        headline,
         advice,
         needs,
     };
@@ -427,6 +438,36 @@ fn listed_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
     failure.into_iter().chain(others).collect()
 }
 
+fn headline(lives: &Lives, callers: &Callers<'_>) -> Headline {
+    let is_failure = !lives.failures.is_empty();
+    let first = listed_moments(lives).first().map_or(0, |(_, moment)| *moment);
+    Headline::of(lives, callers, &Holders::of(lives, callers, first), is_failure)
+}
+
+/// The live bytes by category; those that lived before the recording began are the last row.
+fn categories(all: &Holders, callers: &Callers<'_>) -> Vec<(&'static str, u64, u64)> {
+    if !all.has_stacks {
+        return Vec::new();
+    }
+    let row = |name, is_of_it: &dyn Fn(&Holder) -> bool| {
+        let holders =
+            all.holders.iter().chain(&all.without_stack).filter(|holder| is_of_it(holder));
+        let add = |(bytes, blocks): (u64, u64), holder: &Holder| {
+            (holder.requested_bytes.saturating_add(bytes), holder.blocks + blocks)
+        };
+        let (bytes, blocks) = holders.fold((0, 0), add);
+        (name, bytes, blocks)
+    };
+    let of = |holder: &Holder| {
+        holder.stack.map_or(Category::Unknown, |stack| callers.category(callers.of_stack(stack)))
+    };
+    let known = Category::ALL.iter().map(|&category| {
+        row(category.name(), &|holder| !holder.lived_before && of(holder) == category)
+    });
+    let before = row("unknown: lived before the recording began", &|holder| holder.lived_before);
+    known.chain([before]).filter(|(_, _, blocks)| *blocks > 0).collect()
+}
+
 fn holders(
     lives: &Lives,
     callers: &Callers<'_>,
@@ -456,6 +497,7 @@ fn holders(
                 .iter()
                 .fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum)),
             rest_blocks: rest.iter().map(|holder| holder.blocks).sum(),
+            categories: categories(&all, callers),
         }
     };
     listed_moments(lives).into_iter().map(of).collect()

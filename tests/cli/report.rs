@@ -59,6 +59,39 @@ fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
 }
 
 #[test]
+fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
+    let folder = Folder::new("report-headline");
+    let late = folder.file("late.json", &super::advise::recording_that_begins_late());
+    let out = folder.path("out.html");
+    let page = written(&["report", &late, "--quick", "-o", &out], &out);
+    let data = &recordings(&page)[0];
+    let headline = |name: &str| data["headline"][name].as_str().unwrap_or_default().to_owned();
+    let (memory, code) = (headline("memory"), headline("code"));
+    assert!(memory.contains("softmax, called by model.py:432 attention: 72.0 MiB"), "{memory}");
+    assert!(memory.contains("80.0 MiB") && memory.contains("before the recording"), "{memory}");
+    assert!(code.contains("would be 140 MiB instead of 212 MiB (34 % less)"), "{code}");
+    assert!(code.contains("scaled_dot_product_attention"), "{code}");
+    let mib = |mib: u64| mib << 20;
+    let before = "unknown: lived before the recording began";
+    assert_eq!(
+        data["holders"][0]["categories"],
+        serde_json::json!([["activations", mib(132), 24], [before, mib(80), 2]])
+    );
+    // The names of the rows are those of `advise`.
+    let advise = run(&["advise", &late, "--quick", "--json"]);
+    let advise: Value = serde_json::from_slice(&advise.stdout).unwrap();
+    let rows = advise["holders"]["by_stack"].as_array().unwrap();
+    let list = data["holders"][0]["list"].as_array().unwrap();
+    let callers =
+        |row: &Value| row[0].as_u64().map(|stack| data["stacks"]["caller"][stack as usize].clone());
+    let label =
+        |row: &Value| Some(data["stacks"]["callers"][callers(row)?.as_u64()? as usize][0].clone());
+    let labels: Vec<Value> = list.iter().filter_map(label).collect();
+    let named = rows.iter().filter(|row| row["lived_before"] == false);
+    assert_eq!(labels, named.map(|row| row["asked_for_by"].clone()).collect::<Vec<_>>());
+}
+
+#[test]
 fn text_from_a_recording_is_data_and_no_markup() {
     let folder = Folder::new("report-hostile");
     let file = folder.file(&format!("a{}.json", "<img src=x>"), &made::hostile());

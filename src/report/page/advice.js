@@ -6,13 +6,30 @@ function showAdvice() {
   const { recording } = state;
   const { advice } = recording;
   showFacts(recording);
+  for (const [name, text] of Object.entries(recording.headline)) {
+    const line = byId(`headline-${name}`);
+    line.hidden = text === "";
+    line.querySelector("span").textContent = text;
+  }
   byId("sentence").textContent = advice.sentence;
   byId("set").replaceChildren(...(advice.set.length ? [element("div", { class: "set" },
-    ...advice.set.flatMap(([whose, set, needs]) => [element("span", { class: "quiet" }, `in ${whose}`), element("span", {}, element("code", {}, set), ` ${needs}`)]))] : []));
+    ...advice.set.flatMap(([whose, set, needs]) => [element("span", { class: "quiet" }, `in ${whose}`), copied(set, ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
   byId("notes").replaceChildren(...recording.notes.map((note) => element("p", { class: "note" }, note)));
   byId("meaning").textContent = advice.is_searched ? "Needs: the smallest device size, or memory limit, from which on no request fails. With more memory a cache keeps more than that." : "";
   byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf));
+}
+
+/// A line to paste, with a button that copies it.
+function copied(line, after) {
+  const code = element("code", {}, line);
+  const button = press("copy", `copy ${line}`, () => {
+    getSelection().selectAllChildren(code);
+    // Works on a page from disk, and without a permission.
+    button.textContent = document.execCommand("copy") ? "copied" : "press Ctrl+C";
+  });
+  button.classList.add("copy");
+  return element("span", {}, code, " ", button, after);
 }
 
 function showFacts(recording) {

@@ -19,6 +19,15 @@ function ends(from, lives) {
   return Uint32Array.from(lives, (life, at) => life < 0 ? NEVER : from[at] + life);
 }
 
+/// The folder that all files of the program's own code share, with its last slash.
+function sharedFolder({ texts, frames }) {
+  const files = frames.filter(([, , , kind]) => kind === 1).map(([file]) => texts[file].split("/").slice(0, -1));
+  const [first = []] = files;
+  let shared = first.length;
+  for (const parts of files) while (first.slice(0, shared).some((part, at) => part !== parts[at])) shared--;
+  return shared ? first.slice(0, shared).join("/") + "/" : "";
+}
+
 function unpack(sheet) {
   const { columns, blocks, segments, unit } = sheet;
   const column = Object.fromEntries(Object.entries(columns).map(([name, list]) => [name, summed(list)]));
@@ -32,6 +41,7 @@ function unpack(sheet) {
   return {
     ...sheet,
     column,
+    folder: sharedFolder(sheet.stacks),
     blocks: {
       length: born.length, born, freed, gone, size, count,
       address: Float64Array.from(blocks.address, (units) => units * unit),

@@ -37,7 +37,7 @@ function pathOf(recording, { by_stack: byStack }, [stack, stream, each]) {
   const frames = framesOf(recording, stack);
   if (!frames.length) return [{ name: toldBy(recording, stack), without: true }];
   return frames.reverse().map((frame) => ({
-    name: frame.name || frame.file, own: frame.own, short: fileOf(frame), place: `${frame.file}${frame.line ? ":" + frame.line : ""}`,
+    name: frame.name || frame.file, own: frame.own, short: fileOf(frame), place: shortFile(frame) + lineNumber(frame),
   }));
 }
 
@@ -76,13 +76,28 @@ function sumFound(node) {
 
 function showFound() {
   const { bytes: found, blocks } = sumFound(flames.root);
-  byId("flames-found").textContent = state.search === "" ? "" : `${bytes(found)}, ${percent(found, flames.root.bytes)}, in ${plural(blocks, "block", "blocks")}`;
+  byId("flames-found").textContent = state.search === "" ? "" : `found: ${bytes(found)}, ${percent(found, flames.root.bytes)}, in ${plural(blocks, "block", "blocks")}`;
+}
+
+/// Whether a row of the table has the text that is searched for: in its line, or in a frame that is shown.
+function isRowFound(recording, holders, row) {
+  if (state.search === "") return true;
+  const texts = holders.by_stack ? [toldBy(recording, row[0]), ...framesOf(recording, row[0]).map(lineOf)] : [whatOf(recording, row)];
+  return texts.some((text) => text.toLowerCase().includes(state.search));
 }
 
 function nameHash(name) {
   let hash = 7;
   for (const sign of name) hash = (hash * 31 + sign.codePointAt(0)) % 9973;
   return hash;
+}
+
+/// What a frame's tip shows: the program's own frame first, and behind it the library code that it called.
+function flameLines(node) {
+  const line = ({ short, name, place }) => place ? [`${short || ""}${name}`, place] : [name];
+  let caller = node.own ? null : node.parent;
+  while (caller && !caller.own) caller = caller.parent;
+  return caller ? [...line(caller), `calls ${line(node).join(", ")}`] : line(node);
 }
 
 /// Draws the tree below `top` over the whole width, and its callers above it.
@@ -102,7 +117,7 @@ function drawFlames(top) {
       class: state.search === "" ? null : isFound(node) ? "found" : "dim",
       style: { left: `${x}px`, top: `${node.depth * FLAME_ROW}px`, width: `${Math.max(2, w)}px`, background },
       onclick: () => { drawFlames(node === flames.top && node.parent ? node.parent : node); },
-      onpointermove: (event) => tip(event, [node.name, ...(node.place ? [node.place] : []), `${share} of the live bytes, ${plural(node.blocks, "block", "blocks")}`]),
+      onpointermove: (event) => tip(event, [...flameLines(node), `${share} of the live bytes, ${plural(node.blocks, "block", "blocks")}`]),
       onpointerleave: () => tip(null, null), onfocus: () => { byId("flames-says").textContent = says; },
     }, w > 30 ? (node.short || "") + node.name + (w > 260 ? ` ${share}` : "") : "");
     button.node = node;
@@ -157,16 +172,47 @@ function drawHolders() {
   showFound();
   byId("flames-says").textContent = `${plural(holders.blocks, "block", "blocks")} hold ${bytes(holders.bytes)} at ${when(recording, holders.moment)}`
     + (holders.by_stack ? "; callers are on top, the program's own code is blue." : "; no stacks are recorded, so this is by stream and size.");
+  drawHoldersTable(holders);
+  drawCategories(recording.holders.find(({ moment }) => moment === holders.moment) || recording.holders[0]);
+}
+
+/// The live bytes by what they are for, at one of the listed moments.
+function drawCategories({ name, bytes: all, categories }) {
+  const rows = categories.map(([category, size, blocks]) => ({ cells: [bytes(size), percent(size, all), grouped(blocks), category] }));
+  byId("categories").replaceChildren(...(rows.length ? [element("h3", {}, `By category, at the ${name}`),
+    table([["bytes", false], ["", false], ["blocks", false], ["category", true]], rows),
+    element("p", { class: "quiet" }, "A category is shown where the stack leaves no doubt.")] : []));
+}
+
+const whatOf = (recording, [, stream, each, blocks]) => `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
+
+/// The largest holders that have the text searched for, and below them what has no code.
+function drawHoldersTable(holders) {
+  const { recording } = state;
   const most = 25;
-  const withoutCode = holders.list.filter(([stack]) => holders.by_stack && stack < 0);
-  const shown = [...holders.list.filter((row) => !withoutCode.includes(row)).slice(0, most), ...withoutCode];
-  const rows = shown.map((row) => {
-    const [stack, stream, each, blocks, size, newest, oldest] = row;
-    const who = holders.by_stack ? whoElement(recording, stack) : `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
+  const found = holders.list.filter((row) => isRowFound(recording, holders, row));
+  const isWithout = ([stack]) => holders.by_stack && stack < 0;
+  const withCode = found.filter((row) => !isWithout(row));
+  const rows = [...withCode.slice(0, most), ...found.filter(isWithout)].map((row) => {
+    const [stack, , , blocks, size, newest, oldest] = row;
+    const who = holders.by_stack ? whoElement(recording, stack) : whatOf(recording, row);
     return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), newest === oldest ? grouped(oldest) : `${grouped(newest)} to ${grouped(oldest)}`, who] };
   });
   const heading = [["bytes", false], ["", false], ["blocks", false], ["events ago", false], [holders.by_stack ? "requested by (called by)" : "what", true]];
-  byId("holders-table").replaceChildren(table(heading, rows));
+  const rest = holders.rest_blocks + withCode.slice(most).reduce((all, row) => all + row[3], 0);
+  const isAll = state.search === "";
+  const more = rows.length === 0 ? "No holder has this text."
+    : rest > 0 && isAll ? `${plural(rest, "block", "blocks")} of smaller holders are not listed.`
+    : withCode.length > most ? `${grouped(withCode.length - most)} smaller holders with this text are not listed.` : "";
+  byId("holders-table").replaceChildren(table(heading, rows), element("p", { class: "quiet" }, more));
+}
+
+/// Draws what the search changes: the marks in the flame graph, their sum, and the rows of the table.
+function showSearch(text) {
+  state.search = text.trim().toLowerCase();
+  drawFlames(flames.top);
+  showFound();
+  drawHoldersTable(holdersNow(state.recording));
 }
 
 function whoElement(recording, stack) {
@@ -183,8 +229,8 @@ function showHolders() {
   state.holders = "0";
   const options = recording.holders.map(({ name }, at) => [String(at), name]);
   const hasStacks = recording.stacks.stacks.length > 0;
-  const search = element("input", { type: "search", placeholder: "search", "aria-label": "Search the flame graph", value: state.search,
-    oninput: (event) => { state.search = event.target.value.trim().toLowerCase(); drawFlames(flames.top); showFound(); } });
+  const search = element("input", { type: "search", placeholder: "search code", "aria-label": "Search the flame graph and the holders", value: state.search,
+    oninput: (event) => showSearch(event.target.value) });
   const frames = choice("frames", [["own", "program"], ["all", "all"]], () => state.allFrames ? "all" : "own",
     (which) => { state.allFrames = which === "all"; drawHolders(); });
   byId("holders-bar").replaceChildren(

@@ -110,9 +110,19 @@ function table(columns, rows) {
   return element("div", { class: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
-/// The last part of a path; a function of C++ without its parameters.
-const fileOf = (frame) => frame.kind === 0 || frame.kind === 3 ? "" : `${frame.file.split("/").pop()}${frame.line ? ":" + frame.line : ""} `;
-const lineOf = (frame) => `${frame.file}${frame.line ? ":" + frame.line : ""} ${frame.name}`;
+/// The path of a file without the folder that all files of the program share, or from a library's folder on.
+function shortFile({ file, own }) {
+  const library = /(?:site|dist)-packages\/(.*)$/.exec(file);
+  if (library) return library[1];
+  const { folder } = state.recording;
+  return own && file.startsWith(folder) ? file.slice(folder.length) : file;
+}
+
+const lineNumber = ({ line }) => line ? `:${line}` : "";
+
+/// The last part of a path, or the path of a library's file; nothing for compiled code.
+const fileOf = (frame) => frame.kind === 0 || frame.kind === 3 ? "" : `${frame.kind === 2 ? shortFile(frame) : frame.file.split("/").pop()}${lineNumber(frame)} `;
+const lineOf = (frame) => `${shortFile(frame)}${lineNumber(frame)} ${frame.name}`;
 
 /// Frames for a tip: the program's own first, then what they called.
 function framesList(frames, most) {
@@ -164,4 +174,4 @@ function blockTip(recording, at, moment) {
 
 /// The state of the page: which recording, which moment, and how they are drawn.
 const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", by: "state", wide: 1,
-  block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", strong: new Set() };
+  block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", floor: "auto", strong: new Set() };

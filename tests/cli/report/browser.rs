@@ -41,17 +41,35 @@ const WATCH: &str = "<head><script>var problems = [];\
     for (const name of ['error', 'warn']) console[name] = (...said) => problems.push(`console: ${said.join(' ')}`);\
     </script>";
 
-/// What a page says of itself in the browser.
-pub(super) fn used(browser: &Path, folder: &Folder, page: &str) -> Value {
+/// The window that shows a page.
+#[derive(Clone, Copy)]
+pub(super) struct Window {
+    width: u32,
+    is_dark: bool,
+}
+
+pub(super) const USUAL: Window = Window { width: 1280, is_dark: false };
+
+/// The answer of a page that uses itself in a window.
+pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) -> Value {
     let page = std::fs::read_to_string(page).expect("the page was written");
     let copy = page.replacen("<head>", WATCH, 1);
     let exercise = format!("<script>{}</script></body>", include_str!("exercise.js"));
     let copy = copy.replacen("</body>", &exercise, 1);
-    let path = folder.file("used.html", &copy);
+    folder.file("used.html", &copy);
+    // No window of Chromium is narrower than 500 pixels, but a frame can be.
+    let Window { width, is_dark } = window;
+    let frame = format!(
+        "<!doctype html><body style=\"margin: 0\"><iframe src=\"used.html\" style=\"width: {width}px; height: 900px; \
+         border: 0\"></iframe><script>addEventListener('message', ({{ data }}) => document.body.append(data))</script>"
+    );
+    let path = folder.file("frame.html", &frame);
     let output = Command::new(browser)
         .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"])
         .args(["--disable-background-networking", "--enable-logging=stderr", "--timeout=120000"])
-        .args(["--disable-dev-shm-usage", "--window-size=1280,900"])
+        .arg("--disable-dev-shm-usage")
+        .arg(format!("--window-size={},900", width.max(500)))
+        .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!is_dark)))
         .arg(format!("--user-data-dir={}", folder.path("browser")))
         .arg(format!("file://{path}"))
         .output()
@@ -62,7 +80,11 @@ pub(super) fn used(browser: &Path, folder: &Folder, page: &str) -> Value {
     assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
     let result = dom.rsplit_once("RESULT").and_then(|(_, rest)| rest.split_once("TLUSER"));
     let (result, _) = result.unwrap_or_else(|| panic!("the page says nothing: {told}"));
-    serde_json::from_str(result).expect("the page says JSON")
+    // The frame's document writes the answer as text.
+    let result = result.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
+    let said: Value = serde_json::from_str(&result).expect("the page says JSON");
+    assert_eq!((&said["width"], &said["dark"]), (&width.into(), &is_dark.into()));
+    said
 }
 
 /// What holds of every page. `seen` has what a page said of one recording.
@@ -86,6 +108,11 @@ pub(super) fn is_well(said: &Value) {
         assert!(flames["found"].as_u64() > Some(0), "{flames:#}");
         assert!(flames["sum"].as_str().is_some_and(|sum| sum.contains('%')), "{flames:#}");
         assert!(flames["high"] == true && flames["same"] == true, "{flames:#}");
+        assert!(flames["rowsFound"] == true && flames["isEmpty"] == true, "{flames:#}");
+        for used in [&flames["tip"], &seen["copied"], &seen["needsUsed"]] {
+            assert_ne!(used, false, "{seen:#}");
+        }
+        assert_eq!(seen["tooWide"], serde_json::json!([]), "{seen:#}");
         assert!(seen["peakShown"] == true, "{seen:#}");
         assert!(seen["zoomed"] == true || number("events") < 16, "{seen:#}");
         if seen["block"] != Value::Null {
@@ -129,7 +156,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     let files: Vec<&str> = shipped.iter().chain(&made).map(String::as_str).collect();
     let output = run(&[&["report", "--quick", "-o", &page][..], &files].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let said = used(&browser, &folder, &page);
+    let said = used(&browser, &folder, &page, USUAL);
     is_well(&said);
     assert_eq!(said["chooser"], true);
     let first = &said["recordings"][0];
@@ -163,6 +190,32 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     assert!(tip.starts_with("nn.py:6 softmax < model.py:432 attention"), "{tip}");
 }
 
+#[test]
+fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
+    let Some(browser) = chromium() else {
+        eprintln!("skipped: no Chromium");
+        return;
+    };
+    let folder = Folder::new("windows");
+    let page = folder.path("page.html");
+    let (failed, late) =
+        (trace("unet.frac045"), folder.file("late.json", &recording_that_begins_late()));
+    let failed = failed.to_str().expect("names are text");
+    let output = run(&["report", "--quick", failed, &late, "-o", &page]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for width in [390, 1440, 2560] {
+        for is_dark in [false, true] {
+            let said = used(&browser, &folder, &page, Window { width, is_dark });
+            is_well(&said);
+            let [failed, late] = &said["recordings"].as_array().expect("a list")[..] else {
+                panic!("two recordings: {said:#}")
+            };
+            assert!(failed["copied"] == true && failed["needsUsed"] == true, "{failed:#}");
+            assert_eq!(late["flamesUsed"]["tip"], true, "{late:#}");
+        }
+    }
+}
+
 /// The same for recordings that are not shipped: `STRATALLOC_RECORDINGS` names a folder.
 #[test]
 fn pages_of_recordings_from_elsewhere_answer_too() {
@@ -186,7 +239,7 @@ fn pages_of_recordings_from_elsewhere_answer_too() {
         let output = run(&["report", "--quick", path, "-o", &page]);
         assert_eq!(output.status.code(), Some(0), "{path}: {}", text(&output.stderr));
         assert!(std::fs::metadata(&page).expect("it is there").len() <= 10_000_000, "{path}");
-        let said = used(&browser, &folder, &page);
+        let said = used(&browser, &folder, &page, USUAL);
         is_well(&said);
         for seen in said["recordings"].as_array().expect("a list") {
             eprintln!("{path}: load {} ms, {}", said["load"], seen["answers"]);

@@ -85,6 +85,13 @@ function useFlames(recording) {
   find(largest ? largest.name : "");
   const found = byId("flames").querySelectorAll(".found").length;
   const sum = byId("flames-found").textContent;
+  const rows = () => byId("holders-table").querySelectorAll("tbody tr").length;
+  find("");
+  const everyRow = rows();
+  find(holdersNow(recording).by_stack ? toldBy(recording, holdersNow(recording).list[0][0]) : "stream");
+  const rowsFound = rows();
+  find("no code has this name");
+  const isEmpty = rows() === 0 && byId("holders-table").textContent.includes("No holder has this text.");
   find("");
   const names = () => byId("holders").textContent + [...byId("flames").children].map((button) => button.getAttribute("aria-label")).join(" ");
   const own = names();
@@ -92,8 +99,56 @@ function useFlames(recording) {
   all?.click();
   const shown = names();
   document.querySelector('#holders-bar button[data-value="own"]')?.click();
-  return { found, sum, own, all: all ? shown : null, high: byId("flames").clientHeight <= innerHeight,
+  return { found, sum, own, tip: flameTip(), rowsFound: rowsFound > 0 && rowsFound <= everyRow, isEmpty, all: all ? shown : null, high: byId("flames").clientHeight <= innerHeight,
     first: byId("holders-table").querySelector("tbody tr")?.textContent ?? "", same: names() === own };
+}
+
+/// The tip of a frame of a library that the program's code called: its first line, and the program's frame.
+function flameTip() {
+  const callerOf = (node) => node && (node.own ? node : callerOf(node.parent));
+  const button = [...byId("flames").children].find(({ node }) => !node.own && callerOf(node));
+  if (!button) return null;
+  point(button, "pointermove", 1, 1);
+  const first = byId("tip").firstChild.textContent;
+  point(button, "pointerleave", 1, 1);
+  return first.endsWith(callerOf(button.node).name);
+}
+
+/// Presses the button beside the line to paste.
+function copyLine() {
+  const button = document.querySelector("#set .copy");
+  if (!button) return null;
+  let copied = "";
+  document.execCommand = (name) => { copied = name === "copy" ? String(getSelection()) : ""; return true; };
+  button.click();
+  delete document.execCommand;
+  getSelection().removeAllRanges();
+  return copied === document.querySelector("#set code").textContent && button.textContent === "copied";
+}
+
+/// Shows the curves from zero, and one of them dimmed.
+function useNeeds(recording) {
+  if (!recording.needs.rows.length) return null;
+  const curves = recording.needs.rows.map((row) => row.curves.at_need);
+  const [before, lowest] = [picture("needs-canvas"), lowestOf(curves)];
+  const press = (value) => document.querySelector(`#needs-bar button[data-value="${value}"]`).click();
+  press("all");
+  const fromZero = picture("needs-canvas") !== before || lowest === 0;
+  press("auto");
+  const row = byId("needs-table").querySelector("tbody tr");
+  row.click();
+  const dimmed = picture("needs-canvas") !== before;
+  row.click();
+  const heights = besides([10, 10, 250], 15, 250);
+  return fromZero && dimmed && picture("needs-canvas") === before && heights.join() === "10,25,250";
+}
+
+/// What is wider than the window. Tables and flame graphs scroll by themselves.
+function tooWide() {
+  const isInside = (node) => node.closest(".table, #flames, #tip");
+  const wide = [...document.querySelectorAll("body *")].filter((node) => !isInside(node) && node.getBoundingClientRect().right > innerWidth + 0.5);
+  const names = wide.map((node) => `${node.tagName} ${node.id} ${node.className}: ${node.textContent.slice(0, 40)}`);
+  return document.documentElement.scrollWidth > innerWidth ? [...names, "the page"] : names;
 }
 
 function exercise(recording) {
@@ -113,6 +168,9 @@ function exercise(recording) {
   said.opensAt = state.moment === (recording.failures.list[0]?.[0] ?? recording.peak_live.moment);
   said.address = location.hash;
   said.flamesUsed = useFlames(recording);
+  said.copied = copyLine();
+  said.needsUsed = useNeeds(recording);
+  said.tooWide = tooWide();
   said.followsAddress = followsAddress(recording, recording.events) && followsAddress(recording, said.start);
   const before = picture("segments-canvas");
   const third = Math.floor(recording.events / 3);
@@ -148,7 +206,7 @@ function exercise(recording) {
   return said;
 }
 
-const said = { load: performance.now(), recordings: [] };
+const said = { load: performance.now(), width: innerWidth, dark: isDark(), recordings: [] };
 try {
   const select = byId("recording");
   recordings.forEach((recording, at) => {
@@ -165,7 +223,4 @@ said.problems = problems;
 said.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
 said.images = document.querySelectorAll("img, iframe, object, embed, link").length;
 said.chooser = !byId("chooser").hidden;
-const result = document.createElement("pre");
-result.id = "result";
-result.textContent = "RESULT" + JSON.stringify(said).replace(/[&<>]/g, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0")) + "TLUSER";
-document.body.append(result);
+parent.postMessage("RESULT" + JSON.stringify(said).replace(/[&<>]/g, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0")) + "TLUSER", "*");

@@ -1,0 +1,175 @@
+//! The purpose of a block, read off the stack of its request where that leaves no doubt.
+//!
+//! [`RULES`] is a table of functions that only one kind of request passes through. A stack without any of them
+//! is [`Category::Unknown`]: nothing is guessed from sizes, ages or names of the program's own functions.
+
+use crate::replay::Frame;
+
+/// The purpose of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Category {
+    /// Parameters and buffers of modules.
+    Parameters,
+    /// Gradients of parameters, and the gradient that a backward pass begins with.
+    Gradients,
+    /// Tensors that an optimizer keeps between its steps.
+    OptimizerState,
+    /// Other requests of an optimizer's step.
+    OptimizerStep,
+    /// Requests of a module's forward pass.
+    Activations,
+    /// Requests of a node of the backward pass.
+    BackwardPass,
+    /// Scratch memory of cuBLAS, cuBLASLt and cuDNN.
+    Workspace,
+    /// The stack has no function of the table, or no stack was recorded.
+    #[default]
+    Unknown,
+}
+
+use Category::{
+    Activations, BackwardPass, Gradients, OptimizerState, OptimizerStep, Parameters, Workspace,
+};
+
+/// How a function of the table is recognised.
+#[derive(Clone, Copy, Debug)]
+enum Mark {
+    /// A Python function of this name, in a file whose path contains the text.
+    Python(&'static str, &'static str),
+    /// Compiled code of this name, without namespaces and parameters.
+    Compiled(&'static str),
+    /// The node of the backward pass with this name.
+    Node(&'static str),
+    /// Any node of the backward pass.
+    AnyNode,
+}
+
+use Mark::{AnyNode, Compiled, Node, Python};
+
+/// The functions. The first row that matches any frame of a stack counts: a workspace is requested within a
+/// forward pass, and what a checkpoint recomputes within a backward pass.
+const RULES: &[(Category, Mark)] = &[
+    (Workspace, Compiled("getNewWorkspace")),
+    (Workspace, Compiled("getCurrentCUDABlasHandle")),
+    (Workspace, Compiled("getCUDABlasLtWorkspace")),
+    (Workspace, Compiled("CublasLtWorkspace")),
+    (Workspace, Compiled("run_conv_plan")),
+    (OptimizerState, Python("torch/optim/", "_init_group")),
+    (OptimizerStep, Python("torch/optim/optimizer.py", "wrapper")),
+    (Parameters, Python("torch/nn/modules/module.py", "convert")),
+    (Parameters, Python("torch/nn/modules/", "__init__")),
+    (Gradients, Node("AccumulateGrad")),
+    (Gradients, Python("torch/autograd/__init__.py", "_make_grads")),
+    (BackwardPass, AnyNode),
+    (Activations, Python("torch/nn/modules/module.py", "_call_impl")),
+];
+
+impl Category {
+    /// Every category, in the order of a table.
+    pub(crate) const ALL: [Self; 8] = [
+        Parameters,
+        Gradients,
+        OptimizerState,
+        OptimizerStep,
+        Activations,
+        BackwardPass,
+        Workspace,
+        Self::Unknown,
+    ];
+
+    /// Returns the place of the first row of the table that matches the frame.
+    pub(super) fn rule_of(frame: &Frame<'_>) -> Option<u8> {
+        let place = RULES.iter().position(|(_, mark)| mark.is_on(frame))?;
+        u8::try_from(place).ok()
+    }
+
+    /// Returns the category of a stack from the rules of its frames.
+    pub(super) fn of_rules(rules: impl Iterator<Item = Option<u8>>) -> Self {
+        let first = rules.flatten().min();
+        first.map_or(Self::Unknown, |place| RULES[usize::from(place)].0)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Parameters => "parameters and buffers",
+            Gradients => "gradients",
+            OptimizerState => "optimizer state",
+            OptimizerStep => "optimizer step",
+            Activations => "activations",
+            BackwardPass => "backward pass",
+            Workspace => "workspace",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl Mark {
+    fn is_on(self, frame: &Frame<'_>) -> bool {
+        match self {
+            Python(file, function) => frame.function == function && frame.file.contains(file),
+            Compiled(name) => !frame.file.ends_with(".py") && frame.short_function() == name,
+            Node(name) => frame.backward_node() == Some(name),
+            AnyNode => frame.backward_node().is_some(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame as PyTorch records it for each row of the table, in the table's order.
+    const RECORDED: &[(&str, &str)] = &[
+        ("CublasHandlePool.cpp", "at::cuda::(anonymous namespace)::getNewWorkspace()"),
+        ("??", "at::cuda::getCurrentCUDABlasHandle()"),
+        ("??", "at::cuda::getCUDABlasLtWorkspace()"),
+        (
+            "CUDABlas.cpp",
+            "at::cuda::blas::(anonymous namespace)::CublasLtWorkspace::CublasLtWorkspace()",
+        ),
+        (
+            "Conv_v8.cpp",
+            "at::native::(anonymous namespace)::run_conv_plan(cudnnContext*, at::Tensor const&)",
+        ),
+        ("/v/site-packages/torch/optim/adam.py", "_init_group"),
+        ("/v/site-packages/torch/optim/optimizer.py", "wrapper"),
+        ("/v/site-packages/torch/nn/modules/module.py", "convert"),
+        ("/v/site-packages/torch/nn/modules/linear.py", "__init__"),
+        ("??", "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)"),
+        ("/v/site-packages/torch/autograd/__init__.py", "_make_grads"),
+        ("??", "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)"),
+        ("/v/site-packages/torch/nn/modules/module.py", "_call_impl"),
+    ];
+
+    #[test]
+    fn each_function_of_the_table_is_recognised_and_names_its_category() {
+        assert_eq!(RECORDED.len(), RULES.len());
+        for (at, (file, function)) in RECORDED.iter().enumerate() {
+            let rule = Category::rule_of(&Frame { file, line: 1, function });
+            assert_eq!(rule.map(usize::from), Some(at), "{file} {function}");
+            assert_eq!(Category::of_rules([None, rule].into_iter()), RULES[at].0);
+        }
+    }
+
+    #[test]
+    fn the_programs_own_functions_have_no_category_by_their_names() {
+        for (file, function) in [
+            ("/me/model.py", "_init_group"),
+            ("/me/model.py", "__init__"),
+            ("/me/train.py", "getNewWorkspace"),
+            ("??", "at::native::mul(at::Tensor const&)"),
+        ] {
+            assert_eq!(Category::rule_of(&Frame { file, line: 1, function }), None, "{function}");
+        }
+        assert_eq!(Category::of_rules([None].into_iter()), Category::Unknown);
+    }
+
+    #[test]
+    fn a_workspace_in_a_forward_pass_is_a_workspace() {
+        let of =
+            |(file, function): (&str, &str)| Category::rule_of(&Frame { file, line: 1, function });
+        let rules = [of(RECORDED[12]), of(RECORDED[1])];
+        assert_eq!(Category::of_rules(rules.into_iter()), Workspace);
+        assert_eq!(Category::ALL.map(Category::name).len(), 8);
+    }
+}

@@ -1,0 +1,160 @@
+//! The first sentences of a page: the code that holds most memory, and how much less the program needs without
+//! it. The sentence about settings is `advise`'s and stands behind them.
+
+use serde::Serialize;
+
+use super::holders::{Holder, Holders};
+use super::lives::{Lives, NEVER};
+use crate::analysis::{Callers, Category, counted_as, near};
+
+/// Sentences for people; empty where the recording has nothing to say.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Headline {
+    /// The moment, its live bytes, and the code that holds most of them.
+    pub(crate) memory: String,
+    /// What changes the peak in the program's code, and by how much.
+    pub(crate) code: String,
+}
+
+impl Headline {
+    /// Of the holders at a moment of that name. `is_failure` if a request fails there.
+    pub(crate) fn of(
+        lives: &Lives,
+        callers: &Callers<'_>,
+        holders: &Holders,
+        is_failure: bool,
+    ) -> Self {
+        let Some(largest) = holders.holders.first() else {
+            return Self::default();
+        };
+        let all_bytes = holders.requested_bytes;
+        let share = |bytes| format!("{} MiB ({} %)", near(bytes), percent(bytes, all_bytes));
+        let moment =
+            if is_failure { "At the first failed request" } else { "At the peak of live bytes" };
+        let all = counted_as(holders.blocks, "block", "blocks");
+        let begin = format!("{moment}, {} MiB are live in {all}.", near(all_bytes));
+        let held = format!(
+            "{} in {}",
+            share(largest.requested_bytes),
+            counted_as(largest.blocks, "block", "blocks")
+        );
+        let Some(stack) = largest.stack else {
+            let memory = format!(
+                "{begin} No stacks are recorded, so the code that requested them is unknown; most bytes are in blocks of one \
+                 size: {held}. torch.cuda.memory._record_memory_history() records stacks."
+            );
+            return Self { memory, code: String::new() };
+        };
+        let caller = callers.of_stack(stack);
+        let label = callers.labels(&[caller]).concat().replacen(" < ", ", called by ", 1);
+        let before = holders.without_stack.iter().find(|holder| holder.lived_before);
+        let before_bytes = before.map_or(0, |before| before.requested_bytes);
+        let of_code =
+            if before_bytes > largest.requested_bytes { " of the recorded code" } else { "" };
+        let mut memory = format!("{begin} Most{of_code} is held by {label}: {held}.");
+        if before_bytes > 0 {
+            let bytes = share(before_bytes);
+            memory +=
+                &format!(" {bytes} lived before the recording began: their code is not recorded.");
+        }
+        let is_small = largest.requested_bytes < all_bytes / 20;
+        let code = match is_small && before_bytes > all_bytes / 2 {
+            true => "Start the recording before the model is built: then the code that holds the rest is recorded too."
+                .to_owned(),
+            false => code(lives, callers, holders, largest, caller),
+        };
+        Self { memory, code }
+    }
+}
+
+/// The sentences about the program's code.
+fn code(
+    lives: &Lives,
+    callers: &Callers<'_>,
+    holders: &Holders,
+    largest: &Holder,
+    caller: u32,
+) -> String {
+    let peak = lives.peak_live.bytes;
+    let rest = peak_without(lives, callers, caller);
+    let blocks = match largest.blocks {
+        1 => "this block".to_owned(),
+        some => format!("these {}", counted_as(some, "block", "blocks")),
+    };
+    let less = percent(peak.saturating_sub(rest), peak);
+    let mut text = format!(
+        "Without {blocks} the peak of live bytes would be {} MiB instead of {} MiB ({less} % less).",
+        near(rest),
+        near(peak)
+    );
+    let category = callers.category(caller);
+    let of_category = |holder: &&Holder| {
+        holder.stack.is_some_and(|stack| callers.category(callers.of_stack(stack)) == category)
+    };
+    let together: u64 =
+        holders.holders.iter().filter(of_category).map(|holder| holder.requested_bytes).sum();
+    let is_attention =
+        callers.has_function(caller, "softmax") && callers.has_function(caller, "attention");
+    if is_attention {
+        text += " It is a softmax of attention: torch.nn.functional.scaled_dot_product_attention computes attention without \
+                 storing these weights.";
+    }
+    let all = format!(
+        "{} together hold {} MiB ({} %)",
+        category.name(),
+        near(together),
+        percent(together, holders.requested_bytes)
+    );
+    match category {
+        Category::Activations if callers.has_backward_pass() => {
+            text += &format!(
+                " All {all}: torch.utils.checkpoint recomputes them in the backward pass instead of storing them, and a smaller \
+                 batch makes them smaller."
+            );
+        }
+        Category::Activations => {
+            text += &format!(" All {all}: a smaller batch makes them smaller.")
+        }
+        Category::Gradients => {
+            text += &format!(
+                " All {all}: zero_grad(set_to_none=True) frees them until the next backward pass."
+            );
+        }
+        Category::OptimizerState => {
+            text += &format!(
+                " All {all}: an optimizer with 8-bit state, or one that shards it (ZeRO, FSDP), keeps less."
+            );
+        }
+        Category::Parameters => {
+            text += &format!(" All {all}: bfloat16 takes half of what float32 takes.");
+        }
+        _ => {}
+    }
+    text
+}
+
+/// The peak of live bytes if a caller's blocks were not there.
+fn peak_without(lives: &Lives, callers: &Callers<'_>, caller: u32) -> u64 {
+    let mut changes = vec![0_i64; lives.events as usize + 2];
+    for block in &lives.blocks {
+        if block.stack.is_some_and(|stack| callers.of_stack(stack) == caller) {
+            continue;
+        }
+        let bytes = i64::try_from(block.requested_bytes).unwrap_or(i64::MAX);
+        changes[block.born as usize] = changes[block.born as usize].saturating_add(bytes);
+        if block.freed != NEVER {
+            changes[block.freed as usize] = changes[block.freed as usize].saturating_sub(bytes);
+        }
+    }
+    let mut live = 0_i64;
+    let live = changes.into_iter().map(|change| {
+        live = live.saturating_add(change);
+        live
+    });
+    u64::try_from(live.max().unwrap_or(0)).unwrap_or(0)
+}
+
+fn percent(part: u64, of: u64) -> u64 {
+    let of = u128::from(of.max(1));
+    u64::try_from((u128::from(part) * 100 + of / 2) / of).unwrap_or(100)
+}
