@@ -96,8 +96,3 @@ pub use registry::register;
 #[doc = include_str!("../docs/rust.md")]
 #[doc = include_str!("../docs/history.md")]
 pub struct Readme;
-
-/// A strategy of one's own, from the guide.
-#[cfg(all(doctest, feature = "conformance"))]
-#[doc = include_str!("../docs/writing-a-strategy.md")]
-pub struct WritingAStrategy;

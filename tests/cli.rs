@@ -3,6 +3,7 @@
 mod advise;
 mod bench;
 mod files;
+mod guide;
 mod limits;
 mod luck;
 mod made;

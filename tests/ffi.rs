@@ -9,6 +9,8 @@ mod alone;
 mod common;
 #[path = "ffi/figures.rs"]
 mod figures;
+#[path = "ffi/guide.rs"]
+mod guide;
 #[path = "ffi/panics.rs"]
 mod panics;
 #[path = "ffi/programs.rs"]

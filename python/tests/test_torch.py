@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -280,7 +281,25 @@ del torch, stratalloc
 
     def test_the_projects(self):
         (block,) = self.examples("README.md")
-        self.run_all("import stratalloc\n" + block)
+        self.run_all(block)
+
+    def test_the_guides(self):
+        install, calls, advice = self.examples("docs/pytorch.md")
+        recording = str(ROOT / "tests/traces/cudagraph.default.pickle.xz")
+        use = "import torch\nblock = torch.ones(1 << 20, device='cuda')\n"
+        names = f"paths, executor = [{recording!r}], None\n"
+        said = self.run_all(
+            install + "stratalloc.record_memory_history()\n" + use + calls + names + advice
+        )
+        self.assertIn("cudagraph.default", said)
+
+    def test_the_history(self):
+        (record,) = self.examples("docs/history.md")
+        with tempfile.TemporaryDirectory() as folder:
+            code = f"import os, stratalloc\nos.chdir({folder!r})\n"
+            code += "allocator = stratalloc.Allocator('backend:native', device='sim')\n"
+            self.run_all(code + record.replace("...", "allocator.allocate(512)"))
+            self.assertGreater((pathlib.Path(folder) / "run.pickle").stat().st_size, 100)
 
 
 class Real(unittest.TestCase):

@@ -68,11 +68,16 @@ impl<'a> Callers<'a> {
         for stack in stacks.ids() {
             let mut caller = all.caller_of(stack);
             let frames = stacks.frame_numbers(stack).iter();
-            caller.category = Category::of_rules(frames.map(|&frame| all.rules[frame as usize]));
+            let category = Category::of_rules(frames.map(|&frame| all.rules[frame as usize]));
+            // Labels do not name activations, so these do not make another row of the same code.
+            caller.category = match category {
+                Category::Activations => Category::Unknown,
+                named => named,
+            };
             caller.stack = (compared == Compared::AllFrames).then_some(stack);
             let callers = &mut all.callers;
             let number = *known.entry(caller).or_insert_with_key(|caller| {
-                callers.push(caller.clone());
+                callers.push(Caller { category, ..caller.clone() });
                 u32::try_from(callers.len() - 1).unwrap_or(0)
             });
             all.of_stacks.push(number);

@@ -239,7 +239,7 @@ fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
 }
 
 /// The name of a recording: its file's, without the endings.
-fn name_of(path: &Path) -> String {
+pub(crate) fn name_of(path: &Path) -> String {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let known = [".xz", ".gz", ".zst", ".pickle", ".json", ".csv"];
     known

@@ -13,8 +13,8 @@ use crate::replay::Trace;
 use crate::report::{self, Options, PAGE_BYTES};
 
 use super::files;
-use super::outcome::{Outcome, out, tell};
-use super::recordings::{Devices, Recordings};
+use super::outcome::{BadWords, Outcome, out, tell};
+use super::recordings::{Devices, Recordings, name_of};
 use super::settings;
 use super::show::{mib, progress, shown_path};
 
@@ -23,9 +23,9 @@ use super::show::{mib, progress, shown_path};
 pub(crate) struct Report {
     #[command(flatten)]
     recordings: Recordings,
-    /// The page to write; - is standard output.
+    /// The page to write; - is standard output. Default: beside the first recording, run.html for run.pickle.
     #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    output: Option<PathBuf>,
     /// A configuration to show beside those that are found; can be given several times.
     #[arg(long)]
     conf: Vec<String>,
@@ -38,7 +38,11 @@ pub(crate) struct Report {
 }
 
 pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
-    files::spare(&args.recordings.files, &args.output)?;
+    let output = match &args.output {
+        Some(output) => output.clone(),
+        None => beside(&args.recordings.files)?,
+    };
+    files::spare(&args.recordings.files, &output)?;
     let settings = args
         .conf
         .iter()
@@ -49,7 +53,7 @@ pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
         needs: args.needs,
         settings: settings.collect::<Result<_, _>>()?,
     };
-    let target = Target::open(&args.output)?;
+    let target = Target::open(&output)?;
     let mut report = report::Report::new(options, args.recordings.files.len());
     let mut add = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
         let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
@@ -78,10 +82,17 @@ pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
     target.write(page.as_bytes())?;
     if !is_printed {
         let count = counted_as(report.recordings() as u64, "recording", "recordings");
-        let (size, path) = (mib(page.len() as f64), shown_path(&args.output));
+        let (size, path) = (mib(page.len() as f64), shown_path(&output));
         writeln!(out(), "{path}: {count}, {size} MiB; open it in a browser")?;
     }
     Ok(outcome)
+}
+
+/// The page beside the first recording.
+fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadWords> {
+    let named = recordings.first().filter(|file| *file != Path::new("-"));
+    let named = named.map(|file| file.with_file_name(format!("{}.html", name_of(file))));
+    named.ok_or_else(|| BadWords("standard input has no name: -o names the page".to_owned()))
 }
 
 /// Where a page goes. A file is there when all of it is written, and not before.

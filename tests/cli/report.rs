@@ -92,6 +92,18 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
 }
 
 #[test]
+fn without_a_name_the_page_stands_beside_the_first_recording() {
+    let folder = Folder::new("report-beside");
+    let first = folder.file("run.pickle", &made::without_history());
+    let second = folder.file("other.json", &made::without_history());
+    let page = folder.path("run.html");
+    written(&["report", &first, &second, "--quick"], &page);
+    let ended = super::run_with(&["report", "--quick", "-"], &made::without_history());
+    assert_eq!(ended.status.code(), Some(2), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("-o names the page"), "{}", text(&ended.stderr));
+}
+
+#[test]
 fn text_from_a_recording_is_data_and_no_markup() {
     let folder = Folder::new("report-hostile");
     let file = folder.file(&format!("a{}.json", "<img src=x>"), &made::hostile());
@@ -141,7 +153,6 @@ fn a_page_goes_over_no_recording_and_is_there_only_when_it_is_whole() {
     let ended = run(&["report", &file, "-o", &nowhere]);
     assert_eq!(ended.status.code(), Some(1));
     assert!(text(&ended.stderr).contains("no/such/folder"), "{}", text(&ended.stderr));
-    assert_eq!(run(&["report", &file]).status.code(), Some(2), "no -o");
     assert_eq!(run(&["report", &file, "-o", "x", "--format", "json"]).status.code(), Some(2));
     let printed = run(&["report", &file, "--quick", "-o", "-"]);
     assert!(text(&printed.stdout).starts_with("<!doctype html>"));

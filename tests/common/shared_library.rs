@@ -10,11 +10,12 @@ pub(crate) fn shared_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| match std::env::var_os("STRATALLOC_LIBRARY") {
         Some(path) => path.into(),
-        None => build(),
+        None => built(std::env::consts::DLL_EXTENSION),
     })
 }
 
-fn build() -> PathBuf {
+/// The library's file with this ending, of the build that these tests are linked with.
+pub(crate) fn built(ending: &str) -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
     // With the features of these tests, also those that only a test brings: so their build of the library
@@ -34,9 +35,9 @@ fn build() -> PathBuf {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let file = message["filenames"].as_array()?.iter().find_map(|file| {
             let file = Path::new(file.as_str()?);
-            (file.extension()? == std::env::consts::DLL_EXTENSION).then(|| file.to_owned())
+            (file.extension()? == ending).then(|| file.to_owned())
         })?;
         message["target"]["name"].as_str().filter(|name| *name == "stratalloc").map(|_| file)
     });
-    made.next_back().expect("the package is a shared library")
+    made.next_back().expect("the package is a library of that kind")
 }

@@ -1,0 +1,36 @@
+//! The commands of the guide, as they stand on its pages.
+
+use std::path::Path;
+
+use super::{Folder, stratalloc, text, trace};
+
+/// The lines of a page's shell blocks that call the program.
+fn commands(page: &str) -> Vec<String> {
+    let blocks = page.split("\n```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let lines = blocks.flat_map(str::lines).filter(|line| line.starts_with("stratalloc "));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn each_command_of_the_guide_runs() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = std::fs::read_dir(root.join("docs")).expect("the guide is there");
+    let docs = docs.map(|entry| entry.expect("it can be read").path());
+    let pages = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let folder = Folder::new("guide");
+    std::fs::copy(trace("cudagraph.default"), folder.path("run.pickle")).expect("there is room");
+    let mut count = 0;
+    for path in pages.chain([root.join("README.md")]) {
+        let page = std::fs::read_to_string(&path).expect("it is text");
+        for line in commands(&page) {
+            let words = line.split('#').next().expect("one part").split_whitespace().skip(1);
+            let output = stratalloc().args(words).current_dir(folder.path("")).output();
+            let output = output.expect("it runs");
+            let errors = text(&output.stderr);
+            assert!(output.status.success(), "{}: {line}: {errors}", path.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 6, "{count} commands");
+    assert!(Path::new(&folder.path("run.html")).is_file());
+}
