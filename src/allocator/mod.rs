@@ -1,4 +1,4 @@
-//! The one trait of the house, and what goes in and out of it.
+//! The trait that every allocator implements, and the types of its arguments and results.
 //!
 //! A user-defined allocator implements [`DeviceAllocator::allocate`] and
 //! [`DeviceAllocator::free`]; everything else is a capability that callers ask for and that may be

@@ -1,5 +1,5 @@
-//! The first sentences of a page: the code that holds most memory, and how much less the program needs without
-//! it. The sentence about settings is `advise`'s and stands behind them.
+//! The first sentences of a page: the code that holds most memory, and how much less the program needs
+//! without it. The sentence about settings is `advise`'s and stands behind them.
 
 use serde::Serialize;
 
@@ -39,9 +39,11 @@ impl Headline {
             counted_as(largest.blocks, "block", "blocks")
         );
         let Some(stack) = largest.stack else {
+            let each = near(largest.each_bytes);
             let memory = format!(
-                "{begin} No stacks are recorded, so the code that requested them is unknown; most bytes are in blocks of one \
-                 size: {held}. torch.cuda.memory._record_memory_history() records stacks."
+                "{begin} Of all sizes, blocks of {each} MiB hold most: {held}.{} No stacks are recorded: \
+                 torch.cuda.memory._record_memory_history() records the code that requests memory.",
+                cached(lives)
             );
             return Self { memory, code: String::new() };
         };
@@ -49,14 +51,17 @@ impl Headline {
         let label = callers.labels(&[caller]).concat().replacen(" < ", ", called by ", 1);
         let before = holders.without_stack.iter().find(|holder| holder.lived_before);
         let before_bytes = before.map_or(0, |before| before.requested_bytes);
-        let of_code =
-            if before_bytes > largest.requested_bytes { " of the recorded code" } else { "" };
-        let mut memory = format!("{begin} Most{of_code} is held by {label}: {held}.");
+        let of_code = match before_bytes > largest.requested_bytes {
+            true => "Of the recorded code, ",
+            false => "",
+        };
+        let mut memory = format!("{begin} {of_code}{label} holds most: {held}.");
         if before_bytes > 0 {
             let bytes = share(before_bytes);
             memory +=
                 &format!(" {bytes} lived before the recording began: their code is not recorded.");
         }
+        memory += &cached(lives);
         let is_small = largest.requested_bytes < all_bytes / 20;
         let code = match is_small && before_bytes > all_bytes / 2 {
             true => "Start the recording before the model is built: then the code that holds the rest is recorded too."
@@ -64,6 +69,18 @@ impl Headline {
             false => code(lives, callers, holders, largest, caller),
         };
         Self { memory, code }
+    }
+}
+
+/// A sentence about the free memory of the cache, where it is much.
+fn cached(lives: &Lives) -> String {
+    let (reserved, live) = (lives.peak_reserved.bytes, lives.peak_live.bytes);
+    match reserved > live.saturating_add(live / 5) {
+        true => format!(
+            " The allocator reserves up to {} MiB: the rest is free memory that it keeps.",
+            near(reserved)
+        ),
+        false => String::new(),
     }
 }
 

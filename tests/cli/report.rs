@@ -67,7 +67,10 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
     let data = &recordings(&page)[0];
     let headline = |name: &str| data["headline"][name].as_str().unwrap_or_default().to_owned();
     let (memory, code) = (headline("memory"), headline("code"));
-    assert!(memory.contains("softmax, called by model.py:432 attention: 72.0 MiB"), "{memory}");
+    assert!(
+        memory.contains("softmax, called by model.py:432 attention holds most: 72.0 MiB"),
+        "{memory}"
+    );
     assert!(memory.contains("80.0 MiB") && memory.contains("before the recording"), "{memory}");
     assert!(code.contains("would be 140 MiB instead of 212 MiB (34 % less)"), "{code}");
     assert!(code.contains("scaled_dot_product_attention"), "{code}");
