@@ -159,9 +159,10 @@ impl<'a> Callers<'a> {
         self.callers.iter().any(is_of_it)
     }
 
-    /// Whether a function of the program has a name that contains the text, among the frames of a caller.
-    pub(crate) fn has_function(&self, caller: u32, part: &str) -> bool {
-        self.frames(caller).any(|number| self.frame(number).function.contains(part))
+    /// Returns the innermost function of a caller whose name contains the text.
+    pub(crate) fn function_with(&self, caller: u32, part: &str) -> Option<&'a str> {
+        let mut functions = self.frames(caller).map(|number| self.frame(number).function);
+        functions.find(|function| function.contains(part))
     }
 
     /// A line for each caller, with as many frames as tell these callers apart.

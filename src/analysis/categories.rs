@@ -1,7 +1,7 @@
 //! The purpose of a block, read off the stack of its request where that leaves no doubt.
 //!
 //! [`RULES`] is a table of functions that only one kind of request passes through. A stack without any of
-//! them is [`Category::Unknown`]: nothing is guessed from sizes, ages or names of the program's own functions.
+//! them is [`Category::Unknown`]: sizes, ages and names of the program's own functions do not count.
 
 use crate::replay::Frame;
 

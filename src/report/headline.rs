@@ -105,16 +105,23 @@ fn code(
         near(peak)
     );
     let category = callers.category(caller);
-    let of_category = |holder: &&Holder| {
+    let is_of_category = |holder: &Holder| {
         holder.stack.is_some_and(|stack| callers.category(callers.of_stack(stack)) == category)
     };
-    let together: u64 =
-        holders.holders.iter().filter(of_category).map(|holder| holder.requested_bytes).sum();
-    let is_attention =
-        callers.has_function(caller, "softmax") && callers.has_function(caller, "attention");
-    if is_attention {
-        text += " It is a softmax of attention: torch.nn.functional.scaled_dot_product_attention computes attention without \
-                 storing these weights.";
+    let together = bytes_of(holders, &is_of_category);
+    let attention = callers.function_with(caller, "attention");
+    if let (Some(_), Some(attention)) = (callers.function_with(caller, "softmax"), attention) {
+        let is_in_it = |holder: &Holder| {
+            let caller = holder.stack.map(|stack| callers.of_stack(stack));
+            caller.is_some_and(|caller| callers.function_with(caller, attention) == Some(attention))
+        };
+        let in_it = bytes_of(holders, &is_in_it);
+        text += &format!(
+            " It is a softmax of attention: torch.nn.functional.scaled_dot_product_attention computes attention without storing \
+             these weights. All of {attention} holds {} MiB ({} %).",
+            near(in_it),
+            percent(in_it, holders.requested_bytes)
+        );
     }
     let all = format!(
         "{} together hold {} MiB ({} %)",
@@ -148,6 +155,12 @@ fn code(
         _ => {}
     }
     text
+}
+
+/// The bytes of some of the holders.
+fn bytes_of(holders: &Holders, is_one: &dyn Fn(&Holder) -> bool) -> u64 {
+    let some = holders.holders.iter().filter(|holder| is_one(holder));
+    some.fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum))
 }
 
 /// The peak of live bytes if a caller's blocks were not there.

@@ -74,6 +74,7 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
     assert!(memory.contains("80.0 MiB") && memory.contains("before the recording"), "{memory}");
     assert!(code.contains("would be 140 MiB instead of 212 MiB (34 % less)"), "{code}");
     assert!(code.contains("scaled_dot_product_attention"), "{code}");
+    assert!(code.contains("All of attention holds 72.0 MiB (34 %)"), "{code}");
     let mib = |mib: u64| mib << 20;
     let before = "unknown: lived before the recording began";
     assert_eq!(
@@ -85,10 +86,11 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
     let advise: Value = serde_json::from_slice(&advise.stdout).unwrap();
     let rows = advise["holders"]["by_stack"].as_array().unwrap();
     let list = data["holders"][0]["list"].as_array().unwrap();
-    let callers =
-        |row: &Value| row[0].as_u64().map(|stack| data["stacks"]["caller"][stack as usize].clone());
-    let label =
-        |row: &Value| Some(data["stacks"]["callers"][callers(row)?.as_u64()? as usize][0].clone());
+    let place = |number: &Value| number.as_u64().and_then(|number| usize::try_from(number).ok());
+    let label = |row: &Value| {
+        let caller = &data["stacks"]["caller"][place(&row[0])?];
+        Some(data["stacks"]["callers"][place(caller)?][0].clone())
+    };
     let labels: Vec<Value> = list.iter().filter_map(label).collect();
     let named = rows.iter().filter(|row| row["lived_before"] == false);
     assert_eq!(labels, named.map(|row| row["asked_for_by"].clone()).collect::<Vec<_>>());

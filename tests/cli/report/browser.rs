@@ -135,6 +135,10 @@ pub(super) fn is_well(said: &Value) {
     }
 }
 
+/// Parts of frames of the unwinder, the allocator, the interpreter, the dispatcher and wrappers.
+const MACHINERY: [&str; 6] =
+    ["unwind", "CachingAllocator", "_PyEval", "_ops::", "_call_impl", "_start"];
+
 #[test]
 fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     let Some(browser) = chromium() else {
@@ -181,8 +185,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     let flames = &late["flamesUsed"];
     let of_flames = |name: &str| flames[name].as_str().unwrap_or_default();
     assert!(of_flames("first").contains("nn.py:6 softmax < model.py:432 attention"), "{flames:#}");
-    let machinery = ["unwind", "CachingAllocator", "_PyEval", "_ops::", "_call_impl", "_start"];
-    for part in machinery {
+    for part in MACHINERY {
         assert!(!of_flames("own").contains(part), "{part}: {flames:#}");
         assert!(of_flames("all").contains(part), "{part}: {flames:#}");
     }
@@ -242,6 +245,16 @@ fn pages_of_recordings_from_elsewhere_answer_too() {
         let said = used(&browser, &folder, &page, USUAL);
         is_well(&said);
         for seen in said["recordings"].as_array().expect("a list") {
+            let flames = |name: &str| seen["flamesUsed"][name].as_str().unwrap_or_default();
+            for part in MACHINERY {
+                assert!(!flames("own").contains(part), "{part}: {seen:#}");
+            }
+            if seen["name"] == "medium_512_training" {
+                let first = "nn_utils.py:6 softmax < model.py:432 scaled_dot_product_attention";
+                assert!(flames("first").starts_with("1,536 MiB13 %24"), "{seen:#}");
+                assert!(flames("first").contains(first), "{seen:#}");
+                assert!(flames("own").contains("< model.py:399 forward, in einops/"), "{seen:#}");
+            }
             eprintln!("{path}: load {} ms, {}", said["load"], seen["answers"]);
         }
     }
