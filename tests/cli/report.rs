@@ -103,7 +103,7 @@ fn without_a_name_the_page_stands_beside_the_first_recording() {
     let second = folder.file("other.json", &made::without_history());
     let page = folder.path("run.html");
     written(&["report", &first, &second, "--quick"], &page);
-    let ended = super::run_with(&["report", "--quick", "-"], &made::without_history());
+    let ended = super::run_with(&["report", "--quick", "-"], "");
     assert_eq!(ended.status.code(), Some(2), "{}", text(&ended.stderr));
     assert!(text(&ended.stderr).contains("-o names the page"), "{}", text(&ended.stderr));
 }
