@@ -117,8 +117,8 @@ fn code(
         };
         let in_it = bytes_of(holders, &is_in_it);
         text += &format!(
-            " It is a softmax of attention: torch.nn.functional.scaled_dot_product_attention computes attention without storing \
-             these weights. All of {attention} holds {} MiB ({} %).",
+            " These are attention weights: torch.nn.functional.scaled_dot_product_attention computes attention without storing \
+             them. In all, the program's function {attention} holds {} MiB ({} %).",
             near(in_it),
             percent(in_it, holders.requested_bytes)
         );

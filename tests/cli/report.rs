@@ -74,7 +74,7 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
     assert!(memory.contains("80.0 MiB") && memory.contains("before the recording"), "{memory}");
     assert!(code.contains("would be 140 MiB instead of 212 MiB (34 % less)"), "{code}");
     assert!(code.contains("scaled_dot_product_attention"), "{code}");
-    assert!(code.contains("All of attention holds 72.0 MiB (34 %)"), "{code}");
+    assert!(code.contains("the program's function attention holds 72.0 MiB (34 %)"), "{code}");
     let mib = |mib: u64| mib << 20;
     let before = "unknown: lived before the recording began";
     assert_eq!(
