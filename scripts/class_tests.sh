@@ -34,7 +34,7 @@ cuda_of() {
 # Unpacks the wheel, its imports and the headers of its CUDA into a folder.
 unpack() {
     local folder=$1 said cuda packages include
-    export TMPDIR=$folder/temporary
+    local -x TMPDIR=$folder/temporary
     mkdir -p "$TMPDIR"
     said=$(pip $seconds_for_the_wheel download --no-deps --dest "$folder/wheel" "torch==$version") \
         || skip "no wheel within $seconds_for_the_wheel s${said:+ ($said)}"
