@@ -33,6 +33,7 @@ mod fuzz_corpus;
 mod history;
 #[cfg(all(feature = "replay", target_os = "linux"))]
 mod host;
+mod keys;
 mod layers;
 mod malloc_async;
 mod per_thread;

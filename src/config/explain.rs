@@ -3,7 +3,7 @@
 use super::keys::{Acts, BUILT_IN, Key, is_built_in};
 use super::layers::LayerSetting;
 use super::settings::{CpuSettings, HandleType, PeersSetting, Reserve, Settings};
-use super::versions::Compat;
+use super::versions::{Compat, TorchVersion};
 use super::{Config, KeyTable, Origin};
 use crate::size::{GIB, MIB, RoundupDivisions};
 
@@ -20,13 +20,16 @@ pub struct ExplainRow {
     pub note: String,
     /// Why it does nothing here, though it is said.
     pub idle: Option<String>,
+    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has no
+    /// such key.
+    pub since: Option<TorchVersion>,
 }
 
 impl ExplainRow {
     fn new(key: &str, value: String, origin: Origin, meaning: &str, idle: Option<String>) -> Self {
         let why = idle.as_ref().map(|why| format!(" - not in effect as such: {why}"));
         let note = format!("{meaning}{}", why.unwrap_or_default());
-        Self { key: key.to_owned(), value, origin, note, idle }
+        Self { key: key.to_owned(), value, origin, note, idle, since: None }
     }
 }
 
@@ -46,7 +49,8 @@ impl Config {
             let (value, origin) = (value_of(settings, key.name), self.origin(key.name));
             let once = if key.is_fixed { "; read once, when an allocator is built" } else { "" };
             let meaning = format!("{}{once}", key.meaning);
-            ExplainRow::new(key.name, value, origin, &meaning, idle(settings, key))
+            let row = ExplainRow::new(key.name, value, origin, &meaning, idle(settings, key));
+            ExplainRow { since: key.since, ..row }
         });
         let declared = table.extra().iter().map(|key| {
             let value = settings.user_value(key.name());

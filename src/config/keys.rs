@@ -6,7 +6,9 @@ use super::error::{ConfigError, Span};
 use super::explain::differ;
 use super::settings::Settings;
 use super::user::UserKey;
-use super::versions::COMPAT_VALUES;
+use super::versions::{COMPAT_VALUES, TorchVersion};
+use super::{Config, Origin};
+use crate::size::MIB;
 
 /// Who acts on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +80,13 @@ pub struct Key {
     pub acts: Acts,
     /// Whether it is read once, when an allocator is built: another value takes another allocator.
     pub is_fixed: bool,
+    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has no
+    /// such key.
+    pub since: Option<TorchVersion>,
 }
 
 const fn key(name: &'static str, range: &'static str, acts: Acts, meaning: &'static str) -> Key {
-    Key { name, aliases: &[], range, meaning, acts, is_fixed: false }
+    Key { name, aliases: &[], range, meaning, acts, is_fixed: false, since: None }
 }
 
 /// A key that is read once, when an allocator is built.
@@ -94,44 +99,64 @@ const fn also(aliases: &'static [&'static str], key: Key) -> Key {
     Key { aliases, ..key }
 }
 
+/// A key of PyTorch's, which 2.`minor` and later versions accept.
+const fn torch(minor: u8, key: Key) -> Key {
+    Key { since: Some(TorchVersion::minor(minor)), ..key }
+}
+
 const BOOL: &str = "True or False";
-const MIB: &str = "a whole number of MiB";
+const WHOLE_MIB: &str = "a whole number of MiB";
 const SYMBOL: &str = "a function's name";
 
 /// The built-in keys, in the order in which `explain` lists them.
 pub const BUILT_IN: &[Key] = &[
-    fixed("backend", "a strategy's name", Acts::Always, "which strategy allocates"),
-    key(
-        "large_segment_size_mb",
-        "a whole number > 10",
-        Acts::Native,
-        "segment shared by requests of 1 to 10 MiB",
+    torch(1, fixed("backend", "a strategy's name", Acts::Always, "which strategy allocates")),
+    torch(
+        11,
+        key(
+            "large_segment_size_mb",
+            "a whole number > 10",
+            Acts::Native,
+            "segment shared by requests of 1 to 10 MiB",
+        ),
     ),
-    key(
-        "max_split_size_mb",
-        "a whole number >= large_segment_size_mb",
-        Acts::Native,
-        "blocks from this size on are never split",
+    torch(
+        1,
+        key(
+            "max_split_size_mb",
+            "a whole number >= large_segment_size_mb",
+            Acts::Native,
+            "blocks from this size on are never split",
+        ),
     ),
-    key(
-        "max_non_split_rounding_mb",
-        "a whole number >= large_segment_size_mb",
-        Acts::Native,
-        "how much larger a reused oversize block may be",
+    torch(
+        6,
+        key(
+            "max_non_split_rounding_mb",
+            "a whole number >= large_segment_size_mb",
+            Acts::Native,
+            "how much larger a reused oversize block may be",
+        ),
     ),
-    key(
-        "garbage_collection_threshold",
-        "a number between 0 and 1",
-        Acts::Native,
-        "part of the limit from which idle segments are released",
+    torch(
+        1,
+        key(
+            "garbage_collection_threshold",
+            "a number between 0 and 1",
+            Acts::Native,
+            "part of the limit from which idle segments are released",
+        ),
     ),
-    key(
-        "roundup_power2_divisions",
-        "a power of two, or [MiB:divisions,...,>:divisions]",
-        Acts::Native,
-        "steps between powers of two that requests are rounded to",
+    torch(
+        1,
+        key(
+            "roundup_power2_divisions",
+            "a power of two, or [MiB:divisions,...,>:divisions]",
+            Acts::Native,
+            "steps between powers of two that requests are rounded to",
+        ),
     ),
-    key("expandable_segments", BOOL, Acts::Native, "segments that grow by mapping pages"),
+    torch(1, key("expandable_segments", BOOL, Acts::Native, "segments that grow by mapping pages")),
     key(
         "expandable_segments_ipc",
         BOOL,
@@ -146,42 +171,60 @@ pub const BUILT_IN: &[Key] = &[
     ),
     also(
         &["release_lock_on_hipmalloc"],
-        key(
-            "release_lock_on_cudamalloc",
-            BOOL,
-            Acts::Native,
-            "other misses go on while one waits for the driver",
+        torch(
+            2,
+            key(
+                "release_lock_on_cudamalloc",
+                BOOL,
+                Acts::Native,
+                "other misses go on while one waits for the driver",
+            ),
         ),
     ),
-    key(
-        "graph_capture_record_stream_reuse",
-        BOOL,
-        Acts::Native,
-        "blocks that were used by other streams are reused inside a graph capture",
+    torch(
+        9,
+        key(
+            "graph_capture_record_stream_reuse",
+            BOOL,
+            Acts::Native,
+            "blocks that were used by other streams are reused inside a graph capture",
+        ),
     ),
-    key(
-        "per_process_memory_fraction",
-        "a number from 0 to 1",
-        Acts::BuiltIn,
-        "part of the device's memory that may be reserved",
+    torch(
+        10,
+        key(
+            "per_process_memory_fraction",
+            "a number from 0 to 1",
+            Acts::BuiltIn,
+            "part of the device's memory that may be reserved",
+        ),
     ),
-    key(
-        "throw_on_cudamalloc_oom",
-        BOOL,
-        Acts::Native,
-        "refuse beyond the fraction before asking the driver",
+    torch(
+        12,
+        key(
+            "throw_on_cudamalloc_oom",
+            BOOL,
+            Acts::Native,
+            "refuse beyond the fraction before asking the driver",
+        ),
     ),
-    key(
-        "expandable_segments_reserve",
-        "a positive fraction, or a size as 40G",
-        Acts::Expandable,
-        "address space of an expandable segment",
+    torch(
+        15,
+        key(
+            "expandable_segments_reserve",
+            "a positive fraction, or a size as 40G",
+            Acts::Expandable,
+            "address space of an expandable segment",
+        ),
     ),
-    key(
-        "expandable_segments_reserve_by_class",
-        "[class:reserve,...]",
-        Acts::Expandable,
-        "the same for classes of streams",
+    torch(
+        15,
+        key(
+            "expandable_segments_reserve_by_class",
+            "[class:reserve,...]",
+            Acts::Expandable,
+            "the same for classes of streams",
+        ),
     ),
     fixed(
         "malloc_async_own_pool",
@@ -219,36 +262,64 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Always,
         "whether PyTorch's allocators open their memory to each other's devices",
     ),
-    key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory"),
-    key(
-        "pinned_max_round_threshold_mb",
-        MIB,
-        Acts::NotYet,
-        "pinned requests above it stay as they are",
-    ),
-    key("pinned_max_cached_size_mb", MIB, Acts::NotYet, "pinned blocks above it are not cached"),
-    also(
-        &["pinned_use_hip_host_register"],
+    torch(6, key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory")),
+    torch(
+        13,
         key(
-            "pinned_use_cuda_host_register",
-            BOOL,
+            "pinned_max_round_threshold_mb",
+            WHOLE_MIB,
             Acts::NotYet,
-            "register host memory instead of allocating it",
+            "pinned requests above it stay as they are",
         ),
     ),
-    key(
-        "pinned_num_register_threads",
-        "a power of two from 1 to 128",
-        Acts::NotYet,
-        "threads that touch pinned pages",
+    torch(
+        13,
+        key(
+            "pinned_max_cached_size_mb",
+            WHOLE_MIB,
+            Acts::NotYet,
+            "pinned blocks above it are not cached",
+        ),
     ),
-    key(
-        "pinned_reserve_segment_size_mb",
-        "a whole number of MiB > 0",
-        Acts::NotYet,
-        "one pinned arena for small requests",
+    also(
+        &["pinned_use_hip_host_register"],
+        torch(
+            2,
+            key(
+                "pinned_use_cuda_host_register",
+                BOOL,
+                Acts::NotYet,
+                "register host memory instead of allocating it",
+            ),
+        ),
     ),
-    key("pinned_free_catch_all", BOOL, Acts::NotYet, "ignore failures when pinned memory is freed"),
+    torch(
+        2,
+        key(
+            "pinned_num_register_threads",
+            "a power of two from 1 to 128",
+            Acts::NotYet,
+            "threads that touch pinned pages",
+        ),
+    ),
+    torch(
+        10,
+        key(
+            "pinned_reserve_segment_size_mb",
+            "a whole number of MiB > 0",
+            Acts::NotYet,
+            "one pinned arena for small requests",
+        ),
+    ),
+    torch(
+        12,
+        key(
+            "pinned_free_catch_all",
+            BOOL,
+            Acts::NotYet,
+            "ignore failures when pinned memory is freed",
+        ),
+    ),
     key(
         "compat",
         COMPAT_VALUES,
@@ -282,7 +353,12 @@ pub const BUILT_IN: &[Key] = &[
         Acts::Cpu,
         "where blocks start",
     ),
-    key("cpu_cached_max_mb", MIB, Acts::Cpu, "more idle memory than this goes back to the system"),
+    key(
+        "cpu_cached_max_mb",
+        WHOLE_MIB,
+        Acts::Cpu,
+        "more idle memory than this goes back to the system",
+    ),
     key(
         "cpu_trim_age_s",
         "a number of seconds from 0 to 1000000000",
@@ -318,6 +394,30 @@ impl Settings {
     /// counts.
     pub(crate) fn is_built_alike(&self, other: &Self) -> bool {
         self.fixed_key_that_differs(other, |acts| acts.reaches(&self.backend)).is_none()
+    }
+}
+
+impl Config {
+    /// Returns the first version of PyTorch whose own allocator accepts the string of this configuration,
+    /// `compat` aside: it has every key that the string sets. `None` if PyTorch lacks one of them.
+    #[must_use]
+    pub fn oldest_torch(&self) -> Option<TorchVersion> {
+        // Before 2.10 the value had to be larger than 20.
+        let is_least = self.settings.max_split_bytes == Some(20 * MIB);
+        let least = if is_least { TorchVersion::minor(10) } else { TorchVersion::V2_1 };
+        let is_set = |key: &&Key| matches!(self.origin(key.name), Origin::Text { .. });
+        let set = BUILT_IN.iter().filter(is_set).filter(|key| key.name != "compat");
+        let has_extra = !self.settings.extra.is_empty();
+        set.map(|key| key.since).fold((!has_extra).then_some(least), |oldest, since| {
+            oldest.zip(since).map(|(oldest, since)| oldest.max(since))
+        })
+    }
+
+    /// Whether PyTorch's own allocator accepts the string of this configuration in that version, `compat`
+    /// aside.
+    #[must_use]
+    pub fn is_accepted_by(&self, version: TorchVersion) -> bool {
+        self.oldest_torch().is_some_and(|oldest| oldest <= version)
     }
 }
 

@@ -1,5 +1,7 @@
 //! PyTorch's versions, and where their allocators decide differently: one table.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Which of several free blocks of one size a version's allocator takes.
@@ -25,10 +27,11 @@ pub struct Decisions {
     pub polls_while_routed: bool,
 }
 
-/// A version of PyTorch whose decisions are known.
+/// A version of PyTorch, from 2.1 on. The decisions of some are known: the others count as the nearest of
+/// those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TorchVersion {
-    /// The 2 in 2.x is not stored: all known versions have it.
+    /// The 2 in 2.x is not stored: all versions have it.
     minor: u8,
 }
 
@@ -55,6 +58,8 @@ pub(super) const COMPAT_VALUES: &str = "default, pytorch, or pytorch-2.10 to pyt
 static RUNNING: AtomicU8 = AtomicU8::new(0);
 
 impl TorchVersion {
+    /// 2.1: the oldest version whose keys are known.
+    pub const V2_1: Self = Self { minor: 1 };
     /// 2.11: the version of recordings that show no sign of a newer one.
     pub const V2_11: Self = Self { minor: 11 };
     /// 2.12: the first whose entries name a pool.
@@ -64,7 +69,12 @@ impl TorchVersion {
     /// 2.14: the first that records pinned memory.
     pub const V2_14: Self = Self { minor: 14 };
 
-    /// Returns the known version nearest to a release of PyTorch.
+    /// Returns the version 2.`minor`.
+    pub(super) const fn minor(minor: u8) -> Self {
+        Self { minor }
+    }
+
+    /// Returns the version nearest to a release of PyTorch among those with known decisions.
     #[must_use]
     pub fn nearest(major: u32, minor: u32) -> Self {
         let [(_, oldest, _), .., (_, newest, _)] = TABLE;
@@ -94,12 +104,32 @@ impl TorchVersion {
     }
 
     fn row(self) -> &'static (&'static str, u8, Decisions) {
-        TABLE.iter().find(|row| row.1 == self.minor).unwrap_or(&TABLE[1])
+        let [oldest, .., newest] = &TABLE;
+        let row = TABLE.iter().find(|row| row.1 == self.minor);
+        row.unwrap_or(if self.minor < oldest.1 { oldest } else { newest })
     }
 
     fn running() -> Option<Self> {
         let minor = RUNNING.load(Ordering::Relaxed);
         (minor != 0).then_some(Self { minor })
+    }
+}
+
+impl fmt::Display for TorchVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "2.{}", self.minor)
+    }
+}
+
+impl FromStr for TorchVersion {
+    type Err = String;
+
+    /// Reads a version as PyTorch prints it: `2.8`, `2.8.1` or `2.8.0+cu128`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let minor = text.strip_prefix("2.").and_then(|rest| rest.split(['.', '+']).next());
+        let minor = minor.and_then(|minor| minor.parse().ok()).filter(|minor| *minor > 0);
+        let minor = minor.ok_or("expected a version of PyTorch from 2.1 on, as 2.8")?;
+        Ok(Self { minor })
     }
 }
 
