@@ -224,7 +224,9 @@ pub fn human_bytes(bytes: u64) -> String {
         0..=KIB => format!("{bytes} bytes"),
         b if b <= MIB => format!("{:.2} KiB", b as f64 / KIB as f64),
         b if b <= GIB => format!("{:.2} MiB", b as f64 / MIB as f64),
-        b => format!("{:.2} GiB", b as f64 / GIB as f64),
+        // PyTorch's messages have GiB up to 1 EiB, beyond which it refuses requests.
+        b if b < EIB => format!("{:.2} GiB", b as f64 / GIB as f64),
+        b => format!("{:.2} EiB", b as f64 / EIB as f64),
     }
 }
 
@@ -312,5 +314,7 @@ mod tests {
         assert_eq!(human_bytes(1000), "1000 bytes");
         assert_eq!(human_bytes(1536), "1.50 KiB");
         assert_eq!(human_bytes(800_000_000 * GIB), "800000000.00 GiB");
+        assert_eq!(human_bytes(1 << 60), "1.00 EiB");
+        assert_eq!(human_bytes(u64::MAX), "16.00 EiB");
     }
 }

@@ -72,6 +72,8 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}:", self.name)?;
+        // The same on every line: the first has it.
+        let mut shown: Option<&str> = None;
         for (property, device, outcome) in &self.outcomes {
             match outcome {
                 Outcome::Held { runs } => {
@@ -82,7 +84,11 @@ impl fmt::Display for Report {
                 }
                 Outcome::NoDevice { detail } => {
                     let why = skip::NO_CUDA_DEVICE;
-                    writeln!(f, "  {device}: {property}: not tested: {why} ({detail})")?;
+                    write!(f, "  {device}: {property}: not tested: {why}")?;
+                    match shown.replace(detail) == Some(detail) {
+                        true => writeln!(f)?,
+                        false => writeln!(f, " ({detail})")?,
+                    }
                 }
             }
         }
@@ -116,5 +122,21 @@ impl fmt::Display for Failure {
             writeln!(f, "  {:>3}. {line}", at + 1)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_of_a_missing_device_is_printed_once() {
+        let detail = "cuInit: no driver".to_owned();
+        let missing =
+            |property| (property, Device::Cuda, Outcome::NoDevice { detail: detail.clone() });
+        let outcomes = Property::ALL.iter().copied().map(missing).collect();
+        let report = Report { name: "mine".to_owned(), outcomes }.to_string();
+        assert_eq!(report.matches("cuInit").count(), 1, "{report}");
+        assert_eq!(report.matches("not tested").count(), Property::ALL.len(), "{report}");
     }
 }
