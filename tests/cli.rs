@@ -1,5 +1,6 @@
 //! The command line as a script sees it: fields, exit codes, carets, pipes.
 
+mod advice;
 mod advise;
 mod bench;
 mod files;
@@ -251,8 +252,46 @@ fn explain_tells_first_what_was_set_and_the_rest_on_request() {
     let told = ["source:", "key", "roundup_power2_divisions", "large_segment_size_mb"];
     assert_eq!(keys[..4], told, "{stdout}");
     assert!(stdout.starts_with("source: PYTORCH_CUDA_ALLOC_CONF\n"), "{stdout}");
-    assert!(!stdout.contains("cpu_alignment") && stdout.contains("--all shows them too"));
+    assert!(!stdout.contains("cpu_alignment") && stdout.contains(": --all shows all."));
     assert!(text(&run(&["explain", conf, "--all"]).stdout).contains("cpu_alignment"));
+}
+
+#[test]
+fn explain_and_info_print_json() {
+    let json = |args: &[&str], code| -> serde_json::Value {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        serde_json::from_slice(&output.stdout).expect("one JSON object")
+    };
+    let told = json(&["explain", "large_segment_size_mb:32,compat:pytorch", "--json"], 0);
+    assert!(told["source"] == "the argument" && told["error"].is_null(), "{told}");
+    let keys = told["keys"].as_array().unwrap();
+    let row = |at: usize| ["key", "value", "from", "pytorch"].map(|name| &keys[at][name]);
+    let expected = ["large_segment_size_mb", "32", "byte 0", "2.11"];
+    assert_eq!(row(0), expected.map(serde_json::Value::from).each_ref());
+    assert!(keys[1]["pytorch"].is_null());
+    let all = json(&["explain", "--all", "--format", "json"], 0);
+    assert_eq!(all["keys"].as_array().unwrap().len(), stratalloc::config::BUILT_IN.len());
+    let refused = json(&["explain", "backend:pluggable", "--json"], 2);
+    assert!(refused["error"].is_string(), "{refused}");
+    let info = json(&["info", "--json"], 0);
+    let devices = info["devices"].as_array().unwrap();
+    let sim = devices.iter().find(|device| device["device"] == "sim").unwrap();
+    assert!(sim["memory_bytes"].as_u64().unwrap() > 1 << 30, "{info}");
+    let backends = info["backends"].as_array().unwrap();
+    assert!(backends.iter().any(|backend| backend["name"] == "native"), "{info}");
+}
+
+#[test]
+fn explain_shows_the_first_version_of_pytorch_that_has_a_key() {
+    let stdout = text(&run(&["explain", "max_non_split_rounding_mb:40,cpu_zero_fill:True"]).stdout);
+    let cells = |key: &str| {
+        let line = stdout.lines().find(|line| line.starts_with(key)).unwrap();
+        line.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(cells("key")[..4], ["key", "value", "from", "PyTorch"]);
+    assert_eq!(cells("max_non_split_rounding_mb")[4..6], ["2.6", "on"], "{stdout}");
+    assert_eq!(cells("cpu_zero_fill")[4], "-", "{stdout}");
 }
 
 #[test]
@@ -278,7 +317,7 @@ fn tables_are_sorted_and_printed_as_asked() {
     );
     assert!(rows[3].starts_with("| compat | pytorch |"), "{stdout}");
     assert_eq!(run(&["explain", "--sort", "price", "backend:cpu"]).status.code(), Some(2));
-    assert_eq!(run(&["explain", "--format", "json"]).status.code(), Some(2));
+    assert_eq!(run(&["completions", "bash", "--format", "json"]).status.code(), Some(2));
 }
 
 #[test]

@@ -10,8 +10,9 @@ use rayon::prelude::*;
 
 use super::needs::{Need, SearchOptions};
 use super::recording::Recording;
+use super::torch::ForTorch;
 use super::trial::{Room, fits, measure};
-use crate::config::{Compat, Config, KeyTable};
+use crate::config::{Compat, Config, KeyTable, TorchVersion};
 use crate::replay::ReplayError;
 
 /// How long and how thoroughly [`Advice::search`] looks.
@@ -21,11 +22,15 @@ pub struct AdviceOptions {
     pub time: Duration,
     /// Whether only the settings that help most often are tried.
     pub quick: bool,
+    /// The version of PyTorch that the settings are for, if the caller sets it.
+    pub torch: Option<TorchVersion>,
+    /// No other setting is tried if the recorded one needs at most this many bytes.
+    pub enough_bytes: Option<u64>,
 }
 
 impl Default for AdviceOptions {
     fn default() -> Self {
-        Self { time: Duration::from_secs(45), quick: false }
+        Self { time: Duration::from_secs(45), quick: false, torch: None, enough_bytes: None }
     }
 }
 
@@ -36,9 +41,17 @@ pub struct Tried {
     pub conf: String,
     /// What it needs.
     pub need: Need,
+    /// Whether the recording runs under its limit with it; `None` if there is no limit.
+    pub runs_under_limit: Option<bool>,
 }
 
 impl Tried {
+    /// A setting and its need, without a limit.
+    #[must_use]
+    pub fn new(conf: String, need: Need) -> Self {
+        Self { conf, need, runs_under_limit: None }
+    }
+
     /// What to give PyTorch's own allocator, where the replay was to its letter.
     #[must_use]
     pub fn for_pytorch(&self) -> Option<&str> {
@@ -46,11 +59,26 @@ impl Tried {
         Some(conf.strip_suffix(',').unwrap_or(conf))
     }
 
-    /// Smaller needs first, then what takes fewer words, then what costs less time.
+    /// Smaller needs first, then strings with fewer keys, then what costs less time.
     fn rank(&self) -> (u64, usize, u64) {
         let needs_bytes = self.need.needs_bytes.unwrap_or(u64::MAX);
-        let cost_ns = self.need.cost.map_or(u64::MAX, |cost| cost.device_ns);
-        (needs_bytes, self.conf.split(',').count(), cost_ns)
+        (needs_bytes, self.keys(), self.device_ns())
+    }
+
+    /// How many keys the string sets.
+    pub(super) fn keys(&self) -> usize {
+        let conf = self.for_pytorch().unwrap_or(&self.conf);
+        conf.split(',').filter(|part| !part.is_empty()).count()
+    }
+
+    /// What the device's calls take on the smallest device, in nanoseconds.
+    pub(super) fn device_ns(&self) -> u64 {
+        self.need.cost.map_or(u64::MAX, |cost| cost.device_ns)
+    }
+
+    /// Whether some device suffices, and the limit if there is one.
+    pub(super) fn runs(&self) -> bool {
+        self.need.needs_bytes.is_some() && self.runs_under_limit != Some(false)
     }
 }
 
@@ -68,8 +96,8 @@ pub struct Advice {
     pub passed_over: usize,
     /// Whether time ran out before all settings were tried.
     pub is_cut_short: bool,
-    /// Whether the best setting runs under the recording's limit; none where there is no limit.
-    pub best_runs_under_limit: Option<bool>,
+    /// The version of PyTorch that accepts the settings for its own allocator.
+    pub torch: ForTorch,
 }
 
 /// Stands at the end of a string that is replayed to PyTorch's letter.
@@ -85,8 +113,9 @@ pub(super) const QUICK: [&str; 5] = [
 ];
 
 /// Settings that are tried alone besides.
-pub(super) const ALONE: [&str; 13] = [
+pub(super) const ALONE: [&str; 14] = [
     "max_split_size_mb:20",
+    "max_split_size_mb:21",
     "max_split_size_mb:48",
     "max_split_size_mb:96",
     "max_split_size_mb:128",
@@ -140,32 +169,30 @@ impl Advice {
             seen: Vec::new(),
             passed_over: 0,
             is_cut_short: false,
+            torch: ForTorch::of(recording, options.torch),
             progress,
         };
         let recorded = search.recorded()?;
-        search.try_all(&QUICK)?;
-        if !options.quick {
+        let needs_bytes = recorded.need.needs_bytes.unwrap_or(u64::MAX);
+        let is_enough = options.enough_bytes.is_some_and(|enough| needs_bytes <= enough);
+        if !is_enough {
+            search.try_all(&QUICK)?;
+        }
+        if !options.quick && !is_enough {
             search.try_all(&ALONE)?;
             for _ in 0..2 {
                 let together = search.combined();
                 search.try_all(&together.iter().map(String::as_str).collect::<Vec<_>>())?;
             }
         }
-        let modelled = match options.quick || search.is_cut_short {
+        let modelled = match options.quick || is_enough || search.is_cut_short {
             true => None,
             false => search.modelled(),
         };
-        let Search { tried, passed_over, is_cut_short, .. } = search;
-        let mut advice = Self {
-            recorded,
-            tried,
-            modelled,
-            passed_over,
-            is_cut_short,
-            best_runs_under_limit: None,
-        };
+        let Search { tried, passed_over, is_cut_short, torch, .. } = search;
+        let mut advice = Self { recorded, tried, modelled, passed_over, is_cut_short, torch };
+        advice.try_under_limit(recording)?;
         advice.try_other_addresses(recording)?;
-        advice.look_under_limit(recording)?;
         Ok(advice)
     }
 
@@ -175,54 +202,123 @@ impl Advice {
         self.tried.first().filter(|tried| tried.need.needs_bytes.is_some())
     }
 
-    /// The setting that needs least with PyTorch's own allocator.
-    #[must_use]
-    pub fn best_for_pytorch(&self) -> Option<&Tried> {
-        let mut tried = self.tried.iter().filter(|tried| tried.need.needs_bytes.is_some());
-        tried.find(|tried| tried.for_pytorch().is_some())
+    /// Whether PyTorch's own allocator accepts the setting: in the version that was set, or else in the one
+    /// that made the recording.
+    pub(super) fn is_for_pytorch(&self, tried: &Tried) -> bool {
+        let accepts = |version| parsed(&tried.conf).is_accepted_by(version);
+        match self.torch {
+            _ if tried.for_pytorch().is_none() => false,
+            ForTorch::Set(version) => accepts(version),
+            _ => tried.conf == self.recorded.conf || accepts(self.torch.version()),
+        }
     }
 
-    /// The setting that needs least with this project's allocator.
-    #[must_use]
-    pub fn best_for_stratalloc(&self) -> Option<&Tried> {
-        let mut tried = self.tried.iter().filter(|tried| tried.need.needs_bytes.is_some());
-        tried.find(|tried| tried.for_pytorch().is_none())
-    }
-
-    /// Tries other addresses for the recorded setting, the best ones and the best of each allocator,
-    /// and ranks them again until each of these was tried so.
+    /// Tries other addresses for the recorded setting, the best ones and those that are named, and ranks
+    /// them again until each of these was tried so.
     fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         loop {
-            let is_recorded = |tried: &Tried| tried.conf == self.recorded.conf;
-            let of_pytorch = |tried: &Tried| tried.for_pytorch().is_some();
-            let first = |wanted: &dyn Fn(&Tried) -> bool| self.tried.iter().position(wanted);
-            let each =
-                [first(&is_recorded), first(&of_pytorch), first(&|tried| !of_pytorch(tried))];
-            let mut printed = (0..self.tried.len().min(PRINTED)).chain(each.into_iter().flatten());
+            let recorded = self.tried.iter().position(|tried| tried.conf == self.recorded.conf);
+            let named = self.named(recording);
+            let at = |conf: &String| self.tried.iter().position(|tried| tried.conf == *conf);
+            let named: Vec<usize> = named.iter().filter_map(at).collect();
+            let first = 0..self.tried.len().min(PRINTED);
+            let mut printed = first.chain(named).chain(recorded);
             let Some(at) = printed.find(|at| !self.tried[*at].need.is_settled()) else {
                 return Ok(());
             };
-            let mut tried = self.tried.remove(at);
-            let config = match tried.conf == self.recorded.conf {
-                true => recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch),
-                false => parsed(&tried.conf),
-            };
-            tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK)?;
-            if tried.conf == self.recorded.conf {
-                self.recorded = tried.clone();
-            }
-            insert(&mut self.tried, tried);
+            self.settle(recording, at)?;
         }
     }
 
-    /// Repeats the best setting under the limit.
-    fn look_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
-        if let (Some(best), Some(_)) = (self.best(), recording.limit) {
-            let config = parsed(&best.conf);
-            let trial = measure(recording, &config, Room::Limited, 1)?;
-            self.best_runs_under_limit = Some(trial.run.ooms == 0);
+    /// The settings that sentences name, whether they are worth it or not.
+    fn named(&self, recording: &Recording) -> Vec<String> {
+        let mut named: Vec<String> =
+            self.worth_setting(recording).into_iter().map(|tried| tried.conf.clone()).collect();
+        let pytorch = self.tried.iter().find(|tried| self.is_for_pytorch(tried));
+        let ours = self.tried.iter().find(|tried| tried.for_pytorch().is_none());
+        named.extend([pytorch, ours].into_iter().flatten().map(|tried| tried.conf.clone()));
+        named
+    }
+
+    /// Tries other addresses for one setting and ranks it again.
+    fn settle(&mut self, recording: &Recording, at: usize) -> Result<(), ReplayError> {
+        let mut tried = self.tried.remove(at);
+        let config = self.config_of(recording, &tried);
+        tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK)?;
+        if tried.conf == self.recorded.conf {
+            self.recorded = tried.clone();
+        }
+        insert(&mut self.tried, tried);
+        Ok(())
+    }
+
+    /// The configuration of a setting that was tried.
+    fn config_of(&self, recording: &Recording, tried: &Tried) -> Config {
+        match tried.conf == self.recorded.conf {
+            true => recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch),
+            false => parsed(&tried.conf),
+        }
+    }
+
+    /// Replays every setting under the limit, if there is one.
+    fn try_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
+        if recording.limit.is_none() {
+            return Ok(());
+        }
+        let run = |tried: &Tried| {
+            let config = self.config_of(recording, tried);
+            Ok(measure(recording, &config, Room::Limited, 1)?.run.ooms == 0)
+        };
+        let runs: Result<Vec<bool>, ReplayError> = self.tried.par_iter().map(run).collect();
+        for (tried, runs) in self.tried.iter_mut().zip(runs?) {
+            tried.runs_under_limit = Some(runs);
+            if tried.conf == self.recorded.conf {
+                self.recorded.runs_under_limit = Some(runs);
+            }
         }
         Ok(())
+    }
+
+    /// The cheapest setting under which the recording needs at most `bytes`: the recorded one if it suffices,
+    /// otherwise, PyTorch's own allocator first, the one whose device calls take least time on a device of
+    /// that size. Takes a replay for each setting that suffices.
+    ///
+    /// # Errors
+    ///
+    /// As [`search`](Self::search).
+    pub fn cheapest_within(
+        &mut self,
+        recording: &Recording,
+        bytes: u64,
+    ) -> Result<Option<Tried>, ReplayError> {
+        let suffices = |tried: &Tried| tried.need.needs_bytes.is_some_and(|needs| needs <= bytes);
+        if suffices(&self.recorded) {
+            return Ok(Some(self.recorded.clone()));
+        }
+        let is_ours = |tried: &Tried| tried.for_pytorch().is_none();
+        let usable = self.tried.iter().filter(|tried| suffices(tried));
+        let usable: Vec<&Tried> =
+            usable.filter(|tried| is_ours(tried) || self.is_for_pytorch(tried)).collect();
+        let rank = |tried: &&Tried| {
+            let config = self.config_of(recording, tried);
+            let room = Room::Device { total_bytes: bytes };
+            let device_ns = measure(recording, &config, room, 1)?.device_ns;
+            Ok((is_ours(tried), device_ns, tried.keys(), tried.conf.clone()))
+        };
+        let ranks: Result<Vec<_>, ReplayError> = usable.par_iter().map(rank).collect();
+        let mut ranks = ranks?;
+        ranks.sort();
+        for (.., conf) in ranks {
+            let at = |all: &[Tried]| all.iter().position(|tried| tried.conf == conf);
+            if let Some(at) = at(&self.tried) {
+                self.settle(recording, at)?;
+            }
+            let settled = at(&self.tried).map(|at| &self.tried[at]);
+            if let Some(tried) = settled.filter(|tried| suffices(tried)) {
+                return Ok(Some(tried.clone()));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -251,6 +347,7 @@ struct Search<'a> {
     seen: Vec<Config>,
     passed_over: usize,
     is_cut_short: bool,
+    torch: ForTorch,
     progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
@@ -267,18 +364,22 @@ impl Search<'_> {
         let conf = joined(text, PYTORCH);
         let config = own.unwrap_or_default().with_compat(Compat::PyTorch);
         self.seen.push(config.clone());
-        let tried = self.search(Candidate { conf, config })?;
+        let mut tried = self.search(Candidate { conf, config: config.clone() })?;
+        tried.need.try_other_addresses(self.recording, &config, &SearchOptions::QUICK)?;
         insert(&mut self.tried, tried.clone());
         Ok(tried)
     }
 
-    /// Each of these settings, for our allocator and for PyTorch's.
+    /// Each of these settings, for our allocator and, if its version accepts them, for PyTorch's.
     fn candidates(&mut self, settings: &[&str]) -> Vec<Candidate> {
         let confs = settings.iter().flat_map(|text| [(*text).to_owned(), joined(text, PYTORCH)]);
         let mut found = Vec::new();
         for conf in confs {
             // What cannot be said together, as a split below the segment's size, is no candidate.
             let Ok(config) = Config::parse(&conf, &KeyTable::default()) else { continue };
+            if conf.ends_with(PYTORCH) && !config.is_accepted_by(self.torch.version()) {
+                continue;
+            }
             if self.seen.iter().all(|known| known.settings() != config.settings()) {
                 self.seen.push(config.clone());
                 found.push(Candidate { conf, config });
@@ -342,7 +443,7 @@ impl Search<'_> {
     fn search(&self, candidate: Candidate) -> Result<Tried, ReplayError> {
         let Candidate { conf, config } = candidate;
         let need = Need::search(self.recording, &config, &SearchOptions::QUICK)?;
-        Ok(Tried { conf, need })
+        Ok(Tried::new(conf, need))
     }
 
     /// The best settings of each allocator, each with one more.

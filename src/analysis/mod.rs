@@ -33,6 +33,7 @@ mod categories;
 mod causes;
 mod device;
 mod figures;
+mod headline;
 mod holders;
 mod limit;
 mod needs;
@@ -41,6 +42,7 @@ mod served;
 #[cfg(feature = "cli")]
 mod snapshot;
 mod streams;
+mod torch;
 mod trial;
 #[cfg(feature = "cli")]
 mod why;
@@ -55,6 +57,9 @@ pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
 #[cfg(feature = "cli")]
 pub(crate) use device::{counted, open_sim};
 pub use figures::Figures;
+pub use headline::Headline;
+#[cfg(feature = "cli")]
+pub(crate) use headline::with_failed;
 #[cfg(feature = "cli")]
 pub(crate) use holders::CodeHolder;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
@@ -64,10 +69,11 @@ pub use served::advise_on_oom;
 #[cfg(feature = "cli")]
 pub(crate) use snapshot::snapshot_of;
 pub use streams::{StreamUse, Streams};
+pub use torch::ForTorch;
 pub use trial::{Room, Trial, fits, measure};
 #[cfg(feature = "cli")]
 pub(crate) use trial::{measure_watched, watch, without_files};
 #[cfg(feature = "cli")]
 pub(crate) use why::Why;
 #[cfg(feature = "cli")]
-pub(crate) use words::{Choice, counted_as, grouped, heap_name, near};
+pub(crate) use words::{BESIDES, Choice, counted_as, grouped, heap_name, near};

@@ -2,24 +2,22 @@
 
 use std::collections::BTreeMap;
 
+#[cfg(feature = "cli")]
 use super::advice::{Advice, Tried};
 #[cfg(feature = "cli")]
 use super::causes::HeapCauses;
 use super::causes::{Causes, Moment, Picture};
-use super::needs::Cost;
 #[cfg(feature = "cli")]
 use super::needs::Need;
+#[cfg(feature = "cli")]
 use super::recording::Recording;
 use super::streams::Streams;
+#[cfg(feature = "cli")]
+use super::torch::ForTorch;
 #[cfg(feature = "cli")]
 use crate::ids::PoolId;
 use crate::ids::StreamId;
 use crate::size::MIB;
-
-/// A saving below this part of the need is none.
-const WORTH: f64 = 0.01;
-/// What PyTorch's allocator may need more than ours and still be named first, because it is in use.
-const ALIKE: f64 = 0.005;
 
 /// A whole number with separators.
 pub(crate) fn grouped(number: u64) -> String {
@@ -49,115 +47,13 @@ pub(crate) fn near(bytes: u64) -> String {
 }
 
 /// Bytes in whole MiB, rounded up: a device of this size has them.
-fn mib(bytes: u64) -> String {
+pub(super) fn mib(bytes: u64) -> String {
     grouped(bytes.div_ceil(MIB))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn part(bytes: u64, of: u64) -> f64 {
+pub(super) fn part(bytes: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
-}
-
-fn setting(tried: &Tried) -> String {
-    let (settings, whose) = match tried.for_pytorch() {
-        Some(settings) => (settings, "PyTorch's own allocator"),
-        None => (tried.conf.as_str(), "stratalloc"),
-    };
-    match settings.is_empty() {
-        true => format!("Use {whose} with its default settings"),
-        false => format!("Set {settings} in {whose}"),
-    }
-}
-
-fn cost(cost: Option<Cost>, before: Option<Cost>) -> String {
-    let (Some(cost), Some(before)) = (cost, before) else { return String::new() };
-    let retries = match cost.retries == before.retries {
-        true => format!("Retries: {}, as before", grouped(cost.retries)),
-        false => format!("Retries: {}, before {}", grouped(cost.retries), grouped(before.retries)),
-    };
-    // In tenths of a millisecond, as shown.
-    let tenths = |ns: u64| ns.saturating_add(50_000) / 100_000;
-    let ms = |tenths: u64| format!("{}.{} ms", grouped(tenths / 10), tenths % 10);
-    let (more, less) = (
-        tenths(cost.device_ns.saturating_sub(before.device_ns)),
-        tenths(before.device_ns.saturating_sub(cost.device_ns)),
-    );
-    let calls = match (more, less) {
-        (0, 0) => String::new(),
-        (more, 0) => format!("; device calls take {} more", ms(more)),
-        (_, less) => format!("; device calls take {} less", ms(less)),
-    };
-    format!(". {retries}{calls}")
-}
-
-impl Advice {
-    /// The setting to name first: PyTorch's own allocator where it needs hardly more.
-    #[must_use]
-    pub fn first_choice(&self) -> Option<&Tried> {
-        let best = self.best()?;
-        let needs = |tried: &Tried| tried.need.needs_bytes.unwrap_or(u64::MAX);
-        let pytorch = self
-            .best_for_pytorch()
-            .filter(|tried| part(needs(tried).saturating_sub(needs(best)), needs(best)) <= ALIKE);
-        pytorch.or(Some(best))
-    }
-
-    /// What to set, how much memory it saves and what it costs; or that nothing helps, and why.
-    #[must_use]
-    pub fn sentence(&self, recording: &Recording) -> String {
-        let live = recording.live_peak_bytes;
-        let Some(choice) = self.first_choice() else {
-            return format!(
-                "No setting that was tried runs this recording on any device: {} MiB are live at once",
-                near(live)
-            );
-        };
-        let needs = choice.need.needs_bytes.unwrap_or(u64::MAX);
-        let limited = self.under_limit(recording);
-        let Some(before) = self.recorded.need.needs_bytes else {
-            return format!(
-                "{}: the recording then runs on {} MiB, and on no device as it is{limited}.",
-                setting(choice),
-                mib(needs)
-            );
-        };
-        let saved = before.saturating_sub(needs);
-        let served_bytes = Streams::of(&recording.workload).peak_live_bytes;
-        let with_failed = if live > served_bytes { ", with the request that failed" } else { "" };
-        if part(saved, before) < WORTH {
-            return format!(
-                "No setting helps: the recording needs {} MiB as it is, no setting that was tried needs less \
-                 than {} MiB, and the live bytes alone take {} MiB{with_failed}{limited}.",
-                mib(before),
-                mib(needs.min(before)),
-                near(live)
-            );
-        }
-        format!(
-            "{}: the recording then needs {} MiB instead of {} MiB ({:.0} % less){}{limited}.",
-            setting(choice),
-            mib(needs),
-            mib(before),
-            part(saved, before) * 100.0,
-            cost(choice.need.cost, self.recorded.need.cost)
-        )
-    }
-
-    fn under_limit(&self, recording: &Recording) -> String {
-        let (Some(limit), Some(runs)) = (recording.limit, self.best_runs_under_limit) else {
-            return String::new();
-        };
-        let ooms = recording.figures.ooms;
-        let failed = counted_as(ooms, "request failed", "requests failed");
-        match runs {
-            true if ooms > 0 => format!(
-                ". Under the limit of {} MiB, where {failed} when it was recorded, it runs without a failure",
-                mib(limit.bytes)
-            ),
-            true => format!(". It runs under the limit of {} MiB", mib(limit.bytes)),
-            false => format!(". It does not run under the limit of {} MiB", mib(limit.bytes)),
-        }
-    }
 }
 
 #[cfg(feature = "cli")]
@@ -285,7 +181,7 @@ impl Recording {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// The allocator.
-    pub(crate) whose: &'static str,
+    pub(crate) whose: String,
     /// The variable and its value.
     pub(crate) set: String,
     /// What the recording then needs.
@@ -294,71 +190,46 @@ pub(crate) struct Choice {
 
 #[cfg(feature = "cli")]
 impl Advice {
-    /// What to set in PyTorch's own allocator and in this project's.
-    pub(crate) fn choices(&self) -> Vec<Choice> {
-        let both = [
-            ("PyTorch's own allocator", "PYTORCH_CUDA_ALLOC_CONF", self.best_for_pytorch()),
-            ("stratalloc", "ALLOC_CONF", self.best_for_stratalloc()),
-        ];
-        let choice = |whose, variable, tried: &Tried| {
-            let conf = tried.for_pytorch().unwrap_or(&tried.conf);
-            let set = match conf.is_empty() {
-                true => "(nothing to set)".to_owned(),
-                false => format!("{variable}={conf}"),
-            };
-            let needs = format!("needs {} MiB", tried.need.in_mib());
-            Choice { whose, set, needs }
+    /// What to set in PyTorch's own allocator and in this project's; nothing if no setting is worth its cost.
+    pub(crate) fn choices(&self, recording: &Recording) -> Vec<Choice> {
+        let both = [self.worth_in_pytorch(recording), self.worth_in_ours(recording)];
+        both.into_iter().flatten().map(|tried| self.choice(tried)).collect()
+    }
+
+    /// What to set for this setting.
+    pub(crate) fn choice(&self, tried: &Tried) -> Choice {
+        let (whose, variable, conf) = match tried.for_pytorch() {
+            Some(conf) => (self.torch.to_string(), "PYTORCH_CUDA_ALLOC_CONF", conf),
+            None => ("stratalloc".to_owned(), "ALLOC_CONF", tried.conf.as_str()),
         };
-        both.into_iter()
-            .filter_map(|(whose, variable, tried)| Some(choice(whose, variable, tried?)))
-            .collect()
+        let set = match conf.is_empty() {
+            true => "(nothing to set)".to_owned(),
+            false => format!("{variable}={conf}"),
+        };
+        Choice { whose, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
+    }
+
+    /// What the recording does not show, why that matters, and what supplies it.
+    pub(crate) fn unknown(&self, recording: &Recording) -> Vec<String> {
+        let torch = (self.torch == ForTorch::Unknown).then(|| {
+            "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
+             names a version and adds its keys"
+                .to_owned()
+        });
+        let limit = recording
+            .limit
+            .is_none()
+            .then(|| "its memory limit: --total-memory or --memory-fraction sets one".to_owned());
+        let start = recording.start.is_some().then(|| {
+            "the code that holds what lived before its first event: call \
+             torch.cuda.memory._record_memory_history() before the program allocates"
+                .to_owned()
+        });
+        [limit, torch, start].into_iter().flatten().collect()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::analysis::Need;
-
-    fn tried(conf: &str, needs_mib: u64) -> Tried {
-        let cost = Some(Cost { retries: 1, device_calls: 4, device_ns: 2_000_000 });
-        let need = Need { needs_bytes: Some(needs_mib * MIB), cost, ..Need::default() };
-        Tried { conf: conf.to_owned(), need }
-    }
-
-    fn advice(best: &[Tried]) -> Advice {
-        Advice {
-            recorded: tried("compat:pytorch", 2100),
-            tried: best.to_vec(),
-            modelled: None,
-            passed_over: 0,
-            is_cut_short: false,
-            best_runs_under_limit: None,
-        }
-    }
-
-    fn recording() -> Recording {
-        Recording::new(crate::replay::Trace::default(), None, crate::analysis::Memory::default())
-    }
-
-    #[test]
-    fn the_sentence_names_pytorchs_allocator_where_it_needs_hardly_more() {
-        let ours = tried("max_split_size_mb:32", 1490);
-        let theirs = tried("max_split_size_mb:64,compat:pytorch", 1493);
-        let said = advice(&[ours.clone(), theirs]).sentence(&recording());
-        assert_eq!(
-            said,
-            "Set max_split_size_mb:64 in PyTorch's own allocator: the recording then needs 1,493 MiB \
-             instead of 2,100 MiB (29 % less). Retries: 1, as before."
-        );
-        let theirs = tried("compat:pytorch", 1800);
-        let said = advice(&[ours, theirs]).sentence(&recording());
-        assert!(said.starts_with("Set max_split_size_mb:32 in stratalloc"), "{said}");
-    }
-
-    #[test]
-    fn a_saving_below_a_hundredth_is_none() {
-        let said = advice(&[tried("expandable_segments:True", 2090)]).sentence(&recording());
-        assert!(said.starts_with("No setting helps: the recording needs 2,100 MiB"), "{said}");
-    }
-}
+/// What a device holds besides the recorded memory.
+#[cfg(feature = "cli")]
+pub(crate) const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
+    cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";

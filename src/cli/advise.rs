@@ -8,13 +8,15 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    Advice, AdviceOptions, Callers, Causes, Choice, CodeHolder, Compared, Holders, Moment, Picture,
-    Recording, Streams, Tried, Why, counted_as, grouped, heap_name,
+    Advice, AdviceOptions, BESIDES, Callers, Causes, Choice, CodeHolder, Compared, ForTorch,
+    Headline, Holders, Moment, Picture, Recording, Streams, Tried, Why, counted_as, grouped,
+    heap_name, with_failed,
 };
-use crate::config::shown;
+use crate::config::{TorchVersion, shown};
 use crate::replay::{Frame, FrameKind, StackId, Stacks, Trace};
 use crate::report;
 
+use super::assertion::{Assertion, Verdict, fits};
 use super::outcome::{Outcome, out, tell};
 use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
@@ -32,37 +34,75 @@ pub(crate) struct Advise {
     /// the dispatcher, autograd's engine, Python's interpreter and generated wrappers.
     #[arg(long)]
     all_frames: bool,
+    /// The version of PyTorch that the settings are for, as 2.8. Default: the oldest that can have made the
+    /// recording.
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<TorchVersion>,
+    /// Answer whether the program fits in this much memory, and with which setting at the least cost; the
+    /// exit code is 1 if it does not. The same as --assert "needs<=SIZE".
+    #[arg(long, value_name = "SIZE", value_parser = fits)]
+    fits: Option<Assertion>,
+    /// Check a condition, as needs<=24GiB or live_peak<20GiB; the exit code is 1 if it does not hold. Can be
+    /// given several times. needs is the least need of all settings that are tried.
+    #[arg(long, value_name = "CONDITION")]
+    assert: Vec<Assertion>,
     /// One JSON object a recording.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 pub(crate) fn run(args: &Advise) -> Result<Outcome, Box<dyn Error>> {
-    args.recordings
-        .each(Devices::Each, &mut |name, trace| advise(args, name, trace).map(|()| Outcome::Good))
+    args.recordings.each(Devices::Each, &mut |name, trace| advise(args, name, trace))
 }
 
-fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>> {
+impl Advise {
+    fn assertions(&self) -> impl Iterator<Item = &Assertion> {
+        self.fits.iter().chain(&self.assert)
+    }
+
+    fn options(&self) -> AdviceOptions {
+        // Every condition has to hold without another setting.
+        let enough = self.assertions().map(Assertion::enough_bytes);
+        let enough = enough.collect::<Option<Vec<u64>>>();
+        let enough_bytes = enough.and_then(|all| all.into_iter().min());
+        let (quick, torch) = (self.quick, self.torch);
+        AdviceOptions { quick, torch, enough_bytes, ..AdviceOptions::default() }
+    }
+}
+
+fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome, Box<dyn Error>> {
     let own = settings::recorded(&trace.conf);
     if let Err(error) = &own {
         tell(format_args!("note: {}: compared with PyTorch's default: {error}", shown(name)));
     }
     let recording = Recording::new(trace, own.ok(), args.recordings.memory());
     tell_start(name, &recording);
-    let options = AdviceOptions { quick: args.quick, ..AdviceOptions::default() };
+    let options = args.options();
     let bar = progress(1, &format!("trying settings on {}", shown(name)));
-    let advice = Advice::search(&recording, &options, &|done, known| {
+    let mut advice = Advice::search(&recording, &options, &|done, known| {
         bar.set_length(known as u64);
         bar.set_position(done as u64);
     })?;
+    let checks = args.assertions().map(|assertion| assertion.check(&recording, &mut advice));
+    let verdicts: Vec<Verdict> = checks.collect::<Result<_, _>>()?;
+    let outcome = match verdicts.iter().all(|verdict| verdict.holds) {
+        true => Outcome::Good,
+        false => Outcome::Failed,
+    };
     bar.finish_and_clear();
     let why = report::why(&recording)?;
     let compared = if args.all_frames { Compared::AllFrames } else { Compared::Code };
     if args.json {
-        writeln!(out(), "{}", as_json(name, &recording, &advice, &why, compared))?;
-        return Ok(());
+        let mut json = as_json(name, &recording, &advice, &why, compared);
+        json["assertions"] = verdicts.iter().map(Verdict::json).collect();
+        writeln!(out(), "{json}")?;
+        return Ok(outcome);
     }
-    write_advice(name, &recording, &advice)?;
+    if !verdicts.is_empty() {
+        write_verdicts(name, &advice, &verdicts)?;
+        return Ok(outcome);
+    }
+    write_advice(name, &recording, &advice, &why)?;
     write_tried(&advice, &recording, &options)?;
     if let Some(picture) = &why.main {
         let callers = Callers::of(&recording.trace.stacks, compared);
@@ -77,19 +117,48 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<(), Box<dyn Error>>
     if let Some(picture) = &why.reserved {
         write_picture(picture, &why.streams)?;
     }
+    let unknown = advice.unknown(&recording);
+    if !unknown.is_empty() {
+        writeln!(out(), "The recording does not show:")?;
+    }
+    for what in unknown {
+        writeln!(out(), "  - {what}")?;
+    }
     writeln!(out())?;
-    Ok(())
+    Ok(outcome)
 }
 
-fn write_advice(name: &str, recording: &Recording, advice: &Advice) -> std::io::Result<()> {
+fn write_verdicts(name: &str, advice: &Advice, verdicts: &[Verdict]) -> std::io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(name))?;
-    writeln!(out, "{}", emphasised(&advice.sentence(recording)))?;
+    for verdict in verdicts {
+        writeln!(out, "{}", emphasised(&verdict.sentence))?;
+        if let Some(tried) = verdict.to_set() {
+            write_choice(&advice.choice(tried))?;
+        }
+    }
+    writeln!(out)
+}
+
+fn write_choice(Choice { whose, set, needs }: &Choice) -> std::io::Result<()> {
+    let whose = format!("{whose}:");
+    writeln!(out(), "  {whose:<21} {set}  {needs}")
+}
+
+fn write_advice(
+    name: &str,
+    recording: &Recording,
+    advice: &Advice,
+    why: &Why,
+) -> std::io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", shown(name))?;
+    writeln!(out, "{}", emphasised(&advice.sentence_with_holder(recording, why)))?;
     if let Some(limit) = recording.limit_sentence() {
         writeln!(out, "{limit}")?;
     }
-    for Choice { whose, set, needs } in advice.choices() {
-        writeln!(out, "  {whose:<24} {set}  {needs}")?;
+    for choice in advice.choices(recording) {
+        write_choice(&choice)?;
     }
     writeln!(out)
 }
@@ -118,8 +187,13 @@ fn write_tried(
         ]
     };
     let others = advice.tried.iter().filter(|tried| tried.conf != advice.recorded.conf);
-    let best = others.take(SHOWN);
-    let mut rows: Vec<_> = best.map(|tried| row(shown_conf(&tried.conf), tried)).collect();
+    let named = match advice.headline(recording) {
+        Headline::Worth(choice) => Some(choice.conf.as_str()),
+        Headline::NotWorth(_) | Headline::CannotHelp(_) => None,
+    };
+    let is_shown = |(at, tried): &(usize, &Tried)| *at < SHOWN || named == Some(&tried.conf);
+    let best = others.enumerate().filter(is_shown);
+    let mut rows: Vec<_> = best.map(|(_, tried)| row(shown_conf(&tried.conf), tried)).collect();
     let recorded = &advice.recorded;
     rows.push(row(format!("as recorded: {}", shown_conf(&recorded.conf)), recorded));
     if let Some(modelled) = &advice.modelled {
@@ -141,7 +215,9 @@ fn write_tried(
     if passed > 0 {
         write!(out, "; {} dropped because three were already better", grouped(passed as u64))?;
     }
-    writeln!(out, "; live bytes alone: {} MiB", mib(recording.live_peak_bytes as f64))?;
+    let failed = with_failed(recording);
+    writeln!(out, "; live bytes alone: {} MiB{failed}", mib(recording.live_peak_bytes as f64))?;
+    writeln!(out, "needs: the smallest device size from which on no request fails. {BESIDES}")?;
     if recording.figures.duration_us.is_some() {
         writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
     }
@@ -286,6 +362,7 @@ fn tried_json(tried: &Tried) -> Value {
         "retries": cost.map(|cost| cost.retries),
         "device_calls": cost.map(|cost| cost.device_calls),
         "reserved_unlimited_bytes": tried.need.reserved_unlimited_bytes,
+        "runs_under_limit": tried.runs_under_limit,
     })
 }
 
@@ -402,7 +479,18 @@ fn as_json(
     let holders = why.main.as_ref().map(|picture| &picture.holders);
     json!({
         "trace": name,
-        "sentence": advice.sentence(recording),
+        "sentence": advice.sentence_with_holder(recording, why),
+        "headline": advice.headline(recording).name(),
+        "choice": match advice.headline(recording) {
+            Headline::Worth(choice) => Some(tried_json(choice)),
+            Headline::NotWorth(_) | Headline::CannotHelp(_) => None,
+        },
+        "torch": match advice.torch {
+            ForTorch::Unknown => None,
+            ForTorch::Set(version) | ForTorch::Shown(version) => Some(version.to_string()),
+        },
+        "set": advice.choices(recording).into_iter().map(|choice| choice.set).collect::<Vec<_>>(),
+        "not_shown": advice.unknown(recording),
         "limit_bytes": recording.limit.map(|limit| limit.bytes),
         "limit_from": recording.limit.map(|limit| limit.source.to_string()),
         "limit_inferred": recording.limit_is_inferred(),

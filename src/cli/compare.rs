@@ -6,8 +6,8 @@ use std::io::Write;
 use clap::Args;
 use serde::Serialize;
 
-use crate::analysis::{Need, Recording, Room, SearchOptions, Trial, measure};
-use crate::config::{Compat, Config, shown};
+use crate::analysis::{BESIDES, Need, Recording, Room, SearchOptions, Trial, measure};
+use crate::config::{Compat, Config, TorchVersion, shown};
 use crate::replay::Trace;
 
 use super::outcome::{Outcome, out, tell};
@@ -23,6 +23,9 @@ pub(crate) struct Compare {
     /// A configuration; can be given several times. Default: a useful set.
     #[arg(long)]
     conf: Vec<String>,
+    /// A version of PyTorch, as 2.8: the default set has only keys that it accepts.
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<TorchVersion>,
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -108,6 +111,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .into_iter()
         .map(|text| args.recordings.parse_conf(&text).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
+    let confs = for_torch(confs, args);
     let mut all = Vec::new();
     let mut compare = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
         let own = settings::recorded(&trace.conf);
@@ -120,7 +124,9 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
-            let mut need = Need::search(&recording, config, &SearchOptions::default())?;
+            // The steps of `advise` and `report`, so that a need has one value.
+            let options = SearchOptions { lucky: true, ..SearchOptions::QUICK };
+            let mut need = Need::search(&recording, config, &options)?;
             need.try_other_addresses(&recording, config, &SearchOptions::QUICK)?;
             let trial = measure(&recording, config, Room::Limited, PASSES)?;
             rows.push(row(name, text, &recording, need, &trial));
@@ -143,6 +149,19 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         write_ranks(&all)?;
     }
     Ok(outcome)
+}
+
+/// The configurations that the version of PyTorch accepts. Those that the caller chose stay, with a note.
+fn for_torch(mut confs: Vec<Said>, args: &Compare) -> Vec<Said> {
+    let Some(version) = args.torch else { return confs };
+    let refuses = |config: &Config| !config.is_accepted_by(version);
+    if args.conf.is_empty() {
+        confs.retain(|(_, config)| !refuses(config));
+    }
+    for (text, _) in confs.iter().filter(|(_, config)| refuses(config)) {
+        tell(format_args!("note: PyTorch {version} does not accept {}", shown_conf(text)));
+    }
+    confs
 }
 
 /// What is compared on a recording: each configuration once, and, where nobody said what to compare, the
@@ -309,6 +328,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
          ms (simulated, from call costs measured on an H200; in brackets the part of the recorded time) are \
          there."
     )?;
+    writeln!(out, "{BESIDES}")?;
     if rows.iter().any(|row| row.needs_with_luck_bytes.is_some()) {
         writeln!(out, "{LUCK}")?;
     }

@@ -5,8 +5,9 @@ use std::io::Write;
 use std::sync::Arc;
 
 use clap::Args;
+use serde_json::{Value, json};
 
-use crate::analysis::without_files;
+use crate::analysis::{counted_as, without_files};
 use crate::config::{Config, ExplainRow, Origin, VARIABLES};
 use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Driver, Sim};
@@ -25,6 +26,9 @@ pub(crate) struct Explain {
     /// Every key, not only those that say something else than the default.
     #[arg(long)]
     all: bool,
+    /// One JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
@@ -40,8 +44,6 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
             (source.to_owned(), environment.config)
         }
     };
-    let mut out = out();
-    writeln!(out, "source: {source}")?;
     let mut rows = config.explain_with(&settings::keys());
     let defaults = Config::default().explain_with(&settings::keys());
     let differs = |row: &ExplainRow| {
@@ -55,21 +57,32 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
         Origin::Default => (if differs(row) { 2 } else { 3 }, 0),
     });
     let is_told = |row: &&ExplainRow| args.all || row.origin != Origin::Default || differs(row);
+    let unbuilt = why_not_built(&config);
+    if args.json {
+        let keys = rows.iter().filter(is_told).map(key_json).collect::<Vec<_>>();
+        let warnings: Vec<_> = config.warnings().iter().map(ToString::to_string).collect();
+        let json = json!({"source": source, "keys": keys, "warnings": warnings, "error": unbuilt});
+        writeln!(out(), "{json}")?;
+        return Ok(if unbuilt.is_none() { Outcome::Good } else { Outcome::Usage });
+    }
+    let mut out = out();
+    writeln!(out, "source: {source}")?;
     let told: Vec<Vec<String>> = rows.iter().filter(is_told).map(cells).collect();
     let left = rows.len() - told.len();
     if told.is_empty() {
         writeln!(out, "Nothing is set: every key has its default.")?;
     } else {
-        let names = ["key", "value", "from", "note"];
+        let names = ["key", "value", "from", "PyTorch", "note"];
         table(&mut out, &names.map(|name| (name, Side::Left)), &told)?;
     }
     if left > 0 {
-        writeln!(out, "{left} keys have their defaults: --all shows them too.")?;
+        let keys = counted_as(left as u64, "key has its default", "keys have their defaults");
+        writeln!(out, "{keys}: --all shows all.")?;
     }
     for warning in config.warnings() {
         writeln!(out, "warning: {warning}")?;
     }
-    match why_not_built(&config) {
+    match unbuilt {
         None => Ok(Outcome::Good),
         Some(why) => {
             tell(format_args!("stratalloc: this cannot be built: {why}"));
@@ -78,14 +91,30 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
     }
 }
 
-fn cells(row: &ExplainRow) -> Vec<String> {
-    let origin = match row.origin {
+fn origin_of(row: &ExplainRow) -> String {
+    match row.origin {
         Origin::Default => "default".to_owned(),
         Origin::Text { at } => format!("byte {at}"),
         Origin::Code => "code".to_owned(),
         Origin::Earlier => "earlier".to_owned(),
-    };
-    vec![row.key.clone(), row.value.clone(), origin, row.note.clone()]
+    }
+}
+
+fn key_json(row: &ExplainRow) -> Value {
+    json!({
+        "key": row.key,
+        "value": row.value,
+        "from": origin_of(row),
+        "pytorch": row.since.map(|since| since.to_string()),
+        "note": row.note,
+        "idle": row.idle,
+    })
+}
+
+fn cells(row: &ExplainRow) -> Vec<String> {
+    let origin = origin_of(row);
+    let since = row.since.map_or_else(|| "-".to_owned(), |since| format!("{since} on"));
+    vec![row.key.clone(), row.value.clone(), origin, since, row.note.clone()]
 }
 
 /// What somebody pasted.

@@ -4,8 +4,9 @@ use std::error::Error;
 use std::io::Write;
 
 use clap::Args;
+use serde_json::{Value, json};
 
-use crate::driver::{Driver, ProcessUsage};
+use crate::driver::{DeviceInfo, Driver, ProcessUsage};
 use crate::registry;
 use crate::size::human_bytes;
 
@@ -15,22 +16,72 @@ use super::show::{Side, table};
 
 /// Arguments of `info`.
 #[derive(Args, Debug)]
-pub(crate) struct Info {}
+pub(crate) struct Info {
+    /// One JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
-pub(crate) fn run(_: &Info) -> Result<Outcome, Box<dyn Error>> {
-    let mut rows = Vec::new();
-    let mut holders = Vec::new();
-    for device in Device::all() {
-        rows.push(match device.open(None) {
-            Ok(opened) => {
-                holders.extend(holders_of(device, &*opened.driver));
-                row(device, &*opened.driver)
-            }
-            Err(error) => {
-                vec![device.to_string(), "not usable".to_owned(), String::new(), error.to_string()]
-            }
-        });
+/// A device, and the processes that hold memory of it; or why it cannot be used.
+type Found = (Device, Result<(DeviceInfo, Vec<&'static str>, Holders), String>);
+
+/// The processes that hold memory of a device, the largest first, or why they cannot be listed.
+type Holders = Result<Vec<ProcessUsage>, String>;
+
+pub(crate) fn run(args: &Info) -> Result<Outcome, Box<dyn Error>> {
+    let found: Vec<Found> = Device::all().into_iter().map(find).collect();
+    match args.json {
+        true => writeln!(out(), "{}", as_json(&found))?,
+        false => write_tables(&found)?,
     }
+    Ok(Outcome::Good)
+}
+
+fn find(device: Device) -> Found {
+    let opened = device.open(None).map_err(|error| error.to_string());
+    let found = opened.map(|opened| {
+        let driver = &*opened.driver;
+        (driver.info(), parts(driver), holders_of(driver))
+    });
+    (device, found)
+}
+
+fn as_json(found: &[Found]) -> Value {
+    let device = |(device, found): &Found| match found {
+        Ok((info, can, holders)) => {
+            let process =
+                |usage: &ProcessUsage| json!({"process": usage.process, "bytes": usage.used_bytes});
+            let list = holders.as_ref().ok();
+            let list = list.map(|list| list.iter().map(process).collect::<Vec<_>>());
+            json!({
+                "device": device.to_string(),
+                "name": info.name,
+                "memory_bytes": info.total_bytes,
+                "can": can,
+                "processes": list,
+                "error": holders.as_ref().err(),
+            })
+        }
+        Err(error) => json!({"device": device.to_string(), "error": error}),
+    };
+    let backends = registry::backends().into_iter();
+    let backends = backends.map(|backend| json!({"name": backend.name, "about": backend.about}));
+    json!({
+        "devices": found.iter().map(device).collect::<Vec<_>>(),
+        "backends": backends.collect::<Vec<_>>(),
+    })
+}
+
+fn write_tables(found: &[Found]) -> std::io::Result<()> {
+    let row = |(device, found): &Found| match found {
+        Ok((info, can, _)) => {
+            let memory = human_bytes(info.total_bytes);
+            vec![device.to_string(), info.name.clone(), memory, can.join(", ")]
+        }
+        Err(error) => {
+            vec![device.to_string(), "not usable".to_owned(), String::new(), error.clone()]
+        }
+    };
     let mut out = out();
     let heading = [
         ("device", Side::Left),
@@ -38,8 +89,9 @@ pub(crate) fn run(_: &Info) -> Result<Outcome, Box<dyn Error>> {
         ("memory", Side::Right),
         ("can", Side::Left),
     ];
-    table(&mut out, &heading, &rows)?;
+    table(&mut out, &heading, &found.iter().map(row).collect::<Vec<_>>())?;
     writeln!(out)?;
+    let holders: Vec<_> = found.iter().flat_map(holder_rows).collect();
     if !holders.is_empty() {
         let heading = [("device", Side::Left), ("process", Side::Right), ("holds", Side::Right)];
         table(&mut out, &heading, &holders)?;
@@ -47,29 +99,34 @@ pub(crate) fn run(_: &Info) -> Result<Outcome, Box<dyn Error>> {
     }
     let rows: Vec<Vec<String>> =
         registry::backends().into_iter().map(|backend| vec![backend.name, backend.about]).collect();
-    table(&mut out, &[("backend", Side::Left), ("what it is", Side::Left)], &rows)?;
-    Ok(Outcome::Good)
+    table(&mut out, &[("backend", Side::Left), ("what it is", Side::Left)], &rows)
 }
 
-/// The processes that hold memory of a device, the largest first, or why nobody can tell.
-fn holders_of(device: Device, driver: &dyn Driver) -> Vec<Vec<String>> {
+fn holder_rows((device, found): &Found) -> Vec<Vec<String>> {
+    match found {
+        Ok((_, _, Ok(list))) => {
+            let row = |usage: &ProcessUsage| {
+                vec![device.to_string(), usage.process.to_string(), human_bytes(usage.used_bytes)]
+            };
+            list.iter().map(row).collect()
+        }
+        Ok((_, _, Err(error))) => vec![vec![device.to_string(), "?".to_owned(), error.clone()]],
+        Err(_) => Vec::new(),
+    }
+}
+
+fn holders_of(driver: &dyn Driver) -> Holders {
     let Some(processes) = driver.processes() else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
-    let mut list = match processes.list() {
-        Ok(list) => list,
-        Err(error) => return vec![vec![device.to_string(), "?".to_owned(), error.to_string()]],
-    };
+    let mut list = processes.list().map_err(|error| error.to_string())?;
     list.retain(|usage| usage.used_bytes > 0);
     list.sort_by_key(|usage| (std::cmp::Reverse(usage.used_bytes), usage.process));
-    let row = |usage: ProcessUsage| {
-        vec![device.to_string(), usage.process.to_string(), human_bytes(usage.used_bytes)]
-    };
-    list.into_iter().map(row).collect()
+    Ok(list)
 }
 
-fn row(device: Device, driver: &dyn Driver) -> Vec<String> {
-    let info = driver.info();
+/// What a device can do.
+fn parts(driver: &dyn Driver) -> Vec<&'static str> {
     let parts = [
         ("virtual memory", driver.virtual_memory().is_some()),
         ("memory pools", driver.memory_pools().is_some()),
@@ -78,8 +135,7 @@ fn row(device: Device, driver: &dyn Driver) -> Vec<String> {
         ("capture", driver.capture().is_some()),
         ("process list", driver.processes().is_some()),
     ];
-    let can: Vec<&str> = parts.into_iter().filter(|(_, can)| *can).map(|(part, _)| part).collect();
-    vec![device.to_string(), info.name, human_bytes(info.total_bytes), can.join(", ")]
+    parts.into_iter().filter(|(_, can)| *can).map(|(part, _)| part).collect()
 }
 
 #[cfg(test)]
@@ -93,13 +149,16 @@ mod tests {
     #[test]
     fn a_device_lists_who_holds_it_and_says_why_it_cannot() {
         let faulty = Faulty::new(Sim::new(SimOptions::default()));
-        assert!(holders_of(Device::Sim, &faulty).is_empty(), "nobody holds anything");
+        assert!(holders_of(&faulty).unwrap().is_empty(), "nobody holds anything");
         faulty.allocate(3 << 20).unwrap();
         let own = std::process::id().to_string();
-        assert_eq!(holders_of(Device::Sim, &faulty), [["sim", &own, "3.00 MiB"]]);
+        let rows = |driver: &Faulty<Sim>| {
+            holder_rows(&(Device::Sim, Ok((driver.info(), parts(driver), holders_of(driver)))))
+        };
+        assert_eq!(rows(&faulty), [["sim", &own, "3.00 MiB"]]);
         let kind = DriverErrorKind::Other;
         faulty.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("list") });
-        let rows = holders_of(Device::Sim, &faulty);
+        let rows = rows(&faulty);
         assert!(rows[0][2].contains("made to fail"), "{rows:?}");
     }
 }

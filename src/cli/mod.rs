@@ -7,6 +7,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod advise;
+mod assertion;
 mod bench;
 mod compare;
 mod device;
@@ -86,8 +87,8 @@ impl Command {
             Self::Advise(args) => args.json = true,
             Self::Compare(args) => args.json = true,
             Self::Bench(args) => args.json = true,
-            Self::Explain(_) => return Err("explain"),
-            Self::Info(_) => return Err("info"),
+            Self::Explain(args) => args.json = true,
+            Self::Info(args) => args.json = true,
             Self::Report(_) => return Err("report"),
             Self::Completions(_) => return Err("completions"),
         }

@@ -21,7 +21,7 @@ use super::files;
 use super::outcome::{BadWords, Outcome, out};
 use super::recordings::{Devices, Recordings, tell_start};
 use super::settings;
-use super::show::{grouped, mib, progress, shown_conf, shown_path};
+use super::show::{mib, progress, shown_conf, shown_path};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -366,12 +366,12 @@ fn write_row(row: &Row<'_>, room_is_said: bool) -> std::io::Result<()> {
     writeln!(out, "{}  [{}] on {}", shown(row.trace), shown_conf(row.conf), row.device)?;
     writeln!(
         out,
-        "  {} allocations, {} frees, {} out of memory, {} retries, {} calls of empty_cache",
-        grouped(row.allocations),
-        grouped(row.frees),
+        "  {}, {}, {} out of memory, {}, {} of empty_cache",
+        counted_as(row.allocations, "allocation", "allocations"),
+        counted_as(row.frees, "free", "frees"),
         row.ooms,
-        row.retries,
-        row.empty_caches_inferred
+        counted_as(row.retries.unsigned_abs(), "retry", "retries"),
+        counted_as(row.empty_caches_inferred.into(), "call", "calls")
     )?;
     writeln!(
         out,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::analysis::{AdviceOptions, counted_as};
-use crate::config::shown;
+use crate::config::{TorchVersion, shown};
 use crate::replay::Trace;
 use crate::report::{self, Options, PAGE_BYTES};
 
@@ -35,6 +35,10 @@ pub(crate) struct Report {
     /// Try only the settings that help most often: seconds instead of up to a minute.
     #[arg(long)]
     quick: bool,
+    /// The version of PyTorch that the settings are for, as 2.8. Default: the oldest that can have made the
+    /// recording.
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<TorchVersion>,
 }
 
 pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
@@ -49,7 +53,7 @@ pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
         .map(|text| args.recordings.parse_conf(text).map(|config| (text.clone(), config)));
     let options = Options {
         memory: args.recordings.memory(),
-        advice: AdviceOptions { quick: args.quick, ..AdviceOptions::default() },
+        advice: AdviceOptions { quick: args.quick, torch: args.torch, ..AdviceOptions::default() },
         needs: args.needs,
         settings: settings.collect::<Result<_, _>>()?,
     };

@@ -6,7 +6,6 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use super::table::{Side, table};
-pub(crate) use crate::analysis::grouped;
 use crate::config::shown;
 
 /// Explains needs with luck.

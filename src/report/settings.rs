@@ -1,6 +1,8 @@
 //! What a recording needs under several settings, and how much each reserves while it runs.
 
-use crate::analysis::{Advice, Need, Recording, Room, SearchOptions, Tried, watch, without_files};
+use crate::analysis::{
+    Advice, Headline, Need, Recording, Room, SearchOptions, Tried, watch, without_files,
+};
 use crate::config::{Config, KeyTable};
 use crate::history::Action;
 use crate::replay::{Op, ReplayError};
@@ -49,7 +51,14 @@ pub(crate) fn settings(
         };
         tried.for_pytorch().is_some() || !advice.tried.iter().any(same)
     };
-    for tried in others.filter(is_alone).take(SHOWN) {
+    let mut shown: Vec<&Tried> = others.filter(is_alone).take(SHOWN).collect();
+    // The setting that the sentence names has a row.
+    if let Headline::Worth(choice) = advice.headline(recording)
+        && shown.iter().all(|tried| tried.conf != choice.conf)
+    {
+        shown.push(choice);
+    }
+    for tried in shown {
         let Ok(config) = Config::parse(&tried.conf, &KeyTable::default()) else { continue };
         chosen.push((tried.clone(), config));
     }
@@ -63,12 +72,12 @@ pub(crate) fn settings(
         if !chosen.iter().any(is_known) {
             let mut need = Need::search(recording, config, &SearchOptions::QUICK)?;
             need.try_other_addresses(recording, config, &SearchOptions::QUICK)?;
-            chosen.push((Tried { conf: conf.clone(), need }, without_files(config)));
+            chosen.push((Tried::new(conf.clone(), need), without_files(config)));
         }
     }
     let columns = columns_of_ops(recording, lives);
     let mut all = Vec::new();
-    for (at, (Tried { conf, need }, config)) in chosen.into_iter().enumerate() {
+    for (at, (Tried { conf, need, .. }, config)) in chosen.into_iter().enumerate() {
         let at_need = match need.needs_bytes {
             Some(total_bytes) => curve(recording, &config, Room::Device { total_bytes }, &columns)?,
             None => Vec::new(),

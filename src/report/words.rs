@@ -14,7 +14,7 @@ pub(crate) struct AdviceData {
     pub(crate) sentence: String,
     pub(crate) is_searched: bool,
     /// Whose allocator, the variable with its value, and what the recording then needs.
-    pub(crate) set: Vec<(&'static str, String, String)>,
+    pub(crate) set: Vec<(String, String, String)>,
     pub(crate) limit: Option<String>,
     pub(crate) searched: Option<String>,
     pub(crate) pictures: Vec<PictureData>,
@@ -85,7 +85,7 @@ impl PictureData {
 
 impl AdviceData {
     pub(crate) fn of(recording: &Recording, advice: &Advice, why: &Why) -> Self {
-        let choices = advice.choices().into_iter();
+        let choices = advice.choices(recording).into_iter();
         let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
         let dropped = match advice.passed_over {
             0 => String::new(),
@@ -94,7 +94,7 @@ impl AdviceData {
         let cut_short =
             if advice.is_cut_short { "; time ran out before all were tried" } else { "" };
         Self {
-            sentence: advice.sentence(recording),
+            sentence: advice.sentence_with_holder(recording, why),
             is_searched: true,
             set: choices.map(|Choice { whose, set, needs }| (whose, set, needs)).collect(),
             limit: recording.limit_sentence(),

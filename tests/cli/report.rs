@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Folder, run, text, trace};
 
 /// The data of a page: what stands in its script elements.
-fn recordings(page: &str) -> Vec<Value> {
+pub(super) fn recordings(page: &str) -> Vec<Value> {
     let parts = page.split("<script type=\"application/json\" class=\"recording\">").skip(1);
     let parts = parts.map(|part| part.split_once("</script>").expect("it ends").0);
     parts.map(|json| serde_json::from_str(json).expect("it is JSON")).collect()
