@@ -32,21 +32,28 @@ fn bytes(value: &Value) -> u64 {
     value.as_u64().unwrap_or(u64::MAX)
 }
 
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap_or_else(|| panic!("{value} is no list"))
+}
+
 /// Checks that a headline agrees with what was tried.
 fn agrees(name: &str, told: &Value) {
-    let (sentence, set) = (told["sentence"].as_str().unwrap(), told["set"].as_array().unwrap());
-    let tried = told["tried"].as_array().unwrap();
+    let (sentence, set) = (word(&told["sentence"]), list(&told["set"]));
+    let tried = list(&told["tried"]);
     let before = bytes(&told["recorded"]["needs_bytes"]);
-    let recorded = format!("{},compat:pytorch", told["recorded"]["conf"].as_str().unwrap());
-    let recorded = tried
-        .iter()
-        .find(|tried| tried["conf"].as_str().unwrap() == recorded.trim_start_matches(','));
-    let fails = recorded.unwrap()["runs_under_limit"] == false;
+    let recorded = format!("{},compat:pytorch", word(&told["recorded"]["conf"]));
+    let recorded =
+        tried.iter().find(|tried| word(&tried["conf"]) == recorded.trim_start_matches(','));
+    let fails = recorded.expect("it was tried")["runs_under_limit"] == false;
     let model = |tried: &Value| tried["conf"] == "backend:cudaMallocAsync";
     let least =
         tried.iter().filter(|tried| !model(tried)).map(|tried| bytes(&tried["needs_bytes"]));
-    let least = least.min().unwrap();
-    match told["headline"].as_str().unwrap() {
+    let least = least.min().expect("there is one");
+    match word(&told["headline"]) {
         "worth it" => {
             let choice = &told["choice"];
             let needs = bytes(&choice["needs_bytes"]);
@@ -75,8 +82,8 @@ fn agrees(name: &str, told: &Value) {
 /// The need of the recorded configuration in the data of a page.
 fn need_on_page(page: &str) -> u64 {
     let [data] = &super::report::recordings(page)[..] else { panic!("one recording") };
-    let rows = data["needs"]["rows"].as_array().unwrap();
-    let recorded = rows.iter().find(|row| row["recorded"] == true).unwrap();
+    let rows = list(&data["needs"]["rows"]);
+    let recorded = rows.iter().find(|row| row["recorded"] == true).expect("there is one");
     bytes(&recorded["needs"])
 }
 
@@ -94,17 +101,20 @@ const SHORT: &str = "cudagraph.default";
 /// newest key were tried for PyTorch's own allocator.
 fn has_keys_of(version: &str, name: &str, told: &Value) -> usize {
     assert_eq!(told["torch"], version);
-    for set in told["set"].as_array().unwrap() {
-        if let Some(conf) = set.as_str().unwrap().strip_prefix("PYTORCH_CUDA_ALLOC_CONF=") {
-            let config = Config::parse(conf, &KeyTable::default()).unwrap();
-            assert!(config.is_accepted_by(version.parse().unwrap()), "{name} {version}: {conf}");
+    for set in list(&told["set"]) {
+        if let Some(conf) = word(set).strip_prefix("PYTORCH_CUDA_ALLOC_CONF=") {
+            let config = Config::parse(conf, &KeyTable::default()).expect("there is one");
+            assert!(
+                config.is_accepted_by(version.parse().expect("a version")),
+                "{name} {version}: {conf}"
+            );
         }
     }
     let is_new = |tried: &&Value| {
-        let conf = tried["conf"].as_str().unwrap();
+        let conf = word(&tried["conf"]);
         conf.contains("large_segment_size_mb") && conf.ends_with("compat:pytorch")
     };
-    told["tried"].as_array().unwrap().iter().filter(is_new).count()
+    list(&told["tried"]).iter().filter(is_new).count()
 }
 
 /// Every recording once, for the oldest version. The quick settings unless the recording is short.
