@@ -1,5 +1,5 @@
 //! The reference of keys in `docs/configuration.md` is what the table of keys contains. With
-//! `STRATALLOC_WRITE_DOCS` set the test writes it anew instead.
+//! `STRATALLOC_WRITE_DOCS` set the test writes it instead.
 
 use std::fs;
 use std::path::Path;

@@ -254,7 +254,7 @@ pub const BUILT_IN: &[Key] = &[
         "advise_on_oom",
         BOOL,
         Acts::Always,
-        "out of memory says which settings would have served what the history has",
+        "out of memory lists the settings that would have served the recorded requests",
     ),
     key(
         "peers",
@@ -331,9 +331,19 @@ pub const BUILT_IN: &[Key] = &[
     fixed("free_fn", SYMBOL, Acts::Pluggable, "its function that frees"),
     fixed("init_fn", SYMBOL, Acts::Pluggable, "called once, with the number of devices"),
     fixed("reset_fn", SYMBOL, Acts::Pluggable, "called when the cache is emptied"),
-    fixed("memory_fraction_fn", SYMBOL, Acts::Pluggable, "told of the memory fraction"),
-    fixed("base_alloc_fn", SYMBOL, Acts::Pluggable, "says what a block was cut from"),
-    fixed("record_stream_fn", SYMBOL, Acts::Pluggable, "told of other streams, and waits for them"),
+    fixed("memory_fraction_fn", SYMBOL, Acts::Pluggable, "called when the memory fraction is set"),
+    fixed(
+        "base_alloc_fn",
+        SYMBOL,
+        Acts::Pluggable,
+        "returns the allocation that a block belongs to",
+    ),
+    fixed(
+        "record_stream_fn",
+        SYMBOL,
+        Acts::Pluggable,
+        "called when another stream uses a block; waits for that stream",
+    ),
     fixed(
         "begin_allocate_to_pool_fn",
         SYMBOL,
@@ -345,7 +355,7 @@ pub const BUILT_IN: &[Key] = &[
         "release_pool_fn",
         SYMBOL,
         Acts::Pluggable,
-        "told that a private pool has lost its users",
+        "called when a private pool has no users left",
     ),
     fixed(
         "cpu_alignment",
