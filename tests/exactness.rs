@@ -119,6 +119,14 @@ fn expandable_segments_with_oversize_rules_and_collector_are_exact() {
     exact("fuzz.expsplitgc.1.frac02", Some(0.02), &excused);
 }
 
+/// Requests reserve address space in which nothing is mapped, because the device is full, and no entry shows
+/// these reservations.
+#[test]
+fn expandable_segments_on_a_full_device_are_exact() {
+    let found = exact_on(2 << 30, "fuzz.expandable.full", None, &["num_sync_all_streams"]);
+    assert_eq!((found.ooms, found.statistics.num_alloc_retries), (9, 24));
+}
+
 /// Pools are found in the final layout; a graph's deferred frees and calls that emptied nothing are
 /// the recorded device's.
 #[test]

@@ -11,6 +11,7 @@ use parking_lot::MutexGuard;
 
 use super::engine::Engine;
 use super::growth::Growth;
+use super::inspect::Collection;
 use super::release::Candidate;
 use crate::error::DriverError;
 use crate::size::{PoolKind, fraction_of};
@@ -36,14 +37,10 @@ impl Engine {
         if wanted == 0 {
             return Ok(());
         }
-        let now = self.clock.load(Ordering::Relaxed);
-        let age = |candidate: &Candidate<'_>| now.saturating_sub(candidate.block.birth);
         let mut idle = Self::idle_segments(&self.heaps.of_default_pool(), PoolKind::Large);
         let mut released = 0;
         while released < wanted && !idle.is_empty() {
-            let average = average(idle.iter().map(age));
-            let (old, young): (Vec<_>, Vec<_>) =
-                idle.into_iter().partition(|candidate| at_least(age(candidate), average));
+            let (old, young) = self.by_age(idle);
             for candidate in &old {
                 released += self.release(growth, candidate)?;
             }
@@ -57,6 +54,35 @@ impl Engine {
             self.note_step("garbage_collection_threshold", released);
         }
         Ok(())
+    }
+
+    /// The segments that one pass releases, and the younger ones.
+    fn by_age<'a>(&self, idle: Vec<Candidate<'a>>) -> (Vec<Candidate<'a>>, Vec<Candidate<'a>>) {
+        let now = self.clock.load(Ordering::Relaxed);
+        let age = |candidate: &Candidate<'_>| now.saturating_sub(candidate.block.birth);
+        let average = average(idle.iter().map(age));
+        idle.into_iter().partition(|candidate| at_least(age(candidate), average))
+    }
+
+    /// Returns what the collector would release now; `None` if it is not due or nothing is idle. Changes
+    /// nothing.
+    pub(super) fn foresee_collection(&self, growth: &Growth) -> Option<Collection> {
+        let wanted = growth.collectable_bytes();
+        let cells = self.heaps.of_default_pool();
+        let mut idle = Self::idle_segments(&cells, PoolKind::Large);
+        if wanted == 0 || idle.is_empty() {
+            return None;
+        }
+        let small = Self::idle_segments(&cells, PoolKind::Small).len();
+        let mut collection =
+            Collection { idle_segments: idle.len() + small, ..Collection::default() };
+        while collection.bytes < wanted && !idle.is_empty() {
+            let (old, young) = self.by_age(idle);
+            collection.bytes += old.iter().map(|candidate| candidate.block.size_bytes).sum::<u64>();
+            collection.addresses.extend(old.iter().map(|candidate| candidate.block.address));
+            idle = young;
+        }
+        Some(collection)
     }
 }
 

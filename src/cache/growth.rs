@@ -163,6 +163,13 @@ impl Growth {
         forbidden.then_some(Refusal::Forbidden)
     }
 
+    /// Whether `segment_bytes` more may not be asked for, even when `released_bytes` are released before.
+    pub(super) fn refuses_after(&self, segment_bytes: u64, released_bytes: u64) -> bool {
+        let after = self.reserved_bytes().saturating_sub(released_bytes) + segment_bytes;
+        let limits = [self.limit_bytes, self.miss_policy.refuse_above_bytes];
+        limits.into_iter().flatten().any(|most| after > most)
+    }
+
     /// How much address space an expandable segment of a stream reserves, and the class that says so.
     pub(super) fn reserve_of(&self, stream: StreamId, total_bytes: u64) -> (u64, Option<&str>) {
         let class = self.reserve_classes.get(&stream);

@@ -7,27 +7,40 @@ use super::engine::Engine;
 use super::policy::Plan;
 use crate::allocator::{CacheInfo, Request};
 use crate::error::DriverError;
-use crate::heap::{BlockState, Broken};
+use crate::heap::{BlockState, Broken, Growing};
 use crate::history::{Action, BlockLayout, BlockStateName, Event, SegmentLayout, Snapshot};
 use crate::ids::PoolId;
-use crate::size::{PoolKind, REQUEST_MAX_BYTES};
+use crate::size::{PoolKind, REQUEST_MAX_BYTES, align_up};
 
 /// How often a snapshot is tried while frees of other threads are on their way to the history.
 const LATE_MAX: u32 = 10_000;
 
 /// What the next allocation of a request would begin with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Foresight {
     /// A cached block fits; it starts at this address.
     Hit(u64),
-    /// The collector is due and has something to release.
-    Collect,
-    /// The limit refuses the segment.
+    /// The collector is due and releases something.
+    Collect(Collection),
+    /// The limit refuses the segment, or the device has no room for it.
     Limit,
     /// The driver is asked for a segment.
     Grow,
     /// Nothing: zero bytes, or more than anybody may ask for.
     Refuse,
+}
+
+/// What a run of the collector would release.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collection {
+    /// The segments, in the order of their release.
+    pub addresses: Vec<u64>,
+    /// All their bytes.
+    pub bytes: u64,
+    /// How many segments of the default pool are idle: what an explicit `empty_cache` would release.
+    pub idle_segments: usize,
+    /// Whether the request is served then, so that nothing more is released.
+    pub suffices: bool,
 }
 
 impl Engine {
@@ -47,13 +60,25 @@ impl Engine {
             Some(heap.view(slot).address)
         });
         if let Some(address) = fit {
-            Foresight::Hit(address)
-        } else if growth.collectable_bytes() > 0 && self.any_collectable() {
-            Foresight::Collect
-        } else if growth.refuses(plan.segment_bytes).is_some() {
-            Foresight::Limit
-        } else {
-            Foresight::Grow
+            return Foresight::Hit(address);
+        }
+        let cell = heaps.iter().find(|cell| cell.stream() == request.stream);
+        let needed_bytes = match plan.expandable {
+            true => first_pages(cell.copied(), &plan, growth.miss_policy.large_segment_bytes),
+            false => plan.segment_bytes,
+        };
+        let free_bytes = self.driver.memory_info().map_or(u64::MAX, |info| info.free_bytes);
+        let is_refused = |released_bytes: u64| {
+            growth.refuses_after(plan.segment_bytes, released_bytes)
+                || needed_bytes > free_bytes.saturating_add(released_bytes)
+        };
+        match self.foresee_collection(&growth) {
+            Some(collection) => {
+                let suffices = !is_refused(collection.bytes);
+                Foresight::Collect(Collection { suffices, ..collection })
+            }
+            None if is_refused(0) => Foresight::Limit,
+            None => Foresight::Grow,
         }
     }
 
@@ -94,10 +119,6 @@ impl Engine {
         drop(states);
         drop(growth);
         Some(self.history.snapshot_of(segments, captured, limit_bytes).numbered_by(&numbers))
-    }
-
-    fn any_collectable(&self) -> bool {
-        !Self::idle_segments(&self.heaps.of_default_pool(), PoolKind::Large).is_empty()
     }
 
     /// The segments of these heaps, in address order. The caller holds the growth lock.
@@ -208,6 +229,24 @@ impl Drop for Engine {
         }
         self.drop_pages();
         self.events.destroy(&*self.driver);
+    }
+}
+
+/// How many bytes an expandable segment maps first for a request that no free block serves.
+fn first_pages(cell: Option<&Arc<HeapCell>>, plan: &Plan, large_page_bytes: u64) -> u64 {
+    let page_bytes = match plan.kind {
+        PoolKind::Small => plan.segment_bytes,
+        PoolKind::Large => large_page_bytes,
+    };
+    let growing = cell.and_then(|cell| {
+        let heap = &cell.lock().heap;
+        let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
+        Some(heap.plan_growth(start, plan.rounded_bytes))
+    });
+    match growing {
+        Some(Growing::Map(run)) => run.size_bytes,
+        Some(Growing::Enough(_)) => 0,
+        Some(Growing::NoRoom) | None => align_up(plan.rounded_bytes, page_bytes),
     }
 }
 

@@ -42,7 +42,7 @@ mod statistics;
 
 pub use crate::heap::Broken;
 pub use engine::{Engine, EngineOptions};
-pub use inspect::Foresight;
+pub use inspect::{Collection, Foresight};
 #[cfg(feature = "replay")]
 pub(crate) use install::groups;
 pub(crate) use oom::name_holders;

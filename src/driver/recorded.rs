@@ -6,6 +6,7 @@
 //! Addresses that no list of the recording gave out (those of driver pools) pass unchanged.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use parking_lot::Mutex;
 
@@ -18,9 +19,9 @@ use crate::error::{DriverError, DriverErrorKind};
 pub struct RecordedAddresses {
     /// Answers to [`Driver::allocate`].
     pub segments: Vec<u64>,
-    /// Where each recorded run of pages was mapped. A reservation is answered with the next one:
-    /// recordings say where memory was mapped, not where space was reserved.
-    pub mappings: Vec<u64>,
+    /// Where each recorded run of pages was mapped. A reservation begins at the next one that continues no
+    /// other reservation: recordings contain where memory was mapped, not where space was reserved.
+    pub mappings: Vec<Range<u64>>,
 }
 
 /// A driver that answers with a recording's addresses; everything else is `D`'s.
@@ -38,6 +39,8 @@ pub struct RecordedAnswers {
 struct Lists {
     segments: Answers,
     reservations: Answers,
+    /// Where each recorded mapping ends.
+    mapping_ends: Vec<u64>,
 }
 
 impl Lists {
@@ -47,6 +50,20 @@ impl Lists {
             &mut self.segments
         } else {
             &mut self.reservations
+        }
+    }
+
+    /// The next recorded run of pages is mapped.
+    fn mapped(&mut self) {
+        let reservations = &mut self.reservations;
+        let at = reservations.given;
+        reservations.given += 1;
+        let Some((&start, &end)) = reservations.recorded.get(at).zip(self.mapping_ends.get(at))
+        else {
+            return;
+        };
+        if let Some((_, inner)) = reservations.live.range_mut(..=start).next_back() {
+            inner.reached = inner.reached.max(end);
         }
     }
 }
@@ -65,6 +82,8 @@ struct Answers {
 struct Inner {
     address: u64,
     size_bytes: u64,
+    /// Up to this recorded address memory was mapped. No mapping of a reservation begins behind it.
+    reached: u64,
 }
 
 impl<D: Driver> Intercepted<D, RecordedAnswers> {
@@ -72,27 +91,52 @@ impl<D: Driver> Intercepted<D, RecordedAnswers> {
     #[must_use]
     pub fn new(inner: D, addresses: RecordedAddresses) -> Self {
         let answers = |what, recorded| Answers { what, recorded, given: 0, live: BTreeMap::new() };
+        let starts = addresses.mappings.iter().map(|mapping| mapping.start).collect();
         let lists = Lists {
             segments: answers("segment", addresses.segments),
-            reservations: answers("reservation", addresses.mappings),
+            reservations: answers("reservation", starts),
+            mapping_ends: addresses.mappings.iter().map(|mapping| mapping.end).collect(),
         };
         Self::with(inner, RecordedAnswers { lists: Mutex::new(lists) })
     }
 }
 
 impl Answers {
-    /// The next address of the recording. It counts as given when `given` does.
-    fn peek(&self, call: &'static str) -> DriverResult<u64> {
-        let fail = |message| DriverError::new(DriverErrorKind::Other, call, 0, message);
-        let Some(&next) = self.recorded.get(self.given) else {
-            let message = format!("the recording has no further {}", self.what);
-            return Err(fail(message));
-        };
-        if self.live.contains_key(&next) {
-            let message = format!("the recording gives {next:#x} again, which is still in use");
-            return Err(fail(message));
+    /// The next address of the recording.
+    fn next(&self, call: &'static str) -> DriverResult<u64> {
+        self.recorded.get(self.given).copied().ok_or_else(|| self.used_up(call))
+    }
+
+    fn used_up(&self, call: &'static str) -> DriverError {
+        let message = format!("the recording has no further {}", self.what);
+        DriverError::new(DriverErrorKind::Other, call, 0, message)
+    }
+
+    /// Where a new reservation begins: at the next recorded mapping that continues no live one. Nothing shows
+    /// a reservation until something is mapped in it.
+    fn next_base(&self, call: &'static str, ends: &[u64]) -> DriverResult<u64> {
+        let mut live = self.live.clone();
+        let rest = self.recorded.iter().zip(ends).skip(self.given);
+        for (&start, &end) in rest {
+            // The real sizes of reservations are unknown if the device's memory is.
+            let below = live.range_mut(..=start).next_back();
+            let continued = below.filter(|(base, inner)| {
+                start - **base < inner.size_bytes && start <= inner.reached
+            });
+            match continued {
+                Some((_, inner)) => inner.reached = inner.reached.max(end),
+                None => return Ok(start),
+            }
         }
-        Ok(next)
+        Err(self.used_up(call))
+    }
+
+    fn check_unused(&self, call: &'static str, recorded: u64) -> DriverResult<()> {
+        if self.live.contains_key(&recorded) {
+            let message = format!("the recording gives {recorded:#x} again, which is still in use");
+            return Err(DriverError::new(DriverErrorKind::Other, call, 0, message));
+        }
+        Ok(())
     }
 
     /// What starts at exactly this recorded address.
@@ -119,7 +163,7 @@ impl Interceptor for RecordedAnswers {
     ) -> DriverResult<T> {
         let answer = act()?;
         if call == "set_access" {
-            self.lists.lock().reservations.given += 1;
+            self.lists.lock().mapped();
         }
         Ok(answer)
     }
@@ -131,13 +175,18 @@ impl Interceptor for RecordedAnswers {
         act: impl FnOnce() -> DriverResult<u64>,
     ) -> DriverResult<u64> {
         let mut lists = self.lists.lock();
+        let is_segment = call == "allocate";
+        let recorded = match is_segment {
+            true => lists.segments.next(call)?,
+            false => lists.reservations.next_base(call, &lists.mapping_ends)?,
+        };
         let answers = lists.of(call);
-        let recorded = answers.peek(call)?;
+        // A device without room refuses first: the next recorded range may lie where one is now that was
+        // released before the recorded call succeeded.
         let address = act()?;
-        answers.live.insert(recorded, Inner { address, size_bytes });
-        if call == "allocate" {
-            answers.given += 1;
-        }
+        answers.check_unused(call, recorded)?;
+        answers.given += usize::from(is_segment);
+        answers.live.insert(recorded, Inner { address, size_bytes, reached: recorded });
         Ok(recorded)
     }
 
@@ -170,8 +219,8 @@ mod tests {
     use crate::size::MIB;
 
     fn recorded(segments: &[u64], mappings: &[u64]) -> Recorded<Sim> {
-        let addresses =
-            RecordedAddresses { segments: segments.to_vec(), mappings: mappings.to_vec() };
+        let mappings = mappings.iter().map(|start| *start..start + 2 * MIB).collect();
+        let addresses = RecordedAddresses { segments: segments.to_vec(), mappings };
         Recorded::new(Sim::new(SimOptions::default()), addresses)
     }
 
@@ -252,6 +301,35 @@ mod tests {
         peers.copy_peer(own, (other, own.1 + MIB), MIB, StreamId::DEFAULT).unwrap();
         let beside = (own.0, own.1 + MIB);
         peers.copy_peer(beside, own, MIB, StreamId::DEFAULT).unwrap_err();
+    }
+
+    #[test]
+    fn a_reservation_in_which_nothing_was_mapped_overlaps_no_other() {
+        let driver = recorded(&[], &[0x2000_0000, 0x2020_0000, 0x6000_0000]);
+        let first = driver.reserve(8 * MIB).unwrap();
+        let map = |address| {
+            let piece = driver.create(2 * MIB, Exportable::No).unwrap();
+            driver.map(address, 2 * MIB, piece).unwrap();
+            driver.set_access(address, 2 * MIB, DeviceId(0)).unwrap();
+        };
+        map(first);
+        // The next recorded mapping is in the first reservation.
+        let second = driver.reserve(8 * MIB).unwrap();
+        assert_eq!(second, 0x6000_0000);
+        map(first + 2 * MIB);
+        driver.unmap(first + 2 * MIB, 2 * MIB).unwrap();
+        driver.unreserve(second, 8 * MIB).unwrap();
+    }
+
+    /// The replayed device may be larger than the recorded one, and its reservations too.
+    #[test]
+    fn a_reservation_begins_in_another_one_that_reaches_too_far() {
+        let driver = recorded(&[], &[0x2000_0000, 0x2040_0000]);
+        let first = driver.reserve(64 * MIB).unwrap();
+        let piece = driver.create(2 * MIB, Exportable::No).unwrap();
+        driver.map(first, 2 * MIB, piece).unwrap();
+        driver.set_access(first, 2 * MIB, DeviceId(0)).unwrap();
+        assert_eq!(driver.reserve(64 * MIB), Ok(0x2040_0000));
     }
 
     #[test]

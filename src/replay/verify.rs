@@ -9,6 +9,7 @@
 //! When other streams' work finished is an input: it is timing of the recorded device.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
 use crate::allocator::{Allocation, PoolOptions, PrivatePools, Recording, Request};
-use crate::cache::{Engine, Foresight};
+use crate::cache::{Collection, Engine, Foresight};
 use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Recorded, RecordedAddresses, Sim};
@@ -151,11 +152,12 @@ fn repeat(
     let start = Start::of(trace);
     let layout = start.layout(config.settings());
     let layout = layout.ok_or_else(|| ReplayError::LiveBefore { blocks: start.blocks.len() })?;
+    let segments = ranges(trace, Action::SegmentAlloc, held(&layout, false, total_bytes));
     let recorded = Recorded::new(
         Arc::clone(&sim),
         RecordedAddresses {
-            segments: addresses(trace, Action::SegmentAlloc, bases(&layout, false, total_bytes)),
-            mappings: addresses(trace, Action::SegmentMap, bases(&layout, true, total_bytes)),
+            segments: segments.into_iter().map(|segment| segment.start).collect(),
+            mappings: ranges(trace, Action::SegmentMap, held(&layout, true, total_bytes)),
         },
     );
     let strategy = registry::build(config, Arc::new(recorded), BuildOptions::default())?;
@@ -203,20 +205,25 @@ fn repeat(
 /// More than any device has, and a multiple of every granularity.
 const BEYOND_BYTES: u64 = 1 << 44;
 
-/// Where recorded memory came: that of the start first. One more stands at the end, far from all: with it a
-/// request that grows past the recording meets the device, which may be full as it was then.
-fn addresses(trace: &Trace, action: Action, before: Vec<u64>) -> Vec<u64> {
-    let events = trace.events.iter().filter(|e| e.action == action).map(|e| e.address);
-    let mut addresses: Vec<u64> = before.into_iter().chain(events).collect();
-    let highest = addresses.iter().max().copied().unwrap_or_default();
-    addresses.extend(highest.checked_add(BEYOND_BYTES).map(|far| far & !(BEYOND_BYTES - 1)));
-    addresses
+/// The recorded segments or mappings in their order: those of the start first. One more stands at the end,
+/// far from all: with it a request that grows past the recording meets the device, which may be full as it
+/// was then.
+fn ranges(trace: &Trace, action: Action, before: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let events = trace.events.iter().filter(|e| e.action == action);
+    let ranges = events.map(|e| e.address..e.address.saturating_add(e.size_bytes));
+    let mut ranges: Vec<_> = before.into_iter().chain(ranges).collect();
+    let highest = ranges.iter().map(|range| range.start).max().unwrap_or_default();
+    let far = highest.checked_add(BEYOND_BYTES).map(|far| far & !(BEYOND_BYTES - 1));
+    ranges.extend(far.map(|far| far..far));
+    ranges
 }
 
-/// Where the fixed segments of a start begin, or its reservations.
-fn bases(layout: &[SegmentLayout], expandable: bool, total_bytes: u64) -> Vec<u64> {
+/// The fixed segments of a start, or its reservations, which are first mapped up to their last page.
+fn held(layout: &[SegmentLayout], expandable: bool, total_bytes: u64) -> Vec<Range<u64>> {
     let groups = crate::cache::groups(layout, total_bytes);
-    groups.filter(|g| g[0].expandable == expandable).map(|group| group[0].address).collect()
+    let of_kind = groups.filter(|group| group[0].expandable == expandable);
+    let end = |last: &SegmentLayout| last.address + last.size_bytes;
+    of_kind.map(|group| group[0].address..end(group[group.len() - 1])).collect()
 }
 
 struct Verifier<'a> {
@@ -321,8 +328,11 @@ impl Verifier<'_> {
         }
         request.is_none_or(|request| {
             let request = Request::new(request.size_bytes, request.stream);
-            let begins = self.engine.foresee(pool, request);
-            !matches!(begins, Foresight::Collect | Foresight::Limit)
+            match self.engine.foresee(pool, request) {
+                Foresight::Collect(collection) => is_beyond(rest, &collection),
+                Foresight::Limit => false,
+                Foresight::Hit(_) | Foresight::Grow | Foresight::Refuse => true,
+            }
         })
     }
 
@@ -397,6 +407,14 @@ impl Verifier<'_> {
                 _ => None,
             }
         });
+        // The recording has no answer to what was asked of the driver: nothing that follows could be
+        // compared.
+        if let Err(AllocError::Driver(error)) = &answer {
+            self.suspect(misfit.or(Some(Misfit::TooHigh)), |me| {
+                me.differ(at, || format!("{error}, after {}", describe::done(&seen)));
+            });
+            self.lost = true;
+        }
         self.suspect(misfit, |me| me.compare(at, "segments", &seen, rest));
         let same = last.is_some_and(|last| {
             let address = last.address == event.address || event.action == Action::OutOfMemory;
@@ -425,13 +443,7 @@ impl Verifier<'_> {
                 self.live.insert(event.address, allocation);
             }
             Err(AllocError::OutOfMemory(_)) => self.result.ooms += 1,
-            // The recording has no answer to what was asked of the driver: nothing that follows
-            // could be compared.
-            Err(AllocError::Driver(error)) => {
-                self.result.address_mismatches += 1;
-                self.suspect(Some(Misfit::TooHigh), |me| me.differ(at, || error.to_string()));
-                self.lost = true;
-            }
+            Err(AllocError::Driver(_)) => self.result.address_mismatches += 1,
             Err(error) => return Err(ReplayError::Alloc(error)),
         }
         Ok(())
@@ -499,6 +511,18 @@ impl Verifier<'_> {
             });
         }
     }
+}
+
+/// Whether the releases at the head of `rest` are all idle segments, although the collector would release
+/// others or fewer.
+fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
+    let releases = rest.iter().take_while(|event| event.action == Action::SegmentFree);
+    let addresses: Vec<u64> = releases.map(|event| event.address).collect();
+    let is_own = match collection.suffices {
+        true => addresses == collection.addresses,
+        false => addresses.starts_with(&collection.addresses),
+    };
+    addresses.len() == collection.idle_segments && !is_own
 }
 
 /// The layout without what free blocks were asked for when they lived.
