@@ -11,6 +11,7 @@ mod made;
 mod needs;
 mod newer;
 mod report;
+mod verified;
 mod words;
 
 use std::io::Write;

@@ -36,6 +36,7 @@ mod figures;
 mod headline;
 mod holders;
 mod limit;
+mod missing;
 mod needs;
 mod recording;
 mod served;

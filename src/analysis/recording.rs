@@ -150,7 +150,7 @@ impl Recording {
         };
         let total_bytes = total_bytes(&memory);
         let mut figures = Figures::of(&trace);
-        let mut limit = set_limit(&memory);
+        let mut limit = memory.limit();
         if let Some(MadeHere { limit_bytes, .. }) = made_here {
             limit = limit_bytes.map(|bytes| Limit { bytes, source: LimitSource::Recorded });
         }
@@ -262,11 +262,13 @@ fn total_bytes(memory: &Memory) -> u64 {
     memory.total_bytes.unwrap_or(SimOptions::default().total_bytes)
 }
 
-fn set_limit(memory: &Memory) -> Option<Limit> {
-    let total_bytes = total_bytes(memory);
-    let part = memory.fraction.and_then(|fraction| limit_of_fraction(fraction, total_bytes));
-    let by_fraction = part.map(|bytes| Limit { bytes, source: LimitSource::Fraction });
-    let by_total =
-        memory.total_bytes.map(|bytes| Limit { bytes, source: LimitSource::TotalMemory });
-    by_fraction.or(by_total)
+impl Memory {
+    /// The limit that the caller sets.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        let part = self.fraction.and_then(|part| limit_of_fraction(part, total_bytes(self)));
+        let by_fraction = part.map(|bytes| Limit { bytes, source: LimitSource::Fraction });
+        let by_total =
+            self.total_bytes.map(|bytes| Limit { bytes, source: LimitSource::TotalMemory });
+        by_fraction.or(by_total)
+    }
 }

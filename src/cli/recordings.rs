@@ -209,6 +209,13 @@ impl<'a> Source<'a> {
 
 /// Says from where replays of a recording start that begins late.
 pub(crate) fn tell_start(name: &str, recording: &Recording) {
+    if recording.lacks_collector_limit() {
+        tell(format_args!(
+            "note: {}: garbage_collection_threshold acts near a limit that the recording does not show: \
+             --memory-fraction sets it",
+            shown(name)
+        ));
+    }
     let Some(start) = &recording.start else {
         return;
     };

@@ -98,6 +98,8 @@ struct Verified {
     segment_mismatches: u64,
     layout_mismatches: u64,
     first_mismatch: Option<String>,
+    /// What the recording probably lacks, if something differs.
+    probably_lacks: Option<&'static str>,
 }
 
 pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
@@ -322,6 +324,7 @@ fn report(
             segment_mismatches: v.segment_mismatches,
             layout_mismatches: v.layout_mismatches,
             first_mismatch: v.first_mismatch.clone(),
+            probably_lacks: (!v.is_exact()).then(|| recording.probably_lacks(v)),
         }),
         limit_bytes: recording.limit.map(|limit| limit.bytes),
         limit_from: recording.limit.map(|limit| limit.source.to_string()),
@@ -399,6 +402,9 @@ fn write_row(row: &Row<'_>, room_is_said: bool) -> std::io::Result<()> {
         )?;
         if let Some(first) = &verified.first_mismatch {
             writeln!(out, "  first: {}", shortened(first))?;
+        }
+        if let Some(lacks) = verified.probably_lacks {
+            writeln!(out, "  the recording probably lacks {lacks}")?;
         }
     }
     Ok(())

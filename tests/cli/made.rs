@@ -13,9 +13,15 @@ pub(super) struct Made {
     /// Sizes of live blocks by address.
     live: BTreeMap<u64, u64>,
     stream: u64,
+    conf: &'static str,
 }
 
 impl Made {
+    /// One of a program with this configuration.
+    pub(super) fn with_conf(conf: &'static str) -> Self {
+        Self { conf, ..Self::default() }
+    }
+
     /// What follows happens on this stream.
     pub(super) fn on_stream(&mut self, stream: u64) {
         self.stream = stream;
@@ -28,10 +34,23 @@ impl Made {
         self.entries.push(format!(r#"{{"action":"{action}",{place},"time_us":{time_us}}}"#));
     }
 
+    /// A text that the program attaches to a block.
+    pub(super) fn annotate(&mut self, address: u64, bytes: u64, text: &str) {
+        self.entries.push(format!(
+            r#"{{"action":"annotate","addr":{address},"size":{bytes},"stream":0,"user_metadata":"{text}"}}"#
+        ));
+    }
+
     /// A new segment.
     pub(super) fn segment(&mut self, address: u64, bytes: u64) {
         self.entry("segment_alloc", address, bytes);
         self.segments.insert(address, (bytes, self.stream));
+    }
+
+    /// A segment that is released.
+    pub(super) fn release(&mut self, address: u64) {
+        let (bytes, _) = self.segments.remove(&address).expect("there is such a segment");
+        self.entry("segment_free", address, bytes);
     }
 
     /// A request that is served.
@@ -61,9 +80,10 @@ impl Made {
         let segments = self.segments.iter().map(|(at, of)| self.segment_json(*at, *of));
         let segments: Vec<_> = segments.collect();
         format!(
-            r#"{{"segments":[{}],"device_traces":[[{}]]}}"#,
+            r#"{{"segments":[{}],"device_traces":[[{}]],"allocator_settings":{{"PYTORCH_CUDA_ALLOC_CONF":"{}"}}}}"#,
             segments.join(","),
-            self.entries.join(",")
+            self.entries.join(","),
+            self.conf
         )
     }
 

@@ -1,0 +1,103 @@
+//! What `replay --verify` reads out of recordings of programs that were short of memory.
+
+use super::made::{MIB, Made};
+use super::{Folder, run, text, trace};
+
+const BASE: u64 = 0x7f00_0000_0000;
+
+fn verified(file: &str, set: &[&str]) -> serde_json::Value {
+    let output = run(&[&["replay", "--verify", "--json", file], set].concat());
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
+}
+
+/// Limit 1,000 MiB; the collector is due from 500 MiB on.
+#[test]
+fn an_empty_cache_differs_from_a_collection_in_what_it_releases() {
+    let folder = Folder::new("collected");
+    let conf = "garbage_collection_threshold:0.5";
+    let set = ["--total-memory", "2000MiB", "--memory-fraction", "0.5"];
+    // The collector releases the old segment, an explicit call both.
+    for (name, young_goes, calls) in [("own.json", false, 0), ("call.json", true, 1)] {
+        let mut made = Made::with_conf(conf);
+        let (old, young) = (BASE, BASE + 512 * MIB);
+        for (address, mib) in [(old, 100), (young, 120), (BASE + 1024 * MIB, 360)] {
+            made.segment(address, mib * MIB);
+            made.alloc(address, mib * MIB);
+        }
+        made.free(old, 100 * MIB);
+        made.free(young, 120 * MIB);
+        // Each search makes the segment older that it does not use.
+        for _ in 0..8 {
+            made.alloc(young, 110 * MIB);
+            made.free(young, 110 * MIB);
+        }
+        made.release(old);
+        if young_goes {
+            made.release(young);
+        }
+        made.segment(BASE + 2048 * MIB, 130 * MIB);
+        made.alloc(BASE + 2048 * MIB, 130 * MIB);
+        let row = verified(&folder.file(name, &made.json()), &set);
+        let found = (&row["address_mismatches"], &row["segment_mismatches"]);
+        assert_eq!(found, (&0.into(), &0.into()), "{name}: {row}");
+        assert_eq!((&row["empty_caches_inferred"], &row["retries"]), (&calls.into(), &0.into()));
+    }
+}
+
+#[test]
+fn a_retry_on_a_full_device_is_no_empty_cache() {
+    let mut made = Made::default();
+    made.segment(BASE, 600 * MIB);
+    made.alloc(BASE, 600 * MIB);
+    made.segment(BASE + 1024 * MIB, 300 * MIB);
+    made.alloc(BASE + 1024 * MIB, 300 * MIB);
+    made.free(BASE, 600 * MIB);
+    // 100 MiB are free. The new segment lies where the old one was.
+    made.release(BASE);
+    made.segment(BASE, 650 * MIB);
+    made.alloc(BASE, 650 * MIB);
+    let folder = Folder::new("retried");
+    let file = folder.file("retried.json", &made.json());
+    let row = verified(&file, &["--total-memory", "1000MiB"]);
+    assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
+    assert_eq!((&row["retries"], &row["empty_caches_inferred"]), (&1.into(), &0.into()), "{row}");
+    // With more memory the release is no request's own.
+    let row = verified(&file, &["--total-memory", "2000MiB"]);
+    assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
+    assert_eq!((&row["retries"], &row["empty_caches_inferred"]), (&0.into(), &1.into()), "{row}");
+}
+
+#[test]
+fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
+    let folder = Folder::new("lacks");
+    let mut made = Made::with_conf("garbage_collection_threshold:0.5");
+    made.segment(BASE, 20 * MIB);
+    made.alloc(BASE + 4 * MIB, 3 * MIB);
+    let collects = folder.file("collects.json", &made.json());
+    let mut made = Made::default();
+    made.segment(BASE, 20 * MIB);
+    made.alloc(BASE + 4 * MIB, 3 * MIB);
+    let odd = folder.file("odd.json", &made.json());
+    let frac = trace("unet.frac045");
+    let frac = frac.to_str().unwrap();
+    for (file, set, lacks) in [
+        (frac, &["--memory-fraction", "0.05"][..], "its limit, which is not the one that is set"),
+        (
+            &collects,
+            &[],
+            "the limit near which garbage_collection_threshold acted: --memory-fraction",
+        ),
+        (&odd, &[], "settings that changed while the program ran"),
+    ] {
+        let row = verified(file, set);
+        let found = row["probably_lacks"].as_str().unwrap_or_default();
+        assert!(found.starts_with(lacks), "{file}: {found}");
+        let output = run(&[&["replay", "--verify", file], set].concat());
+        let told = text(&output.stdout);
+        assert!(told.contains(&format!("  the recording probably lacks {lacks}")), "{told}");
+    }
+    let told = text(&run(&["replay", &collects]).stderr);
+    assert!(told.contains("garbage_collection_threshold acts near a limit"), "{told}");
+    let exact = verified(trace("serve.default").to_str().unwrap(), &[]);
+    assert_eq!(exact["probably_lacks"], serde_json::Value::Null);
+}
