@@ -84,6 +84,17 @@ impl Failures {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Limit {
+    /// What the failed requests of a recording show of its limit, without a replay. `config` is the recorded
+    /// configuration.
+    pub(crate) fn shown_by_failures(trace: &Trace, config: Option<&Config>) -> Option<Self> {
+        let settings = config.map(|config| config.settings().clone()).unwrap_or_default();
+        let figures = Figures::of(trace);
+        Failures::of(trace, &settings, &figures).limit(&figures)
+    }
+}
+
 /// The most that a request of `bytes` takes from the device. One that is larger than any address range
 /// takes more than there is.
 fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {

@@ -17,6 +17,8 @@ use super::torch::ForTorch;
 #[cfg(feature = "cli")]
 use crate::ids::PoolId;
 use crate::ids::StreamId;
+#[cfg(feature = "cli")]
+use crate::replay::HostMemory;
 use crate::size::MIB;
 
 /// A whole number with separators.
@@ -54,6 +56,19 @@ pub(super) fn mib(bytes: u64) -> String {
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
 pub(super) fn part(bytes: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
+}
+
+#[cfg(feature = "cli")]
+impl HostMemory {
+    /// How much there was.
+    pub(crate) fn sentence(&self) -> String {
+        format!(
+            "Pinned host memory: {} MiB at most; {} MiB at the end, {} MiB of them live.",
+            mib(self.peak_reserved_bytes),
+            mib(self.reserved_bytes),
+            mib(self.live_bytes)
+        )
+    }
 }
 
 #[cfg(feature = "cli")]

@@ -157,6 +157,9 @@ fn write_advice(
     if let Some(limit) = recording.limit_sentence() {
         writeln!(out, "{limit}")?;
     }
+    if let Some(host) = &recording.trace.host {
+        writeln!(out, "{}", host.sentence())?;
+    }
     for choice in advice.choices(recording) {
         write_choice(&choice)?;
     }
@@ -495,6 +498,11 @@ fn as_json(
         "limit_from": recording.limit.map(|limit| limit.source.to_string()),
         "limit_inferred": recording.limit_is_inferred(),
         "unknown_entries": recording.trace.unknown.entries,
+        "host": recording.trace.host.map(|host| json!({
+            "reserved_bytes": host.reserved_bytes,
+            "live_bytes": host.live_bytes,
+            "peak_reserved_bytes": host.peak_reserved_bytes,
+        })),
         "recorded": {
             "conf": recording.trace.conf,
             "needs_bytes": advice.recorded.need.needs_bytes,

@@ -25,7 +25,7 @@ pub(crate) use run::{Manner, run_as, walk};
 pub use run::{ReplayError, Run, is_served, run};
 pub use stacks::{Frame, StackId, Stacks};
 pub use start::{LiveBlock, Start};
-pub use trace::{MadeHere, Trace, TraceEvent, UnknownEntries};
+pub use trace::{Annotation, HostMemory, MadeHere, Trace, TraceEvent, UnknownEntries};
 pub use verify::{Misfit, Verification, verify, verify_recording};
 #[cfg(feature = "analysis")]
 pub(crate) use verify::{Until, verify_until};

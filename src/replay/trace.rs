@@ -5,7 +5,7 @@
 
 use super::stacks::{StackId, Stacks};
 use crate::config::{Compat, Config, TorchVersion};
-use crate::history::{Action, Entry, Event, SegmentLayout, Snapshot};
+use crate::history::{Action, BlockStateName, Entry, Event, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
 
 /// One recording.
@@ -32,6 +32,61 @@ pub struct Trace {
     pub unknown: UnknownEntries,
     /// The oldest version of PyTorch that writes such a file, as far as its keys show it.
     pub torch: Option<TorchVersion>,
+    /// Texts that the program attached to blocks, in order.
+    pub annotations: Vec<Annotation>,
+    /// Pinned host memory, in recordings that contain it.
+    pub host: Option<HostMemory>,
+}
+
+/// A text that a program attached to a live block, as `torch.cuda.memory._annotate_tensor` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Annotation {
+    /// How many events came before it.
+    pub events_before: u32,
+    /// Where the block starts.
+    pub address: u64,
+    /// The size that is recorded with it, in bytes.
+    pub size_bytes: u64,
+    /// The text, cut to 80 characters.
+    pub text: String,
+}
+
+/// What a recording contains about pinned host memory. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostMemory {
+    /// Allocated from the system at the end.
+    pub reserved_bytes: u64,
+    /// Of these, in live blocks.
+    pub live_bytes: u64,
+    /// The most that was allocated from the system.
+    pub peak_reserved_bytes: u64,
+}
+
+impl HostMemory {
+    /// Reads it off the host's segments at the end and its entries; `None` if there are neither.
+    pub(super) fn of(segments: &[SegmentLayout], events: &[TraceEvent]) -> Option<Self> {
+        if segments.is_empty() && events.is_empty() {
+            return None;
+        }
+        let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+        let live = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
+        let reserved_bytes = sum(&mut segments.iter().map(|segment| segment.size_bytes));
+        let (mut now, mut peak) = (i128::from(reserved_bytes), i128::from(reserved_bytes));
+        // Backwards from the end: the entries may begin late.
+        for event in events.iter().rev() {
+            match event.action {
+                Action::SegmentAlloc => now -= i128::from(event.size_bytes),
+                Action::SegmentFree => now += i128::from(event.size_bytes),
+                _ => {}
+            }
+            peak = peak.max(now);
+        }
+        Some(Self {
+            reserved_bytes,
+            live_bytes: sum(&mut segments.iter().map(|segment| segment.bytes_in(&live))),
+            peak_reserved_bytes: u64::try_from(peak).unwrap_or(u64::MAX),
+        })
+    }
 }
 
 /// Entries of a recording whose action is unknown, as in files of newer versions.

@@ -21,12 +21,12 @@ mod tests;
 mod words;
 
 use crate::analysis::{
-    Advice, AdviceOptions, Memory, Moment, Picture, Recording, Streams, Why, counted_as,
+    Advice, AdviceOptions, Limit, Memory, Moment, Picture, Recording, Streams, Why, counted_as,
 };
 use crate::config::{Compat, Config};
 use crate::history::Action;
-use crate::replay::{ReplayError, Trace};
-use crate::size::{MIB, limit_of_fraction};
+use crate::replay::{HostMemory, ReplayError, Trace};
+use crate::size::MIB;
 
 use lives::Lives;
 use sheet::{LimitData, Parts};
@@ -120,6 +120,7 @@ impl Report {
         let config = config.ok();
         let device = trace.device;
         let conf = trace.conf.clone();
+        notes.extend(trace.host.as_ref().map(HostMemory::sentence));
         if trace.events.is_empty() {
             notes.push("The file has no history: only what lived at the end is shown.".to_owned());
         }
@@ -139,7 +140,8 @@ impl Report {
                     notes: &notes,
                     lives: &lives,
                     stacks: &trace.stacks,
-                    limit: limit_of(&lives, &options.memory),
+                    annotations: &trace.annotations,
+                    limit: limit_of(&trace, config.as_ref(), &options.memory),
                     advice: &advice,
                     needs: &needs,
                 },
@@ -171,6 +173,7 @@ impl Report {
                 notes: &notes,
                 lives: &lives,
                 stacks: &trace.stacks,
+                annotations: &trace.annotations,
                 limit: recording.limit.map(|limit| LimitData {
                     bytes: limit.bytes,
                     source: limit.source.to_string(),
@@ -214,18 +217,13 @@ fn began_late(lives: &Lives) -> Option<String> {
     ))
 }
 
-/// The limit of a recording that is not repeated: as said, or the least that it can have been.
-fn limit_of(lives: &Lives, memory: &Memory) -> Option<LimitData> {
-    let default = crate::driver::sim::SimOptions::default().total_bytes;
-    let total_bytes = memory.total_bytes.unwrap_or(default);
-    let by_fraction = memory.fraction.and_then(|part| limit_of_fraction(part, total_bytes));
-    if let Some(bytes) = by_fraction.or(memory.total_bytes) {
-        return Some(LimitData { bytes, source: "as said".to_owned() });
-    }
-    (!lives.failures.is_empty() && memory.fraction.is_none()).then(|| LimitData {
-        bytes: lives.peak_reserved.bytes,
-        source: "the most that was reserved; requests failed".to_owned(),
-    })
+/// The limit of a recording that is not repeated: as the caller sets it, or as its failed requests show.
+fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<LimitData> {
+    let limit = memory.limit().or_else(|| match memory.fraction {
+        None => Limit::shown_by_failures(trace, config),
+        Some(_) => None,
+    })?;
+    Some(LimitData { bytes: limit.bytes, source: limit.source.to_string() })
 }
 
 /// The figures of the recorded events, without a replay.

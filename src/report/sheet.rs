@@ -13,6 +13,7 @@ use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
 use crate::analysis::{Callers, Category, Compared, counted_as};
 use crate::ids::PoolId;
+use crate::replay::Annotation;
 
 /// What a sheet is made of.
 pub(crate) struct Parts<'a> {
@@ -22,6 +23,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) notes: &'a [String],
     pub(crate) lives: &'a Lives,
     pub(crate) stacks: &'a crate::replay::Stacks,
+    pub(crate) annotations: &'a [Annotation],
     pub(crate) limit: Option<LimitData>,
     pub(crate) advice: &'a AdviceData,
     pub(crate) needs: &'a NeedsData,
@@ -50,6 +52,8 @@ struct Sheet<'a> {
     peak_live: Mark,
     columns: ColumnsData,
     failures: FailuresData,
+    /// Moment, text and bytes of the block.
+    annotations: Vec<(u32, String, u64)>,
     moments: Option<Vec<u32>>,
     base: String,
     unit: u64,
@@ -266,6 +270,7 @@ fn as_text(
         peak_live: Mark { moment: lives.peak_live.moment, bytes: lives.peak_live.bytes },
         columns: columns_data(lives, detail.columns),
         failures: failures(lives, &table, detail.failures),
+        annotations: annotations(parts.annotations, detail),
         moments: kept.moments.clone(),
         base: format!("{base:#x}"),
         unit,
@@ -282,6 +287,14 @@ fn as_text(
         needs,
     };
     (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())
+}
+
+/// The first annotations: as many as failures are listed.
+fn annotations(all: &[Annotation], detail: &Detail) -> Vec<(u32, String, u64)> {
+    let first = all.iter().take(detail.failures);
+    let of =
+        |note: &Annotation| (note.events_before, cut(&note.text, detail.texts), note.size_bytes);
+    first.map(of).collect()
 }
 
 fn left_out(kept: &Kept) -> Vec<String> {

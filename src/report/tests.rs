@@ -132,6 +132,7 @@ fn sheet_of(trace: &Trace, most: usize) -> Option<(String, serde_json::Value)> {
         notes: &[],
         lives: &lives,
         stacks: &trace.stacks,
+        annotations: &trace.annotations,
         limit: None,
         advice: &advice,
         needs: &needs,

@@ -62,3 +62,26 @@ fn errors_of_a_recording_name_its_file() {
         }
     }
 }
+
+#[test]
+fn annotations_are_marks_and_host_memory_is_a_line() {
+    let mut made = Made::default();
+    made.segment(1 << 40, 20 * MIB);
+    made.alloc(1 << 40, 20 * MIB);
+    made.annotate(1 << 40, 20 * MIB, "the weights");
+    let host = r#","host_segments":[{"device":-1,"address":64,"total_size":4194304,"stream":0,
+        "blocks":[{"address":64,"size":4194304,"state":"active_allocated"}]}],"host_traces":[]"#;
+    let content = made.json();
+    let content = format!("{}{host}}}", &content[..content.len() - 1]);
+    let folder = Folder::new("annotated");
+    let file = folder.file("annotated.json", &content);
+    let sentence = "Pinned host memory: 4 MiB at most; 4 MiB at the end, 4 MiB of them live.";
+    let output = run(&["advise", "--quick", &file]);
+    assert_eq!(text(&output.stderr), "");
+    assert!(text(&output.stdout).contains(sentence));
+    let page = folder.path("page.html");
+    assert_eq!(run(&["report", "--quick", &file, "-o", &page]).status.code(), Some(0));
+    let page = std::fs::read_to_string(&page).unwrap();
+    assert!(page.contains(r#""annotations":[[2,"the weights",20971520]]"#));
+    assert!(page.contains(sentence));
+}

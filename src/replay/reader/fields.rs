@@ -5,12 +5,12 @@
 //! absent; each default is named where it is taken.
 
 use super::error::Mismatch;
-use super::parts::Parts;
+use super::parts::{Beside, Parts};
 use super::words::Word;
 use crate::config::TorchVersion;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::replay::{MadeHere, StackId, TraceEvent, UnknownEntries};
+use crate::replay::{MadeHere, StackId, TraceEvent};
 use crate::size::{PoolKind, SMALL_SEGMENT_BYTES};
 
 /// A value without structure, or a pair of numbers: all that fields hold.
@@ -153,9 +153,8 @@ pub(super) trait Fields: Default {
     /// Takes the stack, where it belongs.
     fn set_stack(&mut self, _stack: Option<StackId>) {}
 
-    /// Returns the entry, or `None` for one without a meaning for memory. `unknown` counts those whose
-    /// action is unknown.
-    fn finish(self, unknown: &mut UnknownEntries) -> Result<Option<Self::Entry>, Mismatch>;
+    /// Returns the entry, or `None` for one without a meaning for memory, of which `beside` takes note.
+    fn finish(self, beside: &mut Beside) -> Result<Option<Self::Entry>, Mismatch>;
 }
 
 fn needed<T>(field: Option<T>, expected: &'static str) -> Result<T, Mismatch> {
@@ -172,13 +171,17 @@ pub(super) struct EventFields {
     stream: Option<StreamId>,
     pool: Option<PoolId>,
     empty_cache: bool,
+    /// The user's metadata.
+    text: Option<String>,
     stack: Option<StackId>,
     time_us: u64,
 }
 
 enum Kind {
     Memory(Action),
-    /// `snapshot`, `annotate` and `user_defined`: a remark.
+    /// `annotate`: a text that belongs to a block.
+    Annotate,
+    /// `snapshot` and `user_defined`: a remark.
     Remark,
     /// An action of a newer version.
     Unknown(String),
@@ -212,9 +215,11 @@ impl Fields for EventFields {
             Word::Action => {
                 let name = value.text().ok_or_else(|| value.mismatch("the name of an action"))?;
                 self.action = Some(match (value, Action::from_name(name)) {
-                    (_, Some(Action::Snapshot))
-                    | (Scalar::Word(Word::Annotate | Word::UserDefined), None) => Kind::Remark,
+                    (_, Some(Action::Snapshot)) | (Scalar::Word(Word::UserDefined), None) => {
+                        Kind::Remark
+                    }
                     (_, Some(action)) => Kind::Memory(action),
+                    (Scalar::Word(Word::Annotate), None) => Kind::Annotate,
                     (_, None) => Kind::Unknown(name.to_owned()),
                 });
             }
@@ -225,6 +230,7 @@ impl Fields for EventFields {
             Word::PoolId | Word::SegmentPoolId => self.pool = value.pool()?,
             Word::UserMetadata => {
                 self.empty_cache = matches!(value, Scalar::Word(Word::EmptyCache));
+                self.text = value.text().filter(|text| !text.is_empty()).map(str::to_owned);
             }
             // Nothing that is replayed depends on it.
             Word::TimeUs => self.time_us = value.number().unwrap_or(0),
@@ -237,15 +243,21 @@ impl Fields for EventFields {
         self.stack = stack;
     }
 
-    fn finish(self, unknown: &mut UnknownEntries) -> Result<Option<TraceEvent>, Mismatch> {
+    fn finish(self, beside: &mut Beside) -> Result<Option<TraceEvent>, Mismatch> {
         let action = match needed(self.action, "the key action")? {
             Kind::Memory(action) => action,
             Kind::Remark => return Ok(None),
+            Kind::Annotate => {
+                let address = needed(self.address, "the key addr")?;
+                beside.annotate(address, self.size.unwrap_or(0), self.text.unwrap_or_default());
+                return Ok(None);
+            }
             Kind::Unknown(action) => {
-                unknown.count(action);
+                beside.unknown.count(action);
                 return Ok(None);
             }
         };
+        beside.events = beside.events.saturating_add(1);
         let size_bytes = needed(self.size, "the key size")?;
         let address = if action == Action::OutOfMemory {
             needed(self.device_free.or(self.address), "the key device_free or addr")?
@@ -311,7 +323,7 @@ impl Fields for BlockFields {
         Ok(())
     }
 
-    fn finish(self, _: &mut UnknownEntries) -> Result<Option<BlockLayout>, Mismatch> {
+    fn finish(self, _: &mut Beside) -> Result<Option<BlockLayout>, Mismatch> {
         let size_bytes = needed(self.size, "the key size")?;
         let state = needed(self.state, "the key state")?;
         // Files from before requested_size: a live block is as large as was asked, as far as they
@@ -364,8 +376,14 @@ impl Fields for SegmentFields {
     fn set(&mut self, key: Word, value: &Scalar) -> Result<(), Mismatch> {
         match key {
             Word::Device => {
-                let device = u32::try_from(value.number()?);
-                self.device = Some(device.map_err(|_| value.mismatch("the number of a device"))?);
+                // The host is -1.
+                self.device = match value {
+                    Scalar::Int(-1) => None,
+                    value => Some(
+                        u32::try_from(value.number()?)
+                            .map_err(|_| value.mismatch("the number of a device"))?,
+                    ),
+                };
             }
             Word::Address => self.address = Some(value.number()?),
             Word::TotalSize => self.size = Some(value.number()?),
@@ -393,7 +411,7 @@ impl Fields for SegmentFields {
         self.blocks = Some(blocks);
     }
 
-    fn finish(self, _: &mut UnknownEntries) -> Result<Option<ListedSegment>, Mismatch> {
+    fn finish(self, _: &mut Beside) -> Result<Option<ListedSegment>, Mismatch> {
         let address = needed(self.address, "the key address")?;
         let size_bytes = needed(self.size, "the key total_size")?;
         let mut blocks = needed(self.blocks, "the key blocks")?;

@@ -17,17 +17,17 @@ use super::fields::{
     BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields, SettingsFields,
 };
 use super::input::Input;
-use super::parts::{Parts, push_sparingly};
+use super::parts::{Beside, Parts, push_sparingly};
 use super::path::Path;
 use super::stack_reader::{StackRoom, StackSeed};
 use super::words::Word;
 use crate::config::TorchVersion;
-use crate::replay::{Trace, TraceEvent, UnknownEntries};
+use crate::replay::{Trace, TraceEvent};
 
 /// Reads a snapshot.
 pub(super) fn parse(input: &mut Input<'_>, limits: &Limits) -> Result<Trace, Failure> {
-    let (path, mismatch, stacks, unknown) = Default::default();
-    let place = Place { limits, path, mismatch, stacks, unknown };
+    let (path, mismatch, stacks, beside) = Default::default();
+    let place = Place { limits, path, mismatch, stacks, beside };
     let mut parser = serde_json::Deserializer::from_reader(&mut *input);
     let result =
         Snapshot(&place).deserialize(&mut parser).and_then(|parts| parser.end().map(|()| parts));
@@ -52,7 +52,7 @@ struct Place<'l> {
     mismatch: RefCell<Option<Mismatch>>,
     stacks: RefCell<StackRoom>,
     /// Of the list that is read.
-    unknown: RefCell<UnknownEntries>,
+    beside: RefCell<Beside>,
 }
 
 impl Place<'_> {
@@ -237,7 +237,7 @@ impl<'de, F: Fields> Visitor<'de> for Entry<'_, '_, F> {
                 }
             }
         }
-        self.fields.finish(&mut place.unknown.borrow_mut()).map_err(|e| place.refuse(e))
+        self.fields.finish(&mut place.beside.borrow_mut()).map_err(|e| place.refuse(e))
     }
 }
 
@@ -297,7 +297,7 @@ struct DeviceEvents {
     events: Vec<TraceEvent>,
     /// Devices that have events.
     devices: u32,
-    unknown: UnknownEntries,
+    beside: Beside,
 }
 
 impl<'de> DeserializeSeed<'de> for Devices<'_, '_> {
@@ -328,7 +328,7 @@ impl<'de> Visitor<'de> for Devices<'_, '_> {
         loop {
             let present = if place.limits.device.is_none_or(|wanted| wanted == count) {
                 place.path.borrow_mut().enter_index(count as usize);
-                place.unknown.take();
+                place.beside.take();
                 let entries = items.next_element_seed(Entries::<EventFields>::new(place))?;
                 place.path.borrow_mut().leave();
                 let present = entries.is_some();
@@ -336,7 +336,7 @@ impl<'de> Visitor<'de> for Devices<'_, '_> {
                 if let Some(events) = entries.filter(|e| e.len() > kept.events.len()) {
                     kept.events = events;
                     kept.device = Some(count);
-                    kept.unknown = place.unknown.take();
+                    kept.beside = place.beside.take();
                 }
                 present
             } else {
@@ -441,16 +441,22 @@ impl<'de> Visitor<'de> for Snapshot<'_, '_> {
                     let kept = place.at_key(key, || map.next_value_seed(Devices(place)))?;
                     parts.events = kept.events;
                     parts.device = kept.device;
-                    parts.unknown = kept.unknown;
+                    parts.beside = kept.beside;
                     parts.other_devices = kept.devices.saturating_sub(1);
+                }
+                Some(key @ Word::HostSegments) => {
+                    parts.host_segments = place.at_key(key, || {
+                        map.next_value_seed(Entries::<SegmentFields>::new(place))
+                    })?;
+                }
+                Some(key @ Word::HostTraces) => {
+                    parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
+                    parts.host_events = place
+                        .at_key(key, || map.next_value_seed(Entries::<EventFields>::new(place)))?;
                 }
                 Some(key @ Word::AllocatorSettings) => {
                     let fields = place.at_key(key, || map.next_value_seed(Settings(place)))?;
                     fields.finish(&mut parts);
-                }
-                Some(Word::HostTraces) => {
-                    map.next_value::<IgnoredAny>()?;
-                    parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;

@@ -8,7 +8,7 @@ use super::Limits;
 use super::fields::ListedSegment;
 use crate::config::TorchVersion;
 use crate::history::SegmentLayout;
-use crate::replay::{MadeHere, Stacks, Trace, TraceEvent, UnknownEntries};
+use crate::replay::{Annotation, HostMemory, MadeHere, Stacks, Trace, TraceEvent, UnknownEntries};
 
 /// The parts.
 #[derive(Default)]
@@ -25,8 +25,37 @@ pub(super) struct Parts {
     /// The oldest version of PyTorch that writes such snapshots, as far as keys show it.
     pub(super) torch: Option<TorchVersion>,
     pub(super) stacks: Stacks,
-    /// Entries of the chosen device with unknown actions.
+    /// What else the entries of the chosen device contain.
+    pub(super) beside: Beside,
+    /// The host's segments and entries.
+    pub(super) host_segments: Vec<ListedSegment>,
+    pub(super) host_events: Vec<TraceEvent>,
+}
+
+/// What a list of entries contains besides events.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// How many events it had so far.
+    pub(super) events: u32,
     pub(super) unknown: UnknownEntries,
+    pub(super) annotations: Vec<Annotation>,
+}
+
+impl Beside {
+    pub(super) fn annotate(&mut self, address: u64, size_bytes: u64, text: String) {
+        let events_before = self.events;
+        push_sparingly(
+            &mut self.annotations,
+            Annotation { events_before, address, size_bytes, text },
+        );
+    }
+
+    /// Bytes that the annotations hold.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let room = self.annotations.capacity() * size_of::<Annotation>();
+        let last = self.annotations.last().map_or(0, |annotation| annotation.text.len());
+        (room + last) as u64
+    }
 }
 
 impl Parts {
@@ -50,6 +79,7 @@ impl Parts {
             .map(|s| s.layout)
             .collect();
         SegmentLayout::sort(&mut segments);
+        let host: Vec<_> = self.host_segments.into_iter().map(|segment| segment.layout).collect();
         Trace {
             events: self.events,
             segments,
@@ -60,7 +90,9 @@ impl Parts {
             other_devices,
             requests_only: false,
             stacks: self.stacks,
-            unknown: self.unknown,
+            unknown: self.beside.unknown,
+            annotations: self.beside.annotations,
+            host: HostMemory::of(&host, &self.host_events),
         }
     }
 }

@@ -191,6 +191,11 @@ function drawMarks(pen, width, height, yOf) {
     pen.globalAlpha = 0.35; line(x, top, height - bottom); pen.globalAlpha = 1;
     pen.beginPath(); pen.moveTo(x - 5, top - 9); pen.lineTo(x + 5, top - 9); pen.lineTo(x, top); pen.fill();
   }
+  pen.strokeStyle = colour("text");
+  for (const [moment] of recording.annotations) {
+    const x = xOf(moment, width);
+    if (inside(x)) line(x, top - 6, top);
+  }
   pen.fillStyle = colour("text");
   for (const { moment, bytes: number } of [recording.peak_reserved, recording.peak_live]) {
     const x = xOf(moment, width);
@@ -331,12 +336,15 @@ function hoverTimeline(event, x, y, width, height) {
   const { recording } = state;
   const moment = Math.round(momentAtX(x, width));
   const failure = recording.failures.list.find(([at]) => Math.abs(xOf(at, width) - x) < 5);
+  const annotation = recording.annotations.find(([at]) => Math.abs(xOf(at, width) - x) < 5);
   const at = areaAt(x, y, width, height);
   const { live, reserved } = bytesAt(recording, moment);
   const lines = [`${when(recording, moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved`];
   if (failure && y < height / 2) {
     const [, size, stream, stack] = failure;
     lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`requested by ${toldBy(recording, stack)}`] : []));
+  } else if (annotation && y < height / 4) {
+    lines.unshift(`${annotation[1]}: annotation of a block of ${exactly(annotation[2])}`);
   } else if (at !== NOTHING) {
     lines.unshift(...blockTip(recording, at, moment));
   }
@@ -354,6 +362,7 @@ function showJumps() {
   legend("timeline-legend", [
     ["live: allocated and not freed; large blocks have colours of their own", colour("live")], ["cached: reserved and not live", colour("cached")],
     ...(failures.length ? [[`request failed (${grouped(recording.failures.total)})`, colour("limit")]] : []),
+    ...(recording.annotations.length ? [["annotation", colour("text")]] : []),
     ["the chosen moment", colour("accent")],
   ]);
 }

@@ -10,15 +10,15 @@ use super::budget::{Budget, OverBudget};
 use super::heap::{Constant, Heap, Items, Value, View};
 use super::stack_reader::StackReader;
 use crate::config::TorchVersion;
+use crate::replay::Trace;
 use crate::replay::reader::Limits;
 use crate::replay::reader::error::{Failure, Mismatch, PickleProblem};
 use crate::replay::reader::fields::{
     BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields, SettingsFields,
 };
-use crate::replay::reader::parts::Parts;
+use crate::replay::reader::parts::{Beside, Parts};
 use crate::replay::reader::path::Path;
 use crate::replay::reader::words::Word;
-use crate::replay::{Trace, UnknownEntries};
 
 /// Reads a snapshot.
 pub(in crate::replay::reader) fn interpret(
@@ -28,8 +28,8 @@ pub(in crate::replay::reader) fn interpret(
     let mut budget = heap.take_budget();
     budget.decoded_and_dropped(heap.decoded_bytes);
     let (path, stacks) = (Path::default(), StackReader::default());
-    let unknown = UnknownEntries::default();
-    let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks, unknown };
+    let beside = Beside::default();
+    let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks, beside };
     match interpreter.snapshot() {
         Ok(mut parts) => {
             parts.stacks = interpreter.stacks.finish();
@@ -52,7 +52,7 @@ struct Interpreter<'h> {
     budget: Budget,
     stacks: StackReader,
     /// Of the list that is read.
-    unknown: UnknownEntries,
+    beside: Beside,
 }
 
 /// A device's list of trace entries, with remarks among them.
@@ -97,11 +97,17 @@ impl<'h> Interpreter<'h> {
             let fields = self.at_key(Word::AllocatorSettings, |me| me.settings(settings))?;
             fields.finish(&mut parts);
         }
-        if record[Word::HostTraces as usize].is_some() {
-            parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
-        }
         if let Some(devices) = record[Word::DeviceTraces as usize] {
             self.at_key(Word::DeviceTraces, |me| me.devices(devices, &mut parts))?;
+        }
+        if let Some(host) = record[Word::HostSegments as usize] {
+            parts.host_segments =
+                self.at_key(Word::HostSegments, |me| me.entries::<SegmentFields>(host))?;
+        }
+        if let Some(host) = record[Word::HostTraces as usize] {
+            parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
+            parts.host_events =
+                self.at_key(Word::HostTraces, |me| me.entries::<EventFields>(host))?;
         }
         Ok(parts)
     }
@@ -175,7 +181,7 @@ impl<'h> Interpreter<'h> {
                 break;
             }
             self.path.enter_index(number as usize);
-            self.unknown = UnknownEntries::default();
+            self.beside = Beside::default();
             let events = self.entries::<EventFields>(list)?;
             self.path.leave();
             let before = parts.device.is_none_or(|chosen| number < chosen);
@@ -184,7 +190,7 @@ impl<'h> Interpreter<'h> {
             if more || (equal && before && !events.is_empty()) {
                 parts.events = events;
                 parts.device = Some(number);
-                parts.unknown = std::mem::take(&mut self.unknown);
+                parts.beside = std::mem::take(&mut self.beside);
             }
         }
         Ok(())
@@ -218,7 +224,10 @@ impl<'h> Interpreter<'h> {
                 self.at_key(key, |_| Ok(fields.set(key, &scalar)?))?;
             }
         }
-        Ok(fields.finish(&mut self.unknown)?)
+        let held_bytes = self.beside.held_bytes();
+        let entry = fields.finish(&mut self.beside)?;
+        self.budget.charge(self.beside.held_bytes().saturating_sub(held_bytes))?;
+        Ok(entry)
     }
 
     fn at_key<T>(

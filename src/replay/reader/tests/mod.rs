@@ -367,3 +367,41 @@ fn blocks_that_do_not_tile_their_segment_are_refused_with_the_numbers() {
     let error = read_both(&segment(300, 1101)).unwrap_err();
     assert!(error.contains("1101") && error.contains("1100"), "{error}");
 }
+
+#[test]
+fn annotations_and_host_memory_are_kept() {
+    let numbers =
+        |at| [("addr", Node::Int(at)), ("size", Node::Int(512)), ("stream", Node::Int(0))];
+    let entry = |action, at| dict([("action", text(action))].into_iter().chain(numbers(at)));
+    let annotate = dict(
+        [("action", text("annotate")), ("user_metadata", text("weights"))]
+            .into_iter()
+            .chain(numbers(512)),
+    );
+    let block = |address, size, state| {
+        let size = Node::Int(size);
+        dict([("address", Node::Int(address)), ("size", size), ("state", text(state))])
+    };
+    let segment = dict([
+        ("device", Node::Int(-1)),
+        ("address", Node::Int(1000)),
+        ("total_size", Node::Int(300)),
+        ("stream", Node::Int(0)),
+        ("blocks", list([block(1000, 100, "active_allocated"), block(1100, 200, "inactive")])),
+    ]);
+    let host = ["segment_alloc", "segment_alloc", "alloc", "segment_free", "segment_free"];
+    let node = dict([
+        ("segments", list([])),
+        ("device_traces", list([list([entry("alloc", 512), annotate, entry("alloc", 1024)])])),
+        ("host_segments", list([segment])),
+        ("host_traces", list(host.map(|action| entry(action, 4096)))),
+    ]);
+    let trace = read_both(&node).unwrap();
+    assert_eq!((trace.events.len(), trace.segments.len()), (2, 0));
+    let [annotation] = trace.annotations.as_slice() else { panic!("{:?}", trace.annotations) };
+    assert_eq!((annotation.events_before, annotation.address), (1, 512));
+    assert_eq!((annotation.text.as_str(), annotation.size_bytes), ("weights", 512));
+    let host = trace.host.unwrap();
+    let bytes = (host.reserved_bytes, host.live_bytes, host.peak_reserved_bytes);
+    assert_eq!(bytes, (300, 100, 300 + 1024));
+}
