@@ -85,11 +85,13 @@ def _tried_advice_of(command, path, quick):
         advice = _advice_of(command, path, quick)
     except LibraryError as error:
         return {"recording": path, "error": str(error)}
+    # Without a setting that any device suffices for, the recorded one stays.
+    best = advice["best"] or advice["recorded"]
     return {
         "recording": path,
         "needs_bytes": advice["recorded"]["needs_bytes"],
-        "best_conf": advice["best"]["conf"],
-        "best_needs_bytes": advice["best"]["needs_bytes"],
+        "best_conf": best["conf"],
+        "best_needs_bytes": best["needs_bytes"],
         "sentence": advice["sentence"],
     }
 
