@@ -6,7 +6,8 @@ use crate::ids::PoolId;
 use crate::replay::Verification;
 
 impl Recording {
-    /// Whether the recorded collector acted near a limit that neither the recording shows nor the caller sets.
+    /// Whether the recorded collector acted near a limit that neither the recording shows nor the caller
+    /// sets.
     #[must_use]
     pub fn lacks_collector_limit(&self) -> bool {
         let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();

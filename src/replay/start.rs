@@ -240,18 +240,47 @@ fn tiles(
     Some(blocks)
 }
 
+/// The stretches of addresses at which pages were ever mapped.
+fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
+    let is_page =
+        |event: &&TraceEvent| matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
+    let events = trace.events.iter().filter(is_page).map(|e| (e.address, e.size_bytes));
+    let held = trace.segments.iter().filter(|segment| segment.expandable);
+    let mut ranges: Vec<_> = events.chain(held.map(|s| (s.address, s.size_bytes))).collect();
+    ranges.sort_unstable();
+    let mut stretches = BTreeMap::new();
+    let mut last = None;
+    for (address, size_bytes) in ranges {
+        let end = address.saturating_add(size_bytes);
+        match &mut last {
+            Some((start, reached)) if address <= *reached => {
+                *reached = end.max(*reached);
+                stretches.insert(*start, *reached);
+            }
+            _ => {
+                last = Some((address, end));
+                stretches.insert(address, end);
+            }
+        }
+    }
+    stretches
+}
+
 /// On the way back.
 struct Back {
     blocks: HashMap<u64, LiveBlock>,
     held: BTreeMap<u64, Held>,
     /// Kinds of expandable memory by stream and address, to tell those of what comes back.
     kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
+    /// Everything that was ever mapped, by address: where each stretch without a gap begins and ends. Each
+    /// lies in one reservation.
+    mapped: BTreeMap<u64, u64>,
 }
 
 impl Back {
     fn from_the_end(trace: &Trace) -> Self {
-        let mut back =
-            Self { blocks: HashMap::new(), held: BTreeMap::new(), kinds: BTreeMap::new() };
+        let (blocks, held, kinds) = Default::default();
+        let mut back = Self { blocks, held, kinds, mapped: ever_mapped(trace) };
         for segment in &trace.segments {
             let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, .. } =
                 *segment;
@@ -343,8 +372,11 @@ impl Back {
         let below = self.kinds.range(..=(stream, address)).next_back();
         let above = self.kinds.range((stream, address)..).next();
         let near = below.into_iter().chain(above).filter(|((of, _), _)| *of == stream);
+        let stretch = |at| self.mapped.range(..=at).next_back().map(|(start, _)| *start);
         let nearest = near
-            .map(|((_, at), found)| (at.abs_diff(address), *found))
+            .map(|((_, at), found)| {
+                ((stretch(*at) != stretch(address), at.abs_diff(address)), *found)
+            })
             .min_by_key(|(distance, _)| *distance);
         // A reservation has nine eighths of a device; another one may lie right behind it.
         let by_size = match size_bytes.is_multiple_of(20 * MIB) {
@@ -370,5 +402,43 @@ impl Back {
         }
         self.held.insert(start, held);
         self.kinds.insert((stream, start), (kind, pool));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small reservation begins right behind a large one. The last pages of the large one were unmapped and
+    /// are nearer to the small one than to all that is mapped at the end.
+    #[test]
+    fn unmapped_pages_belong_to_the_stretch_that_they_continue() {
+        let (large, small, page) = (1_u64 << 40, (1_u64 << 40) + 400 * MIB, 20 * MIB);
+        let stream = StreamId(0);
+        let event =
+            |action, address, size_bytes| TraceEvent::new(action, address, size_bytes, stream);
+        let segment = |address, size_bytes, kind| SegmentLayout {
+            address,
+            size_bytes,
+            stream,
+            kind,
+            pool: PoolId::DEFAULT,
+            expandable: true,
+            blocks: Vec::new(),
+        };
+        let trace = Trace {
+            events: vec![
+                event(Action::SegmentMap, small, 2 * MIB),
+                event(Action::SegmentMap, large, 19 * page),
+                event(Action::SegmentUnmap, large + page, 8 * page),
+                event(Action::SegmentUnmap, large + 9 * page, 10 * page),
+            ],
+            segments: vec![
+                segment(large, page, PoolKind::Large),
+                segment(small, 2 * MIB, PoolKind::Small),
+            ],
+            ..Trace::default()
+        };
+        assert!(Start::of(&trace).is_empty(), "{:?}", Start::of(&trace).held);
     }
 }
