@@ -3,7 +3,7 @@
 # wheel runs over stand-ins for CUDA's libraries. The unpacked wheel is kept in the user's cache folder
 # (1.2 GB a version).
 #
-# usage: class_tests.sh [--fetch] [VERSION]     --fetch: only downloads and unpacks
+# usage: class_tests.sh [--fetch] [VERSION]     --fetch: only downloads and unpacks, and prints the folder
 #
 # Needs Linux, pip, binutils and a C++ compiler. Without the wheel, one line says that the tests are skipped.
 # STRATALLOC_LIBRARY names the library; without it the library is built as `cargo test --all-features` does.
@@ -79,7 +79,7 @@ if [ ! -d "$folder" ]; then
     fi
     exec 9>&-
 fi
-[ -z "$fetch_only" ] || exit 0
+if [ -n "$fetch_only" ]; then echo "$folder" && exit 0; fi
 
 if [ -z "${STRATALLOC_LIBRARY:-}" ]; then
     cargo build --quiet --package stratalloc-ffi --package stratalloc --lib --test descriptors --all-features

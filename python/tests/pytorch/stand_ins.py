@@ -1,7 +1,7 @@
 """Makes stand-ins for CUDA's libraries, so that PyTorch's wheel can be imported where there is no GPU: functions that
-do nothing, and the runtime of ``cudart_stub.c``. Tensors can be made and dropped; no kernel runs.
+do nothing, and the runtime of ``cudart_stub.c`` or another file. Tensors can be made and dropped; no kernel runs.
 
-usage: stand_ins.py TORCH_FOLDER FOLDER    (needs nm, readelf and a C compiler)
+usage: stand_ins.py TORCH_FOLDER FOLDER [RUNTIME]    (needs nm, readelf and a C compiler)
 """
 
 import collections
@@ -25,7 +25,7 @@ def said(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def main(home, folder):
+def main(home, folder, runtime="cudart_stub.c"):
     home, folder = pathlib.Path(home), pathlib.Path(folder)
     files = [*home.glob("lib/*.so*"), *home.glob("_C*.so")]
     undefined, defined, needed = set(), set(), set()
@@ -56,17 +56,19 @@ def main(home, folder):
         for library in (by_version or by_name)[:1]:
             functions[library].add(name)
     for library in sorted(missing):
-        make(folder / library, functions[library], sorted(versions[library]))
+        make(folder / library, functions[library], sorted(versions[library]), runtime)
 
 
-def make(path, functions, versions):
-    text = ""
-    if path.name.startswith("libcudart."):
-        text = pathlib.Path(__file__).with_name("cudart_stub.c").read_text()
-        functions = functions - set(re.findall(r"\b(cuda\w+)", text))
-    source, script = path.with_name("source.c"), path.with_name("versions")
-    source.write_text(text + "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(functions)))
+def make(path, functions, versions, runtime):
+    source, script, own = (path.with_name(name) for name in ("source.c", "versions", "runtime.o"))
     command = ["cc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", str(path), str(source)]
+    if path.name.startswith("libcudart."):
+        # By itself: CUDA's header may declare the other functions with arguments, and rename some.
+        text = pathlib.Path(__file__).with_name(runtime)
+        subprocess.run(["cc", "-w", "-O1", "-fPIC", "-c", "-o", str(own), str(text)], check=True)
+        functions = functions - {line.split()[-1] for line in said("nm", "--defined-only", str(own)).splitlines()}
+        command.append(str(own))
+    source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(functions)))
     if versions:
         nodes = [f"{name} {{ {'global: *;' if at == 0 else ''} }};" for at, name in enumerate(versions)]
         script.write_text("\n".join(nodes))
