@@ -238,7 +238,7 @@ fn the_device_with_the_most_events_is_chosen_unless_one_is_asked_for() {
 fn remarks_are_skipped_and_settings_may_be_absent() {
     let node = events(vec![
         entry("snapshot", [("addr", Node::Int(0)), ("size", Node::Int(0))]),
-        dict([("action", text("annotate"))]),
+        entry("annotate", [("addr", Node::Int(0)), ("size", Node::Int(0))]),
         dict([("action", text("user_defined"))]),
         entry("free_completed", [("addr", Node::Int(1)), ("size", Node::Int(2))]),
     ]);
