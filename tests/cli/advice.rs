@@ -156,11 +156,12 @@ fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
     }
 }
 
-/// All versions on a short recording; on all recordings in the full size.
+/// Two versions on a short recording; all versions on all recordings in the full size.
 #[test]
 fn every_key_of_the_line_to_paste_is_one_that_the_version_has() {
     for name in names().into_iter().filter(|name| search_of(name).is_empty()) {
-        for version in VERSIONS {
+        let versions = if runs(1) > 1 { &VERSIONS[..] } else { &["2.8", "2.15"] };
+        for &version in versions {
             let path = trace(&name);
             let told = json(&["advise", path.to_str().unwrap(), "--torch", version, "--json"]);
             let newest = has_keys_of(version, &name, &told);
@@ -243,15 +244,9 @@ fn whether_a_program_fits_is_answered_with_the_cheapest_setting_and_by_the_exit_
     let (code, told) = said(&["--fits", "700MiB"]);
     assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("\nNo: the least need of ") && !told.contains("ALLOC_CONF"), "{told}");
-    for (condition, code) in [
-        ("needs<=1000MiB", 0),
-        ("needs>700MiB", 0),
-        ("needs<700MiB", 1),
-        ("live_peak<900MiB", 0),
-        ("live_peak >= 900MiB", 1),
-        ("peak<1GiB", 2),
-        ("needs=1GiB", 2),
-    ] {
+    for (condition, code) in
+        [("needs>700MiB", 0), ("live_peak >= 900MiB", 1), ("peak<1GiB", 2), ("needs=1GiB", 2)]
+    {
         assert_eq!(said(&["--assert", condition]).0, Some(code), "{condition}");
     }
     let conditions = ["--fits", "1000MiB", "--assert", "live_peak<1MiB", "--json"];

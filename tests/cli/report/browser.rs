@@ -146,7 +146,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
         return;
     };
     let folder = Folder::new("browser");
-    let shipped = ["serve.default", "unet.frac045", "unet.expandable", "cudagraph.default"];
+    let shipped = ["serve.default", "unet.frac045"];
     let shipped = shipped.map(|name| trace(name).to_str().expect("names are text").to_owned());
     let made = [
         folder.file("hostile.json", &made::hostile()),
@@ -166,7 +166,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     let first = &said["recordings"][0];
     assert_eq!(first["address"], format!("#recording=0&moment={}", first["start"]));
     let seen = said["recordings"].as_array().expect("a list");
-    assert_eq!(seen.len(), 11, "one file has two devices: {said:#}");
+    assert_eq!(seen.len(), 9, "one file has two devices: {said:#}");
     let of = |name: &str| seen.iter().find(|seen| seen["name"] == name).expect("it is shown");
     let serve = of("serve.default");
     assert_eq!(serve["otherMap"], true);
