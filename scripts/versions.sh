@@ -20,7 +20,9 @@ done
 python=${PYTHON:-python3}
 target=${CARGO_TARGET_DIR:-target}
 
-cargo build --quiet --all-features --bin stratalloc
+# STRATALLOC_COMMAND names the command line; without it, it is built.
+command=${STRATALLOC_COMMAND:-$target/debug/stratalloc}
+[ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --all-features --bin stratalloc
 printf '%-10s%10s%8s%12s\n' version histories exact 'not exact'
 failed=
 for version in "${versions[@]}"; do
@@ -31,7 +33,7 @@ for version in "${versions[@]}"; do
     fi
     kept=$target/histories/$version
     rm -rf "$kept"
-    "$python" python/tests/pytorch/histories.py "$fetched/site" "$fetched/cuda/include" "$target/debug/stratalloc" \
+    "$python" python/tests/pytorch/histories.py "$fetched/site" "$fetched/cuda/include" "$command" \
         "$kept" --histories "$histories" || failed=yes
 done
 [ -z "$failed" ] || { echo "histories that are not exact: $target/histories" && exit 1; }
