@@ -11,7 +11,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{checkpoints, gate, said, sharing, snapshots, table, torch};
-use crate::layers::{front, track};
+use crate::layers::{front, on_oom, track};
 use crate::threads::Lasting;
 use crate::{registry, strategies, switch, sync};
 
@@ -56,6 +56,7 @@ extern "C" fn before() {
         Box::new(switch::hold_names()),
         Box::new(front::hold()),
         Box::new(track::hold()),
+        Box::new(on_oom::hold()),
         Box::new(strategies::hold_map()),
         Box::new(sync::hold()),
         Box::new(said::hold()),

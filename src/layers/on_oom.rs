@@ -34,6 +34,12 @@ pub(crate) fn has_adviser() -> bool {
     ADVISER.read().is_some()
 }
 
+/// Keeps the adviser as it is, for a fork.
+#[cfg(feature = "ffi")]
+pub(crate) fn hold() -> impl Sized + 'static {
+    ADVISER.lock()
+}
+
 /// See the [module](self).
 pub struct OnOom<A> {
     inner: A,

@@ -166,7 +166,7 @@ static NAMES: Global<Option<HashSet<&'static str>>> = Global::new(None);
 
 /// Keeps the names as they are, for a fork.
 #[cfg(feature = "ffi")]
-pub(crate) fn hold_names() -> impl Sized + 'static {
+pub(crate) fn hold() -> impl Sized + 'static {
     NAMES.lock()
 }
 

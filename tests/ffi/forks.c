@@ -63,7 +63,7 @@ static void *call(void *conf) {
 
 static void live_as_child(void) {
     /* Ends a child that hangs; no child comes near it. */
-    alarm(600);
+    alarm(120);
     void *block = NULL;
     CHECK(stratalloc_allocate(shared, 4096, NULL, &block) == STRATALLOC_STATUS_UNKNOWN_HANDLE);
     stratalloc_torch_free(inherited, 4096, 0, NULL);
