@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
+use super::growth::Refusal;
 use super::policy::Plan;
 use crate::allocator::{CacheInfo, Request};
 use crate::error::DriverError;
@@ -22,11 +23,13 @@ pub enum Foresight {
     Hit(u64),
     /// The collector is due and releases something.
     Collect(Collection),
-    /// The limit refuses the segment, or the device has no room for it.
-    Limit,
+    /// The limit refuses the segment, or the device has no room for it. The first segment that the request
+    /// releases then, if that is an oversize block of its stream.
+    Limit(Option<u64>),
     /// The driver is asked for a segment.
     Grow,
-    /// Nothing: zero bytes, or more than anybody may ask for.
+    /// Nothing is released or allocated: for zero bytes, for more than any request may have, and where
+    /// `throw_on_cudamalloc_oom` rejects the request.
     Refuse,
 }
 
@@ -63,9 +66,18 @@ impl Engine {
             return Foresight::Hit(address);
         }
         let cell = heaps.iter().find(|cell| cell.stream() == request.stream);
-        let needed_bytes = match plan.expandable {
-            true => first_pages(cell.copied(), &plan, growth.miss_policy.large_segment_bytes),
-            false => plan.segment_bytes,
+        let growing = cell.filter(|_| plan.expandable).and_then(|cell| growing(cell, &plan));
+        let page_bytes = match plan.kind {
+            PoolKind::Small => plan.segment_bytes,
+            PoolKind::Large => growth.miss_policy.large_segment_bytes,
+        };
+        let needed_bytes = match &growing {
+            Some((Growing::Map(run), _)) => run.size_bytes,
+            Some((Growing::Enough(_), _)) => 0,
+            Some((Growing::NoRoom, _)) | None if plan.expandable => {
+                align_up(plan.rounded_bytes, page_bytes)
+            }
+            _ => plan.segment_bytes,
         };
         let free_bytes = self.driver.memory_info().map_or(u64::MAX, |info| info.free_bytes);
         let is_refused = |released_bytes: u64| {
@@ -77,8 +89,18 @@ impl Engine {
                 let suffices = !is_refused(collection.bytes);
                 Foresight::Collect(Collection { suffices, ..collection })
             }
-            None if is_refused(0) => Foresight::Limit,
-            None => Foresight::Grow,
+            None if matches!(growth.refuses(plan.segment_bytes), Some(Refusal::Forbidden)) => {
+                Foresight::Refuse
+            }
+            None if is_refused(0) => {
+                let oversize = cell.map(|cell| Self::oversize(&growth, cell, &plan));
+                let first = oversize.and_then(|of| of.first().map(|first| first.block.address));
+                Foresight::Limit(first)
+            }
+            None => match growing {
+                Some((Growing::Enough(_), address)) => Foresight::Hit(address),
+                _ => Foresight::Grow,
+            },
         }
     }
 
@@ -232,22 +254,11 @@ impl Drop for Engine {
     }
 }
 
-/// How many bytes an expandable segment maps first for a request that no free block serves.
-fn first_pages(cell: Option<&Arc<HeapCell>>, plan: &Plan, large_page_bytes: u64) -> u64 {
-    let page_bytes = match plan.kind {
-        PoolKind::Small => plan.segment_bytes,
-        PoolKind::Large => large_page_bytes,
-    };
-    let growing = cell.and_then(|cell| {
-        let heap = &cell.lock().heap;
-        let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
-        Some(heap.plan_growth(start, plan.rounded_bytes))
-    });
-    match growing {
-        Some(Growing::Map(run)) => run.size_bytes,
-        Some(Growing::Enough(_)) => 0,
-        Some(Growing::NoRoom) | None => align_up(plan.rounded_bytes, page_bytes),
-    }
+/// How an expandable segment would grow for a request that best fit does not serve, and from where on.
+fn growing(cell: &HeapCell, plan: &Plan) -> Option<(Growing, u64)> {
+    let heap = &cell.lock().heap;
+    let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
+    Some((heap.plan_growth(start, plan.rounded_bytes), heap.view(start).address))
 }
 
 #[cfg(test)]

@@ -207,11 +207,30 @@ impl Engine {
         let Some(max_split_bytes) = growth.max_split_bytes() else {
             return Ok(false);
         };
-        if growth.pools.is_pinned(cell.pool()) {
-            return Ok(false);
-        }
         let wanted = plan.rounded_bytes.max(max_split_bytes);
-        let oversize: Vec<_> = {
+        let mut released = 0;
+        for candidate in Self::oversize(growth, cell, plan) {
+            released += self.release(growth, &candidate)?;
+            if released >= wanted {
+                break;
+            }
+        }
+        self.note_step("max_split_size_mb", released);
+        Ok(released >= wanted)
+    }
+
+    /// What [`release_oversize`](Self::release_oversize) releases until it is enough, in its order.
+    pub(super) fn oversize<'a>(
+        growth: &Growth,
+        cell: &'a HeapCell,
+        plan: &Plan,
+    ) -> Vec<Candidate<'a>> {
+        let max_split_bytes = match growth.max_split_bytes() {
+            Some(bytes) if !growth.pools.is_pinned(cell.pool()) => bytes,
+            _ => return Vec::new(),
+        };
+        let wanted = plan.rounded_bytes.max(max_split_bytes);
+        let mut oversize: Vec<_> = {
             let state = cell.lock();
             let blocks = state.heap.free_blocks(plan.kind);
             let oversize = blocks.filter(|(_, b)| {
@@ -219,20 +238,11 @@ impl Engine {
             });
             oversize.map(|(slot, block)| Candidate { cell, slot, block }).collect()
         };
-        if let Some(enough) = oversize.iter().find(|c| c.block.size_bytes >= wanted) {
-            let released = self.release(growth, enough)?;
-            self.note_step("max_split_size_mb", released);
-            return Ok(released > 0);
+        if let Some(enough) = oversize.iter().position(|c| c.block.size_bytes >= wanted) {
+            return vec![oversize.swap_remove(enough)];
         }
-        let mut released = 0;
-        for candidate in oversize.iter().rev() {
-            released += self.release(growth, candidate)?;
-            if released >= wanted {
-                break;
-            }
-        }
-        self.note_step("max_split_size_mb", released);
-        Ok(released >= wanted)
+        oversize.reverse();
+        oversize
     }
 }
 

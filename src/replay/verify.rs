@@ -329,8 +329,9 @@ impl Verifier<'_> {
         request.is_none_or(|request| {
             let request = Request::new(request.size_bytes, request.stream);
             match self.engine.foresee(pool, request) {
-                Foresight::Collect(collection) => is_beyond(rest, &collection),
-                Foresight::Limit => false,
+                Foresight::Collect(own) => is_beyond(rest, &own),
+                // Only an explicit call begins with another segment than an oversize block.
+                Foresight::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
                 Foresight::Hit(_) | Foresight::Grow | Foresight::Refuse => true,
             }
         })
