@@ -27,8 +27,8 @@ use crate::ids::{PoolId, StreamId, ThreadNumber};
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     reuse: AtomicBool,
-    /// Whether requests leave events alone while any scope is open, as PyTorch's did until 2.12.
-    scopes_stop_polls: AtomicBool,
+    /// Whether any open scope counts as a capture, as it did in PyTorch until 2.12.
+    routing_is_capture: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -67,8 +67,8 @@ struct Deferred {
 impl Captures {
     pub(super) fn apply(&self, settings: &Settings) {
         self.reuse.store(settings.graph_capture_record_stream_reuse, Ordering::Relaxed);
-        let polls = settings.compat.decisions().polls_while_routed;
-        self.scopes_stop_polls.store(!polls, Ordering::Relaxed);
+        let is_capture = settings.compat.decisions().routing_is_capture;
+        self.routing_is_capture.store(is_capture, Ordering::Relaxed);
     }
 }
 
@@ -89,16 +89,18 @@ impl Engine {
             }
             CaptureStatus::Invalidated => Ok(()),
             CaptureStatus::None if self.scopes.captures_here() => Ok(()),
-            CaptureStatus::None
-                if self.captures.scopes_stop_polls.load(Ordering::Relaxed) && self.scopes.any() =>
-            {
-                Ok(())
-            }
+            CaptureStatus::None if self.counts_as_captured() => Ok(()),
             CaptureStatus::None => {
                 self.settle_deferred()?;
                 if self.attention.any_event() { self.poll_events() } else { Ok(()) }
             }
         }
+    }
+
+    /// Whether an open scope counts as a capture, by the rules of the version in force.
+    #[inline]
+    pub(super) fn counts_as_captured(&self) -> bool {
+        self.captures.routing_is_capture.load(Ordering::Relaxed) && self.scopes.any()
     }
 
     /// Whether nothing may be waited for or released on behalf of a stream, whoever was told of a capture.

@@ -111,6 +111,9 @@ impl Engine {
                 found => return Ok(found),
             }
         }
+        if self.counts_as_captured() {
+            return Ok(Err(refusal));
+        }
         // What drains may serve yet, where so much is held: above a limit that was lowered, say.
         let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
         if is_hopeless && !may_drain {
@@ -127,16 +130,36 @@ impl Engine {
         if is_hopeless {
             return drained.map(|()| Err(refusal));
         }
+        match (self.release_and_grow(growth, cell, plan)?, drained) {
+            // Blocks that could not be waited for might have served the request.
+            (Err(_), Err(error)) => Err(error),
+            (step, _) => Ok(step),
+        }
+    }
+
+    fn release_and_grow(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        plan: &Plan,
+    ) -> Result<Step, DriverError> {
         let before_bytes = growth.reserved_bytes();
         past_captures(self.release_idle(growth, cell.pool()), ())?;
         let released_bytes = before_bytes.saturating_sub(growth.reserved_bytes());
         self.note_step("release all free segments", released_bytes);
         growth.counters.num_alloc_retries += 1;
-        match (self.grow(growth, cell, plan)?, drained) {
-            // Blocks that could not be waited for might have served the request.
-            (Err(_), Err(error)) => Err(error),
-            (step, _) => Ok(step),
-        }
+        self.grow(growth, cell, plan)
+    }
+
+    /// Serves a request by the last step of the ladder, although a free block may serve it: for replays of
+    /// requests that had to wait for that block's events. `None` if the step serves nothing.
+    pub(crate) fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {
+        let mut growth = self.growth.lock();
+        let heaps = self.heaps_of(&growth, pool);
+        let cell = heaps.iter().find(|cell| cell.stream() == request.stream)?;
+        let plan = Plan::new(request.bytes, &growth.policy_of(pool), &growth.miss_policy);
+        growth.counters.num_sync_all_streams += 1;
+        self.release_and_grow(&mut growth, cell, &plan).ok()?.ok()
     }
 
     /// Searches the idle blocks of pools that help the default pool out.

@@ -22,9 +22,9 @@ pub enum Ties {
 pub struct Decisions {
     /// Among free blocks of one size.
     pub ties: Ties,
-    /// Whether requests query the events of freed blocks while a private pool is routed to and no capture
-    /// runs.
-    pub polls_while_routed: bool,
+    /// Whether a private pool that requests are routed to counts as a capture, although no graph is captured:
+    /// then no request queries events, and one that finds no memory releases no free segments.
+    pub routing_is_capture: bool,
 }
 
 /// A version of PyTorch, from 2.1 on. The decisions of some are known: the others count as the nearest of
@@ -41,14 +41,15 @@ pub struct TorchVersion {
 /// ties of a recording fits the rule of its version and not the others. They match PyTorch's pull requests:
 /// 178362 numbers each block, 183591 numbers each segment and lets blocks inherit its number. Events
 /// while a pool is routed to: measured with 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; issue 175015 and pull
-/// request 181830. 2.10 and 2.12.0 were not measured: 2.10 is taken to decide as 2.11 does.
+/// request 181830. What such a request releases: measured with 2.12.1 and later. 2.10 and 2.12.0 were not
+/// measured so: 2.10 is taken to decide as 2.11 does.
 const TABLE: [(&str, u8, Decisions); 6] = [
-    ("pytorch-2.10", 10, Decisions { ties: Ties::Address, polls_while_routed: false }),
-    ("pytorch-2.11", 11, Decisions { ties: Ties::Address, polls_while_routed: false }),
-    ("pytorch-2.12", 12, Decisions { ties: Ties::BlockAge, polls_while_routed: false }),
-    ("pytorch-2.13", 13, Decisions { ties: Ties::SegmentAge, polls_while_routed: true }),
-    ("pytorch-2.14", 14, Decisions { ties: Ties::SegmentAge, polls_while_routed: true }),
-    ("pytorch-2.15", 15, Decisions { ties: Ties::SegmentAge, polls_while_routed: true }),
+    ("pytorch-2.10", 10, Decisions { ties: Ties::Address, routing_is_capture: true }),
+    ("pytorch-2.11", 11, Decisions { ties: Ties::Address, routing_is_capture: true }),
+    ("pytorch-2.12", 12, Decisions { ties: Ties::BlockAge, routing_is_capture: true }),
+    ("pytorch-2.13", 13, Decisions { ties: Ties::SegmentAge, routing_is_capture: false }),
+    ("pytorch-2.14", 14, Decisions { ties: Ties::SegmentAge, routing_is_capture: false }),
+    ("pytorch-2.15", 15, Decisions { ties: Ties::SegmentAge, routing_is_capture: false }),
 ];
 
 /// What the key `compat` accepts, for its range.
@@ -168,7 +169,7 @@ impl Compat {
     #[must_use]
     pub fn decisions(self) -> Decisions {
         match self {
-            Self::Default => Decisions { ties: Ties::Address, polls_while_routed: true },
+            Self::Default => Decisions { ties: Ties::Address, routing_is_capture: false },
             Self::PyTorch => TorchVersion::V2_11.decisions(),
             Self::Version(version) => version.decisions(),
         }

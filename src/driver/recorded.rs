@@ -19,9 +19,10 @@ use crate::error::{DriverError, DriverErrorKind};
 pub struct RecordedAddresses {
     /// Answers to [`Driver::allocate`].
     pub segments: Vec<u64>,
-    /// Where each recorded run of pages was mapped. A reservation begins at the next one that continues no
-    /// other reservation: recordings contain where memory was mapped, not where space was reserved.
-    pub mappings: Vec<Range<u64>>,
+    /// Where each recorded run of pages was mapped, with a number for its heap, if that is known.
+    /// A reservation begins at the next one of its heap that continues no other reservation: recordings
+    /// contain where memory was mapped, not where space was reserved.
+    pub mappings: Vec<(Range<u64>, Option<u64>)>,
 }
 
 /// A driver that answers with a recording's addresses; everything else is `D`'s.
@@ -35,13 +36,25 @@ pub struct RecordedAnswers {
     lists: Mutex<Lists>,
 }
 
+impl RecordedAnswers {
+    /// Sets the heap that reserves from now on; `None` if it is not known.
+    pub fn serve(&self, heap: Option<u64>) {
+        self.lists.lock().heap = heap;
+    }
+}
+
 #[derive(Debug)]
 struct Lists {
     segments: Answers,
     reservations: Answers,
-    /// Where each recorded mapping ends.
-    mapping_ends: Vec<u64>,
+    /// Where each recorded mapping ends, and whose it is.
+    mappings: Vec<(u64, Option<u64>)>,
+    /// The heap that reserves.
+    heap: Option<u64>,
 }
+
+/// Far from all recorded addresses: more than any device has, and a multiple of every granularity.
+const FAR_BYTES: u64 = 1 << 44;
 
 impl Lists {
     /// The list that answers a call.
@@ -58,7 +71,7 @@ impl Lists {
         let reservations = &mut self.reservations;
         let at = reservations.given;
         reservations.given += 1;
-        let Some((&start, &end)) = reservations.recorded.get(at).zip(self.mapping_ends.get(at))
+        let Some((&start, &(end, _))) = reservations.recorded.get(at).zip(self.mappings.get(at))
         else {
             return;
         };
@@ -84,6 +97,8 @@ struct Inner {
     size_bytes: u64,
     /// Up to this recorded address memory was mapped. No mapping of a reservation begins behind it.
     reached: u64,
+    /// Whose reservation it is.
+    heap: Option<u64>,
 }
 
 impl<D: Driver> Intercepted<D, RecordedAnswers> {
@@ -91,11 +106,13 @@ impl<D: Driver> Intercepted<D, RecordedAnswers> {
     #[must_use]
     pub fn new(inner: D, addresses: RecordedAddresses) -> Self {
         let answers = |what, recorded| Answers { what, recorded, given: 0, live: BTreeMap::new() };
-        let starts = addresses.mappings.iter().map(|mapping| mapping.start).collect();
+        let starts = addresses.mappings.iter().map(|(mapping, _)| mapping.start).collect();
+        let ends = addresses.mappings.iter().map(|(mapping, heap)| (mapping.end, *heap));
         let lists = Lists {
             segments: answers("segment", addresses.segments),
             reservations: answers("reservation", starts),
-            mapping_ends: addresses.mappings.iter().map(|mapping| mapping.end).collect(),
+            mappings: ends.collect(),
+            heap: None,
         };
         Self::with(inner, RecordedAnswers { lists: Mutex::new(lists) })
     }
@@ -112,12 +129,20 @@ impl Answers {
         DriverError::new(DriverErrorKind::Other, call, 0, message)
     }
 
-    /// Where a new reservation begins: at the next recorded mapping that continues no live one. Nothing shows
-    /// a reservation until something is mapped in it.
-    fn next_base(&self, call: &'static str, ends: &[u64]) -> DriverResult<u64> {
+    /// Where a new reservation of a heap begins: at the heap's next recorded mapping that continues no live
+    /// reservation. Nothing shows a reservation until something is mapped in it: one that the recording never
+    /// mapped stands far from all others.
+    fn next_base(
+        &self,
+        call: &'static str,
+        mappings: &[(u64, Option<u64>)],
+        heap: Option<u64>,
+    ) -> DriverResult<u64> {
+        let is_same = |other: Option<u64>| heap.zip(other).is_none_or(|(own, other)| own == other);
         let mut live = self.live.clone();
-        let rest = self.recorded.iter().zip(ends).skip(self.given);
-        for (&start, &end) in rest {
+        live.retain(|_, inner| is_same(inner.heap));
+        let rest = self.recorded.iter().zip(mappings).skip(self.given);
+        for (&start, &(end, _)) in rest.filter(|(_, (_, of))| is_same(*of)) {
             // The real sizes of reservations are unknown if the device's memory is.
             let below = live.range_mut(..=start).next_back();
             let continued = below.filter(|(base, inner)| {
@@ -128,7 +153,9 @@ impl Answers {
                 None => return Ok(start),
             }
         }
-        Err(self.used_up(call))
+        let highest = self.recorded.iter().chain(self.live.keys()).max().copied();
+        let far = highest.unwrap_or_default().checked_add(FAR_BYTES).filter(|_| heap.is_some());
+        far.map(|far| far & !(FAR_BYTES - 1)).ok_or_else(|| self.used_up(call))
     }
 
     fn check_unused(&self, call: &'static str, recorded: u64) -> DriverResult<()> {
@@ -178,15 +205,16 @@ impl Interceptor for RecordedAnswers {
         let is_segment = call == "allocate";
         let recorded = match is_segment {
             true => lists.segments.next(call)?,
-            false => lists.reservations.next_base(call, &lists.mapping_ends)?,
+            false => lists.reservations.next_base(call, &lists.mappings, lists.heap)?,
         };
+        let heap = lists.heap;
         let answers = lists.of(call);
         // A device without room refuses first: the next recorded range may lie where one is now that was
         // released before the recorded call succeeded.
         let address = act()?;
         answers.check_unused(call, recorded)?;
         answers.given += usize::from(is_segment);
-        answers.live.insert(recorded, Inner { address, size_bytes, reached: recorded });
+        answers.live.insert(recorded, Inner { address, size_bytes, reached: recorded, heap });
         Ok(recorded)
     }
 
@@ -219,7 +247,7 @@ mod tests {
     use crate::size::MIB;
 
     fn recorded(segments: &[u64], mappings: &[u64]) -> Recorded<Sim> {
-        let mappings = mappings.iter().map(|start| *start..start + 2 * MIB).collect();
+        let mappings = mappings.iter().map(|start| (*start..start + 2 * MIB, None)).collect();
         let addresses = RecordedAddresses { segments: segments.to_vec(), mappings };
         Recorded::new(Sim::new(SimOptions::default()), addresses)
     }
@@ -343,5 +371,22 @@ mod tests {
         }
         assert_eq!(first, 0x2000_0000);
         assert_eq!(driver.reserve(4 * MIB), Ok(0x6000_0000));
+    }
+
+    /// A heap reserves, finds no room on the device, and maps only after others have mapped.
+    #[test]
+    fn a_reservation_is_answered_with_a_mapping_of_its_own_heap() {
+        let mappings =
+            [(0x2000_0000, Some(1)), (0x6000_0000, Some(2))].map(|(at, heap)| (at..at + MIB, heap));
+        let addresses = RecordedAddresses { segments: vec![], mappings: mappings.to_vec() };
+        let driver = Recorded::new(Sim::new(SimOptions::default()), addresses);
+        let reserve = |heap| {
+            driver.interceptor().serve(Some(heap));
+            driver.reserve(4 * MIB).unwrap()
+        };
+        assert_eq!(reserve(2), 0x6000_0000);
+        assert_eq!(reserve(1), 0x2000_0000);
+        let far = [reserve(1), reserve(3)];
+        assert!(0x6000_0000 + FAR_BYTES / 2 < far[0] && far[0] < far[1], "{far:x?}");
     }
 }

@@ -5,6 +5,7 @@
 //! decision, `run` repeats the requests on any allocator and times them; `stacks` keeps the stacks of
 //! requests, `frames` decides which of their frames show the program, `start` is what was there before.
 
+mod answers;
 mod describe;
 mod frames;
 mod pools;

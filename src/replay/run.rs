@@ -84,6 +84,11 @@ impl LaneWork {
         Self { brake, waiting: HashMap::new() }
     }
 
+    /// How many blocks wait for the work of lanes.
+    pub(super) fn pending(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// A block that the lane uses is about to be freed.
     fn hold(&self, lane: StreamId) -> DriverResult<()> {
         self.brake.hold(lane)
@@ -101,6 +106,11 @@ impl LaneWork {
             Some((lane, mark)) => self.brake.finish_until(lane, mark),
             None => Ok(()),
         }
+    }
+
+    /// An allocator that waits for all events finds the block known as `key` finished.
+    pub(super) fn waited_for(&mut self, key: u64) {
+        self.waiting.remove(&key);
     }
 
     fn finish_all(&mut self) -> DriverResult<()> {

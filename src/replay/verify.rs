@@ -9,24 +9,27 @@
 //! When other streams' work finished is an input: it is timing of the recorded device.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::answers::{heap_of, held, ranges, starts};
 use super::describe;
 use super::run::{LaneWork, ReplayError, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
-use crate::allocator::{Allocation, PoolOptions, PrivatePools, Recording, Request};
+use crate::allocator::{
+    Allocation, PoolOptions, PoolScope, PrivatePools, Recording, Request, ScopeFilter,
+};
 use crate::cache::{Collection, Engine, Foresight};
 use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};
-use crate::driver::{Recorded, RecordedAddresses, Sim};
+use crate::driver::{Driver, Recorded, RecordedAddresses, Sim};
 use crate::error::AllocError;
 use crate::history::{Action, BlockStateName, Event, History, RecordOptions, SegmentLayout};
-use crate::ids::PoolId;
+use crate::ids::{PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
+use crate::size::PoolKind;
 use crate::stats::Statistics;
 
 /// How recorded and repeated decisions compare.
@@ -153,14 +156,15 @@ fn repeat(
     let layout = start.layout(config.settings());
     let layout = layout.ok_or_else(|| ReplayError::LiveBefore { blocks: start.blocks.len() })?;
     let segments = ranges(trace, Action::SegmentAlloc, held(&layout, false, total_bytes));
-    let recorded = Recorded::new(
+    let device = Arc::new(Recorded::new(
         Arc::clone(&sim),
         RecordedAddresses {
-            segments: segments.into_iter().map(|segment| segment.start).collect(),
+            segments: starts(&segments),
             mappings: ranges(trace, Action::SegmentMap, held(&layout, true, total_bytes)),
         },
-    );
-    let strategy = registry::build(config, Arc::new(recorded), BuildOptions::default())?;
+    ));
+    let driver = Arc::clone(&device) as Arc<dyn Driver>;
+    let strategy = registry::build(config, driver, BuildOptions::default())?;
     let engine = strategy.engine().ok_or(ReplayError::NotVerifiable)?;
     let installed = engine.install(&layout)?;
     if let Some(fraction) = memory_fraction {
@@ -169,6 +173,8 @@ fn repeat(
     let builder = Builder::new(trace, &start, total_bytes);
     let mut verifier = Verifier {
         engine,
+        device: &device,
+        routing_is_capture: config.settings().compat.decisions().routing_is_capture,
         lanes: LaneWork::new(sim),
         builder,
         live: installed.into_iter().map(|block| (block.address, block.allocation)).collect(),
@@ -202,32 +208,11 @@ fn repeat(
     Ok(result)
 }
 
-/// More than any device has, and a multiple of every granularity.
-const BEYOND_BYTES: u64 = 1 << 44;
-
-/// The recorded segments or mappings in their order: those of the start first. One more stands at the end,
-/// far from all: with it a request that grows past the recording meets the device, which may be full as it
-/// was then.
-fn ranges(trace: &Trace, action: Action, before: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    let events = trace.events.iter().filter(|e| e.action == action);
-    let ranges = events.map(|e| e.address..e.address.saturating_add(e.size_bytes));
-    let mut ranges: Vec<_> = before.into_iter().chain(ranges).collect();
-    let highest = ranges.iter().map(|range| range.start).max().unwrap_or_default();
-    let far = highest.checked_add(BEYOND_BYTES).map(|far| far & !(BEYOND_BYTES - 1));
-    ranges.extend(far.map(|far| far..far));
-    ranges
-}
-
-/// The fixed segments of a start, or its reservations, which are first mapped up to their last page.
-fn held(layout: &[SegmentLayout], expandable: bool, total_bytes: u64) -> Vec<Range<u64>> {
-    let groups = crate::cache::groups(layout, total_bytes);
-    let of_kind = groups.filter(|group| group[0].expandable == expandable);
-    let end = |last: &SegmentLayout| last.address + last.size_bytes;
-    of_kind.map(|group| group[0].address..end(group[group.len() - 1])).collect()
-}
-
 struct Verifier<'a> {
     engine: &'a Engine,
+    device: &'a Recorded<Arc<Sim>>,
+    /// Whether a request to a private pool counts as one inside a capture.
+    routing_is_capture: bool,
     lanes: LaneWork,
     builder: Builder,
     /// Live blocks by recorded address.
@@ -264,21 +249,26 @@ impl Verifier<'_> {
                 self.free(at, requested, at_once)?;
                 Ok(1 + usize::from(at_once))
             }
-            Group::Request { completions, segments, request } => {
-                self.complete(at, completions)?;
-                self.builder.segments(at + completions.len(), segments);
+            Group::Request { events, completions, request } => {
+                let (completed, segments) = events.split_at(completions);
+                self.builder.segments(at + completions, segments);
                 let pool = request.map_or(PoolId::DEFAULT, |event| self.builder.pool_of(event));
                 self.know(pool)?;
+                let waits = request.filter(|_| completions > 0 && segments.len() > 1);
+                let before = waits.map(|event| self.engine.foresee(pool, asked_by(event)));
+                self.complete(at, completed)?;
+                let is_retry =
+                    request.is_some_and(|event| self.is_retry(before, segments, pool, event));
                 let mut rest = segments;
-                while self.is_explicit(rest, pool, request) {
+                while !is_retry && self.is_explicit(rest, pool, request) {
                     let taken = self.empty_cache(at, rest)?;
                     rest = &rest[taken..];
                 }
                 match request {
-                    Some(request) => self.request(at, rest, pool, request)?,
+                    Some(request) => self.request(at, rest, pool, request, is_retry)?,
                     None => self.compare(at, "unexplained", &[], rest),
                 }
-                Ok(completions.len() + segments.len() + usize::from(request.is_some()))
+                Ok(events.len() + usize::from(request.is_some()))
             }
         }
     }
@@ -315,6 +305,26 @@ impl Verifier<'_> {
         Ok(())
     }
 
+    /// Whether a request waited for the completions before it, because it found no memory without them
+    /// (`before`): by now a free block serves it, yet free segments were released, and it grew. Nothing is
+    /// pending behind such a wait.
+    fn is_retry(
+        &self,
+        before: Option<Foresight>,
+        segments: &[TraceEvent],
+        pool: PoolId,
+        request: &TraceEvent,
+    ) -> bool {
+        let [first, .., last] = segments else {
+            return false;
+        };
+        before == Some(Foresight::Limit(None))
+            && self.lanes.pending() == 0
+            && matches!(first.action, Action::SegmentFree | Action::SegmentUnmap)
+            && matches!(last.action, Action::SegmentAlloc | Action::SegmentMap)
+            && matches!(self.engine.foresee(pool, asked_by(request)), Foresight::Hit(_))
+    }
+
     /// Whether the releases at the head of `rest` are an explicit call's.
     fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
         let Some(first) = rest.first() else {
@@ -327,8 +337,7 @@ impl Verifier<'_> {
             return true;
         }
         request.is_none_or(|request| {
-            let request = Request::new(request.size_bytes, request.stream);
-            match self.engine.foresee(pool, request) {
+            match self.engine.foresee(pool, asked_by(request)) {
                 Foresight::Collect(own) => is_beyond(rest, &own),
                 // Only an explicit call begins with another segment than an oversize block.
                 Foresight::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
@@ -355,10 +364,16 @@ impl Verifier<'_> {
         pool: PoolId,
         event: &TraceEvent,
     ) -> Result<Allocation, AllocError> {
-        let request = Request::new(event.size_bytes, event.stream);
+        let request = asked_by(event);
         if pool == PoolId::DEFAULT {
             return self.engine.allocate(request);
         }
+        let pools: &dyn PrivatePools = self.engine;
+        let scope = || PoolScope::open(pools, pool, ScopeFilter::this_thread());
+        let _scope = match self.routing_is_capture && event.said_pool().is_some() {
+            true => Some(scope().map_err(AllocError::from)?),
+            false => None,
+        };
         let explained = grew || self.engine.foresee(pool, request) == Foresight::Hit(event.address);
         if !explained && event.action == Action::Alloc {
             let placed = self.engine.replace(pool, event.stream, event.address, event.size_bytes);
@@ -382,6 +397,7 @@ impl Verifier<'_> {
         });
         for event in &rest[..taken] {
             self.builder.finished(event);
+            self.lanes.waited_for(event.address);
         }
         Ok(taken)
     }
@@ -392,12 +408,21 @@ impl Verifier<'_> {
         rest: &[TraceEvent],
         pool: PoolId,
         event: &TraceEvent,
+        is_retry: bool,
     ) -> Result<(), ReplayError> {
         for event in rest {
             self.builder.finished(event);
+            self.lanes.waited_for(event.address);
         }
         self.builder.request(event);
-        let answer = self.answer(!rest.is_empty(), pool, event);
+        let is_small = PoolKind::of(event.size_bytes) == PoolKind::Small;
+        self.device.interceptor().serve(Some(heap_of(event, is_small)));
+        let retried =
+            is_retry.then(|| self.engine.allocate_by_retry(pool, asked_by(event))).flatten();
+        let answer = match retried {
+            Some(allocation) => Ok(allocation),
+            None => self.answer(!rest.is_empty(), pool, event),
+        };
         let mut seen = self.take_seen();
         let last = seen.pop();
         let failed = last.is_some_and(|last| last.action == Action::OutOfMemory);
@@ -456,12 +481,23 @@ impl Verifier<'_> {
         std::mem::take(&mut self.seen)
     }
 
+    /// Completions that stand together are compared in any order: an allocator that waits for all events goes
+    /// from stream to stream as a hash table has them.
     fn compare(&mut self, at: usize, what: &str, seen: &[Event], recorded: &[TraceEvent]) {
-        let same = |(seen, recorded): (&Event, &TraceEvent)| {
-            (seen.action, seen.address, seen.size_bytes, seen.stream)
-                == (recorded.action, recorded.address, recorded.size_bytes, recorded.stream)
+        let ours = seen.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
+        let theirs = recorded.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
+        let sorted = |events: &mut Vec<(Action, u64, u64, StreamId)>| {
+            let is_run = |a: &(Action, _, _, _), b: &(Action, _, _, _)| {
+                a.0 == Action::FreeCompleted && b.0 == Action::FreeCompleted
+            };
+            for run in events.chunk_by_mut(is_run) {
+                run.sort_unstable_by_key(|event| event.1);
+            }
         };
-        let equal = seen.iter().zip(recorded).filter(|pair| same(*pair)).count();
+        let (mut ours, mut theirs): (Vec<_>, Vec<_>) = (ours.collect(), theirs.collect());
+        sorted(&mut ours);
+        sorted(&mut theirs);
+        let equal = ours.iter().zip(&theirs).filter(|(a, b)| a == b).count();
         let differing = seen.len().max(recorded.len()) - equal;
         if differing > 0 {
             self.result.segment_mismatches += differing as u64;
@@ -512,6 +548,10 @@ impl Verifier<'_> {
             });
         }
     }
+}
+
+fn asked_by(event: &TraceEvent) -> Request {
+    Request::new(event.size_bytes, event.stream)
 }
 
 /// Whether the releases at the head of `rest` are all idle segments, although the collector would release

@@ -81,8 +81,10 @@ pub(super) enum Group<'a> {
     /// Completions, segment events, and the request that they belong to. Without a request they
     /// belong to an explicit `empty_cache`.
     Request {
-        completions: &'a [TraceEvent],
-        segments: &'a [TraceEvent],
+        /// Completions and segment events.
+        events: &'a [TraceEvent],
+        /// How many completions stand at the head of `events`.
+        completions: usize,
         request: Option<&'a TraceEvent>,
     },
 }
@@ -103,12 +105,11 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
             .iter()
             .take_while(|e| e.action.is_segment() || e.action == Action::FreeCompleted)
             .count();
-        let completed =
-            rest.iter().take(run).take_while(|e| e.action == Action::FreeCompleted).count();
+        let events = &rest[..run];
+        let completions = events.iter().take_while(|e| e.action == Action::FreeCompleted).count();
         let request = rest.get(run).filter(|e| e.action != Action::FreeRequested);
-        let (completions, segments) = rest[..run].split_at(completed);
         rest = &rest[run + usize::from(request.is_some())..];
-        Some(Group::Request { completions, segments, request })
+        Some(Group::Request { events, completions, request })
     })
 }
 
@@ -186,7 +187,8 @@ impl Workload {
                     builder.free(at, requested, at_once);
                     at += 1 + usize::from(at_once);
                 }
-                Group::Request { completions, segments, request } => {
+                Group::Request { events, completions, request } => {
+                    let (completions, segments) = events.split_at(completions);
                     completions.iter().for_each(|event| builder.finished(event));
                     if is_explicit(segments, request) {
                         builder.empty_cache();
@@ -197,7 +199,7 @@ impl Workload {
                     if let Some(request) = request {
                         builder.request(request);
                     }
-                    at += completions.len() + segments.len() + usize::from(request.is_some());
+                    at += events.len() + usize::from(request.is_some());
                 }
             }
         }

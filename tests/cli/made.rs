@@ -66,6 +66,17 @@ impl Made {
         self.live.remove(&address);
     }
 
+    /// A block that is freed while other streams use it.
+    pub(super) fn wait_for_other_streams(&mut self, address: u64, bytes: u64) {
+        self.entry("free_requested", address, bytes);
+    }
+
+    /// Other streams have ended with a block that was freed.
+    pub(super) fn complete(&mut self, address: u64, bytes: u64) {
+        self.entry("free_completed", address, bytes);
+        self.live.remove(&address);
+    }
+
     /// A request that fails.
     pub(super) fn out_of_memory(&mut self, bytes: u64, device_free_bytes: u64) {
         self.entries.push(format!(

@@ -67,6 +67,53 @@ fn a_retry_on_a_full_device_is_no_empty_cache() {
     assert_eq!((&row["retries"], &row["empty_caches_inferred"]), (&0.into(), &1.into()), "{row}");
 }
 
+/// A block of another stream's completes, so it fits; but it completed when the request had waited for it.
+#[test]
+fn a_request_that_waits_for_events_does_not_search_again() {
+    let mut made = Made::default();
+    let (used, cached, new) = (BASE, BASE + 1024 * MIB, BASE + 2048 * MIB);
+    for (address, mib) in [(used, 300), (cached, 300)] {
+        made.segment(address, mib * MIB);
+        made.alloc(address, mib * MIB);
+    }
+    made.free(cached, 300 * MIB);
+    made.wait_for_other_streams(used, 300 * MIB);
+    made.alloc(cached, 300 * MIB);
+    made.complete(used, 300 * MIB);
+    made.release(used);
+    made.segment(new, 260 * MIB);
+    made.alloc(new, 260 * MIB);
+    let folder = Folder::new("waited");
+    let file = folder.file("waited.json", &made.json());
+    let row = verified(&file, &["--total-memory", "700MiB"]);
+    assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
+    assert_eq!((&row["retries"], &row["empty_caches_inferred"]), (&1.into(), &0.into()), "{row}");
+}
+
+/// An allocator that waits for all events goes from stream to stream in an order that nothing shows.
+#[test]
+fn events_that_are_waited_for_complete_in_any_order() {
+    for flipped in [false, true] {
+        let mut made = Made::default();
+        let blocks = [BASE, BASE + 1024 * MIB];
+        for address in blocks {
+            made.segment(address, 300 * MIB);
+            made.alloc(address, 300 * MIB);
+            made.wait_for_other_streams(address, 300 * MIB);
+        }
+        for at in if flipped { [1, 0] } else { [0, 1] } {
+            made.complete(blocks[at], 300 * MIB);
+        }
+        blocks.into_iter().for_each(|address| made.release(address));
+        made.segment(BASE + 2048 * MIB, 500 * MIB);
+        made.alloc(BASE + 2048 * MIB, 500 * MIB);
+        let folder = Folder::new("any_order");
+        let file = folder.file("any_order.json", &made.json());
+        let row = verified(&file, &["--total-memory", "700MiB"]);
+        assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
+    }
+}
+
 #[test]
 fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
     let folder = Folder::new("lacks");

@@ -416,3 +416,28 @@ fn a_routed_pool_stops_the_queries_of_events_only_where_the_version_of_pytorch_d
         bed.check();
     }
 }
+
+#[test]
+fn a_request_to_a_routed_pool_releases_no_free_segments_where_the_version_of_pytorch_did_not() {
+    for (conf, releases) in [
+        ("", true),
+        ("compat:pytorch", false),
+        ("compat:pytorch-2.12", false),
+        ("compat:pytorch-2.13", true),
+    ] {
+        let bed = Bed::new(ROOMY, conf);
+        bed.strategy.caching().unwrap().set_limit_bytes(Some(100 * MIB));
+        let cached = bed.take(60 * MIB, HOME);
+        bed.give(cached);
+        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let scope = pool.enter().unwrap();
+        let request = bed.strategy.allocate(Request::new(80 * MIB, HOME));
+        assert_eq!(request.is_ok(), releases, "{conf}");
+        drop(scope);
+        request.into_iter().for_each(|block| bed.give(block));
+        drop(pool);
+        let after = bed.take(80 * MIB, HOME);
+        bed.give(after);
+        bed.check();
+    }
+}

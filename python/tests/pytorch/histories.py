@@ -37,8 +37,9 @@ MANAGEMENT = """
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { return *device = (void *)8, 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { return *device = (void *)8, 0; }
+/* Success, and a state of 0: the device has no fabric. 2.13 takes an error for its own. */
+int nvmlDeviceGetGpuFabricInfoV(void) { return 0; }
 /* Not supported. */
-int nvmlDeviceGetGpuFabricInfoV(void) { return 3; }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return 3; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return 3; }
 int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count) { return *count = 0; }

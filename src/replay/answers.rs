@@ -1,0 +1,53 @@
+//! The addresses with which the driver of a replay answers: the recorded ones, in their order.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use super::trace::{Trace, TraceEvent};
+use crate::history::{Action, SegmentLayout};
+use crate::size::SMALL_SEGMENT_BYTES;
+
+/// The recorded segments or mappings in their order: those of the start first.
+pub(super) fn ranges(
+    trace: &Trace,
+    action: Action,
+    before: Vec<Range<u64>>,
+) -> Vec<(Range<u64>, Option<u64>)> {
+    let events = trace.events.iter().filter(|e| e.action == action);
+    let ranges = events.map(|e| {
+        let is_small = e.size_bytes <= SMALL_SEGMENT_BYTES;
+        (e.address..e.address.saturating_add(e.size_bytes), Some(heap_of(e, is_small)))
+    });
+    before.into_iter().map(|range| (range, None)).chain(ranges).collect()
+}
+
+/// More than any device has, and a multiple of every granularity.
+const BEYOND_BYTES: u64 = 1 << 44;
+
+/// The addresses of the recorded segments. One more stands at the end, far from all: with it a request that
+/// grows past the recording meets the device, which may be full as it was then.
+pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
+    let mut starts: Vec<_> = segments.iter().map(|(segment, _)| segment.start).collect();
+    let highest = starts.iter().max().copied().unwrap_or_default();
+    starts.extend(highest.checked_add(BEYOND_BYTES).map(|far| far & !(BEYOND_BYTES - 1)));
+    starts
+}
+
+/// A number for the heap of an event: its stream, its pool where the recording has that, and its kind.
+pub(super) fn heap_of(event: &TraceEvent, is_small: bool) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (event.stream, event.said_pool(), is_small).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The fixed segments of a start, or its reservations, which are first mapped up to their last page.
+pub(super) fn held(
+    layout: &[SegmentLayout],
+    expandable: bool,
+    total_bytes: u64,
+) -> Vec<Range<u64>> {
+    let groups = crate::cache::groups(layout, total_bytes);
+    let of_kind = groups.filter(|group| group[0].expandable == expandable);
+    let end = |last: &SegmentLayout| last.address + last.size_bytes;
+    of_kind.map(|group| group[0].address..end(group[group.len() - 1])).collect()
+}
