@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import subprocess
+import sys
 import tempfile
 
 from . import _command, _torch
@@ -12,17 +13,21 @@ from ._errors import LibraryError
 
 def advise(device=None, quick=True):
     """What to set so that this program needs less memory, from the history recorded so far: the object
-    that ``stratalloc advise --json`` writes. ``sentence`` is the short answer. Recording has to be on."""
+    that ``stratalloc advise --json`` writes, for the running version of PyTorch. ``sentence`` is the short
+    answer. Recording has to be on."""
+    running = sys.modules.get("torch")
+    options = _options(quick, running and running.__version__)
     with tempfile.TemporaryDirectory(prefix="stratalloc-") as folder:
         path = os.path.join(folder, "run.pickle")
         _torch.dump_snapshot(path, device)
-        return _advice_of(_command.find(), path, quick)
+        return _advice_of(_command.find(), path, options)
 
 
-def sweep(paths, executor=None, quick=True):
+def sweep(paths, executor=None, quick=True, torch=None):
     """One answer for many recordings, such as those of all ranks. Each is looked at by the command line, over
     any executor of ``concurrent.futures`` (threads of this process if there is none; workers elsewhere
-    need the command and the files at the same paths).
+    need the command and the files at the same paths). ``torch`` is the version of PyTorch that shall accept
+    the setting, such as "2.8"; without it each recording's own, where it shows that.
 
     Returns a dictionary: ``rows`` has a row for each recording, or its ``error``; ``worst`` names the one that
     needs most; ``advice`` is the setting that lets all of them run in the least memory, and what that needs;
@@ -33,12 +38,16 @@ def sweep(paths, executor=None, quick=True):
         raise ValueError("paths: expected one recording or more")
     if executor is None:
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as own:
-            return _sweep(command, paths, own, quick)
-    return _sweep(command, paths, executor, quick)
+            return _sweep(command, paths, own, _options(quick, torch))
+    return _sweep(command, paths, executor, _options(quick, torch))
 
 
-def _sweep(command, paths, executor, quick):
-    rows = _all(executor, paths, _tried_advice_of, command, quick)
+def _options(quick, torch):
+    return [*(["--quick"] if quick else []), *(["--torch", str(torch)] if torch else [])]
+
+
+def _sweep(command, paths, executor, options):
+    rows = _all(executor, paths, _tried_advice_of, command, options)
     good = [row for row in rows if "error" not in row]
     if not good:
         raise LibraryError(f"{rows[0]['recording']}: {rows[0]['error']}")
@@ -75,18 +84,18 @@ def _json_of(command, *arguments):
     return [json.loads(line) for line in done.stdout.splitlines() if line]
 
 
-def _advice_of(command, path, quick):
-    (advice,) = _json_of(command, "advise", "--json", *(["--quick"] if quick else []), path)
+def _advice_of(command, path, options):
+    (advice,) = _json_of(command, "advise", "--json", *options, path)
     return advice
 
 
-def _tried_advice_of(command, path, quick):
+def _tried_advice_of(command, path, options):
     try:
-        advice = _advice_of(command, path, quick)
+        advice = _advice_of(command, path, options)
     except LibraryError as error:
         return {"recording": path, "error": str(error)}
-    # Without a setting that any device suffices for, the recorded one stays.
-    best = advice["best"] or advice["recorded"]
+    # Without a setting that is worth its cost, the recorded one stays.
+    best = advice["choice"] or advice["recorded"]
     return {
         "recording": path,
         "needs_bytes": advice["recorded"]["needs_bytes"],
@@ -112,7 +121,7 @@ def _table(result):
         lines.append(f"{cells[0]:>12} {cells[1]:>12}  {row['recording']}{mark}")
     advice = result["advice"]
     if advice is None:
-        lines.append("No setting that is best for one recording suits all.")
+        lines.append("No setting that is chosen for one recording suits all.")
     else:
         lines.append(f"For all: {advice['conf'] or 'the defaults'}, in {_mib(advice['needs_bytes'])} MiB.")
     return "\n".join(lines)

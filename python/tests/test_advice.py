@@ -20,11 +20,11 @@ if name == "broken":
     sys.exit("error: broken: it is no recording")
 needs = {{"one": {{"": 100, "a": 60, "b": 70}}, "two": {{"": 200, "a": 190, "b": 90}}}}[name]
 if sys.argv[1] == "advise":
-    assert sys.argv[2] == "--json"
+    assert sys.argv[2:-1] in (["--json", "--quick"], ["--json", "--quick", "--torch", "2.8"])
     best = min(needs, key=needs.get)
     recorded = {{"conf": "", "needs_bytes": needs[""] << 20}}
     best = {{"conf": best, "needs_bytes": needs[best] << 20}}
-    print(json.dumps({{"sentence": name, "recorded": recorded, "best": best}}))
+    print(json.dumps({{"sentence": name, "recorded": recorded, "choice": best}}))
 else:
     confs = [sys.argv[at + 1] for at, word in enumerate(sys.argv) if word == "--conf"]
     for conf in confs:
@@ -52,6 +52,7 @@ class Sweep(unittest.TestCase):
             self.assertIn("it is no recording", found["rows"][2]["error"])
             self.assertIn("         200           90  /r/two  (most)\n", found["table"])
             self.assertIn("For all: b, in 90 MiB.", found["table"])
+            self.assertEqual(stratalloc.sweep(["/r/one", "/r/two"], executor, torch="2.8")["advice"]["conf"], "b")
             if executor:
                 executor.shutdown()
 
@@ -67,10 +68,11 @@ class Sweep(unittest.TestCase):
         def dump(path, device):
             written.append((path, device))
 
-        with mock.patch.object(_advice._torch, "dump_snapshot", dump):
+        running = mock.Mock(__version__="2.8.1+cu128")
+        with mock.patch.object(_advice._torch, "dump_snapshot", dump), mock.patch.dict(sys.modules, torch=running):
             with mock.patch.object(_advice, "_json_of", lambda *words: [json.dumps(words)]):
                 told = json.loads(stratalloc.advise(1, quick=False))
-        self.assertEqual(told[1:3], ["advise", "--json"])
+        self.assertEqual(told[1:5], ["advise", "--json", "--torch", "2.8.1+cu128"])
         self.assertEqual((written[0][0], written[0][1]), (told[-1], 1))
 
 

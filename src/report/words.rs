@@ -17,6 +17,8 @@ pub(crate) struct AdviceData {
     pub(crate) set: Vec<(String, String, String)>,
     pub(crate) limit: Option<String>,
     pub(crate) searched: Option<String>,
+    /// What the recording does not show, each with what supplies it.
+    pub(crate) unknown: Vec<String>,
     pub(crate) pictures: Vec<PictureData>,
 }
 
@@ -99,6 +101,7 @@ impl AdviceData {
             set: choices.map(|Choice { whose, set, needs }| (whose, set, needs)).collect(),
             limit: recording.limit_sentence(),
             searched: Some(format!("{searched} searched to the end{dropped}{cut_short}.")),
+            unknown: advice.unknown(recording),
             pictures: why.pictures().map(|p| PictureData::of(p, &why.streams)).collect(),
         }
     }

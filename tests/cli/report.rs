@@ -49,6 +49,7 @@ fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
     let advise = run(&["advise", path, "--quick", "--json"]);
     let advise: Value = serde_json::from_slice(&advise.stdout).unwrap();
     assert_eq!(data["advice"]["sentence"], advise["sentence"]);
+    assert_eq!(data["advice"]["unknown"], advise["not_shown"]);
     let (pictures, causes) = (&data["advice"]["pictures"], &advise["causes"]);
     assert_eq!(pictures[0]["sentence"], causes["why"]);
     assert_eq!(pictures[1]["sentence"], causes["peak_reserved"]["why"]);

@@ -16,6 +16,8 @@ function showAdvice() {
     ...advice.set.flatMap(([whose, set, needs]) => [element("span", { class: "quiet" }, `in ${whose}`), copied(set, ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
   byId("notes").replaceChildren(...recording.notes.map((note) => element("p", { class: "note" }, note)));
+  byId("unknown").replaceChildren(...(advice.unknown.length ? [element("p", {}, "The recording does not show:"),
+    element("ul", {}, ...advice.unknown.map((what) => element("li", {}, what)))] : []));
   byId("meaning").textContent = advice.is_searched ? "Needs: the smallest device size, or memory limit, from which on no request fails. With more memory a cache keeps more than that." : "";
   byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf));
 }

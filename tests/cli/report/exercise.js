@@ -2,9 +2,9 @@
 "use strict";
 
 function answerOf(act) {
-  // The best of five: other programs run on the machine too.
+  // The best of five, or the first that is quick: other programs run on the machine too.
   let best = Infinity;
-  for (let round = 0; round < 5; round++) {
+  for (let round = 0; round < 5 && best > 50; round++) {
     const begin = performance.now();
     act();
     // What was drawn is on the canvas only when somebody looks.
@@ -156,6 +156,7 @@ function exercise(recording) {
   said.panels = ["timeline", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
   said.sentence = byId("sentence").textContent;
   said.causes = byId("causes").textContent;
+  said.unknown = byId("unknown").textContent;
   said.timelineColours = coloursOf("timeline-canvas");
   said.segmentsColours = coloursOf("segments-canvas");
   said.flames = byId("flames").children.length;
