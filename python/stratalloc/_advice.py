@@ -15,8 +15,9 @@ def advise(device=None, quick=True):
     """What to set so that this program needs less memory, from the history recorded so far: the object
     that ``stratalloc advise --json`` writes, for the running version of PyTorch. ``sentence`` is the short
     answer. Recording has to be on."""
-    running = sys.modules.get("torch")
-    options = _options(quick, running and running.__version__)
+    running = str(getattr(sys.modules.get("torch"), "__version__", ""))
+    # The command line knows no others.
+    options = _options(quick, running if running.startswith("2.") else None)
     with tempfile.TemporaryDirectory(prefix="stratalloc-") as folder:
         path = os.path.join(folder, "run.pickle")
         _torch.dump_snapshot(path, device)
