@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Ours first: it says in a sentence what is missing, where cudarc would panic.
     let cuda = match Cuda::open(DeviceId(0)) {
         Ok(cuda) => Arc::new(cuda),
-        Err(error) if error.kind == DriverErrorKind::NotSupported => {
+        Err(error) if error.kind() == DriverErrorKind::NotSupported => {
             println!("skipped: no CUDA device ({error})");
             return Ok(());
         }

@@ -31,18 +31,26 @@ pub enum DriverErrorKind {
     Other,
 }
 
-/// A call to a driver that failed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{call} failed: {message} (code {code})")]
-pub struct DriverError {
-    /// What kind of failure it was.
-    pub kind: DriverErrorKind,
-    /// The driver's function, in the driver's own words.
-    pub call: &'static str,
-    /// The driver's own code.
-    pub code: i64,
-    /// The driver's own words, or ours with the numbers in them.
-    pub message: String,
+/// A call to a driver that failed. As large as a pointer.
+#[derive(Clone, PartialEq, Eq, Error)]
+#[error("{} failed: {} (code {})", self.call(), self.message(), self.code())]
+pub struct DriverError(Box<Failure>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failure {
+    kind: DriverErrorKind,
+    call: &'static str,
+    code: i64,
+    message: String,
+}
+
+impl fmt::Debug for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { kind, call, code, message } = &*self.0;
+        let mut shown = f.debug_struct("DriverError");
+        shown.field("kind", kind).field("call", call).field("code", code);
+        shown.field("message", message).finish()
+    }
 }
 
 impl DriverError {
@@ -60,13 +68,43 @@ impl DriverError {
         code: i64,
         message: impl Into<String>,
     ) -> Self {
-        Self { kind, call, code, message: message.into() }
+        Self(Box::new(Failure { kind, call, code, message: message.into() }))
+    }
+
+    /// What kind of failure it was.
+    #[must_use]
+    pub fn kind(&self) -> DriverErrorKind {
+        self.0.kind
+    }
+
+    /// The driver's function, by the driver's own name.
+    #[must_use]
+    pub fn call(&self) -> &'static str {
+        self.0.call
+    }
+
+    /// The driver's own code.
+    #[must_use]
+    pub fn code(&self) -> i64 {
+        self.0.code
+    }
+
+    /// The driver's own text, or ours with the numbers in it.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The same failure with another text.
+    pub(crate) fn with_message(mut self, message: String) -> Self {
+        self.0.message = message;
+        self
     }
 
     /// Whether releasing memory and trying again may help.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        self.kind == DriverErrorKind::OutOfMemory
+        self.kind() == DriverErrorKind::OutOfMemory
     }
 }
 
@@ -99,7 +137,7 @@ pub enum AllocError {
     },
     /// The pool that was asked for serves nobody.
     #[error(transparent)]
-    Pool(#[from] PoolError),
+    Pool(Box<PoolError>),
     /// No free block holds the address that was asked for.
     #[error("no free block of stream {stream} holds {rounded_bytes} bytes at {address:#x}")]
     NoBlockAt {
@@ -124,6 +162,18 @@ pub enum AllocError {
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
+
+impl From<PoolError> for AllocError {
+    fn from(error: PoolError) -> Self {
+        Self::Pool(Box::new(error))
+    }
+}
+
+// Errors are small: an answer of the hot path is at most a word larger than a block.
+const _: () = assert!(
+    size_of::<Result<Allocation, AllocError>>() <= size_of::<Allocation>() + size_of::<usize>()
+);
+const _: () = assert!(size_of::<Result<u64, HandleError>>() <= 3 * size_of::<usize>());
 
 /// What is wrong with an address that a user's function answered with.
 #[non_exhaustive]

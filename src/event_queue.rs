@@ -92,7 +92,7 @@ impl<T: Copy> EventQueue<T> {
                     continue;
                 }
                 // The stream is gone, and nothing can be recorded on it: wait for its work.
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     synchronize_outside_captures(driver)
                 }
                 Err(error) => Err(error),
@@ -232,7 +232,7 @@ impl<T: Copy> EventQueue<T> {
 
 /// Whether it failed for a capture's sake.
 fn is_captures(error: &DriverError) -> bool {
-    error.kind == DriverErrorKind::CaptureActive
+    error.kind() == DriverErrorKind::CaptureActive
 }
 
 fn poll<T: Copy>(

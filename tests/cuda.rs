@@ -398,7 +398,7 @@ fn the_other_process_opens_and_answers() {
 fn is_not_supported(error: &SharingError) -> bool {
     match error {
         SharingError::NotSupported { .. } => true,
-        SharingError::Driver(error) => error.kind == DriverErrorKind::NotSupported,
+        SharingError::Driver(error) => error.kind() == DriverErrorKind::NotSupported,
         _ => false,
     }
 }

@@ -109,7 +109,7 @@ fn the_process_list_grows_with_what_is_taken() {
         return skip("no management library, or it does not know the device");
     };
     let before = match processes.list() {
-        Err(error) if error.kind == DriverErrorKind::NotSupported => {
+        Err(error) if error.kind() == DriverErrorKind::NotSupported => {
             return skip(format_args!("the list cannot be had: {error}"));
         }
         list => list.unwrap(),

@@ -567,7 +567,7 @@ fn places_that_an_allocator_does_not_know_are_refused() {
     let pool = PoolId::next_user();
     let request = Request::new(4096, StreamId::DEFAULT);
     let refused = own.allocate(request.in_pool(pool)).unwrap_err();
-    assert!(matches!(refused, AllocError::Pool(PoolError::Unknown { pool: of }) if of == pool));
+    assert!(matches!(&refused, AllocError::Pool(of) if **of == PoolError::Unknown { pool }));
     let refused = own.allocate(request.at(1 << 20)).unwrap_err();
     assert!(matches!(refused, AllocError::NoBlockAt { address, .. } if address == 1 << 20));
     let block = own.allocate(request.in_pool(PoolId::DEFAULT)).unwrap();

@@ -243,7 +243,7 @@ fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
     assert_eq!(seen.load(Ordering::Relaxed), 1);
     assert_eq!((report.allocated_bytes, report.reserved_bytes), (64 * MIB, 64 * MIB));
     assert_eq!(report.device_total_bytes, Some(128 * MIB));
-    assert_eq!(report.driver.as_ref().unwrap().kind, DriverErrorKind::OutOfMemory);
+    assert_eq!(report.driver.as_ref().unwrap().kind(), DriverErrorKind::OutOfMemory);
     let mut events = Vec::new();
     bed.allocator.history().drain_into(&mut events);
     assert!(events.iter().any(|event| event.action == Action::OutOfMemory));
@@ -497,7 +497,7 @@ fn peers_reach_pools_of_before_and_after() {
 fn a_device_without_pools_is_refused_with_a_reason() {
     let driver = crate::common::plain::plain(SimMachine::new(64 * MIB).0);
     let error = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap_err();
-    assert_eq!(error.kind, DriverErrorKind::NotSupported);
+    assert_eq!(error.kind(), DriverErrorKind::NotSupported);
     assert!(error.to_string().contains("no stream-ordered memory pools"), "{error}");
 }
 

@@ -169,7 +169,7 @@ impl<D: Base> History<D> {
     ) -> Checked {
         let block = match made {
             Ok(block) => block,
-            Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::CaptureActive => {
+            Err(AllocError::Driver(error)) if error.kind() == DriverErrorKind::CaptureActive => {
                 ensure!(self.is_captured(stream), "somebody's capture failed a request: {error}");
                 return Ok(());
             }
@@ -393,7 +393,7 @@ impl<D: Base> History<D> {
             // A planned failure may strike; what was not released stays.
             Op::EmptyCache => {
                 if let Err(error) = self.engine().empty_cache() {
-                    let capture = error.kind == DriverErrorKind::CaptureActive;
+                    let capture = error.kind() == DriverErrorKind::CaptureActive;
                     let is_ours = self.capture.is_some() && self.began_here;
                     ensure!(!capture || is_ours, "somebody's capture keeps the cache: {error}");
                 }

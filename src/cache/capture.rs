@@ -324,7 +324,7 @@ impl Engine {
                     false
                 }
                 // A capture has begun meanwhile.
-                Err(error) if error.kind == DriverErrorKind::CaptureActive => true,
+                Err(error) if error.kind() == DriverErrorKind::CaptureActive => true,
                 Err(error) => {
                     let _ = failed.get_or_insert(error);
                     true

@@ -105,7 +105,7 @@ impl Engine {
         }
         let waits = match self.record_events(&uses) {
             // One has begun meanwhile.
-            Err(error) if error.kind == DriverErrorKind::CaptureActive => {
+            Err(error) if error.kind() == DriverErrorKind::CaptureActive => {
                 return self.defer_free(cell, address, find);
             }
             recorded => recorded?,

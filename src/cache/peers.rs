@@ -29,8 +29,8 @@ impl Engine {
             let done = memory.set_access(address, size_bytes, device);
             opened += u64::from(done.is_ok());
             done.map_err(|error| {
-                let after = format!("{}; {opened} ranges were opened before", error.message);
-                DriverError { message: after, ..error }
+                let after = format!("{}; {opened} ranges were opened before", error.message());
+                error.with_message(after)
             })
         };
         let imported = self.shared.imports.mappings();

@@ -95,7 +95,7 @@ impl Engine {
         if !self.driver.is_per_thread_stream(cell.stream()) {
             return match self.driver.synchronize_stream(cell.stream()) {
                 // The stream is gone, and what it was given may still run.
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     synchronize_outside_captures(&*self.driver)
                 }
                 waited => waited,

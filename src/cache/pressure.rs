@@ -201,7 +201,7 @@ impl Engine {
 
 /// Goes on where a capture keeps some of what was to be released: what went may do.
 fn past_captures<T>(released: Result<T, DriverError>, kept: T) -> Result<T, DriverError> {
-    released.or_else(|error| match error.kind {
+    released.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(kept),
         _ => Err(error),
     })

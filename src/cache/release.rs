@@ -252,7 +252,7 @@ fn go_on(
     kept: &mut Result<(), DriverError>,
 ) -> Result<(), DriverError> {
     match released {
-        Err(error) if error.kind == DriverErrorKind::CaptureActive => *kept = Err(error),
+        Err(error) if error.kind() == DriverErrorKind::CaptureActive => *kept = Err(error),
         released => released?,
     }
     Ok(())

@@ -19,10 +19,10 @@ const NO_SUCH_DEVICE: i64 = 101;
 /// what there is does not work.
 #[must_use]
 pub fn is_absent(error: &DriverError) -> bool {
-    match error.call {
+    match error.call() {
         "load libcuda" => true,
-        "cuInit" => NONE_THERE.contains(&error.code),
-        "cuDeviceGet" => error.code == NO_SUCH_DEVICE,
+        "cuInit" => NONE_THERE.contains(&error.code()),
+        "cuDeviceGet" => error.code() == NO_SUCH_DEVICE,
         _ => false,
     }
 }

@@ -266,10 +266,10 @@ impl Case<'_> {
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 fn lacks(error: &(dyn Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<DriverError>() {
-        return error.kind == DriverErrorKind::NotSupported;
+        return error.kind() == DriverErrorKind::NotSupported;
     }
     match error.downcast_ref::<BuildError>() {
-        Some(BuildError::Driver(error)) => error.kind == DriverErrorKind::NotSupported,
+        Some(BuildError::Driver(error)) => error.kind() == DriverErrorKind::NotSupported,
         Some(BuildError::Refused { source, .. }) => lacks(&**source),
         _ => false,
     }

@@ -208,9 +208,9 @@ mod tests {
             driver.arm(plan(at as u64));
             let results = call_all(&driver);
             let error = results[at].clone().unwrap_err();
-            assert_eq!(error.message, format!("made to fail as call {at}"));
+            assert_eq!(error.message(), format!("made to fail as call {at}"));
             assert_eq!(driver.failed_calls(), 1);
-            assert_eq!(driver.inner().calls(error.call), 0);
+            assert_eq!(driver.inner().calls(error.call()), 0);
             assert_eq!(driver.inner().total_calls(), count as u64 - 1);
         }
     }
@@ -222,7 +222,7 @@ mod tests {
         driver.create_event().unwrap();
         for _ in 0..2 {
             let error = driver.create_event().unwrap_err();
-            assert_eq!(error.kind, DriverErrorKind::DeviceLost);
+            assert_eq!(error.kind(), DriverErrorKind::DeviceLost);
         }
         assert_eq!((driver.counted_calls(), driver.failed_calls()), (3, 2));
         driver.disarm();

@@ -220,7 +220,7 @@ pub(crate) fn capture_status_of(
     driver: &dyn Driver,
     stream: StreamId,
 ) -> DriverResult<CaptureStatus> {
-    driver.capture_status(stream).or_else(|error| match error.kind {
+    driver.capture_status(stream).or_else(|error| match error.kind() {
         DriverErrorKind::InvalidValue | DriverErrorKind::NotSupported => Ok(CaptureStatus::None),
         _ => Err(error),
     })
@@ -232,7 +232,7 @@ pub(crate) fn capture_status_of(
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     match capture_status_of(driver, stream) {
         Ok(status) => status != CaptureStatus::None,
-        Err(error) => error.kind != DriverErrorKind::DeviceLost,
+        Err(error) => error.kind() != DriverErrorKind::DeviceLost,
     }
 }
 
@@ -279,7 +279,7 @@ pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<
 ///
 /// Any other [`DriverError`].
 pub(crate) fn unless_captured(waited: DriverResult<()>) -> DriverResult<()> {
-    waited.or_else(|error| match error.kind {
+    waited.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(()),
         _ => Err(error),
     })

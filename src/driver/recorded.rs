@@ -267,10 +267,10 @@ mod tests {
     fn an_exhausted_recording_is_an_error_and_nothing_is_allocated() {
         let driver = recorded(&[], &[]);
         let error = driver.allocate(MIB).unwrap_err();
-        assert_eq!(error.kind, DriverErrorKind::Other);
-        assert_eq!(error.message, "the recording has no further segment");
+        assert_eq!(error.kind(), DriverErrorKind::Other);
+        assert_eq!(error.message(), "the recording has no further segment");
         let error = driver.reserve(2 * MIB).unwrap_err();
-        assert_eq!(error.message, "the recording has no further reservation");
+        assert_eq!(error.message(), "the recording has no further reservation");
         assert_eq!(driver.inner().total_calls(), 0);
     }
 
@@ -286,7 +286,7 @@ mod tests {
         let driver = recorded(&[0x1000_0000, 0x1000_0000], &[]);
         driver.allocate(MIB).unwrap();
         let error = driver.allocate(MIB).unwrap_err();
-        assert_eq!(error.kind, DriverErrorKind::Other);
+        assert_eq!(error.kind(), DriverErrorKind::Other);
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
         let address = driver.allocate(2 * MIB).unwrap();
         for (address, bytes) in [(address, MIB), (address + MIB, MIB)] {
             let error = driver.free(address, bytes).unwrap_err();
-            assert_eq!(error.kind, DriverErrorKind::InvalidValue);
+            assert_eq!(error.kind(), DriverErrorKind::InvalidValue);
         }
         driver.free(address, 2 * MIB).unwrap();
     }

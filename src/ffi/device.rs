@@ -45,7 +45,7 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
 #[cfg(all(feature = "cuda", unix))]
 pub(super) fn device_count() -> Result<u32, Failure> {
     match crate::driver::Cuda::count() {
-        Err(error) if error.kind == DriverErrorKind::NotSupported => Ok(0),
+        Err(error) if error.kind() == DriverErrorKind::NotSupported => Ok(0),
         counted => Ok(counted?),
     }
 }

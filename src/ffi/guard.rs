@@ -124,7 +124,9 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Self {
         let status = match &error {
             AllocError::Driver(driver) => of_driver(driver),
-            AllocError::Pool(PoolError::NotSupported { .. }) => Status::NotSupported,
+            AllocError::Pool(error) if matches!(**error, PoolError::NotSupported { .. }) => {
+                Status::NotSupported
+            }
             AllocError::Pool(_) => Status::BadPool,
             AllocError::ZeroBytes | AllocError::NoBlockAt { .. } => Status::InvalidArgument,
             AllocError::BadAddress { .. } => Status::Internal,
@@ -240,7 +242,7 @@ pub(super) fn bad_configuration(text: &str, error: &ConfigError) -> Failure {
 }
 
 fn of_driver(error: &DriverError) -> Status {
-    match error.kind {
+    match error.kind() {
         DriverErrorKind::OutOfMemory => Status::OutOfMemory,
         DriverErrorKind::NotSupported => Status::NotSupported,
         _ => Status::DriverFailed,

@@ -35,11 +35,6 @@ fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>>
     }
 }
 
-#[cold]
-fn boxed<T>(answer: T) -> Box<T> {
-    Box::new(answer)
-}
-
 fn nobodys(allocation: &Allocation) -> HandleError {
     HandleError::UnknownAddress { address: allocation.address() }
 }
@@ -221,20 +216,8 @@ impl RawAddresses for Switchable {
             Strategy::Expandable(expandable) => of_maker(expandable.engine().free_raw(address)),
             other => of_maker(other.raw_addresses()?.free_raw(address)),
         };
-        // What another answers is boxed, because what goes through here on a hit is copied.
-        let freed = self.core.call(|generation| match free(&generation.strategy) {
-            Some(Ok(size_bytes)) => Ok(size_bytes),
-            other => Err(boxed(other)),
-        });
-        match freed {
-            Ok(size_bytes) => return Ok(size_bytes),
-            Err(refused) => {
-                if let Some(answer) = *refused {
-                    return answer;
-                }
-            }
-        }
-        let found = self.core.free_by(|generation| free(&generation.strategy));
+        let freed = self.core.call(|generation| free(&generation.strategy));
+        let found = freed.or_else(|| self.core.free_by(|generation| free(&generation.strategy)));
         found.unwrap_or(Err(HandleError::UnknownAddress { address }))
     }
 

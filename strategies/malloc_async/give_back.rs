@@ -131,7 +131,7 @@ impl MallocAsyncAllocator {
         if self.capture_of(block.stream)?.is_some() {
             return Ok(Given::Deferred);
         }
-        if error.kind != DriverErrorKind::InvalidValue {
+        if error.kind() != DriverErrorKind::InvalidValue {
             return Err(error);
         }
         self.free_after_all(block).map(|()| Given::Freed)
@@ -150,7 +150,7 @@ impl MallocAsyncAllocator {
         if let Some(capture) = block.capture().filter(|own| now == Some(*own)) {
             let given = self.free_inside(block, capture);
             now = match &given {
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     self.capture_of(block.stream)?
                 }
                 _ => return given,
@@ -192,7 +192,9 @@ impl MallocAsyncAllocator {
             return self.free_after_all(block);
         }
         match self.memory_pools().free_async(block.address, block.stream) {
-            Err(error) if error.kind == DriverErrorKind::InvalidValue => self.free_after_all(block),
+            Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
+                self.free_after_all(block)
+            }
             done => done,
         }
     }
@@ -207,7 +209,7 @@ impl MallocAsyncAllocator {
         let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
         let freed = joined.map(|()| self.memory_pools().free_async(block.address, join));
         self.joins.lock().spare.push(event);
-        freed?.or_else(|error| match error.kind {
+        freed?.or_else(|error| match error.kind() {
             DriverErrorKind::InvalidValue => Ok(()),
             _ => Err(error),
         })
@@ -219,13 +221,13 @@ impl MallocAsyncAllocator {
             // Another thread may have begun a capture on the stream. Its event would draw the joining
             // stream into the capture; what was recorded before it began is as good as ever.
             Ok(()) if self.capture_of(stream)?.is_some() => Err(captured(stream)),
-            Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind {
+            Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind() {
                 // That capture has ended meanwhile.
                 DriverErrorKind::InvalidValue => captured(stream),
                 _ => error,
             }),
             // The stream is gone, and nothing can be recorded on it: wait for its work.
-            Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+            Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                 synchronize_outside_captures(&*self.driver)
             }
             Err(error) => Err(error),
@@ -325,7 +327,7 @@ impl MallocAsyncAllocator {
 /// work of the device, and to wait for that would break a capture that is under way: its free waits for the
 /// end, too.
 fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
-    given.or_else(|error| match error.kind {
+    given.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(Given::Deferred),
         _ => Err(error),
     })

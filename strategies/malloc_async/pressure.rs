@@ -174,7 +174,7 @@ impl MallocAsyncAllocator {
                 continue;
             }
             match self.driver.synchronize_stream(stream) {
-                Err(error) if error.kind == DriverErrorKind::InvalidValue => {
+                Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     rest = true;
                     self.blocks.lock().forget_stream(stream);
                 }
@@ -261,7 +261,7 @@ pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
 fn unless_lost<T>(done: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
     match done {
         Ok(done) => Ok(Some(done)),
-        Err(error) if error.kind == DriverErrorKind::DeviceLost => Err(error),
+        Err(error) if error.kind() == DriverErrorKind::DeviceLost => Err(error),
         Err(_) => Ok(None),
     }
 }

@@ -94,7 +94,7 @@ impl PluggableAllocator {
             None => self.record_events(&streams),
         };
         let recorded = match recorded {
-            Err(error) if error.kind == DriverErrorKind::CaptureActive => None,
+            Err(error) if error.kind() == DriverErrorKind::CaptureActive => None,
             recorded => Some(recorded?),
         };
         let mut shard = self.table.lock(address);
@@ -196,7 +196,7 @@ impl PluggableAllocator {
                     return false;
                 }
                 // One has begun meanwhile.
-                Err(error) if error.kind == DriverErrorKind::CaptureActive => {}
+                Err(error) if error.kind() == DriverErrorKind::CaptureActive => {}
                 Err(error) => _ = failed.get_or_insert(error),
             }
             true

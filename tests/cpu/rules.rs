@@ -106,7 +106,7 @@ fn a_failed_request_has_every_number_in_its_report_and_changes_nothing() {
         panic!("1001 bytes of 1000");
     };
     assert_eq!((report.requested_bytes, report.allocated_bytes), (101, 900));
-    assert_eq!(report.driver.as_ref().unwrap().code, 12);
+    assert_eq!(report.driver.as_ref().unwrap().code(), 12);
     assert!(report.to_string().contains("101"), "{report}");
     assert_eq!((told.load(Ordering::SeqCst), statistics(&own).num_ooms), (1, 1));
     own.free(kept).unwrap();
@@ -212,7 +212,7 @@ fn a_source_that_panics_or_answers_with_another_size_leaves_nothing_behind() {
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take(&own, 80)));
     assert!(panicked.is_err());
     let error = own.allocate(Request::new(80, ANY)).unwrap_err();
-    assert!(matches!(&error, AllocError::Driver(e) if e.message.contains("81 bytes")), "{error}");
+    assert!(matches!(&error, AllocError::Driver(e) if e.message().contains("81 bytes")), "{error}");
     assert_eq!(source.held(), (0, 0));
     assert_eq!(take(&own, 80).size_bytes(), 80);
 }
@@ -223,7 +223,10 @@ fn what_the_machine_cannot_fill_is_refused_before_it_is_touched() {
     let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(1 << 45, ANY)) else {
         panic!("32 TiB");
     };
-    assert_eq!(report.driver.as_ref().map(|error| (error.call, error.code)), Some(("fill", 12)));
+    assert_eq!(
+        report.driver.as_ref().map(|error| (error.call(), error.code())),
+        Some(("fill", 12))
+    );
 }
 
 #[test]
@@ -285,10 +288,10 @@ fn both_fills_are_an_error_at_the_second_and_nothing_is_built() {
     let mut both = Settings::default();
     (both.cpu.zero_fill, both.cpu.junk_fill) = (true, true);
     let error = CpuAllocator::new(DeviceId(0), &both).unwrap_err();
-    assert_eq!(error.kind, DriverErrorKind::InvalidValue);
+    assert_eq!(error.kind(), DriverErrorKind::InvalidValue);
     both.cpu.junk_fill = false;
     both.cpu.alignment_bytes = 48;
-    assert!(CpuAllocator::new(DeviceId(0), &both).unwrap_err().message.contains("48"));
+    assert!(CpuAllocator::new(DeviceId(0), &both).unwrap_err().message().contains("48"));
 }
 
 #[test]
@@ -308,7 +311,7 @@ fn values_out_of_range_are_refused_by_key() {
         assert!(error.to_string().contains(text.split(':').next().unwrap()), "{error}");
     }
     let far = settings("backend:cpu,cpu_numa_node:900");
-    assert!(CpuAllocator::new(DeviceId(0), &far).unwrap_err().message.contains("node 900"));
+    assert!(CpuAllocator::new(DeviceId(0), &far).unwrap_err().message().contains("node 900"));
 }
 
 #[test]
@@ -316,7 +319,7 @@ fn what_can_change_changes_and_the_rest_is_refused_as_a_whole() {
     let own = over(&Counted::new(), "");
     let parse = |text| Config::parse(text, &KeyTable::default()).unwrap();
     let error = own.apply(&parse("cpu_alignment:128,cpu_cached_max_mb:0")).unwrap_err();
-    assert!(error.message.contains("cpu_alignment"), "{error}");
+    assert!(error.message().contains("cpu_alignment"), "{error}");
     let block = take(&own, 5);
     own.free(block).unwrap();
     assert_eq!(statistics(&own).free_blocks, 1);

@@ -101,7 +101,7 @@ fn a_call_that_fails_on_the_way_does_not_replace_the_report() {
             };
             assert!(bed.faulty.failed_calls() > 0, "{only}");
             let said = report.driver.expect("the driver was asked");
-            assert_eq!(said.kind, DriverErrorKind::OutOfMemory, "{only}");
+            assert_eq!(said.kind(), DriverErrorKind::OutOfMemory, "{only}");
             assert_eq!(bed.allocator.statistics().num_ooms, 1, "{only}");
             assert_eq!(bed.told.load(Ordering::Relaxed), 1, "{only}");
         }
@@ -115,7 +115,7 @@ fn a_device_that_is_lost_on_the_way_is_told_as_itself() {
         bed.fail(only, at, DriverErrorKind::DeviceLost);
         match bed.allocator.allocate(Request::new(160 * MIB, ON)) {
             Err(AllocError::Driver(error)) => {
-                assert_eq!(error.kind, DriverErrorKind::DeviceLost, "{only}");
+                assert_eq!(error.kind(), DriverErrorKind::DeviceLost, "{only}");
             }
             other => panic!("{only}: {other:?}"),
         }

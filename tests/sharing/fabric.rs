@@ -74,10 +74,10 @@ fn fabric_handles_are_refused_as_a_setting_where_the_device_has_none() {
     let config = Config::parse(&text, &KeyTable::default()).unwrap();
     let options = EngineOptions { settings: config.settings().clone(), ..EngineOptions::default() };
     let refused = Engine::new(sim_with(false), &options).unwrap_err();
-    assert_eq!(refused.kind, DriverErrorKind::NotSupported);
-    assert!(refused.message.contains("use posix_fd"), "{refused}");
+    assert_eq!(refused.kind(), DriverErrorKind::NotSupported);
+    assert!(refused.message().contains("use posix_fd"), "{refused}");
     let ours = engine(sim_with(false), SHARED);
-    assert_eq!(ours.apply(&config).unwrap_err().kind, DriverErrorKind::NotSupported);
+    assert_eq!(ours.apply(&config).unwrap_err().kind(), DriverErrorKind::NotSupported);
     // Pages that stay in the process have no handle.
     let text = "expandable_segments:True,expandable_segments_handle_type:fabric";
     drop(allocate(&engine(sim_with(false), text), 512));

@@ -72,7 +72,7 @@ fn a_device_that_fails_is_not_remembered() {
         if let Err(error) = done {
             assert_eq!(engine.peers(), []);
             let opened = at == 3;
-            assert_eq!(error.message.contains("1 ranges were opened before"), opened, "{error}");
+            assert_eq!(error.message().contains("1 ranges were opened before"), opened, "{error}");
             let before = sim.mapped_bytes_open_to(DeviceId(1));
             let _more = allocate(&engine, 100 * MIB);
             assert_eq!(sim.mapped_bytes_open_to(DeviceId(1)), before, "later pages stay closed");
@@ -110,7 +110,7 @@ fn a_device_without_peers_says_so() {
     let engine = engine(sim(), SHARED);
     for device in [DeviceId(0), DeviceId(9)] {
         let error = engine.enable_peer_access(device).unwrap_err();
-        assert_eq!(error.kind, DriverErrorKind::NotSupported);
+        assert_eq!(error.kind(), DriverErrorKind::NotSupported);
         assert_eq!(engine.peers(), []);
     }
 }

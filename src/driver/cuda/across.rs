@@ -41,7 +41,7 @@ impl Cuda {
         match made {
             Ok(()) => {}
             // That context has gone, and the stream with it.
-            Err(error) if GONE.contains(&error.code) => return refused.ok(),
+            Err(error) if GONE.contains(&error.code()) => return refused.ok(),
             Err(error) => return Err(error),
         }
         let recorded = self.record_behind(event, between, theirs, stream);

@@ -29,7 +29,7 @@ impl Cuda {
         if let Some(known) = *known {
             return known;
         }
-        let tried = self.try_fabric().map_err(|error| error.kind);
+        let tried = self.try_fabric().map_err(|error| error.kind());
         if matches!(
             tried,
             Ok(()) | Err(DriverErrorKind::NotSupported | DriverErrorKind::InvalidValue)

@@ -79,7 +79,7 @@ impl VirtualMemory for Cuda {
         if exportable == Exportable::Fabric && self.has_fabric() {
             match self.create_with(size_bytes, self.fabric_kinds()) {
                 // Allowed a moment ago, and no more.
-                Err(error) if error.kind == DriverErrorKind::NotSupported => {}
+                Err(error) if error.kind() == DriverErrorKind::NotSupported => {}
                 done => return done,
             }
         }

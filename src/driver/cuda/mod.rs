@@ -224,7 +224,7 @@ impl Cuda {
         if can.virtual_memory {
             match cuda.ask_granularity() {
                 Ok(bytes) if bytes > 0 => cuda.granularity_bytes = bytes,
-                Err(error) if error.kind == DriverErrorKind::DeviceLost => return Err(error),
+                Err(error) if error.kind() == DriverErrorKind::DeviceLost => return Err(error),
                 _ => cuda.can.virtual_memory = false,
             }
         }

@@ -130,6 +130,6 @@ fn gates_that_nobody_touches_open_by_themselves_and_that_is_told() {
     gated.hold(LANE).unwrap();
     gated.inner().synchronize_device().unwrap();
     let error = gated.finish_all().unwrap_err();
-    assert!(error.message.contains("before its time 1 times"), "{error}");
+    assert!(error.message().contains("before its time 1 times"), "{error}");
     gated.finish_all().unwrap();
 }

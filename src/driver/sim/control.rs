@@ -93,7 +93,7 @@ impl Sim {
         match state.work.event(Call::QueryEvent, event) {
             Ok(Event::Marked(mark)) => state.work.finish_early(mark),
             Ok(Event::Fresh | Event::Captured { .. }) => {}
-            Err(error) => panic!("complete_event: {}", error.message),
+            Err(error) => panic!("complete_event: {}", error.message()),
         }
     }
 

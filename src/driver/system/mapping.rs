@@ -45,7 +45,7 @@ pub(super) fn map(layout: Layout, options: SystemOptions) -> DriverResult<NonNul
     if let Err((call, error)) = wished {
         unmap(start, layout);
         let error = failed(call, layout, error);
-        return Err(not_supported(call, error.message));
+        return Err(not_supported(call, error.message()));
     }
     Ok(start)
 }

@@ -179,10 +179,10 @@ mod tests {
     fn what_the_system_has_not_is_an_error_with_its_number() {
         let error = SystemMemory::default().take(1 << 59, 64).unwrap_err();
         assert!(error.is_out_of_memory());
-        assert_eq!(error.code, 12, "{error}");
+        assert_eq!(error.code(), 12, "{error}");
         assert!(error.to_string().contains(&(1u64 << 59).to_string()), "{error}");
         let error = SystemBlock::from_system(1 << 60, 64).unwrap_err();
-        assert_eq!((error.call, error.code), ("posix_memalign", 12));
+        assert_eq!((error.call(), error.code()), ("posix_memalign", 12));
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
     fn a_node_that_is_not_there_is_refused_by_number() {
         let options = SystemOptions { numa_node: Some(1000), ..SystemOptions::default() };
         let error = SystemMemory::new(options).unwrap_err();
-        assert!(error.message.contains("1000"), "{error}");
+        assert!(error.message().contains("1000"), "{error}");
     }
 
     #[test]

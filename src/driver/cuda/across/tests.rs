@@ -188,7 +188,7 @@ fn a_captured_stream_of_another_context_draws_nothing_of_ours_in() {
     let event = cuda.create_event().unwrap();
     CAPTURED.set(1);
     let refused = cuda.record_event(event, FOREIGN).unwrap_err();
-    assert_eq!(refused.kind, DriverErrorKind::CaptureActive);
+    assert_eq!(refused.kind(), DriverErrorKind::CaptureActive);
     assert_eq!(calls(), [("record", THEIRS + 2, FOREIGN.0), ("destroy event", THEIRS + 2, 0)]);
 }
 
@@ -201,7 +201,7 @@ fn a_stream_whose_context_lives_and_has_no_event_is_not_gone() {
         [(2, DriverErrorKind::OutOfMemory), (700, DriverErrorKind::DeviceLost), (709, GONE_KIND)]
     {
         THERE.set(there);
-        assert_eq!(cuda.record_event(event, FOREIGN).unwrap_err().kind, kind, "{there}");
+        assert_eq!(cuda.record_event(event, FOREIGN).unwrap_err().kind(), kind, "{there}");
     }
     assert_eq!(calls(), []);
 }
@@ -214,7 +214,7 @@ fn a_stream_that_is_gone_stays_refused() {
         // The second is of our context: what the driver has against it is another thing.
         let event = if stream == GONE { event } else { EventId(THEIRS + 9) };
         let refused = cuda.record_event(event, stream).unwrap_err();
-        assert_eq!((refused.kind, refused.code), (DriverErrorKind::InvalidValue, 400));
+        assert_eq!((refused.kind(), refused.code()), (DriverErrorKind::InvalidValue, 400));
     }
     assert_eq!(calls(), []);
 }

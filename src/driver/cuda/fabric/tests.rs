@@ -97,7 +97,7 @@ fn where_the_system_forbids_it_descriptors_are_made_and_it_is_not_tried_again() 
     assert_eq!(asked(), [DESCRIPTOR], "remembered");
     assert!(cuda.virtual_memory().unwrap().fabric().is_none());
     let error = cuda.import_handle(&FabricHandle([0; 64])).unwrap_err();
-    assert_eq!(error.kind, DriverErrorKind::NotSupported);
+    assert_eq!(error.kind(), DriverErrorKind::NotSupported);
 }
 
 #[test]

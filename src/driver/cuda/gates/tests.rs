@@ -146,7 +146,7 @@ fn more_streams_than_numbers_are_refused_and_nothing_is_lost() {
         cuda.hold_back(StreamId(stream)).unwrap().open();
     }
     let error = cuda.hold_back(StreamId(u64::MAX)).unwrap_err();
-    assert!(error.message.contains("1024 streams"), "{error}");
+    assert!(error.message().contains("1024 streams"), "{error}");
     cuda.hold_back(StreamId(0)).unwrap().open();
 }
 

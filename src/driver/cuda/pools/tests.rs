@@ -283,14 +283,14 @@ fn what_the_driver_did_not_destroy_can_be_destroyed_later() {
     let (pool, stream) = (cuda.create_pool().unwrap(), cuda.create_stream().unwrap());
     cuda.keep_memory(pool, true).unwrap();
     DESTROYED.set(1);
-    assert_eq!(cuda.destroy_pool(pool).unwrap_err().code, 1);
-    assert_eq!(cuda.destroy_stream(stream).unwrap_err().code, 1);
+    assert_eq!(cuda.destroy_pool(pool).unwrap_err().code(), 1);
+    assert_eq!(cuda.destroy_stream(stream).unwrap_err().code(), 1);
     cuda.keep_memory(pool, false).expect("its user is still known");
     DESTROYED.set(0);
     cuda.destroy_pool(pool).unwrap();
     cuda.destroy_stream(stream).unwrap();
-    assert_eq!(cuda.destroy_pool(pool).unwrap_err().code, 0, "not made here, any more");
-    assert_eq!(cuda.destroy_stream(stream).unwrap_err().code, 0);
+    assert_eq!(cuda.destroy_pool(pool).unwrap_err().code(), 0, "not made here, any more");
+    assert_eq!(cuda.destroy_stream(stream).unwrap_err().code(), 0);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn an_older_driver_has_less_and_breaks_nothing() {
     cuda.trim_graphs().unwrap();
     assert_eq!(cuda.status_of(StreamId(0x5000)), Ok(CaptureStatus::None));
     let absent = cuda.allocate_async(POOL, 512, StreamId(0x5000)).unwrap_err();
-    assert_eq!((absent.kind, absent.code), (DriverErrorKind::NotSupported, 0));
+    assert_eq!((absent.kind(), absent.code()), (DriverErrorKind::NotSupported, 0));
 }
 
 #[test]

@@ -15,8 +15,8 @@ fn mapped(host: &Host, address: u64, size_bytes: u64) -> PhysicalId {
 
 fn refused<T: std::fmt::Debug>(result: DriverResult<T>) -> String {
     let error = result.unwrap_err();
-    assert_eq!(error.kind, DriverErrorKind::InvalidValue, "{error}");
-    error.message
+    assert_eq!(error.kind(), DriverErrorKind::InvalidValue, "{error}");
+    error.message().to_owned()
 }
 
 /// Bytes that the pieces' file takes, and its length.
@@ -72,7 +72,10 @@ fn memory_counts_until_a_piece_is_neither_held_nor_mapped() {
     let piece = host.create(4 * PAGE, Exportable::No).unwrap();
     let region = host.allocate(50 * MIB).unwrap();
     let short = host.create(4 * PAGE, Exportable::No).unwrap_err();
-    assert!(short.is_out_of_memory() && short.message.contains(&(6 * MIB).to_string()), "{short}");
+    assert!(
+        short.is_out_of_memory() && short.message().contains(&(6 * MIB).to_string()),
+        "{short}"
+    );
     assert!(host.allocate(8 * MIB).unwrap_err().is_out_of_memory(), "both count together");
     host.release(piece).unwrap();
     host.free(region, 50 * MIB).unwrap();

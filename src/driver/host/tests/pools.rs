@@ -4,7 +4,7 @@ use super::*;
 use crate::driver::DriverPoolId;
 
 fn refused<T: std::fmt::Debug>(result: DriverResult<T>) {
-    assert_eq!(result.unwrap_err().kind, DriverErrorKind::InvalidValue);
+    assert_eq!(result.unwrap_err().kind(), DriverErrorKind::InvalidValue);
 }
 
 fn reserved(host: &Host, pool: DriverPoolId) -> u64 {
@@ -81,7 +81,10 @@ fn short_memory_is_taken_from_idle_pools_but_not_from_unfinished_work() {
     host.fill(idle, 1, 8, A).unwrap();
     host.free_async(idle, A).unwrap();
     let short = host.allocate_async(two, 40 * MIB, B).unwrap_err();
-    assert!(short.is_out_of_memory() && short.message.contains(&(24 * MIB).to_string()), "{short}");
+    assert!(
+        short.is_out_of_memory() && short.message().contains(&(24 * MIB).to_string()),
+        "{short}"
+    );
     gate.open();
     // Waits without synchronising the pools: only the shortage makes the first give back.
     let end = host.work.lock().end_of(A);

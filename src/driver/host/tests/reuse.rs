@@ -51,7 +51,7 @@ fn a_free_waits_for_work_and_can_be_done_once() {
         }
         assert!(!free.is_finished());
         assert_eq!(host.memory_info().unwrap().free_bytes, 64 * MIB - 4096);
-        assert_eq!(host.free(block, 4096).unwrap_err().kind, DriverErrorKind::InvalidValue);
+        assert_eq!(host.free(block, 4096).unwrap_err().kind(), DriverErrorKind::InvalidValue);
         gate.open();
         free.join().unwrap().unwrap();
     });

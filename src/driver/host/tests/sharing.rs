@@ -20,8 +20,8 @@ fn memory_file(size_bytes: u64, seals: SealFlags) -> OwnedFd {
 
 fn refused(host: &Host, descriptor: OwnedFd, size_bytes: u64, why: &str) {
     let error = host.import(descriptor, size_bytes).unwrap_err();
-    assert_eq!(error.kind, DriverErrorKind::InvalidValue, "{error}");
-    assert!(error.message.contains(why), "{error}");
+    assert_eq!(error.kind(), DriverErrorKind::InvalidValue, "{error}");
+    assert!(error.message().contains(why), "{error}");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn descriptors_that_could_fault_later_are_refused() {
     let program = File::open(std::env::current_exe().unwrap()).unwrap();
     let program_bytes = program.metadata().unwrap().len();
     let error = host.import(program.into(), program_bytes / PAGE * PAGE).unwrap_err();
-    assert_eq!(error.kind, DriverErrorKind::InvalidValue);
+    assert_eq!(error.kind(), DriverErrorKind::InvalidValue);
     host.import(memory_file(PAGE, sealed), PAGE).unwrap();
 }
 
