@@ -153,6 +153,7 @@ impl Engine {
 
     /// Serves a request by the last step of the ladder, although a free block may serve it: for replays of
     /// requests that had to wait for that block's events. `None` if the step serves nothing.
+    #[cfg(feature = "replay")]
     pub(crate) fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {
         let mut growth = self.growth.lock();
         let heaps = self.heaps_of(&growth, pool);

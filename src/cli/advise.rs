@@ -216,7 +216,11 @@ fn write_tried(
     let passed = advice.passed_over;
     write!(out, "{searched} searched to the end")?;
     if passed > 0 {
-        write!(out, "; {} dropped because three were already better", grouped(passed as u64))?;
+        write!(
+            out,
+            "; {} dropped because three others were already better",
+            grouped(passed as u64)
+        )?;
     }
     let failed = with_failed(recording);
     writeln!(out, "; live bytes alone: {} MiB{failed}", mib(recording.live_peak_bytes as f64))?;

@@ -91,7 +91,10 @@ impl AdviceData {
         let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
         let dropped = match advice.passed_over {
             0 => String::new(),
-            some => format!("; {} dropped because three were already better", grouped(some as u64)),
+            some => format!(
+                "; {} dropped because three others were already better",
+                grouped(some as u64)
+            ),
         };
         let cut_short =
             if advice.is_cut_short { "; time ran out before all were tried" } else { "" };
