@@ -51,7 +51,7 @@ const BOTH: [&str; 2] = ["", "expandable_segments:True"];
 
 #[test]
 fn memory_streams_and_events_work() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     println!("{:?}, driver {:?}", cuda.info(), Cuda::driver_version());
     let stream = cuda.create_stream().unwrap();
     let [a, b] = [0, 1].map(|_| cuda.allocate(4 * MIB).unwrap());
@@ -78,7 +78,7 @@ fn memory_streams_and_events_work() {
 
 #[test]
 fn pages_can_be_mapped_twice_and_leave_the_process() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let Some(memory) = cuda.virtual_memory() else { return skip("no virtual memory") };
     let stream = StreamId::DEFAULT;
     let size = memory.granularity_bytes();
@@ -103,7 +103,7 @@ fn pages_can_be_mapped_twice_and_leave_the_process() {
 /// Where fabric handles are not allowed, pieces that ask for them have descriptors.
 #[test]
 fn a_piece_for_the_fabric_can_leave_in_any_case() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let Some(memory) = cuda.virtual_memory() else { return skip("no virtual memory") };
     let size = memory.granularity_bytes();
     let piece = memory.create(size, Exportable::Fabric).unwrap();
@@ -121,7 +121,7 @@ fn a_piece_for_the_fabric_can_leave_in_any_case() {
 
 #[test]
 fn driver_pools_serve_and_count() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let Some(pools) = cuda.memory_pools() else { return skip("no memory pools") };
     let stream = cuda.create_stream().unwrap();
     let pool = pools.create_pool().unwrap();
@@ -147,7 +147,7 @@ fn driver_pools_serve_and_count() {
 /// Random histories: every block keeps its bytes as long as it lives.
 #[test]
 fn random_histories_keep_every_byte() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         let streams = [StreamId::DEFAULT, cuda.create_stream().unwrap()];
@@ -184,7 +184,7 @@ fn random_histories_keep_every_byte() {
 /// A block freed while another stream still reads it is not reused before that is done.
 #[test]
 fn a_block_that_another_stream_reads_keeps_its_bytes() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         let (home, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
@@ -219,7 +219,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
 /// A graph's memory is its own: launched after other allocations, it writes where it was captured.
 #[test]
 fn a_graph_in_a_private_pool_survives_other_allocations() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         let pools: &dyn PrivatePools = engine(&strategy);
@@ -265,7 +265,7 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
 /// Deferred frees inside a capture: no event is queried, and a join frees the block when asked to.
 #[test]
 fn a_join_inside_a_capture_frees_what_it_joins() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for (conf, reuses) in [("", false), ("graph_capture_record_stream_reuse:True", true)] {
         let strategy = strategy(&cuda, conf);
         let pools: &dyn PrivatePools = engine(&strategy);
@@ -300,7 +300,7 @@ fn a_join_inside_a_capture_frees_what_it_joins() {
 
 #[test]
 fn a_limit_and_the_device_end_in_reports() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         let caching: &dyn Caching = engine(&strategy);
@@ -328,7 +328,7 @@ fn a_limit_and_the_device_end_in_reports() {
 /// Each thread on a stream; every other one makes the device its own first.
 #[test]
 fn threads_need_no_context_of_their_own() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         std::thread::scope(|scope| {
@@ -355,7 +355,7 @@ fn threads_need_no_context_of_their_own() {
 
 #[test]
 fn a_peer_reaches_what_it_was_let_into() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let Some(second) = second() else { return };
     if !Peers::can_access(&*cuda, DeviceId(1)).unwrap() {
         return skip("the second device cannot reach the first");
@@ -383,7 +383,7 @@ const SHARED: &str = "STRATALLOC_TEST_SHARED";
 #[test]
 fn the_other_process_opens_and_answers() {
     let Ok(text) = std::env::var(SHARED) else { return };
-    let (cuda, _alone) = device().expect("the first process has one");
+    let (_alone, cuda) = device().expect("the first process has one");
     let bytes: Vec<u8> = (0..text.len() / 2)
         .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).expect("hexadecimal"))
         .collect();
@@ -405,7 +405,7 @@ fn is_not_supported(error: &SharingError) -> bool {
 
 #[test]
 fn a_block_is_shared_between_two_processes() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in ["", "expandable_segments:True,expandable_segments_ipc:True"] {
         let strategy = strategy(&cuda, conf);
         let pair = [0, 1].map(|_| take(&strategy, 3 * MIB, StreamId::DEFAULT));
@@ -438,7 +438,7 @@ fn a_block_is_shared_between_two_processes() {
 /// Addresses of live blocks never overlap, seen from many sizes at once.
 #[test]
 fn many_live_blocks_do_not_overlap() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         let held: Vec<_> =
@@ -454,7 +454,7 @@ fn many_live_blocks_do_not_overlap() {
 
 #[test]
 fn memory_of_the_host_is_not_passed_off_as_the_devices() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let config = Config::parse("backend:cpu", &KeyTable::default()).unwrap();
     let error = build(&config, cuda, BuildOptions::default()).unwrap_err();
     assert!(error.to_string().contains("memory of the host"), "{error}");

@@ -27,7 +27,7 @@ use common::gpu::{device, has_free, skip};
 /// for the device lets it go.
 #[test]
 fn held_back_work_finishes_when_it_is_let_go() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let gated = Gated::new(Arc::clone(&cuda));
     let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let address = cuda.allocate(MIB).unwrap();
@@ -73,7 +73,7 @@ fn held_back_work_finishes_when_it_is_let_go() {
 #[cfg(feature = "replay")]
 #[test]
 fn a_recording_of_several_streams_reserves_what_it_reserved() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for (name, reserved) in
         [("multistream.default", 2_187_329_536_i64), ("multistream.expandable", 1_558_183_936)]
     {
@@ -104,7 +104,7 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
 /// Half of it is enough: other programs may give some back meanwhile.
 #[test]
 fn the_process_list_grows_with_what_is_taken() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let Some(processes) = cuda.processes() else {
         return skip("no management library, or it does not know the device");
     };
@@ -141,7 +141,7 @@ fn the_process_list_grows_with_what_is_taken() {
 /// Two openings of the device, two allocators on its default pool.
 #[test]
 fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
-    let Some((one, _alone)) = device() else { return };
+    let Some((_alone, one)) = device() else { return };
     let two = Arc::new(Cuda::open(DeviceId(0)).unwrap());
     let pools = one.memory_pools().expect("the device has pools");
     let pool = pools.default_pool().unwrap();
@@ -166,7 +166,7 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     use stratalloc::driver::Capture;
     use stratalloc::ids::PoolId;
 
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
     let native = build(&Default::default(), driver, BuildOptions::default()).unwrap();
     if !has_free(&cuda, 1024 * MIB) {
@@ -208,7 +208,7 @@ fn memory_that_goes_back_breaks_no_capture_of_another_thread() {
     use cudarc::driver::{CudaContext, sys::CUstreamCaptureMode};
     use stratalloc::driver::Capture;
 
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     for conf in ["", "expandable_segments:True"] {
         if !has_free(&cuda, 1024 * MIB) {
             return;

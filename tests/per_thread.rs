@@ -438,7 +438,7 @@ fn wrappers_of_a_device_hand_the_answer_through() {
 fn a_gpus_per_thread_stream_is_one() {
     use stratalloc::driver::HoldsWork;
 
-    let Some((cuda, _alone)) = crate::common::gpu::device() else { return };
+    let Some((_alone, cuda)) = crate::common::gpu::device() else { return };
     assert!(cuda.is_per_thread_stream(OWN));
     assert!(
         !cuda.is_per_thread_stream(StreamId::DEFAULT) && !cuda.is_per_thread_stream(StreamId(1))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
+use parking_lot::MutexGuard;
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::sim::SimOptions;
@@ -13,10 +14,10 @@ use stratalloc::ids::StreamId;
 use super::{CONFS, live_blocks};
 use crate::common::gpu::device;
 
-fn handle(conf: &str) -> Option<Handle> {
-    let (cuda, _alone) = device()?;
+fn handle(conf: &str) -> Option<(MutexGuard<'static, ()>, Handle)> {
+    let (alone, cuda) = device()?;
     let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
-    Some(Handle::build(&config, cuda).expect("the device can"))
+    Some((alone, Handle::build(&config, cuda).expect("the device can")))
 }
 
 /// So much is filled so many times where work is to be long.
@@ -31,7 +32,7 @@ fn takes_any<T>(source: &impl DevicePtr<T>, target: &mut impl DevicePtrMut<T>) -
 #[test]
 fn cudarcs_copies_take_our_buffers() {
     for conf in CONFS {
-        let Some(handle) = handle(conf) else { return };
+        let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let values: Vec<u32> = (0..50_000).collect();
@@ -53,7 +54,7 @@ fn cudarcs_copies_take_our_buffers() {
 #[test]
 fn a_buffer_that_another_stream_reads_is_not_used_again_too_early() {
     for conf in CONFS {
-        let Some(handle) = handle(conf) else { return };
+        let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         const N: usize = 64 << 20;
@@ -74,7 +75,7 @@ fn a_buffer_that_another_stream_reads_is_not_used_again_too_early() {
 
 #[test]
 fn cudarcs_own_buffers_can_be_taken_over() {
-    let Some(handle) = handle(CONFS[0]) else { return };
+    let Some((_alone, handle)) = handle(CONFS[0]) else { return };
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let theirs = stream.clone_htod(&[1.5f32, 2.5]).unwrap();
     let ours = DeviceVec::from_cuda_slice(&handle, theirs).unwrap();
@@ -88,7 +89,7 @@ fn cudarcs_own_buffers_can_be_taken_over() {
 #[test]
 fn a_stream_of_cudarcs_may_be_let_go_of_before_its_buffers() {
     for conf in CONFS {
-        let Some(handle) = handle(conf) else { return };
+        let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         for round in 0..20u32 {
             let stream = context.new_stream().unwrap();
@@ -107,7 +108,7 @@ fn a_stream_of_cudarcs_may_be_let_go_of_before_its_buffers() {
 #[test]
 fn a_buffer_changes_streams_in_order() {
     for conf in CONFS {
-        let Some(handle) = handle(conf) else { return };
+        let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         let side = context.new_stream().unwrap();
         let own = handle.driver().create_stream().unwrap();
@@ -133,7 +134,7 @@ fn a_buffer_changes_streams_in_order() {
 
 #[test]
 fn a_slice_that_is_taken_over_comes_behind_its_readers() {
-    let Some(handle) = handle(CONFS[0]) else { return };
+    let Some((_alone, handle)) = handle(CONFS[0]) else { return };
     let context = CudaContext::new(0).unwrap();
     let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     const N: usize = 64 << 20;
@@ -152,7 +153,7 @@ fn a_slice_that_is_taken_over_comes_behind_its_readers() {
 
 #[test]
 fn streams_of_other_devices_and_contexts_are_refused() {
-    let Some(handle) = handle(CONFS[0]) else { return };
+    let Some((_alone, handle)) = handle(CONFS[0]) else { return };
     let own = CudaContext::new(0).unwrap().new_stream().unwrap();
     let mut others = vec![CudaContext::new_non_primary(0, 0).unwrap()];
     if Cuda::count().unwrap() > 1 {
@@ -182,7 +183,7 @@ fn handle_config() -> &'static Config {
 /// belongs, and mean the primary context's default stream whatever is current.
 #[test]
 fn another_context_of_the_thread_is_in_nobodys_way() {
-    let Some(handle) = handle("backend:cudaMallocAsync") else { return };
+    let Some((_alone, handle)) = handle("backend:cudaMallocAsync") else { return };
     let driver = handle.driver();
     let stream = driver.create_stream().unwrap();
     let other = CudaContext::new_non_primary(0, 0).unwrap();

@@ -46,11 +46,12 @@ pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
     shared().map(|_| alone)
 }
 
-/// A new opening of the first device, alone, or a line why there is none.
-pub(crate) fn device() -> Option<(Arc<Cuda>, MutexGuard<'static, ()>)> {
+/// A new opening of the first device, alone, or a line why there is none. The right to be alone is named
+/// first, and so goes last: closing a device breaks captures, too.
+pub(crate) fn device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>)> {
     let alone = alone();
     match Cuda::open(DeviceId(0)) {
-        Ok(cuda) => Some((Arc::new(cuda), alone)),
+        Ok(cuda) => Some((alone, Arc::new(cuda))),
         Err(error) => unless_absent(&error),
     }
 }

@@ -23,7 +23,7 @@ fn allocator(cuda: &Arc<Cuda>) -> MallocAsyncAllocator {
 
 #[test]
 fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     let stream = cuda.create_stream().unwrap();
     let blocks: Vec<_> = (1..=32u8)
@@ -51,7 +51,7 @@ fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
 
 #[test]
 fn a_block_that_another_stream_reads_keeps_its_bytes() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     let (home, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let take = |bytes, stream| allocator.allocate(Request::new(bytes, stream)).unwrap();
@@ -80,7 +80,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
 /// A stream that was joined before its block is freed; a block from outside; a use on a side stream.
 #[test]
 fn a_graph_is_captured_launched_and_freed() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let take = |bytes, stream| allocator.allocate(Request::new(bytes, stream)).unwrap();
@@ -128,7 +128,7 @@ fn a_graph_is_captured_launched_and_freed() {
 
 #[test]
 fn the_limit_and_the_device_end_in_reports() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     allocator.set_limit_bytes(Some(64 * MIB));
     let refused = allocator.allocate(Request::new(65 * MIB, StreamId::DEFAULT));
@@ -147,7 +147,7 @@ fn the_limit_and_the_device_end_in_reports() {
 /// those of the device's own context all the same, and nothing stays current.
 #[test]
 fn a_thread_without_a_context_allocates_and_frees() {
-    let Some((cuda, _alone)) = device() else { return };
+    let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     let own = cuda.create_stream().unwrap();
     std::thread::scope(|threads| {

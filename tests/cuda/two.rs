@@ -7,19 +7,19 @@ use stratalloc::driver::HoldsWork;
 use super::*;
 
 /// The first device and one that can reach it, or a line why not.
-fn pair() -> Option<(Arc<Cuda>, Cuda, MutexGuard<'static, ()>)> {
-    let ((cuda, alone), other) = (device()?, second()?);
+fn pair() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, Cuda)> {
+    let ((alone, cuda), other) = (device()?, second()?);
     if !Peers::can_access(&*cuda, DeviceId(1)).expect("the driver answers") {
         skip("the second device cannot reach the first");
         return None;
     }
-    Some((cuda, other, alone))
+    Some((alone, cuda, other))
 }
 
 /// Work on another device's stream holds a block back like work on one of its own device.
 #[test]
 fn a_block_that_another_device_writes_is_not_reused_before() {
-    let Some((cuda, other, _alone)) = pair() else { return };
+    let Some((_alone, cuda, other)) = pair() else { return };
     let pools = "backend:cudaMallocAsync,malloc_async_own_pool:True";
     for conf in ["", "expandable_segments:True", pools] {
         let strategy = strategy(&cuda, conf);
@@ -58,7 +58,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
 
 #[test]
 fn bytes_go_from_device_to_device() {
-    let Some((cuda, other, _alone)) = pair() else { return };
+    let Some((_alone, cuda, other)) = pair() else { return };
     let strategy = strategy(&cuda, "");
     let stream = cuda.create_stream().unwrap();
     let block = take(&strategy, MIB, stream);

@@ -132,7 +132,7 @@ fn two_devices_use_each_others_memory() {
     use crate::common::gpu;
 
     if !is_part() {
-        let Some((cuda, _alone)) = gpu::device() else { return };
+        let Some((_alone, cuda)) = gpu::device() else { return };
         if gpu::second().is_none() {
             return;
         }

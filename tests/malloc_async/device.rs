@@ -16,16 +16,16 @@ use stratalloc::strategies::MallocAsyncAllocator;
 
 use crate::common::gpu::device;
 
-fn on_a_device() -> Option<(Arc<Cuda>, MallocAsyncAllocator, MutexGuard<'static, ()>)> {
-    let (cuda, alone) = device()?;
+fn on_a_device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, MallocAsyncAllocator)> {
+    let (alone, cuda) = device()?;
     let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
     let made = MallocAsyncAllocator::new(driver, &Settings::default());
-    Some((cuda, made.expect("the device has pools"), alone))
+    Some((alone, cuda, made.expect("the device has pools")))
 }
 
 #[test]
 fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
-    let Some((cuda, allocator, _alone)) = on_a_device() else { return };
+    let Some((_alone, cuda, allocator)) = on_a_device() else { return };
     let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let event = cuda.create_event().unwrap();
     let result = allocator.allocate(Request::new(MIB, main)).unwrap();
@@ -63,7 +63,7 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
 
 #[test]
 fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
-    let Some((cuda, allocator, _alone)) = on_a_device() else { return };
+    let Some((_alone, cuda, allocator)) = on_a_device() else { return };
     let (stream, other) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let outside = allocator.allocate(Request::new(MIB, stream)).unwrap();
     let capture = Capture::begin(&*cuda, stream).unwrap();

@@ -470,6 +470,8 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         let streams = std::mem::take(&mut *self.streams.lock());
         let pools = std::mem::take(&mut *self.own_pools.lock());
+        // Another thread may be capturing, with this context too.
+        let _relaxed = self.relax();
         if let Ok(_entered) = self.enter() {
             // A driver that fails now keeps what it has; there is nobody to tell.
             let bridge = self.bridge.lock().take();
