@@ -22,6 +22,7 @@ from ._library import load
 VARIABLE = "STRATALLOC_TORCH_EXTENSION"
 PLUGGABLE = "none"
 _SOURCES = pathlib.Path(__file__).with_name("csrc")
+_TOOLKIT = "/usr/local/cuda"
 _FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-w"]
 # The versions of PyTorch that the class was tried with.
 _FIRST, _LAST = (2, 10), (2, 15)
@@ -201,7 +202,7 @@ def _cuda_includes(home):
     """Folders with CUDA's headers: a toolkit's, or those of NVIDIA's packages beside PyTorch."""
     toolkits = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     nvcc = shutil.which("nvcc")
-    toolkits += [nvcc and pathlib.Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
+    toolkits += [nvcc and pathlib.Path(nvcc).resolve().parents[1], _TOOLKIT]
     folders = [pathlib.Path(toolkit) / "include" for toolkit in toolkits if toolkit]
     packages = home.parent / "nvidia"
     folders += sorted(packages.glob("cu*/include"), reverse=True)

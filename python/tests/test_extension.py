@@ -54,6 +54,9 @@ class Folder(unittest.TestCase):
         patched = mock.patch.dict(os.environ, environment)
         patched.start()
         self.addCleanup(patched.stop)
+        toolkit = mock.patch.object(_extension, "_TOOLKIT", None)
+        toolkit.start()
+        self.addCleanup(toolkit.stop)
         for name in (_extension.VARIABLE, "CUDA_HOME", "CUDA_PATH"):
             os.environ.pop(name, None)
 
