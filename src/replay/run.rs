@@ -392,6 +392,17 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
                     counts.frees += 1;
                 }
             }
+            _ => self.rarer_step(op, counts)?,
+        }
+        Ok(())
+    }
+
+    /// The operations that most recordings have few of. In a function of their own, so that the loop over the
+    /// others keeps its values in registers.
+    #[inline(never)]
+    fn rarer_step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        match op {
+            Op::Allocate { .. } | Op::Free { .. } => {}
             Op::AllocateInVain { bytes, stream, .. } => {
                 match self.allocator.allocate(Request::new(bytes, stream)) {
                     Ok(allocation) => {
