@@ -70,7 +70,7 @@ fn recording(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("recording/sim/backend:native");
     group.bench_function("clock", |bencher| bencher.iter(std::time::Instant::now));
     let strategy = build("backend:native", false);
-    let history = strategy.recording().expect("it records").history();
+    let history = strategy.control().recording.expect("it records").history();
     for (name, entries_max) in [("off", None), ("on", Some(1_000_000))] {
         if let Some(entries_max) = entries_max {
             history.start(&RecordOptions::at_most(entries_max));
@@ -95,7 +95,7 @@ fn below(functions: u32, what: &mut dyn FnMut()) {
 fn stacks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stacks/sim/backend:native");
     let strategy = build("backend:native", false);
-    let history = strategy.recording().expect("it records").history();
+    let history = strategy.control().recording.expect("it records").history();
     history.set_stack_provider(Some(Arc::new(RustStacks::new())));
     group.bench_function("walk", |bencher| {
         bencher.iter(|| {

@@ -110,7 +110,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let row: f32 = (0..N).map(|i| 2.0 * (i % 7) as f32).sum();
     assert!((z[0] - row).abs() < 1e-3, "{} is not {row}", z[0]);
     drop((x, y, ones));
-    let statistics = handle.counters().ok_or("every built-in strategy counts")?.statistics();
+    let statistics =
+        handle.control().counters.ok_or("every built-in strategy counts")?.statistics();
     println!(
         "saxpy and gemm agree on backend:{}: {row}; {} bytes live, {} at the peak, {} reserved",
         handle.name(),

@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::parse("layers:[track]", &key_table())?;
     let handle = Handle::build(&config, Arc::new(Sim::new(Default::default())))?;
     let strategy = handle.strategy();
-    let recording = strategy.recording().ok_or("every strategy that is built here records")?;
+    let recording =
+        strategy.control().recording.ok_or("every strategy that is built here records")?;
     let keep = RecordOptions::at_most(100_000).with_stacks(StackLevel::OfAllocations);
     recording.history().start(&keep);
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
-use crate::cache::EngineOptions;
+use crate::cache::{Engine, EngineOptions};
 use crate::config::{Config, HistorySettings, KeyTable, LayerSetting, Settings, UserKey};
 use crate::driver::Driver;
 use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
@@ -24,10 +24,7 @@ use crate::layers::on_oom::{has_adviser, on_oom};
 use crate::layers::record::record;
 use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
-use crate::strategies::{
-    CpuAllocator, ExpandableAllocator, MallocAsyncAllocator, NativeAllocator, PluggableAllocator,
-    Strategy,
-};
+use crate::strategies::{CpuAllocator, MallocAsyncAllocator, PluggableAllocator, Strategy};
 use crate::sync::Global;
 
 /// Why a constructor made nothing: any error that can say so.
@@ -306,7 +303,7 @@ pub fn register(
 /// let allocator = registry::build(&config, device, BuildOptions::default())?;
 /// let block = allocator.allocate(Request::new(1 << 20, StreamId::DEFAULT))?;
 /// allocator.free(block)?;
-/// assert_eq!(allocator.counters().unwrap().statistics().max_memory_allocated(), 1 << 20);
+/// assert_eq!(allocator.control().counters.unwrap().statistics().max_memory_allocated(), 1 << 20);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -454,10 +451,7 @@ fn strategy(
     if name == "native" {
         let raw_addresses = options.raw_addresses;
         let options = EngineOptions { settings: settings.clone(), raw_addresses, history };
-        if settings.expandable_segments {
-            return Ok(ExpandableAllocator::new(driver, &options)?.into());
-        }
-        return Ok(NativeAllocator::new(driver, &options)?.into());
+        return Ok(Box::new(Engine::new(driver, &options)?).into());
     }
     if name == "cudaMallocAsync" {
         let own = MallocAsyncAllocator::new(driver, settings)?;
@@ -474,7 +468,7 @@ fn strategy(
         return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
     };
     match make(driver, settings) {
-        Ok(made) if made.recording().is_some() => Ok(made.into()),
+        Ok(made) if made.control().recording.is_some() => Ok(made.into()),
         Ok(made) => {
             let made: Box<dyn DeviceAllocator> = Box::new(record(made, history));
             Ok(made.into())

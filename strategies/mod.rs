@@ -2,8 +2,8 @@
 //!
 //! | name | file | memory | when to use |
 //! |---|---|---|---|
-//! | `native` | `native.rs` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
-//! | `native` with `expandable_segments:True` | `expandable.rs` | one growing range per stream and kind | sizes vary, or memory is short |
+//! | `native` | `src/cache` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
+//! | `native` with `expandable_segments:True` | `src/cache` | one growing range per stream and kind | sizes vary, or memory is short |
 //! | `cudaMallocAsync` | `malloc_async/` | the driver's stream-ordered pools | memory is shared with other libraries that use those pools |
 //! | `pluggable` | `pluggable/` | your own functions, from a shared library or as closures | to bring an allocator that was written for PyTorch |
 //! | `cpu` | `cpu/` | the host's own, cached by exact size | programs on the host that ask for the same sizes again and again |
@@ -13,38 +13,33 @@
 //! engine's hit is inlined there: what the others would save for themselves it would pay.
 
 mod cpu;
-mod expandable;
 mod malloc_async;
-mod native;
 mod pluggable;
 
 use enum_dispatch::enum_dispatch;
 
-use crate::allocator::{
-    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable, Hooks,
-    PeerAccess, PrivatePools, RawAddresses, Recording, Request, Sharing,
-};
-use crate::error::{AllocError, FreeError};
-use crate::layers::front::Fronted;
+use crate::allocator::{Allocation, Caching, Control, DeviceAllocator, Request};
+use crate::cache::Engine;
+use crate::error::{AllocError, FreeError, HandleError};
+use crate::ids::StreamId;
+use crate::layers::front::Front;
+use crate::stats::Usage;
 
 #[cfg(feature = "ffi")]
 pub(crate) use cpu::hold_map;
 pub use cpu::{
     Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
 };
-pub use expandable::ExpandableAllocator;
 pub use malloc_async::{MallocAsyncAllocator, MallocAsyncNotes};
-pub use native::NativeAllocator;
 pub use pluggable::PluggableAllocator;
 
 /// An allocator chosen at run time.
 #[enum_dispatch(DeviceAllocator)]
 #[derive(Debug)]
 pub enum Strategy {
-    /// `backend:native`.
-    Native(NativeAllocator),
-    /// `backend:native,expandable_segments:True`.
-    Expandable(ExpandableAllocator),
+    /// `backend:native`, with fixed or expandable segments. Boxed: its tables are large, and a strategy is
+    /// moved about.
+    Native(Box<Engine>),
     /// `backend:cudaMallocAsync`.
     MallocAsync(Box<MallocAsyncAllocator>),
     /// `backend:pluggable`.
@@ -54,7 +49,7 @@ pub enum Strategy {
     /// Registered by a user, or any strategy that wears layers.
     User(Box<dyn DeviceAllocator>),
     /// Any of these whose outermost layer is `front`: its hits are worth a static call.
-    Fronted(Fronted<Box<dyn DeviceAllocator>>),
+    Fronted(Front<Box<dyn DeviceAllocator>>),
 }
 
 /// A strategy that keeps no cache was asked for what only caches can do.
@@ -72,14 +67,13 @@ impl Strategy {
     ///
     /// [`NoCache`] when the strategy keeps none.
     pub fn caching_or_refuse(&self) -> Result<&dyn Caching, NoCache> {
-        self.caching().ok_or_else(|| NoCache { name: self.name().to_owned() })
+        self.control().caching.ok_or_else(|| NoCache { name: self.name().to_owned() })
     }
 
     /// The allocator itself, for layers: without the choice around it a call is one jump less.
     pub(crate) fn into_box(self) -> Box<dyn DeviceAllocator> {
         match self {
-            Self::Native(own) => Box::new(own),
-            Self::Expandable(own) => Box::new(own),
+            Self::Native(own) => own,
             Self::MallocAsync(own) => own,
             Self::Pluggable(own) => own,
             Self::Cpu(own) => Box::new(own),
@@ -90,15 +84,10 @@ impl Strategy {
 
     /// The engine behind the strategy, if it has one of ours.
     #[must_use]
-    pub fn engine(&self) -> Option<&crate::cache::Engine> {
+    pub fn engine(&self) -> Option<&Engine> {
         match self {
-            Self::Native(native) => Some(native.engine()),
-            Self::Expandable(expandable) => Some(expandable.engine()),
-            Self::MallocAsync(_)
-            | Self::Pluggable(_)
-            | Self::Cpu(_)
-            | Self::User(_)
-            | Self::Fronted(_) => None,
+            Self::Native(engine) => Some(engine),
+            _ => None,
         }
     }
 }

@@ -28,7 +28,7 @@ fn handle(machine: &impl Machine, conf: &str) -> Handle {
 }
 
 fn live_blocks(handle: &Handle) -> i64 {
-    handle.counters().expect("these strategies count").statistics().allocation.all.current
+    handle.control().counters.expect("these strategies count").statistics().allocation.all.current
 }
 
 #[cfg(target_os = "linux")]
@@ -210,7 +210,7 @@ fn a_block_that_was_freed_behind_the_buffers_back_is_counted() {
     let machine = SimMachine::new(64 * MIB);
     let handle = handle(&machine, "backend:cudaMallocAsync");
     let vec = handle.zeroed::<u8>(100, ON).unwrap();
-    handle.raw_addresses().unwrap().free_raw(vec.address()).unwrap();
+    handle.free_raw(vec.address()).unwrap();
     drop(vec);
     assert_eq!(handle.lost_blocks(), 1);
 }

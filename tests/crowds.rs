@@ -71,8 +71,8 @@ fn under_pressure(threads: usize, settings: Settings) {
     scene.resets_peaks = settings.expandable_segments;
     let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |over| {
         let mut dice = Dice::new(7);
-        let caching = scene.strategy.caching().expect("the native strategy caches");
-        let counters = scene.strategy.counters().expect("the native strategy counts");
+        let caching = scene.strategy.control().caching.expect("the native strategy caches");
+        let counters = scene.strategy.control().counters.expect("the native strategy counts");
         let engine = scene.strategy.engine().expect("the native strategy has an engine");
         while !over.load(SeqCst) {
             match dice.below(11) {
@@ -174,7 +174,7 @@ fn overlapping_growth_never_passes_the_limit() {
         let settings =
             Settings { release_lock_on_device_allocate: unlocked, ..Settings::default() };
         let scene = Scene::with_settings(1 << 30, EventMode::Immediate, 4, settings);
-        let caching = scene.strategy.caching().expect("the native strategy caches");
+        let caching = scene.strategy.control().caching.expect("the native strategy caches");
         caching.set_limit_bytes(Some(90 * MIB));
         let (over, failures) = (AtomicBool::new(false), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -228,7 +228,7 @@ fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, 
         BuildOptions::default(),
     )
     .expect("the device can do it");
-    strategy.caching().expect("it caches").set_limit_bytes(limit_bytes);
+    strategy.control().caching.expect("it caches").set_limit_bytes(limit_bytes);
     let begin = Barrier::new(2);
     let served = thread::scope(|scope| {
         let threads = [3, 7].map(|stream| {

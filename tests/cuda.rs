@@ -202,7 +202,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
             cuda.fill(slow.address(), value, 256 * MIB, side).unwrap();
         }
         cuda.copy(target.address(), address, bytes, side).unwrap();
-        strategy.cross_stream().unwrap().record_stream(&source, side).unwrap();
+        strategy.control().cross_stream.unwrap().record_stream(&source, side).unwrap();
         give(&strategy, source);
         let other = take(&strategy, bytes, home);
         assert_ne!(other.address(), address, "{conf}: its other stream works");
@@ -283,7 +283,7 @@ fn a_join_inside_a_capture_frees_what_it_joins() {
         let block = take(&strategy, 8 * MIB, stream);
         let address = block.address();
         cuda.fill(address, 1, 8 * MIB, side).unwrap();
-        strategy.cross_stream().unwrap().record_stream(&block, side).unwrap();
+        strategy.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
         give(&strategy, block);
         let early = take(&strategy, 8 * MIB, stream);
         assert_ne!(early.address(), address);
@@ -364,7 +364,7 @@ fn a_peer_reaches_what_it_was_let_into() {
         let strategy = strategy(&cuda, conf);
         let stream = cuda.create_stream().unwrap();
         let early = take(&strategy, 4 * MIB, stream);
-        strategy.peer_access().unwrap().enable_peer_access(DeviceId(1)).unwrap();
+        strategy.control().peer_access.unwrap().enable_peer_access(DeviceId(1)).unwrap();
         let late = take(&strategy, 40 * MIB, stream);
         let there = second.create_stream().unwrap();
         for block in [&early, &late] {
@@ -389,7 +389,7 @@ fn the_other_process_opens_and_answers() {
         .collect();
     let handle = SharedHandle::from_bytes(&bytes).unwrap();
     let strategy = strategy(&cuda, "");
-    let seen = strategy.sharing().unwrap().open(&handle).unwrap();
+    let seen = strategy.control().sharing.unwrap().open(&handle).unwrap();
     assert!(holds(&cuda, seen.address(), seen.size_bytes(), 77, StreamId::DEFAULT));
     cuda.fill(seen.address(), 78, seen.size_bytes(), StreamId::DEFAULT).unwrap();
     cuda.synchronize_device().unwrap();
@@ -412,7 +412,7 @@ fn a_block_is_shared_between_two_processes() {
         let block = &pair[1];
         cuda.fill(block.address(), 77, 3 * MIB, StreamId::DEFAULT).unwrap();
         cuda.synchronize_device().unwrap();
-        let handle = match strategy.sharing().unwrap().share(block) {
+        let handle = match strategy.control().sharing.unwrap().share(block) {
             Ok(handle) => handle,
             Err(error) if is_not_supported(&error) => {
                 skip(format_args!("{conf:?} cannot be shared here: {error}"));

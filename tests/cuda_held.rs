@@ -172,7 +172,7 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     if !has_free(&cuda, 1024 * MIB) {
         return;
     }
-    let streams = native.cross_stream().expect("it follows streams");
+    let streams = native.control().cross_stream.expect("it follows streams");
     let [home, side] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let block = native.allocate(Request::new(512 * MIB, home)).unwrap();
     for value in 0..100 {
@@ -183,7 +183,7 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     let captured = CudaContext::new(0).unwrap().new_stream().unwrap();
     let pool = PoolId::next_user();
     let scope = PoolScope::open(
-        native.private_pools().expect("it has pools"),
+        native.control().private_pools.expect("it has pools"),
         pool,
         ScopeFilter::this_thread(),
     )
@@ -216,11 +216,11 @@ fn memory_that_goes_back_breaks_no_capture_of_another_thread() {
         let config = Config::parse(conf, &Default::default()).unwrap();
         let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
         let strategy = build(&config, driver, BuildOptions::default()).unwrap();
-        let caching = strategy.caching().unwrap();
+        let caching = strategy.control().caching.unwrap();
         let home = cuda.create_stream().unwrap();
         let take = |bytes| strategy.allocate(Request::new(bytes, home)).unwrap();
         strategy.free(take(60 * MIB)).unwrap();
-        let stats = || strategy.counters().unwrap().statistics();
+        let stats = || strategy.control().counters.unwrap().statistics();
         caching.set_limit_bytes(Some(100 * MIB));
         let captured = CudaContext::new(0).unwrap().new_stream().unwrap();
         captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();

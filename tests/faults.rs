@@ -7,9 +7,7 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{
-    Allocation, Caching, CrossStream, DeviceAllocator, RawAddresses, Request,
-};
+use stratalloc::allocator::{Allocation, Caching, CrossStream, DeviceAllocator, Request};
 use stratalloc::config::{Compat, Config, Settings};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Driver, FaultPlan, Faulty, Sim};
@@ -126,15 +124,15 @@ impl Bench {
     }
 
     fn caching(&self) -> &dyn Caching {
-        self.strategy.caching().expect("the native strategy caches")
+        self.strategy.control().caching.expect("the native strategy caches")
     }
 
-    fn raw(&self) -> &dyn RawAddresses {
-        self.strategy.raw_addresses().expect("built with addresses")
+    fn raw(&self) -> &Strategy {
+        &self.strategy
     }
 
     fn cross_stream(&self) -> &dyn CrossStream {
-        self.strategy.cross_stream().expect("the native strategy crosses streams")
+        self.strategy.control().cross_stream.expect("the native strategy crosses streams")
     }
 
     fn used_bytes(&self) -> u64 {
@@ -258,7 +256,7 @@ impl Bench {
         self.check()?;
         ensure_eq!(self.used_bytes(), 0, "used after everything was freed");
         self.run_workload()?;
-        let statistics = self.strategy.counters().ok_or("counts")?.statistics();
+        let statistics = self.strategy.control().counters.ok_or("counts")?.statistics();
         ensure!(statistics.allocation.all.current > 0, "the workload leaves blocks");
         Ok(())
     }

@@ -47,7 +47,7 @@ fn history(allocator: &dyn DeviceAllocator) -> Arc<History> {
 }
 
 fn recording(allocator: &dyn DeviceAllocator) -> &dyn Recording {
-    allocator.recording().expect("everything that is built records")
+    allocator.control().recording.expect("everything that is built records")
 }
 
 fn take(allocator: &dyn DeviceAllocator, bytes: u64, stream: u64) -> Allocation {

@@ -35,7 +35,7 @@ fn host() -> Arc<Host> {
 fn bytes_survive(host: &Arc<Host>, driver: Arc<dyn Driver>) -> bool {
     let allocator =
         registry::build(&Config::default(), driver, BuildOptions::default()).expect("it is built");
-    let cross: &dyn CrossStream = allocator.cross_stream().expect("native knows streams");
+    let cross: &dyn CrossStream = allocator.control().cross_stream.expect("native knows streams");
     let first = allocator.allocate(Request::new(BYTES, OWNER)).expect("it fits");
     let first_address = first.address();
     let gate = host.hold(OTHER);
@@ -76,10 +76,10 @@ fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
     let allocator = registry::build(&Config::default(), driver, BuildOptions::default()).unwrap();
     let stream = host.create_stream().unwrap();
     let block = allocator.allocate(Request::new(BYTES, OWNER)).unwrap();
-    allocator.cross_stream().unwrap().record_stream(&block, stream).unwrap();
+    allocator.control().cross_stream.unwrap().record_stream(&block, stream).unwrap();
     host.destroy_stream(stream).unwrap();
     allocator.free(block).unwrap();
-    let statistics = allocator.counters().unwrap().statistics();
+    let statistics = allocator.control().counters.unwrap().statistics();
     assert_eq!(statistics.active.all.current, 0);
 }
 

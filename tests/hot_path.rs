@@ -149,7 +149,7 @@ fn replace(strategy: &Strategy, live: &mut [Option<Allocation>], draws: &[Draw],
 }
 
 fn replace_raw(strategy: &Strategy, live: &mut [u64], draws: &[Draw], steps: usize) {
-    let raw = strategy.raw_addresses().expect("built with raw addresses");
+    let raw = &strategy;
     for draw in draws.iter().cycle().take(steps) {
         if live[draw.place] != 0 {
             raw.free_raw(live[draw.place]).expect("a live address is taken back");
@@ -167,7 +167,7 @@ fn fill(strategy: &Strategy, draws: &[Draw]) -> Vec<Option<Allocation>> {
 /// Runs `STEPS` steps and checks that all were hits and none touched the heap or the driver.
 #[track_caller]
 fn costs_nothing(sim: &Sim, strategy: &Strategy, steps: impl FnOnce()) {
-    let counters = strategy.counters().expect("native counts");
+    let counters = strategy.control().counters.expect("native counts");
     let before = counters.statistics();
     let (calls, (taken, _)) = (sim.total_calls(), heap());
     steps();
@@ -212,7 +212,7 @@ fn a_hit_of_the_front_reaches_neither_the_heap_nor_the_strategy() {
     let sizes = [1, 500, 512, 513, 4096, 100_000, MIB];
     let step = |bytes: u64| give(&fronted, take(&fronted, bytes));
     sizes.into_iter().for_each(step);
-    let requests = || fronted.counters().expect("native counts").statistics().hits;
+    let requests = || fronted.control().counters.expect("native counts").statistics().hits;
     let (before, calls, (taken, _)) = (requests(), sim.total_calls(), heap());
     (0..10_000).for_each(|n| step(sizes[n % sizes.len()]));
     let taken = heap().0 - taken;
@@ -296,7 +296,7 @@ fn memory_stays_flat_over_millions_of_random_operations() {
 #[test]
 fn blocks_that_other_streams_use_leave_nothing_behind() {
     let (sim, strategy) = native(TIB, true, EventMode::Manual);
-    let cross = strategy.cross_stream().expect("native knows other streams");
+    let cross = strategy.control().cross_stream.expect("native knows other streams");
     let mut live: Vec<Option<Allocation>> = (0..64).map(|_| None).collect();
     let mut round = || {
         for place in &mut live {
@@ -317,7 +317,7 @@ fn blocks_that_other_streams_use_leave_nothing_behind() {
     (0..2000).for_each(|_| round());
     assert_eq!(sim.calls("create_event"), events, "events are reused");
     assert_eq!(heap().1, warm, "bytes held after 2,000 rounds");
-    let now = strategy.counters().expect("native counts").statistics();
+    let now = strategy.control().counters.expect("native counts").statistics();
     assert_eq!(now.active.all.current, 0);
 }
 

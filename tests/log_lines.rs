@@ -35,7 +35,12 @@ impl Log for Logger {
             if let Ok(block) = allocator.allocate(Request::new(3 * MIB, StreamId(77))) {
                 allocator.free(block).expect("it is live");
             }
-            allocator.caching().expect("it caches").empty_cache().expect("the device frees");
+            allocator
+                .control()
+                .caching
+                .expect("it caches")
+                .empty_cache()
+                .expect("the device frees");
         }
     }
 
@@ -119,7 +124,7 @@ fn a_miss_a_step_a_release_a_failure_and_a_switch_are_logged_when_no_lock_is_hel
     assert!(LOGGER.allocator.set(Arc::clone(&allocator)).is_ok());
     let block = take(&allocator, 30 * MIB).expect("there is room");
     allocator.free(block).expect("it is live");
-    allocator.caching().expect("it caches").empty_cache().expect("the device frees");
+    allocator.control().caching.expect("it caches").empty_cache().expect("the device frees");
     take(&allocator, 100 * MIB).expect_err("more than the device has");
     let seen = texts(lines());
     let has = |part: &str| seen.iter().any(|line| line.contains(part));

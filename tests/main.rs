@@ -22,7 +22,6 @@ mod cuda;
 mod exactness;
 mod expandable;
 mod faults;
-mod forwarding;
 #[cfg(all(
     feature = "replay",
     feature = "pluggable",

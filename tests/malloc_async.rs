@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, RawAddresses, Recording, Request,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Recording, Request,
 };
 use stratalloc::config::{Compat, Config, Settings};
 use stratalloc::driver::sim::SimOptions;
@@ -233,7 +233,7 @@ fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
     let bed = sim(128);
     let seen = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&seen);
-    bed.allocator.hooks().unwrap().add_oom_observer(Arc::new(move |report| {
+    bed.allocator.control().hooks.unwrap().add_oom_observer(Arc::new(move |report| {
         assert_eq!(report.requested_bytes, 100 * MIB);
         count.fetch_add(1, Ordering::Relaxed);
     }));
@@ -258,7 +258,7 @@ fn free_memory_callbacks_are_asked_before_anything_is_waited_for() {
     let kept = allocator.allocate(Request::new(96 * MIB, StreamId::DEFAULT)).unwrap();
     let cell = Arc::new(parking_lot::Mutex::new(Some(kept)));
     let weak = Arc::downgrade(&allocator);
-    allocator.hooks().unwrap().add_free_memory_callback(Arc::new(move || {
+    allocator.control().hooks.unwrap().add_free_memory_callback(Arc::new(move || {
         let allocator = weak.upgrade().expect("it calls");
         cell.lock().take().is_some_and(|block| allocator.free(block).is_ok())
     }));
@@ -478,7 +478,7 @@ fn peers_reach_pools_of_before_and_after() {
     let sim = Arc::new(Sim::new(options));
     let driver = Arc::clone(&sim) as Arc<dyn Driver>;
     let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
-    let peers = allocator.peer_access().expect("the device has peers");
+    let peers = allocator.control().peer_access.expect("the device has peers");
     assert!(peers.enable_peer_access(DeviceId(0)).is_err());
     assert!(peers.enable_peer_access(DeviceId(5)).is_err());
     peers.enable_peer_access(DeviceId(1)).unwrap();
@@ -486,7 +486,8 @@ fn peers_reach_pools_of_before_and_after() {
     assert_eq!(peers.peers(), [DeviceId(1)]);
     let opened = sim.calls("open_pool");
     allocator
-        .private_pools()
+        .control()
+        .private_pools
         .unwrap()
         .create_pool(PoolId::next_user(), Default::default())
         .unwrap();

@@ -87,7 +87,7 @@ impl Bed {
 
     /// Bytes in callers' hands, and those that wait besides.
     fn live_and_draining(&self) -> (i64, i64) {
-        let statistics = self.strategy.counters().expect("it counts").statistics();
+        let statistics = self.strategy.control().counters.expect("it counts").statistics();
         let live = statistics.allocated_bytes.all.current;
         (live, statistics.active_bytes.all.current - live)
     }
@@ -119,7 +119,7 @@ fn a_block_changes_threads_only_when_the_freeing_threads_work_is_done() {
             bed.give(other);
             bed.give(third);
             bed.device.inner().complete_all();
-            bed.strategy.caching().unwrap().empty_cache().unwrap();
+            bed.strategy.control().caching.unwrap().empty_cache().unwrap();
             assert_eq!(bed.live_and_draining(), (0, 0));
             bed.check();
         }
@@ -180,13 +180,13 @@ fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
 fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let raw = bed.strategy.raw_addresses().expect("built with addresses");
+        let raw = &bed.strategy;
         let address = bed.strategy.allocate(Request::new(MIB, OWN)).map(|b| b.address()).unwrap();
         bed.device.fill(address, 1, MIB, OWN).unwrap();
         raw.free_raw(address).unwrap();
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
         bed.device.inner().complete_all();
-        bed.strategy.cross_stream().unwrap().process_events().unwrap();
+        bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
         let there = bed.strategy.allocate(Request::new(MIB, OWN).at(address)).unwrap();
         bed.give(bed.worked(there, OWN));
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: at an address");
@@ -198,7 +198,7 @@ fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
 fn a_private_pool_keeps_threads_apart_too() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pools = bed.strategy.private_pools().expect("it has pools");
+        let pools = bed.strategy.control().private_pools.expect("it has pools");
         let pool = PoolId::next_user();
         pools.create_pool(pool, PoolOptions::default()).unwrap();
         let take = || {
@@ -227,15 +227,15 @@ fn a_private_pool_keeps_threads_apart_too() {
 #[test]
 fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
     let bed = Bed::new(20 * MIB, "");
-    let pools = bed.strategy.private_pools().expect("it has pools");
+    let pools = bed.strategy.control().private_pools.expect("it has pools");
     let pool = PoolId::next_user();
     let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     pools.create_pool(pool, options).unwrap();
     let idle = bed.strategy.allocate(Request::new(20 * MIB, OWN).in_pool(pool)).unwrap();
     bed.give(idle);
-    bed.strategy.cross_stream().unwrap().process_events().unwrap();
+    bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
     bed.device.inner().complete_all();
-    bed.strategy.cross_stream().unwrap().process_events().unwrap();
+    bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
     let helped = bed.take(20 * MIB, OWN);
     bed.give(helped);
     assert_eq!(bed.live_and_draining(), (0, 20 << 20), "work runs on it still");
@@ -246,7 +246,7 @@ fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
 fn what_is_freed_inside_its_capture_waits_for_the_end() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pools = bed.strategy.private_pools().expect("it has pools");
+        let pools = bed.strategy.control().private_pools.expect("it has pools");
         let eager = bed.take(MIB, OWN);
         let capture = Capture::begin(&*bed.device, OWN).unwrap();
         let pool = PoolId::next_capture();
@@ -269,7 +269,7 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         assert_eq!(bed.look(MIB, OWN), address, "{conf}");
         drop(graph);
         bed.device.inner().complete_all();
-        bed.strategy.caching().unwrap().empty_cache().unwrap();
+        bed.strategy.control().caching.unwrap().empty_cache().unwrap();
         bed.check();
     }
 }
@@ -277,7 +277,7 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
 #[test]
 fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off() {
     let bed = Bed::new(ROOMY, "");
-    let pools = bed.strategy.private_pools().expect("it has pools");
+    let pools = bed.strategy.control().private_pools.expect("it has pools");
     let [user, captured] = [0; 2].map(|_| bed.device.create_stream().unwrap());
     let begin = |stream, pool| {
         let capture = Capture::begin(&*bed.device, stream).unwrap();
@@ -289,13 +289,13 @@ fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off()
     Capture::end(&*bed.device, OWN).unwrap();
     let graph = scope.finish();
     let address = result.address();
-    bed.strategy.cross_stream().unwrap().record_stream(&result, user).unwrap();
+    bed.strategy.control().cross_stream.unwrap().record_stream(&result, user).unwrap();
     let result = bed.worked(bed.worked(result, user), OWN);
     let scope = begin(captured, PoolId::next_capture());
     bed.give(result);
     Capture::end(&*bed.device, captured).unwrap();
     drop(scope.finish());
-    let process = || bed.strategy.cross_stream().unwrap().process_events().unwrap();
+    let process = || bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
     let there = || {
         process();
         let block = bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap();
@@ -317,20 +317,26 @@ fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off()
 fn what_a_checkpoint_brings_back_obeys_too() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pools = bed.strategy.private_pools().expect("it has pools");
+        let pools = bed.strategy.control().private_pools.expect("it has pools");
         let capture = Capture::begin(&*bed.device, OWN).unwrap();
         let pool = PoolId::next_capture();
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
         let result = bed.take(MIB, OWN);
         Capture::end(&*bed.device, OWN).unwrap();
         let graph = scope.finish();
-        let checkpoint =
-            bed.strategy.checkpoints().expect("it has checkpoints").checkpoint(pool).unwrap();
+        let checkpoint = bed
+            .strategy
+            .control()
+            .checkpoints
+            .expect("it has checkpoints")
+            .checkpoint(pool)
+            .unwrap();
         let address = result.address();
         // Twice: what came back does not stand in the way of the next time.
         assert_eq!(
             bed.strategy
-                .checkpoints()
+                .control()
+                .checkpoints
                 .expect("it has checkpoints")
                 .restore(&checkpoint)
                 .unwrap()
@@ -339,8 +345,13 @@ fn what_a_checkpoint_brings_back_obeys_too() {
             address,
             "{conf}"
         );
-        let mut restored =
-            bed.strategy.checkpoints().expect("it has checkpoints").restore(&checkpoint).unwrap();
+        let mut restored = bed
+            .strategy
+            .control()
+            .checkpoints
+            .expect("it has checkpoints")
+            .restore(&checkpoint)
+            .unwrap();
         let again = restored.live.pop().expect("it was live");
         bed.give(bed.worked(again, OWN));
         let take = || bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap();
@@ -358,7 +369,7 @@ fn what_a_checkpoint_brings_back_obeys_too() {
 #[test]
 fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
     let bed = Bed::new(ROOMY, "expandable_segments:True");
-    let pools = bed.strategy.private_pools().expect("it has pools");
+    let pools = bed.strategy.control().private_pools.expect("it has pools");
     bed.elsewhere(|| {
         let capture = Capture::begin(&*bed.device, OWN).unwrap();
         let filter = ScopeFilter::Capture(capture);
@@ -369,7 +380,7 @@ fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
     });
     // A launch of the graph may run still, on a stream that only its thread can name.
     bed.device.interceptor().take_order();
-    bed.strategy.caching().unwrap().empty_cache().unwrap();
+    bed.strategy.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!(bed.device.interceptor().take_order(), ["synchronize_device", "unmap"]);
     bed.check();
 }
@@ -380,7 +391,7 @@ fn use_by_a_threads_own_stream_of_another_streams_block_is_waited_for() {
     let stream = bed.device.create_stream().unwrap();
     let block = bed.take(MIB, stream);
     let address = block.address();
-    bed.strategy.cross_stream().unwrap().record_stream(&block, OWN).unwrap();
+    bed.strategy.control().cross_stream.unwrap().record_stream(&block, OWN).unwrap();
     bed.give(bed.worked(block, OWN));
     bed.device.inner().complete_stream(stream);
     assert_ne!(bed.elsewhere(|| bed.look(MIB, stream)), address);

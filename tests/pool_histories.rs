@@ -207,7 +207,7 @@ impl<D: Base> History<D> {
     }
 
     fn use_elsewhere(&mut self, at: usize, stream: StreamId) -> Checked {
-        let others = self.strategy.cross_stream().expect("it knows streams");
+        let others = self.strategy.control().cross_stream.expect("it knows streams");
         // Uses inside a capture end with it or by a join; only those outside are followed here.
         let captured = self.is_captured(stream);
         let mine = &mut self.held[at];
@@ -227,7 +227,11 @@ impl<D: Base> History<D> {
             return Ok(());
         };
         let Some(restored) = told(
-            self.engine().checkpoints().expect("it has checkpoints").restore(&self.checkpoints[at]),
+            self.engine()
+                .control()
+                .checkpoints
+                .expect("it has checkpoints")
+                .restore(&self.checkpoints[at]),
         )?
         else {
             return Ok(());
@@ -362,7 +366,11 @@ impl<D: Base> History<D> {
             Op::Checkpoint { pool } => {
                 if let Some(pool) = self.pool(pool)
                     && let Some(taken) = told(
-                        self.engine().checkpoints().expect("it has checkpoints").checkpoint(pool),
+                        self.engine()
+                            .control()
+                            .checkpoints
+                            .expect("it has checkpoints")
+                            .checkpoint(pool),
                     )?
                 {
                     self.checkpoints.truncate(3);

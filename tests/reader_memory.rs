@@ -335,7 +335,8 @@ fn a_history_of_millions_is_written_in_little_memory() {
     let config = Config::parse("backend:native", &registry::key_table()).unwrap();
     let device = Arc::new(Sim::new(SimOptions::default()));
     let allocator = registry::build(&config, device, BuildOptions::default()).unwrap();
-    let recording = allocator.recording().expect("every strategy that is built here records");
+    let recording =
+        allocator.control().recording.expect("every strategy that is built here records");
     recording.history().start(&RecordOptions::default());
     let pairs = runs::runs(350_000);
     for stream in 0..pairs {

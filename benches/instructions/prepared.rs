@@ -42,7 +42,7 @@ impl Case {
             Self::PairRaw => {
                 let strategy = strategy("backend:native", true).0;
                 Prepared::new(move || {
-                    let raw = strategy.raw_addresses().expect("it was asked for");
+                    let raw = &strategy;
                     for _ in 0..steps {
                         let request = Request::new(512, StreamId::DEFAULT);
                         let address = strategy.allocate(request).expect(FITS).address();
@@ -69,7 +69,7 @@ impl Case {
                 let (strategy, device) = strategy("backend:native", false);
                 let other = StreamId(0x10);
                 Prepared::new(move || {
-                    let cross = strategy.cross_stream().expect("the engine knows streams");
+                    let cross = strategy.control().cross_stream.expect("the engine knows streams");
                     for _ in 0..steps {
                         let request = Request::new(64 * KIB, StreamId::DEFAULT);
                         let block = strategy.allocate(request).expect(FITS);

@@ -1,9 +1,9 @@
 //! The trait that every allocator implements, and the types of its arguments and results.
 //!
 //! A user-defined allocator implements [`DeviceAllocator::allocate`] and
-//! [`DeviceAllocator::free`]; everything else is a capability that callers ask for and that may be
-//! absent. Every wrapper must forward every method; `forward_device_allocator!` writes that.
+//! [`DeviceAllocator::free`]; everything else is a capability that may be absent, a field of [`Control`].
 
+mod control;
 mod hooks;
 mod peers;
 mod pools;
@@ -22,6 +22,7 @@ use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::{Statistics, Usage};
 
+pub use control::Control;
 pub use hooks::{FreeMemoryCallback, Hooks, OomObserver};
 pub use peers::PeerAccess;
 pub use pools::{
@@ -216,131 +217,76 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
         "user"
     }
 
-    /// Use of a block by other streams than its own.
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        None
+    /// Frees the live block that starts at `address`, for callers that keep nothing but
+    /// [`Allocation::address`], and returns how many bytes were requested for it. Waits as
+    /// [`free`](Self::free) does. An allocator without [`Control::by_address`] knows no addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        Err(HandleError::UnknownAddress { address })
     }
 
-    /// Control over cached memory.
-    fn caching(&self) -> Option<&dyn Caching> {
-        None
+    /// [`CrossStream::record_stream`] for the live block that starts at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing has changed then.
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        let _ = stream;
+        Err(HandleError::UnknownAddress { address })
     }
 
-    /// Counters.
-    fn counters(&self) -> Option<&dyn Counters> {
-        None
+    /// The most important counters; zeros from an allocator without any. Those of the caching engine
+    /// wait for no call of the driver, also under layers.
+    fn usage(&self) -> Usage {
+        self.control().counters.map(|own| Usage::of(&own.statistics())).unwrap_or_default()
     }
 
-    /// Blocks by bare address.
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        None
-    }
-
-    /// Functions of users that are called under memory pressure.
-    fn hooks(&self) -> Option<&Hooks> {
-        None
-    }
-
-    /// Memory that only those share who ask for it.
-    fn private_pools(&self) -> Option<&dyn PrivatePools> {
-        None
-    }
-
-    /// Private pools that can go back to an earlier state.
-    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
-        None
-    }
-
-    /// Segments that grow by pages.
-    fn expandable(&self) -> Option<&dyn Expandable> {
-        None
-    }
-
-    /// Use of its memory by other devices.
-    fn peer_access(&self) -> Option<&dyn PeerAccess> {
-        None
-    }
-
-    /// Blocks in other processes.
-    fn sharing(&self) -> Option<&dyn Sharing> {
-        None
-    }
-
-    /// What happens, and who holds what. An allocator that is registered and has none gets one that looks on
-    /// from outside.
-    fn recording(&self) -> Option<&dyn Recording> {
-        None
+    /// Everything else that it can do now.
+    fn control(&self) -> Control<'_> {
+        Control::default()
     }
 }
 
-/// Writes every method of [`DeviceAllocator`] as a call of the same method on an expression, for
-/// wrappers. A method added to the trait is added here, or a wrapper would silently answer with the
-/// default; `tests/forwarding.rs` keeps watch.
-#[macro_export]
-macro_rules! forward_device_allocator {
-    ($self:ident => $inner:expr) => {
+/// Every method of [`DeviceAllocator`], as a call of the same method on `$to`.
+macro_rules! pass_on {
+    ($self:ident => $to:expr) => {
         #[inline]
-        fn allocate(
-            &$self,
-            request: $crate::allocator::Request,
-        ) -> Result<$crate::allocator::Allocation, $crate::error::AllocError> {
-            $inner.allocate(request)
+        fn allocate(&$self, request: Request) -> Result<Allocation, AllocError> {
+            $to.allocate(request)
         }
         #[inline]
-        fn free(
-            &$self,
-            allocation: $crate::allocator::Allocation,
-        ) -> Result<(), $crate::error::FreeError> {
-            $inner.free(allocation)
+        fn free(&$self, allocation: Allocation) -> Result<(), FreeError> {
+            $to.free(allocation)
         }
-        $crate::forward_device_allocator!(@rest $self => $inner);
-    };
-    (@rest $self:ident => $inner:expr) => {
         fn name(&$self) -> &str {
-            $inner.name()
+            $to.name()
         }
-        fn cross_stream(&$self) -> Option<&dyn $crate::allocator::CrossStream> {
-            $inner.cross_stream()
+        #[inline]
+        fn free_raw(&$self, address: u64) -> Result<u64, HandleError> {
+            $to.free_raw(address)
         }
-        fn caching(&$self) -> Option<&dyn $crate::allocator::Caching> {
-            $inner.caching()
+        fn record_stream_raw(&$self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+            $to.record_stream_raw(address, stream)
         }
-        fn counters(&$self) -> Option<&dyn $crate::allocator::Counters> {
-            $inner.counters()
+        fn usage(&$self) -> Usage {
+            $to.usage()
         }
-        fn raw_addresses(&$self) -> Option<&dyn $crate::allocator::RawAddresses> {
-            $inner.raw_addresses()
-        }
-        fn hooks(&$self) -> Option<&$crate::allocator::Hooks> {
-            $inner.hooks()
-        }
-        fn private_pools(&$self) -> Option<&dyn $crate::allocator::PrivatePools> {
-            $inner.private_pools()
-        }
-        fn checkpoints(&$self) -> Option<&dyn $crate::allocator::Checkpoints> {
-            $inner.checkpoints()
-        }
-        fn expandable(&$self) -> Option<&dyn $crate::allocator::Expandable> {
-            $inner.expandable()
-        }
-        fn peer_access(&$self) -> Option<&dyn $crate::allocator::PeerAccess> {
-            $inner.peer_access()
-        }
-        fn sharing(&$self) -> Option<&dyn $crate::allocator::Sharing> {
-            $inner.sharing()
-        }
-        fn recording(&$self) -> Option<&dyn $crate::allocator::Recording> {
-            $inner.recording()
+        fn control(&$self) -> Control<'_> {
+            $to.control()
         }
     };
 }
+pub(crate) use pass_on;
 
 impl<A: DeviceAllocator + ?Sized> DeviceAllocator for Box<A> {
-    forward_device_allocator!(self => (**self));
+    pass_on!(self => (**self));
 }
 
 impl<A: DeviceAllocator + ?Sized> DeviceAllocator for Arc<A> {
-    forward_device_allocator!(self => (**self));
+    pass_on!(self => (**self));
 }
 
 /// Use of a block by other streams than its own.
@@ -490,32 +436,9 @@ impl CacheInfo {
 pub trait Counters: Send + Sync {
     /// All of them at this moment: exact when no call overlaps.
     fn statistics(&self) -> Statistics;
-    /// The most important ones. Those of the caching engine wait for no call of the driver, also under
-    /// layers.
-    fn usage(&self) -> Usage {
-        Usage::of(&self.statistics())
-    }
     /// Sets every peak to its current value.
     fn reset_peaks(&self);
     /// Sets everything that was summed up since the start (allocated, freed, numbers of events) to
     /// zero.
     fn reset_accumulated(&self);
-}
-
-/// Blocks by bare address, for callers that keep nothing else: that of
-/// [`Allocation::address`], whose handle is dropped.
-pub trait RawAddresses: Send + Sync {
-    /// Frees the live block that starts at `address`, and says how many bytes were asked for it.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`]; nothing has changed then.
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError>;
-
-    /// Like [`CrossStream::record_stream`].
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`]; nothing has changed then.
-    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError>;
 }

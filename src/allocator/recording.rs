@@ -19,7 +19,7 @@ use crate::history::{History, Snapshot};
 /// # let config = Config::parse("backend:native", &registry::key_table())?;
 /// let sim = Arc::new(Sim::new(Default::default()));
 /// let allocator = registry::build(&config, sim, registry::BuildOptions::default())?;
-/// let recording = allocator.recording().ok_or("records nothing")?;
+/// let recording = allocator.control().recording.ok_or("records nothing")?;
 /// recording.history().start(&RecordOptions::at_most(1_000_000));
 /// let block = allocator.allocate(Request::new(4096, StreamId::DEFAULT))?;
 /// let actions = recording.history().entries();

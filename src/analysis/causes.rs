@@ -239,7 +239,7 @@ fn paint(
         live = live_blocks(&recording.workload, at, step.blocks);
         ControlFlow::Break(())
     })?;
-    let layout = strategy.caching().map(|caching| caching.layout()).unwrap_or_default();
+    let layout = strategy.control().caching.map(|caching| caching.layout()).unwrap_or_default();
     let mut heaps = heaps_of(&layout);
     let mut causes = Causes::default();
     heaps.iter().for_each(|heap| causes.add(&heap.causes));

@@ -18,7 +18,7 @@ pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<S
 
 /// A strategy that counts what callers hold: one that does not wears the layer `statistics`.
 pub(crate) fn counted(strategy: Strategy) -> Strategy {
-    match strategy.counters().is_some() {
+    match strategy.control().counters.is_some() {
         true => strategy,
         false => Strategy::User(Box::new(layers::statistics::statistics(strategy))),
     }

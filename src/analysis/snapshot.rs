@@ -28,7 +28,7 @@ pub(crate) fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snap
         false => StackLevel::OfAllocations,
     };
     let begin = |strategy: &Strategy| {
-        if let Some(recording) = strategy.recording() {
+        if let Some(recording) = strategy.control().recording {
             recording.history().set_stack_provider(Some(Arc::clone(&stacks)));
             recording.history().start(&RecordOptions::default().with_stacks(level));
         }
@@ -43,7 +43,7 @@ pub(crate) fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snap
             begin(strategy);
         }
         if at == last {
-            taken.set(strategy.recording().map(|recording| recording.snapshot()));
+            taken.set(strategy.control().recording.map(|recording| recording.snapshot()));
         }
     })?;
     Ok(taken.into_inner().unwrap_or_default())

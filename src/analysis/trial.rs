@@ -219,7 +219,7 @@ fn open(
     let config = &recording.trace.resolved(config);
     let strategy = registry::build(config, driver, BuildOptions::default())?;
     if let Some(fraction) = fraction {
-        match strategy.caching() {
+        match strategy.control().caching {
             // What keeps no cache has no limit of its own: the device is as small.
             None if recording.limit_is_inferred() => {
                 let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);

@@ -52,10 +52,12 @@ impl AddressMap {
     pub(super) fn heap_of(&self, address: u64) -> Option<u32> {
         let (leaf, at) = path(address / GRANULE_BYTES);
         let Some(leaf) = self.root.get(leaf) else { return self.ask_map(address) };
-        match leaf.get()?[at].load(Ordering::Acquire) {
-            NOBODY => None,
-            SHARED => self.ask_map(address),
-            heap => Some(heap - FIRST_HEAP),
+        let value = leaf.get()?[at].load(Ordering::Acquire);
+        // One comparison for a heap.
+        match value.checked_sub(FIRST_HEAP) {
+            Some(heap) => Some(heap),
+            None if value == SHARED => self.ask_map(address),
+            None => None,
         }
     }
 

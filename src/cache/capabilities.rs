@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use crate::allocator::Allocation;
 use crate::allocator::{
-    BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator,
-    Expandable, ExpandableSegment, Hooks, PeerAccess, PoolCheckpoint, PoolOptions, PrivatePools,
-    RawAddresses, Recording, Request, Restored, ScopeFilter, Sharing,
+    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Control, Counters, CrossStream,
+    DeviceAllocator, Expandable, ExpandableSegment, PeerAccess, Place, PoolCheckpoint, PoolOptions,
+    PrivatePools, Recording, Request, Restored, ScopeFilter,
 };
 use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
@@ -17,62 +16,62 @@ use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::stats::{Statistics, Usage};
 
 impl DeviceAllocator for Engine {
-    #[inline]
+    #[inline(always)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        Self::allocate(self, request)
+        match request.place {
+            Place::Anywhere => self.allocate_anywhere(request.bytes, request.stream),
+            _ => self.allocate_with_care(request),
+        }
     }
 
-    #[inline]
+    #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        Self::free(self, allocation)
+        let address = allocation.address();
+        let freed =
+            self.own(&allocation).and_then(|(cell, id)| self.free_block(cell, address, Some(id)));
+        freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
     fn name(&self) -> &str {
         "native"
     }
 
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        Some(self)
+    #[inline(never)]
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        let Some(cell) = self.cell_of(address) else {
+            return Err(HandleError::UnknownAddress { address });
+        };
+        match self.free_block(cell, address, None) {
+            Ok(size_bytes) => Ok(size_bytes),
+            Err(error) => Err(of_address(error)),
+        }
     }
 
-    fn caching(&self) -> Option<&dyn Caching> {
-        Some(self)
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        let Some(cell) = self.cell_of(address) else {
+            return Err(HandleError::UnknownAddress { address });
+        };
+        self.record_use(cell, address, stream, None).map_err(of_address)
     }
 
-    fn counters(&self) -> Option<&dyn Counters> {
-        Some(self)
+    fn usage(&self) -> Usage {
+        Self::usage(self)
     }
 
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        self.keeps_addresses().then_some(self as &dyn RawAddresses)
-    }
-
-    fn hooks(&self) -> Option<&Hooks> {
-        Some(&self.hooks)
-    }
-
-    fn private_pools(&self) -> Option<&dyn PrivatePools> {
-        Some(self)
-    }
-
-    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
-        Some(self)
-    }
-
-    fn expandable(&self) -> Option<&dyn Expandable> {
-        Some(self)
-    }
-
-    fn peer_access(&self) -> Option<&dyn PeerAccess> {
-        self.reaches_others().then_some(self as &dyn PeerAccess)
-    }
-
-    fn sharing(&self) -> Option<&dyn Sharing> {
-        Some(self)
-    }
-
-    fn recording(&self) -> Option<&dyn Recording> {
-        Some(self)
+    fn control(&self) -> Control<'_> {
+        Control {
+            cross_stream: Some(self),
+            caching: Some(self),
+            counters: Some(self),
+            by_address: self.keeps_addresses(),
+            hooks: Some(&self.hooks),
+            private_pools: Some(self),
+            checkpoints: Some(self),
+            expandable: Some(self),
+            peer_access: self.reaches_others().then_some(self as &dyn PeerAccess),
+            sharing: Some(self),
+            recording: Some(self),
+        }
     }
 }
 
@@ -152,36 +151,12 @@ impl Counters for Engine {
         Self::statistics(self)
     }
 
-    fn usage(&self) -> Usage {
-        Self::usage(self)
-    }
-
     fn reset_peaks(&self) {
         Self::reset_peaks(self);
     }
 
     fn reset_accumulated(&self) {
         Self::reset_accumulated(self);
-    }
-}
-
-impl RawAddresses for Engine {
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        let Some(cell) = self.cell_of(address) else {
-            return Err(HandleError::UnknownAddress { address });
-        };
-        match self.free_block(cell, address, |heap| heap.live_at(address)) {
-            Ok(size_bytes) => Ok(size_bytes),
-            Err(error) => Err(of_address(error)),
-        }
-    }
-
-    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        let Some(cell) = self.cell_of(address) else {
-            return Err(HandleError::UnknownAddress { address });
-        };
-        self.record_use(cell, address, stream, |heap| heap.live_at(address)).map_err(of_address)
     }
 }
 

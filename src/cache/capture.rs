@@ -20,7 +20,7 @@ use super::engine::Engine;
 use crate::config::Settings;
 use crate::driver::{CaptureStatus, NodeId, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
-use crate::heap::{Heap, Slot, StreamUse};
+use crate::heap::{BlockId, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 
 /// The blocks that wait for the ends of captures.
@@ -119,12 +119,12 @@ impl Engine {
         &self,
         cell: &HeapCell,
         address: u64,
-        find: &dyn Fn(&Heap) -> Option<Slot>,
+        id: BlockId,
     ) -> Result<(), HandleError> {
-        let (id, uses): (_, SmallVec<[StreamUse; 4]>) = {
+        let uses: SmallVec<[StreamUse; 4]> = {
             let state = cell.lock();
-            let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
-            (state.heap.id(slot), state.heap.uses(slot).collect())
+            let slot = state.heap.live(id, address).ok_or(HandleError::Stale { address })?;
+            state.heap.uses(slot).collect()
         };
         let ends = self.ends_in_graph(cell.stream(), &uses);
         let thread = uses.iter().find_map(|by| thread_of(&*self.driver, by.stream));
@@ -132,7 +132,7 @@ impl Engine {
         let mut state = self.captures.state.lock();
         let Some(slot) = self.start_draining(cell, address, id, &uses, 1) else {
             drop(state);
-            return self.free_block(cell, address, find).map(drop);
+            return self.free_unused(cell, address, id);
         };
         let (heap, pool, stream) = (cell.number, cell.pool(), cell.stream());
         state.last_serial += 1;

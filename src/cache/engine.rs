@@ -14,10 +14,10 @@ use super::events::{Attention, Waiting};
 use super::growth::{Growth, Reserved};
 use super::pools::PoolHeaps;
 use super::sharing::Shared;
-use crate::allocator::{Allocation, Hooks, Place, Request, Token};
+use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::error::{AllocError, DriverError, FractionError, HandleError};
 use crate::event_queue::EventQueue;
 use crate::heap::{BlockId, Completed, FitRules, HandOut, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
@@ -118,22 +118,14 @@ impl Engine {
         &self.driver
     }
 
-    /// See [`DeviceAllocator::allocate`](crate::allocator::DeviceAllocator::allocate).
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; nothing has changed then.
-    #[inline(always)]
-    pub fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        // Where the caller names no place the compiler drops the question, and two numbers are passed on.
-        match request.place {
-            Place::Anywhere => self.allocate_anywhere(request.bytes, request.stream),
-            _ => self.allocate_with_care(request),
-        }
-    }
-
-    #[inline]
-    fn allocate_anywhere(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
+    /// Serves a request that names no place. Compiled once: two numbers are passed in registers, and what
+    /// dispatches to it needs none for the hit.
+    #[inline(never)]
+    pub(super) fn allocate_anywhere(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Allocation, AllocError> {
         check_size(bytes)?;
         if self.attention.any() {
             return match self.attention.only_records() {
@@ -256,19 +248,6 @@ impl Engine {
         Allocation::new(address, requested_bytes, self.owner, token)
     }
 
-    /// See [`DeviceAllocator::free`](crate::allocator::DeviceAllocator::free).
-    ///
-    /// # Errors
-    ///
-    /// [`FreeError`] with the allocation; nothing has changed then.
-    #[inline]
-    pub fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let freed = self.own(&allocation).and_then(|(cell, id)| {
-            self.free_block(cell, allocation.address(), |heap| heap.live(id, allocation.address()))
-        });
-        freed.map(drop).map_err(|reason| FreeError { reason, allocation })
-    }
-
     /// The heap and the block that an allocation names.
     #[inline]
     pub(super) fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
@@ -279,28 +258,38 @@ impl Engine {
         Ok((cell.ok_or_else(stale)?, BlockId { slot: Slot(slot), generation }))
     }
 
-    /// Frees the live block that `find` finds in the heap of `cell`, and says how many bytes were asked for
-    /// it.
-    #[inline]
+    /// Frees the live block at `address` in the heap of `cell`, and returns how many bytes were requested for
+    /// it. With an id only the very block that has it.
+    #[inline(always)]
     pub(super) fn free_block(
         &self,
         cell: &HeapCell,
         address: u64,
-        find: impl Fn(&Heap) -> Option<Slot>,
+        id: Option<BlockId>,
     ) -> Result<u64, HandleError> {
         let mut state = cell.lock();
-        let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+        let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
         tracepoints::free(address);
         if state.heap.is_used_elsewhere(slot) {
             let requested_bytes = state.heap.requested_bytes(slot);
             drop(state);
-            return self.free_when_drained(cell, address, &find).map(|()| requested_bytes);
+            return self.free_when_drained(cell, address, id).map(|()| requested_bytes);
         }
         let done = self.give_back_here(cell, &mut state, slot);
         if self.history.is_on() {
             self.record_freed(cell, state, done);
         }
         Ok(done.requested_bytes)
+    }
+
+    /// Frees a block whose other streams have finished.
+    pub(super) fn free_unused(
+        &self,
+        cell: &HeapCell,
+        address: u64,
+        id: BlockId,
+    ) -> Result<(), HandleError> {
+        self.free_block(cell, address, Some(id)).map(drop)
     }
 
     /// Makes the live block at `slot`, which no other stream uses, free.
@@ -376,7 +365,7 @@ impl Engine {
     ) -> Result<(), HandleError> {
         let (cell, id) = self.own(allocation)?;
         let address = allocation.address();
-        self.record_use(cell, address, stream, |heap| heap.live(id, address))
+        self.record_use(cell, address, stream, Some(id))
     }
 
     pub(super) fn record_use(
@@ -384,12 +373,12 @@ impl Engine {
         cell: &HeapCell,
         address: u64,
         stream: StreamId,
-        find: impl Fn(&Heap) -> Option<Slot>,
+        id: Option<BlockId>,
     ) -> Result<(), HandleError> {
         // Work on a stream outside of all captures runs now, whoever else captures meanwhile.
         let captured = self.scopes.any_capture() && self.is_capturing(stream);
         let mut state = cell.lock();
-        let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+        let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
         if stream != cell.stream() {
             state.heap.record_use(slot, StreamUse { stream, captured });
         }
@@ -461,6 +450,15 @@ impl Engine {
     #[inline]
     pub(super) fn record(&self, action: Action, address: u64, size_bytes: u64, cell: &HeapCell) {
         self.history.record(cell.number.into(), || event(action, address, size_bytes, cell));
+    }
+}
+
+/// The live block at `address`; with an id only the very block that has it.
+#[inline]
+pub(super) fn live(heap: &Heap, address: u64, id: Option<BlockId>) -> Option<Slot> {
+    match id {
+        Some(id) => heap.live(id, address),
+        None => heap.live_at(address),
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use super::cell::HeapCell;
-use super::engine::Engine;
+use super::engine::{Engine, live};
 use crate::driver::{may_be_captured, unless_captured};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::Recorded;
@@ -81,13 +81,13 @@ impl Engine {
         &self,
         cell: &HeapCell,
         address: u64,
-        find: &dyn Fn(&Heap) -> Option<Slot>,
+        id: Option<BlockId>,
     ) -> Result<(), HandleError> {
         let _asks = self.history.of_free();
         let mut uses = SmallVec::<[StreamUse; 4]>::new();
         let id = {
             let state = cell.lock();
-            let slot = find(&state.heap).ok_or(HandleError::Stale { address })?;
+            let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
             state.heap.uses(slot).for_each(|by| uses.push(by));
             state.heap.id(slot)
         };
@@ -96,17 +96,17 @@ impl Engine {
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
         let now = || uses.iter().all(is_ours);
         if self.scopes.any_capture() && !now() {
-            return self.defer_free(cell, address, find);
+            return self.defer_free(cell, address, id);
         }
         // An event that is recorded in a capture never passes, also if nobody told of the capture, nor when
         // the capture has ended.
         if uses.iter().any(|by| may_be_captured(&*self.driver, by.stream)) {
-            return self.defer_free(cell, address, find);
+            return self.defer_free(cell, address, id);
         }
         let waits = match self.record_events(&uses) {
             // One has begun meanwhile.
             Err(error) if error.kind() == DriverErrorKind::CaptureActive => {
-                return self.defer_free(cell, address, find);
+                return self.defer_free(cell, address, id);
             }
             recorded => recorded?,
         };
@@ -116,14 +116,14 @@ impl Engine {
                 state.heap.forget_uses(slot);
             }
             drop(state);
-            return self.free_block(cell, address, find).map(drop);
+            return self.free_unused(cell, address, id);
         }
         let count = u32::try_from(waits.len()).expect("streams of a block are few");
         match self.start_draining(cell, address, id, &uses, count) {
             Some(slot) => self.wait_for_events(&waits, cell, slot),
             None => {
                 self.events.give_back(&waits);
-                return self.free_block(cell, address, find).map(drop);
+                return self.free_unused(cell, address, id);
             }
         }
         Ok(())

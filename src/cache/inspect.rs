@@ -267,6 +267,7 @@ mod tests {
     use std::sync::{Arc, Weak};
 
     use super::*;
+    use crate::allocator::DeviceAllocator;
     use crate::cache::EngineOptions;
     use crate::driver::Sim;
     use crate::history::{RecordOptions, Stack, StackLevel};

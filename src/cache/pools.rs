@@ -152,6 +152,7 @@ fn refuse(pool: PoolId) -> PoolError {
 
 impl Engine {
     /// Allocates while blocks wait for events, scopes are open or captures run, or where the request says.
+    #[cold]
     pub(super) fn allocate_with_care(&self, request: Request) -> Result<Allocation, AllocError> {
         check_size(request.bytes)?;
         let _asks = self.history.of_request();

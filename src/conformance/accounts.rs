@@ -19,7 +19,7 @@ use crate::stats::{Counter, PerPool, Statistics};
 pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checked {
     let asked = bed.model.requested_bytes();
     let waiting: u64 = bed.model.freed.iter().map(|freed| freed.bytes).sum();
-    if let Some(cross) = bed.allocator.cross_stream() {
+    if let Some(cross) = bed.allocator.control().cross_stream {
         cross.process_events().map_err(|error| error.to_string())?;
     }
     let Some(s) = bed.statistics() else { return Ok(()) };
@@ -90,7 +90,7 @@ pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
         let current = family.all.current;
         is(current == 0, || format!("nothing is live, {name}.all.current is {current}"))?;
     }
-    let Some(counters) = bed.allocator.counters() else { return Ok(()) };
+    let Some(counters) = bed.allocator.control().counters else { return Ok(()) };
     counters.reset_peaks();
     counters.reset_accumulated();
     let s = counters.statistics();

@@ -200,7 +200,7 @@ impl<'m> Bed<'m> {
     /// Whether no work of the device can use the blocks: they are not the device's memory, and the
     /// allocator has nothing to do with streams. Known once a block was handed out.
     pub(super) fn is_streamless(&self) -> bool {
-        self.from_driver == Some(false) && self.allocator.cross_stream().is_none()
+        self.from_driver == Some(false) && self.allocator.control().cross_stream.is_none()
     }
 
     /// Gives a live block back.
@@ -253,7 +253,8 @@ impl<'m> Bed<'m> {
     }
 
     fn record(&mut self, pick: u16, stream: StreamId) -> Result<Step, String> {
-        let (Some(at), Some(cross)) = (self.pick(pick), self.allocator.cross_stream()) else {
+        let (Some(at), Some(cross)) = (self.pick(pick), self.allocator.control().cross_stream)
+        else {
             return Ok(Step::Other);
         };
         let live = &mut self.model.live[at];
@@ -274,7 +275,7 @@ impl<'m> Bed<'m> {
     }
 
     fn empty_cache(&mut self) -> Result<Step, String> {
-        let Some(caching) = self.allocator.caching() else { return Ok(Step::Other) };
+        let Some(caching) = self.allocator.control().caching else { return Ok(Step::Other) };
         self.lines.push("empty the cache".to_owned());
         match caching.empty_cache() {
             Ok(()) => Ok(Step::Emptied),
@@ -284,7 +285,7 @@ impl<'m> Bed<'m> {
     }
 
     fn reset_peaks(&mut self) -> Step {
-        let Some(counters) = self.allocator.counters() else { return Step::Other };
+        let Some(counters) = self.allocator.control().counters else { return Step::Other };
         self.lines.push("reset the peaks".to_owned());
         self.before = Some(counters.statistics());
         counters.reset_peaks();
@@ -339,7 +340,7 @@ impl<'m> Bed<'m> {
 
     /// Nothing when it has no streams to tell of.
     fn record_illegally(&self, twin: &Allocation) -> Option<Checked> {
-        let answer = self.allocator.cross_stream()?.record_stream(twin, self.streams[0]);
+        let answer = self.allocator.control().cross_stream?.record_stream(twin, self.streams[0]);
         let accepted = || format!("use by a stream was accepted at {:#x}", twin.address());
         Some(if answer.is_err() { Ok(()) } else { Err(accepted()) })
     }
@@ -347,7 +348,7 @@ impl<'m> Bed<'m> {
     /// Its counters, if it has some.
     #[must_use]
     pub(super) fn statistics(&self) -> Option<Statistics> {
-        self.allocator.counters().map(Counters::statistics)
+        self.allocator.control().counters.map(Counters::statistics)
     }
 
     /// What the allocator holds: its counters tell, if they ever counted that, or the device, of what was
@@ -454,7 +455,7 @@ impl<'m> Bed<'m> {
     /// When the device fails.
     pub(super) fn finish_all(&mut self) -> Checked {
         self.streams.iter().for_each(|stream| self.machine.finish_stream(*stream));
-        if let Some(cross) = self.allocator.cross_stream() {
+        if let Some(cross) = self.allocator.control().cross_stream {
             cross.process_events().map_err(|error| error.to_string())?;
         }
         self.forget_finished()

@@ -12,7 +12,7 @@ use super::script::{Op, Script};
 use super::search::{self, Broken};
 use super::suite::Case;
 use super::{Checked, Options};
-use crate::allocator::{Caching, RawAddresses, Request};
+use crate::allocator::{Caching, DeviceAllocator, Request};
 use crate::driver::{Driver, FaultPlan, Faulty};
 use crate::error::DriverErrorKind;
 use crate::ids::PoolId;
@@ -65,7 +65,7 @@ impl Case<'_> {
     }
 
     pub(super) fn pressure(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.hooks().is_some())? {
+        if !self.asks(|allocator| allocator.control().hooks.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no hooks for memory pressure" });
         }
         let piece = self.options.device_bytes / PIECES;
@@ -73,7 +73,7 @@ impl Case<'_> {
         self.once(&|bed| {
             let asked = Arc::new(AtomicU64::new(0));
             let told = Arc::new(AtomicU64::new(0));
-            let Some(hooks) = bed.allocator.hooks() else { return Ok(()) };
+            let Some(hooks) = bed.allocator.control().hooks else { return Ok(()) };
             let (asks, tells) = (Arc::clone(&asked), Arc::clone(&told));
             let callback = hooks.add_free_memory_callback(Arc::new(move || {
                 asks.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl Case<'_> {
                 told if told == piece => {}
                 told => return Err(format!("{piece} bytes failed, the observer heard of {told}")),
             }
-            let Some(hooks) = bed.allocator.hooks() else { return Ok(()) };
+            let Some(hooks) = bed.allocator.control().hooks else { return Ok(()) };
             for hook in [callback, observer] {
                 if !hooks.remove(hook) || hooks.remove(hook) {
                     return Err("a hook is not removed once and no more than once".to_owned());
@@ -210,7 +210,7 @@ impl Case<'_> {
     }
 
     pub(super) fn limits(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.caching().is_some())? {
+        if !self.asks(|allocator| allocator.control().caching.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
         }
         let limit = self.options.device_bytes / 4;
@@ -270,7 +270,7 @@ impl Case<'_> {
     }
 
     pub(super) fn bare_addresses(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.raw_addresses().is_some())? {
+        if !self.asks(|allocator| allocator.control().by_address)? {
             return Ok(Outcome::NotTested { why: "it offers no bare addresses" });
         }
         self.once(&|bed| {
@@ -279,7 +279,7 @@ impl Case<'_> {
             let kept = bed.model.live.first().map_or(0, super::model::Live::start);
             bed.lines
                 .push("bare addresses: allocate, free, and free what does not live".to_owned());
-            let Some(raw) = bed.allocator.raw_addresses() else { return Ok(()) };
+            let raw = &*bed.allocator;
             let mut live = vec![(kept, 4096)];
             for bytes in [1, 512, 4096, 65_536, 1 << 20, 3 << 20] {
                 let asked = bed.allocator.allocate(Request::new(bytes, stream));
@@ -346,7 +346,7 @@ fn with_caching<T>(
     bed: &Bed<'_>,
     work: impl FnOnce(&dyn Caching) -> Result<T, String>,
 ) -> Result<T, String> {
-    work(bed.allocator.caching().ok_or("the control over cached memory has gone")?)
+    work(bed.allocator.control().caching.ok_or("the control over cached memory has gone")?)
 }
 
 fn set_limit(bed: &mut Bed<'_>, limit: Option<u64>) -> Checked {
@@ -368,7 +368,7 @@ fn stays_below(bed: &Bed<'_>, limit: u64) -> Checked {
     }
 }
 
-fn refuses(raw: &dyn RawAddresses, address: u64, what: &str) -> Checked {
+fn refuses(raw: &dyn DeviceAllocator, address: u64, what: &str) -> Checked {
     match raw.free_raw(address) {
         Err(_) => Ok(()),
         Ok(_) => Err(format!("free_raw took the address {address:#x} {what}")),

@@ -19,7 +19,7 @@ const SIZES: [u64; 6] = [1, 512, 100_000, MIB, 3 * MIB, 12 * MIB];
 
 impl Case<'_> {
     pub(super) fn private_pools(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.private_pools().is_some())? {
+        if !self.asks(|allocator| allocator.control().private_pools.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no private pools" });
         }
         self.once(&|bed| {
@@ -48,7 +48,7 @@ impl Kept {
 }
 
 fn pools<'b>(bed: &'b Bed<'_>) -> Result<&'b dyn PrivatePools, String> {
-    bed.allocator.private_pools().ok_or_else(|| "the private pools have gone".to_owned())
+    bed.allocator.control().private_pools.ok_or_else(|| "the private pools have gone".to_owned())
 }
 
 /// What must work.
@@ -209,7 +209,7 @@ fn ends(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     holds(bed, pool, &[&last])?;
     give(bed, last)?;
     bed.finish_all()?;
-    let Some(caching) = bed.allocator.caching() else {
+    let Some(caching) = bed.allocator.control().caching else {
         if pools(bed)?.pool_users(pool).is_some() {
             let done = pools(bed)?.empty_pool(pool);
             works(bed, "empty the pool", done)?;

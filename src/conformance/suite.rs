@@ -190,7 +190,7 @@ impl Case<'_> {
     }
 
     fn counters(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.counters().is_some())? {
+        if !self.asks(|allocator| allocator.control().counters.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no counters" });
         }
         let runs = self.on_a_small_device_too(self.options, &|case, _| {
@@ -204,7 +204,7 @@ impl Case<'_> {
     }
 
     fn emptying(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.caching().is_some())? {
+        if !self.asks(|allocator| allocator.control().caching.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
         }
         let runs =

@@ -110,7 +110,8 @@ impl Worker<'_> {
     }
 
     fn announce(&mut self) -> Checked {
-        let (Some(cross), Some((block, _))) = (self.allocator.cross_stream(), self.held.last())
+        let (Some(cross), Some((block, _))) =
+            (self.allocator.control().cross_stream, self.held.last())
         else {
             return Ok(());
         };
@@ -183,7 +184,7 @@ impl Case<'_> {
 
 /// The counter of blocks says so many.
 fn counts_are(allocator: &dyn DeviceAllocator, live: usize) -> Checked {
-    let Some(counters) = allocator.counters() else { return Ok(()) };
+    let Some(counters) = allocator.control().counters else { return Ok(()) };
     let counted = counters.statistics().allocation.all.current;
     if usize::try_from(counted) == Ok(live) {
         return Ok(());

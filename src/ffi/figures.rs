@@ -166,7 +166,7 @@ pub unsafe extern "C" fn stratalloc_usage(
         let reserved = unsafe { Place::new(reserved, "reserved") }?;
         // SAFETY: our caller's promise.
         let reserved_peak = unsafe { Place::new(reserved_peak, "reserved_peak") }?;
-        let now = table::find(handle)?.counters().usage();
+        let now = table::find(handle)?.usage();
         let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
         allocated.put(bytes(now.allocated_bytes));
         allocated_peak.put(bytes(now.allocated_peak_bytes));
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) ->
     status(|| {
         // SAFETY: our caller's promise.
         let place = unsafe { Place::new(count, "count") }?;
-        let live = table::find(handle)?.counters().usage().live_blocks;
+        let live = table::find(handle)?.usage().live_blocks;
         place.put(u64::try_from(live).unwrap_or(0));
         Ok(())
     })

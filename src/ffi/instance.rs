@@ -8,14 +8,14 @@ use super::said::warn;
 use super::uncached::{self, Uncached};
 use crate::allocator::{
     Caching, Checkpoints, Counters, DeviceAllocator, Expandable, Hooks, PeerAccess, PoolOptions,
-    PrivatePools, RawAddresses, Recording, Request, ScopeFilter, Sharing,
+    PrivatePools, Recording, Request, ScopeFilter, Sharing,
 };
 use crate::config::{Config, LayerSetting, PeersSetting, from_process};
 use crate::driver::Driver;
 use crate::error::{HandleError, PoolError};
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
-use crate::stats::Statistics;
+use crate::stats::{Statistics, Usage};
 use crate::strategies::Strategy;
 use crate::switch::Switchable;
 
@@ -114,7 +114,7 @@ impl Instance {
         let options = BuildOptions { raw_addresses: true };
         let allocator = Switchable::build(config, Arc::clone(&driver), options)?;
         // A block leaves here as an address, and must be found by it.
-        if allocator.raw_addresses().is_none() {
+        if !allocator.control().by_address {
             let what = "blocks by bare address (layers:[front] serves callers with handles only)";
             return Err(Failure::lacks(allocator.name(), what));
         }
@@ -175,7 +175,7 @@ impl Instance {
     }
 
     pub(super) fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), Failure> {
-        let recorded = self.raw()?.record_stream_raw(address, stream);
+        let recorded = self.allocator.record_stream_raw(address, stream);
         // A driver that takes a block back waits for everybody.
         let is_known = recorded.is_ok() || self.uncached.size_of(address).is_some();
         if is_known { Ok(()) } else { Ok(recorded?) }
@@ -239,36 +239,35 @@ impl Instance {
         }
     }
 
-    fn raw(&self) -> Result<&dyn RawAddresses, Failure> {
-        self.allocator.raw_addresses().ok_or_else(|| self.lacks("blocks by bare address"))
-    }
-
     pub(super) fn caching(&self) -> Result<&dyn Caching, Failure> {
-        self.allocator.caching().ok_or_else(|| self.lacks("cache"))
+        self.allocator.control().caching.ok_or_else(|| self.lacks("cache"))
     }
 
     pub(super) fn pools(&self) -> Result<&dyn PrivatePools, Failure> {
-        self.allocator.private_pools().ok_or_else(|| self.lacks_addresses("private pools"))
+        self.allocator.control().private_pools.ok_or_else(|| self.lacks_addresses("private pools"))
     }
 
     pub(super) fn checkpoints(&self) -> Result<&dyn Checkpoints, Failure> {
-        self.allocator.checkpoints().ok_or_else(|| self.lacks_addresses("checkpoints"))
+        self.allocator.control().checkpoints.ok_or_else(|| self.lacks_addresses("checkpoints"))
     }
 
     pub(super) fn sharing(&self) -> Result<&dyn Sharing, Failure> {
-        self.allocator.sharing().ok_or_else(|| self.lacks_addresses("blocks in other processes"))
+        self.allocator
+            .control()
+            .sharing
+            .ok_or_else(|| self.lacks_addresses("blocks in other processes"))
     }
 
     pub(super) fn peers(&self) -> Result<&dyn PeerAccess, Failure> {
-        self.allocator.peer_access().ok_or_else(|| self.lacks("use by other devices"))
+        self.allocator.control().peer_access.ok_or_else(|| self.lacks("use by other devices"))
     }
 
     pub(super) fn expandable(&self) -> Result<&dyn Expandable, Failure> {
-        self.allocator.expandable().ok_or_else(|| self.lacks("expandable segments"))
+        self.allocator.control().expandable.ok_or_else(|| self.lacks("expandable segments"))
     }
 
     pub(super) fn hooks(&self) -> &Hooks {
-        self.allocator.hooks().expect("every switchable allocator has them")
+        self.allocator.control().hooks.expect("every switchable allocator has them")
     }
 
     pub(super) fn counters(&self) -> &dyn Counters {
@@ -277,6 +276,10 @@ impl Instance {
 
     pub(super) fn recording(&self) -> &dyn Recording {
         &self.allocator
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.allocator.usage()
     }
 
     pub(super) fn statistics(&self) -> Result<Statistics, Failure> {
@@ -297,7 +300,7 @@ impl Instance {
     }
 
     pub(super) fn in_force(&self) -> InForce {
-        let limit_bytes = self.allocator.caching().and_then(Caching::limit_bytes);
+        let limit_bytes = self.allocator.control().caching.and_then(Caching::limit_bytes);
         InForce { config: self.allocator.config(), limit_bytes }
     }
 
@@ -322,7 +325,7 @@ impl Instance {
     /// Opens this device's memory to another device that can reach it, unless `peers` says none. May wait
     /// for the driver.
     pub(super) fn let_in(&self, device: DeviceId) -> Result<(), Failure> {
-        let all = (self.driver.peers(), self.allocator.peer_access());
+        let all = (self.driver.peers(), self.allocator.control().peer_access);
         let (Some(peers), Some(access)) = all else { return Ok(()) };
         let wanted = self.allocator.config().settings().peers == PeersSetting::Auto;
         if wanted && peers.can_access(device)? {

@@ -369,12 +369,12 @@ mod tests {
             let driver = Arc::<Faulty<Sim>>::clone(&faulty) as Arc<dyn Driver>;
             let config = Config::parse(conf, &Default::default()).unwrap();
             let allocator = build(&config, driver, Default::default()).unwrap();
-            let pools = allocator.private_pools().unwrap();
+            let pools = allocator.control().private_pools.unwrap();
             let [own, other] = [(); 2].map(|()| faulty.create_stream().unwrap());
             let pool = PoolId::next_user();
             pools.create_pool(pool, PoolOptions::default()).unwrap();
             let block = allocator.allocate(Request::new(4096, own).in_pool(pool)).unwrap();
-            allocator.cross_stream().unwrap().record_stream(&block, other).unwrap();
+            allocator.control().cross_stream.unwrap().record_stream(&block, other).unwrap();
             let capture = Capture::begin(&*faulty, own).unwrap();
             pools.open_scope(pool, ScopeFilter::Capture(capture)).unwrap();
             allocator.free(block).unwrap();

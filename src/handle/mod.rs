@@ -20,11 +20,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
 
-use crate::allocator::{DeviceAllocator, Request};
+use crate::allocator::{Allocation, Control, DeviceAllocator, Request, pass_on};
+
 use crate::config::Config;
 use crate::driver::Driver;
+use crate::error::{AllocError, FreeError, HandleError};
 use crate::ids::StreamId;
 use crate::registry::{BuildError, BuildOptions};
+use crate::stats::Usage;
 use crate::strategies::Strategy;
 use crate::switch::{CurrentStrategy, SwitchError, Switchable};
 
@@ -62,7 +65,7 @@ impl Handle {
     /// from, so any further string ([`Switchable::update`]) switches.
     #[must_use]
     pub fn new(strategy: Strategy, driver: Arc<dyn Driver>) -> Self {
-        let options = BuildOptions { raw_addresses: strategy.raw_addresses().is_some() };
+        let options = BuildOptions { raw_addresses: strategy.control().by_address };
         Self::of(Switchable::around(strategy, driver, options))
     }
 
@@ -232,7 +235,7 @@ fn size_of_many<T>(len: usize) -> Result<u64, BufferError> {
 }
 
 impl DeviceAllocator for Handle {
-    crate::forward_device_allocator!(self => self.inner.switchable);
+    pass_on!(self => self.switchable());
 }
 
 impl fmt::Debug for Handle {

@@ -83,8 +83,10 @@ impl<T: Pod> DeviceVec<T> {
         stream: StreamId,
     ) -> Result<Self, Allocation> {
         let item_bytes = size_of::<T>() as u64;
-        let own =
-            handle.caching().map_or(Ok(()), |caching| caching.base_allocation(&block).map(drop));
+        let own = handle
+            .control()
+            .caching
+            .map_or(Ok(()), |caching| caching.base_allocation(&block).map(drop));
         match usize::try_from(block.size_bytes().checked_div(item_bytes).unwrap_or(0)) {
             Ok(len) if own.is_ok() && item_bytes > 0 => {
                 Ok(Self::of_block(handle.clone(), Some(block), len, stream))
@@ -227,7 +229,8 @@ impl<T: Pod> DeviceVec<T> {
         }
         let streams = self
             .handle
-            .cross_stream()
+            .control()
+            .cross_stream
             .ok_or_else(|| BufferError::NoStreams { backend: self.handle.name().to_owned() })?;
         Ok(streams.record_stream(block, stream)?)
     }

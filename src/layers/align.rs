@@ -4,13 +4,12 @@
 //! which is the alignment less what the allocator below keeps anyhow. When that is enough already, all
 //! calls go straight through and all capabilities stay; otherwise see [`Shifted`] for what is absent.
 
-use super::layered::Layered;
 use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
 use crate::error::{DriverError, DriverErrorKind};
 
 /// See the [module](self).
-pub type Aligned<A> = Layered<Shifted<A, Align>>;
+pub type Aligned<A> = Shifted<A, Align>;
 
 /// The alignment.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +25,7 @@ pub fn align<A: DeviceAllocator>(inner: A, align_bytes: u64, known_bytes: u64) -
     let power = |bytes: u64| bytes.clamp(1, 1 << 62).next_power_of_two();
     let align_bytes = power(align_bytes);
     let slack_bytes = align_bytes.saturating_sub(power(known_bytes));
-    Layered::new(Shifted::new(inner, Align { align_bytes, slack_bytes }))
+    Shifted::new(inner, Align { align_bytes, slack_bytes })
 }
 
 impl Placement for Align {

@@ -6,18 +6,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layered::{Layer, Layered, out_of_memory};
+use super::watch::{Watch, Watched, out_of_memory};
 use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::config::FaultSetting;
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
-pub type Faulting<A> = Layered<Faults<A>>;
+pub type Faulting<A> = Watched<A, Faults>;
 
-/// An allocator, when requests fail, and how many there were.
+/// When requests fail, and how many there were.
 #[derive(Debug)]
-pub struct Faults<A> {
-    inner: A,
+pub struct Faults {
     when: FaultSetting,
     /// Requests so far.
     calls: AtomicU64,
@@ -27,10 +26,10 @@ pub struct Faults<A> {
 /// `inner` with requests that fail on purpose.
 pub fn fault<A: DeviceAllocator>(inner: A, when: FaultSetting) -> Faulting<A> {
     let (calls, injected) = (AtomicU64::new(0), AtomicU64::new(0));
-    Layered::new(Faults { inner, when, calls, injected })
+    Watched::new(inner, Faults { when, calls, injected })
 }
 
-impl<A: DeviceAllocator> Faults<A> {
+impl Faults {
     /// How many requests failed on purpose so far. Never waits.
     pub fn injected(&self) -> u64 {
         self.injected.load(Ordering::Relaxed)
@@ -51,15 +50,12 @@ fn chance(seed: u64, position: u64) -> f64 {
     part
 }
 
-impl<A: DeviceAllocator> Layer for Faults<A> {
-    type Inner = A;
-
-    #[inline]
-    fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+impl Watch for Faults {
+    fn allocate<A: DeviceAllocator>(
+        &self,
+        request: Request,
+        below: &A,
+    ) -> Result<Allocation, AllocError> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let FaultSetting { call: chosen, probability, seed, above_bytes } = self.when;
         let why = if chosen == Some(call) {
@@ -69,14 +65,14 @@ impl<A: DeviceAllocator> Layer for Faults<A> {
         } else if probability > 0.0 && chance(seed, call) < probability {
             format!("a chance of {probability} met request number {call}")
         } else {
-            return self.inner.allocate(request);
+            return below.allocate(request);
         };
         self.injected.fetch_add(1, Ordering::Relaxed);
         let report = OutOfMemory {
             hints: vec![format!("layers:[fault] refused this on purpose: {why}")],
             ..OutOfMemory::of(request.bytes, request.stream)
         };
-        Err(out_of_memory(&self.inner, report))
+        Err(out_of_memory(below, report))
     }
 }
 

@@ -13,7 +13,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layered::Layered;
 use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
 use crate::driver::{Driver, unless_captured};
@@ -21,7 +20,7 @@ use crate::error::DriverError;
 use crate::ids::StreamId;
 
 /// See the [module](self).
-pub type Guarded<A> = Layered<Shifted<A, Guard>>;
+pub type Guarded<A> = Shifted<A, Guard>;
 
 /// Guard bytes on each side: a multiple of what allocators align to.
 pub const GUARD_BYTES: u64 = GUARD_LEN as u64;
@@ -117,7 +116,7 @@ pub fn guard_to<A: DeviceAllocator>(
     report: DamageReporter,
 ) -> Guarded<A> {
     let damaged = AtomicU64::new(0);
-    Layered::new(Shifted::new(inner, Guard { driver, report, damaged }))
+    Shifted::new(inner, Guard { driver, report, damaged })
 }
 
 /// The same with damage written to the standard error stream.

@@ -22,15 +22,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use super::layered::{Layer, Layered, checkpoints_of, raw_of};
 use super::shift::Block;
+use super::watch::{Freeing, Watch, Watched};
 use crate::allocator::{Allocation, DeviceAllocator, PoolCheckpoint, Request, Restored, Token};
-use crate::error::{AllocError, FreeError, HandleError, PoolError};
+use crate::error::{AllocError, PoolError};
 use crate::ids::{OwnerId, StreamId, ThreadNumber};
 use crate::live_blocks::{Live, Sharded};
 
 /// See the [module](self).
-pub type Logged<A> = Layered<Log<A>>;
+pub type Logged<A> = Watched<A, Log>;
 
 /// The first line of a file.
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
@@ -47,10 +47,9 @@ struct Record {
     number: u64,
 }
 
-/// An allocator, its live blocks and the file.
+/// Live blocks and the file.
 #[derive(Debug)]
-pub struct Log<A: DeviceAllocator> {
-    inner: A,
+pub struct Log {
     live: Sharded<Record>,
     /// How many blocks were entered.
     entered: AtomicU64,
@@ -75,10 +74,10 @@ pub fn log<A: DeviceAllocator>(inner: A, path: &Path) -> io::Result<Logged<A>> {
     file.flush()?;
     let sink = Mutex::new(Sink::Open(file));
     let (live, entered) = (Sharded::default(), AtomicU64::new(0));
-    Ok(Layered::new(Log { inner, live, entered, path: path.to_owned(), sink }))
+    Ok(Watched::new(inner, Log { live, entered, path: path.to_owned(), sink }))
 }
 
-impl<A: DeviceAllocator> Log<A> {
+impl Log {
     /// Writes what is buffered. Waits for the file.
     ///
     /// # Errors
@@ -96,9 +95,7 @@ impl<A: DeviceAllocator> Log<A> {
             Sink::Broken(error) => Some(error.to_string()),
         }
     }
-}
 
-impl<A: DeviceAllocator> Log<A> {
     /// Does something with the file. Its first failure ends the log.
     fn with_file(&self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         let mut sink = self.sink.lock();
@@ -165,16 +162,13 @@ impl<A: DeviceAllocator> Log<A> {
     }
 }
 
-impl<A: DeviceAllocator> Layer for Log<A> {
-    type Inner = A;
-
-    #[inline]
-    fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let answer = self.inner.allocate(request);
+impl Watch for Log {
+    fn allocate<A: DeviceAllocator>(
+        &self,
+        request: Request,
+        below: &A,
+    ) -> Result<Allocation, AllocError> {
+        let answer = below.allocate(request);
         let Request { bytes: size_bytes, stream, .. } = request;
         match &answer {
             Ok(made) => self.took(Block { address: made.address(), size_bytes, stream }, made),
@@ -183,20 +177,19 @@ impl<A: DeviceAllocator> Layer for Log<A> {
         answer
     }
 
-    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let handle = (allocation.owner(), allocation.token());
+    fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         // A handle of another allocator may name the same address; so may one that is stale.
-        let is_meant = |record: &Record| record.handle == handle;
-        self.gives(allocation.address(), is_meant, || self.inner.free(allocation))
+        let is_meant = |record: &Record| block.handle.is_none_or(|handle| record.handle == handle);
+        self.gives(block.address, is_meant, free)
     }
 
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.gives(address, |_| true, || raw_of(&self.inner).free_raw(address))
-    }
-
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+    fn restore(
+        &self,
+        checkpoint: &PoolCheckpoint,
+        restore: impl FnOnce() -> Result<Restored, PoolError>,
+    ) -> Result<Restored, PoolError> {
         let before = self.entered.load(Ordering::Relaxed);
-        let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
+        let restored = restore()?;
         for freed in &restored.freed {
             // A block that was handed out since is another one.
             if let Some(gone) = self.take_out(freed.address, |record| record.number < before) {
@@ -215,7 +208,7 @@ impl<A: DeviceAllocator> Layer for Log<A> {
     }
 }
 
-impl<A: DeviceAllocator> Drop for Log<A> {
+impl Drop for Log {
     fn drop(&mut self) {
         self.with_file(BufWriter::flush);
     }

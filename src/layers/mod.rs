@@ -17,7 +17,8 @@
 //!
 //! [`on_oom`] and [`record`] are put around by other keys.
 //!
-//! Read next: `layered`, the calls by which blocks come and go, and `stack`, which puts a list on.
+//! Read next: [`Watch`], for layers that look; `shift`, for those that move blocks; `front`, which keeps
+//! some; and `stack`, which puts a list on.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -25,10 +26,10 @@ use std::fmt::Display;
 use std::io::Write as _;
 
 pub mod align;
+mod below;
 pub mod fault;
 pub mod front;
 pub mod guard;
-mod layered;
 pub mod limit;
 pub mod log;
 pub mod on_oom;
@@ -38,10 +39,11 @@ mod shift;
 mod stack;
 pub mod statistics;
 pub mod track;
+mod watch;
 
-pub use layered::{Layer, Layered};
 pub use shift::{Block, Placement, Shifted};
 pub use stack::{LayerError, wrap};
+pub use watch::{Freeing, Watch, Watched};
 
 /// Says a line on the standard error stream. An allocator goes on where that cannot be written.
 fn say(line: impl Display) {

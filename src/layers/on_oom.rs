@@ -10,8 +10,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::layered::{Layer, Layered};
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use super::watch::{Watch, Watched};
+use crate::allocator::{Allocation, DeviceAllocator, Recording, Request};
 use crate::error::{AllocError, OutOfMemory};
 use crate::history::Snapshot;
 use crate::sync::Global;
@@ -41,14 +41,13 @@ pub(crate) fn hold() -> impl Sized + 'static {
 }
 
 /// See the [module](self).
-pub struct OnOom<A> {
-    inner: A,
+pub struct OnOom {
     snapshot: Option<String>,
     advises: bool,
     times: AtomicUsize,
 }
 
-impl<A> fmt::Debug for OnOom<A> {
+impl fmt::Debug for OnOom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { snapshot, advises, .. } = self;
         f.debug_struct("OnOom").field("snapshot", snapshot).field("advises", advises).finish()
@@ -60,24 +59,26 @@ pub(crate) fn on_oom<A: DeviceAllocator>(
     inner: A,
     snapshot: Option<String>,
     advises: bool,
-) -> Layered<OnOom<A>> {
-    Layered::new(OnOom { inner, snapshot, advises, times: AtomicUsize::new(0) })
+) -> Watched<A, OnOom> {
+    Watched::new(inner, OnOom { snapshot, advises, times: AtomicUsize::new(0) })
 }
 
-impl<A: DeviceAllocator> OnOom<A> {
+impl OnOom {
     #[cold]
-    fn explained(&self, mut error: AllocError) -> AllocError {
-        if let AllocError::OutOfMemory(report) = &mut error {
-            self.explain(report);
+    fn explained<A: DeviceAllocator>(&self, mut error: AllocError, below: &A) -> AllocError {
+        if let AllocError::OutOfMemory(report) = &mut error
+            && let Some(recording) = below.control().recording
+        {
+            self.explain(report, recording);
         }
         error
     }
 
-    fn explain(&self, report: &mut OutOfMemory) {
+    fn explain(&self, report: &mut OutOfMemory, recording: &dyn Recording) {
         let time = self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |times| {
             (times < TIMES_MAX).then_some(times + 1)
         });
-        let (Ok(time), Some(recording)) = (time, self.inner.recording()) else { return };
+        let Ok(time) = time else { return };
         let snapshot = recording.snapshot();
         if let Some(pattern) = &self.snapshot {
             let path = path(pattern, report, time);
@@ -114,19 +115,16 @@ fn numbered(path: &Path, number: usize) -> PathBuf {
     path.with_file_name(name)
 }
 
-impl<A: DeviceAllocator> Layer for OnOom<A> {
-    type Inner = A;
-
+impl Watch for OnOom {
     #[inline]
-    fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    #[inline]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let mut answer = self.inner.allocate(request);
+    fn allocate<A: DeviceAllocator>(
+        &self,
+        request: Request,
+        below: &A,
+    ) -> Result<Allocation, AllocError> {
+        let mut answer = below.allocate(request);
         if let Err(error) = answer {
-            answer = Err(self.explained(error));
+            answer = Err(self.explained(error, below));
         }
         answer
     }

@@ -9,20 +9,19 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::layered::{Layer, Layered};
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use super::watch::{Watch, Watched};
+use crate::allocator::{Allocation, Caching, DeviceAllocator, Request};
 use crate::error::{AllocError, OutOfMemory};
 
 /// See the [module](self).
-pub type Retrying<A> = Layered<Retry<A>>;
+pub type Retrying<A> = Watched<A, Retry>;
 
 /// Called with the request, the report and the number of the attempt that failed (from 1); says whether
 /// to ask again.
 pub type OomCallback = Arc<dyn Fn(Request, &OutOfMemory, u32) -> bool + Send + Sync>;
 
-/// An allocator, and when to ask it again.
-pub struct Retry<A> {
-    inner: A,
+/// When to ask again.
+pub struct Retry {
     how: How,
     attempts_max: u32,
 }
@@ -32,7 +31,7 @@ enum How {
     EmptyCache,
 }
 
-impl<A> fmt::Debug for Retry<A> {
+impl fmt::Debug for Retry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = match self.how {
             How::Callback(_) => "callback",
@@ -48,12 +47,12 @@ pub fn retry_with<A: DeviceAllocator>(
     retries_max: u32,
     callback: OomCallback,
 ) -> Retrying<A> {
-    Layered::new(Retry { inner, how: How::Callback(callback), attempts_max: retries_max })
+    Watched::new(inner, Retry { how: How::Callback(callback), attempts_max: retries_max })
 }
 
 /// `inner`, which is asked again up to `retries_max` times, each time with an empty cache.
 pub fn retry<A: DeviceAllocator>(inner: A, retries_max: u32) -> Retrying<A> {
-    Layered::new(Retry { inner, how: How::EmptyCache, attempts_max: retries_max })
+    Watched::new(inner, Retry { how: How::EmptyCache, attempts_max: retries_max })
 }
 
 thread_local! {
@@ -76,16 +75,21 @@ impl Drop for Inside {
     }
 }
 
-impl<A: DeviceAllocator> Retry<A> {
+impl Retry {
     /// Asks again as long as it is wanted. The last error otherwise.
     #[cold]
     #[inline(never)]
-    fn ask_again(&self, request: Request, mut error: AllocError) -> Result<Allocation, AllocError> {
+    fn ask_again<A: DeviceAllocator>(
+        &self,
+        request: Request,
+        mut error: AllocError,
+        below: &A,
+    ) -> Result<Allocation, AllocError> {
         for attempt in 1..=self.attempts_max {
-            if !self.is_wanted(request, &error, attempt) {
+            if !self.is_wanted(request, &error, attempt, below.control().caching) {
                 break;
             }
-            match self.inner.allocate(request) {
+            match below.allocate(request) {
                 Ok(made) => return Ok(made),
                 Err(next) => error = next,
             }
@@ -93,7 +97,13 @@ impl<A: DeviceAllocator> Retry<A> {
         Err(error)
     }
 
-    fn is_wanted(&self, request: Request, error: &AllocError, attempt: u32) -> bool {
+    fn is_wanted(
+        &self,
+        request: Request,
+        error: &AllocError,
+        attempt: u32,
+        cache: Option<&dyn Caching>,
+    ) -> bool {
         let AllocError::OutOfMemory(report) = error else {
             return false;
         };
@@ -104,7 +114,7 @@ impl<A: DeviceAllocator> Retry<A> {
             How::Callback(callback) => callback(request, report, attempt),
             How::EmptyCache => {
                 // A driver that fails now is asked again with the request, and says so then.
-                let _ = self.inner.caching().map(|caching| caching.empty_cache());
+                let _ = cache.map(Caching::empty_cache);
                 std::thread::yield_now();
                 true
             }
@@ -112,19 +122,16 @@ impl<A: DeviceAllocator> Retry<A> {
     }
 }
 
-impl<A: DeviceAllocator> Layer for Retry<A> {
-    type Inner = A;
-
+impl Watch for Retry {
     #[inline]
-    fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    #[inline]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let mut answer = self.inner.allocate(request);
+    fn allocate<A: DeviceAllocator>(
+        &self,
+        request: Request,
+        below: &A,
+    ) -> Result<Allocation, AllocError> {
+        let mut answer = below.allocate(request);
         if let Err(error) = answer {
-            answer = self.ask_again(request, error);
+            answer = self.ask_again(request, error, below);
         }
         answer
     }

@@ -5,30 +5,29 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::layered::{Layer, Layered, raw_of};
-use crate::allocator::{Allocation, Caching, DeviceAllocator, Place, Recording, Request};
-use crate::error::{AllocError, FreeError, HandleError};
+use super::watch::{Freeing, Watch, Watched};
+use crate::allocator::{Allocation, Caching, Control, DeviceAllocator, Place, Recording, Request};
+use crate::error::AllocError;
 use crate::history::{
     Action, BlockLayout, BlockStateName, Event, History, SegmentLayout, Snapshot,
 };
 use crate::ids::PoolId;
 use crate::size::PoolKind;
 
-/// An allocator whose requests and frees are recorded.
+/// Where requests and frees are recorded.
 #[derive(Debug)]
-pub struct Record<A> {
-    inner: A,
+pub struct Record {
     history: Arc<History>,
     /// Live blocks that were handed out while the history was on: the event that says so.
     live: Mutex<HashMap<u64, Event>>,
 }
 
 /// `inner`, recording in `history`.
-pub fn record<A: DeviceAllocator>(inner: A, history: Arc<History>) -> Layered<Record<A>> {
-    Layered::new(Record { inner, history, live: Mutex::default() })
+pub fn record<A: DeviceAllocator>(inner: A, history: Arc<History>) -> Watched<A, Record> {
+    Watched::new(inner, Record { history, live: Mutex::default() })
 }
 
-impl<A: DeviceAllocator> Record<A> {
+impl Record {
     #[cold]
     fn handed_out(&self, request: Request, answer: &mut Result<Allocation, AllocError>) {
         let pool = match request.place {
@@ -75,18 +74,15 @@ impl<A: DeviceAllocator> Record<A> {
     }
 }
 
-impl<A: DeviceAllocator> Layer for Record<A> {
-    type Inner = A;
-
+impl Watch for Record {
     #[inline]
-    fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    #[inline]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn allocate<A: DeviceAllocator>(
+        &self,
+        request: Request,
+        below: &A,
+    ) -> Result<Allocation, AllocError> {
         let _asks = self.history.of_request();
-        let mut answer = self.inner.allocate(request);
+        let mut answer = below.allocate(request);
         if self.history.is_on() {
             self.handed_out(request, &mut answer);
         }
@@ -94,25 +90,16 @@ impl<A: DeviceAllocator> Layer for Record<A> {
     }
 
     #[inline]
-    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        if self.history.is_on() {
-            return self.freed(allocation.address(), || self.inner.free(allocation));
-        }
-        self.inner.free(allocation)
+    fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        if self.history.is_on() { self.freed(block.address, free) } else { free() }
     }
 
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        let free = || raw_of(&self.inner).free_raw(address);
-        if self.history.is_on() { self.freed(address, free) } else { free() }
-    }
-
-    fn recording(&self) -> Option<&dyn Recording> {
-        Some(self)
+    fn control<A: DeviceAllocator>(watched: &Watched<A, Self>) -> Control<'_> {
+        Control { recording: Some(watched), ..watched.below().control() }
     }
 }
 
-impl<A: DeviceAllocator> Recording for Record<A> {
+impl<A: DeviceAllocator> Recording for Watched<A, Record> {
     fn history(&self) -> &Arc<History> {
         &self.history
     }
@@ -120,8 +107,9 @@ impl<A: DeviceAllocator> Recording for Record<A> {
     /// As the allocator lays its memory out; where it does not say, each live block that was recorded is a
     /// segment of its own.
     fn snapshot(&self) -> Snapshot {
-        let limit_bytes = self.inner.caching().and_then(Caching::limit_bytes);
-        let told = self.inner.caching().map(Caching::layout);
+        let caching = self.below().control().caching;
+        let limit_bytes = caching.and_then(Caching::limit_bytes);
+        let told = caching.map(Caching::layout);
         let live = self.live.lock();
         let segments = told.unwrap_or_else(|| live.values().map(alone).collect());
         let captured = self.history.capture();

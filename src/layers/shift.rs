@@ -10,11 +10,14 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-use super::layered::{Layer, cross_of, raw_of};
-use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
+use super::below::{Above, PRESENT};
+use crate::allocator::{
+    Allocation, Caching, Control, CrossStream, DeviceAllocator, Request, Token,
+};
 use crate::error::{AllocError, DriverError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
 use crate::live_blocks::{Live, LiveBlocks};
+use crate::stats::Usage;
 
 /// A block as its caller has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,21 +145,15 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
             }
             copy_of(&placed.below)
         };
-        cross_of(&self.inner).record_stream(&below, stream)
+        self.cross().record_stream(&below, stream)
+    }
+
+    fn cross(&self) -> &dyn CrossStream {
+        self.inner.control().cross_stream.expect(PRESENT)
     }
 }
 
-impl<A: DeviceAllocator, P: Placement> Layer for Shifted<A, P> {
-    type Inner = A;
-
-    fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    fn moves_blocks(&self) -> bool {
-        self.place.acts()
-    }
-
+impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         if !self.place.acts() {
             return self.inner.allocate(request);
@@ -179,26 +176,58 @@ impl<A: DeviceAllocator, P: Placement> Layer for Shifted<A, P> {
             .map_err(|reason| FreeError { reason, allocation })
     }
 
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         if !self.place.acts() {
-            return raw_of(&self.inner).free_raw(address);
+            return self.inner.free_raw(address);
         }
         self.leave(address, None)
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         if !self.place.acts() {
-            return raw_of(&self.inner).record_stream_raw(address, stream);
+            return self.inner.record_stream_raw(address, stream);
         }
         self.announce(address, None, stream)
     }
 
-    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn control(&self) -> Control<'_> {
+        let below = self.inner.control();
         if !self.place.acts() {
-            return cross_of(&self.inner).record_stream(allocation, stream);
+            return below;
         }
+        Control {
+            cross_stream: below.cross_stream.map(|_| self as &dyn CrossStream),
+            caching: below.caching.map(|_| self as &dyn Caching),
+            private_pools: None,
+            checkpoints: None,
+            sharing: None,
+            ..below
+        }
+    }
+}
+
+impl<A: DeviceAllocator, P: Placement> CrossStream for Shifted<A, P> {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         allocation.check_owner(self.owner)?;
         self.announce(allocation.address(), Some(allocation.token().number()), stream)
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        self.cross().process_events()
+    }
+}
+
+impl<A: DeviceAllocator, P: Placement> Above for Shifted<A, P> {
+    fn inner(&self) -> &dyn DeviceAllocator {
+        &self.inner
     }
 
     fn below(&self, allocation: &Allocation) -> Option<Allocation> {

@@ -8,19 +8,18 @@
 
 use parking_lot::Mutex;
 
-use super::layered::{Layer, Layered, checkpoints_of, raw_of};
-use crate::allocator::{Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request, Restored};
-use crate::error::{AllocError, FreeError, HandleError, PoolError};
+use super::watch::{Watch, Watched};
+use crate::allocator::{Allocation, Control, Counters, DeviceAllocator, Request};
+use crate::error::AllocError;
 use crate::size::PoolKind;
 use crate::stats::{Counter, PerPool, Statistics, Usage};
 
 /// See the [module](self).
-pub type Counted<A> = Layered<Count<A>>;
+pub type Counted<A> = Watched<A, Count>;
 
-/// An allocator, and the counters of this layer.
-#[derive(Debug)]
-pub struct Count<A> {
-    inner: A,
+/// The counters of this layer.
+#[derive(Debug, Default)]
+pub struct Count {
     own: Mutex<Own>,
 }
 
@@ -33,7 +32,7 @@ struct Own {
 
 /// `inner` with counters of its own.
 pub fn statistics<A: DeviceAllocator>(inner: A) -> Counted<A> {
-    Layered::new(Count { inner, own: Mutex::default() })
+    Watched::new(inner, Count::default())
 }
 
 fn signed(bytes: u64) -> i64 {
@@ -64,33 +63,23 @@ impl Own {
     }
 }
 
-impl<A: DeviceAllocator> Count<A> {
+impl Count {
     fn taken(&self, size_bytes: u64) {
         let (kind, bytes) = (PoolKind::of(size_bytes), signed(size_bytes));
         let mut own = self.own.lock();
         own.blocks.increase(kind, 1);
         own.bytes.increase(kind, bytes);
     }
-
-    fn freed(&self, size_bytes: u64) {
-        let (kind, bytes) = (PoolKind::of(size_bytes), signed(size_bytes));
-        let mut own = self.own.lock();
-        own.blocks.decrease(kind, 1);
-        own.bytes.decrease(kind, bytes);
-    }
 }
 
-impl<A: DeviceAllocator> Layer for Count<A> {
-    type Inner = A;
-
+impl Watch for Count {
     #[inline]
-    fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    #[inline]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        let answer = self.inner.allocate(request);
+    fn allocate<A: DeviceAllocator>(
+        &self,
+        request: Request,
+        below: &A,
+    ) -> Result<Allocation, AllocError> {
+        let answer = below.allocate(request);
         match &answer {
             Ok(_) => self.taken(request.bytes),
             Err(AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) => {
@@ -102,33 +91,35 @@ impl<A: DeviceAllocator> Layer for Count<A> {
     }
 
     #[inline]
-    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let size_bytes = allocation.size_bytes();
-        let answer = self.inner.free(allocation);
-        if answer.is_ok() {
-            self.freed(size_bytes);
+    fn freed(&self, size_bytes: u64) {
+        let (kind, bytes) = (PoolKind::of(size_bytes), signed(size_bytes));
+        let mut own = self.own.lock();
+        own.blocks.decrease(kind, 1);
+        own.bytes.decrease(kind, bytes);
+    }
+
+    fn revived(&self, size_bytes: u64) {
+        self.taken(size_bytes);
+    }
+
+    fn usage(&self, below: Usage) -> Usage {
+        let own = self.own.lock();
+        Usage {
+            live_blocks: own.blocks.all.current,
+            allocated_bytes: own.bytes.all.current,
+            allocated_peak_bytes: own.bytes.all.peak,
+            ..below
         }
-        answer
     }
 
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        raw_of(&self.inner).free_raw(address).inspect(|size_bytes| self.freed(*size_bytes))
+    fn control<A: DeviceAllocator>(watched: &Watched<A, Self>) -> Control<'_> {
+        Control { counters: Some(watched), ..watched.below().control() }
     }
+}
 
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        let restored = checkpoints_of(&self.inner).restore(checkpoint)?;
-        restored.freed.iter().for_each(|freed| self.freed(freed.size_bytes));
-        restored.live.iter().for_each(|live| self.taken(live.size_bytes()));
-        Ok(restored)
-    }
-
-    fn counts(&self) -> bool {
-        true
-    }
-
+impl<A: DeviceAllocator> Counters for Watched<A, Count> {
     fn statistics(&self) -> Statistics {
-        let below = self.inner.counters().map(Counters::statistics);
+        let below = self.below().control().counters.map(Counters::statistics);
         let own = self.own.lock().clone();
         let num_ooms = below.as_ref().map_or(own.ooms, |below| below.num_ooms);
         let below = below.unwrap_or_default();
@@ -143,23 +134,9 @@ impl<A: DeviceAllocator> Layer for Count<A> {
         }
     }
 
-    fn usage(&self) -> Usage {
-        let below = self.inner.counters().map(Counters::usage).unwrap_or_default();
-        let (blocks, bytes) = {
-            let own = self.own.lock();
-            (own.blocks.all, own.bytes.all)
-        };
-        Usage {
-            live_blocks: blocks.current,
-            allocated_bytes: bytes.current,
-            allocated_peak_bytes: bytes.peak,
-            ..below
-        }
-    }
-
     fn reset_peaks(&self) {
         self.own.lock().families().into_iter().for_each(PerPool::reset_peaks);
-        if let Some(counters) = self.inner.counters() {
+        if let Some(counters) = self.below().control().counters {
             counters.reset_peaks();
         }
     }
@@ -169,7 +146,7 @@ impl<A: DeviceAllocator> Layer for Count<A> {
         own.families().into_iter().for_each(PerPool::reset_accumulated);
         own.ooms = 0;
         drop(own);
-        if let Some(counters) = self.inner.counters() {
+        if let Some(counters) = self.below().control().counters {
             counters.reset_accumulated();
         }
     }

@@ -65,7 +65,7 @@ fn tracked(
     inner: Box<dyn DeviceAllocator>,
     report: LeakReporter,
 ) -> (Box<dyn DeviceAllocator>, Arc<History>) {
-    let own = inner.recording().map(|recording| Arc::clone(recording.history()));
+    let own = inner.control().recording.map(|recording| Arc::clone(recording.history()));
     let (inner, history) = match own {
         Some(history) => (inner, history),
         None => {

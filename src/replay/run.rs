@@ -207,7 +207,7 @@ pub(crate) fn run_as<A: DeviceAllocator>(
         }
         runner.steps(&seeds[..before], &mut counts)?;
         if pass == 0 {
-            if let Some(counters) = allocator.counters().filter(|_| workload.seeded > 0) {
+            if let Some(counters) = allocator.control().counters.filter(|_| workload.seeded > 0) {
                 counters.reset_accumulated();
                 counters.reset_peaks();
             }
@@ -218,7 +218,7 @@ pub(crate) fn run_as<A: DeviceAllocator>(
         #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
         times.push(start.elapsed().as_secs_f64() * 1e9 / operations as f64);
         if pass == 0 {
-            let counters = allocator.counters();
+            let counters = allocator.control().counters;
             result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
             (manner.look)(&mut result.statistics);
             result.allocations = counts.allocations;
@@ -325,7 +325,7 @@ pub(super) fn create_pools<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
 ) -> Result<(), ReplayError> {
-    let Some(pools) = allocator.private_pools() else {
+    let Some(pools) = allocator.control().private_pools else {
         return Ok(());
     };
     for &pool in &workload.pools {
@@ -430,7 +430,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
                 }
             }
             Op::EmptyCache => {
-                if let Some(caching) = self.allocator.caching() {
+                if let Some(caching) = self.allocator.control().caching {
                     caching.empty_cache()?;
                 }
             }
@@ -462,7 +462,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
 
     #[cold]
     fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        let has_pools = self.allocator.private_pools().is_some();
+        let has_pools = self.allocator.control().private_pools.is_some();
         self.allocator.allocate(if has_pools { request.in_pool(pool) } else { request })
     }
 
@@ -475,7 +475,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         if let Some(lanes) = &self.lanes {
             lanes.hold(lane)?;
         }
-        if let Some(cross) = self.allocator.cross_stream() {
+        if let Some(cross) = self.allocator.control().cross_stream {
             cross.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
         }
         self.free(allocation)?;
@@ -499,7 +499,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         if let Some(lanes) = &mut self.lanes {
             lanes.finish_all()?;
         }
-        if let Some(cross) = self.allocator.cross_stream() {
+        if let Some(cross) = self.allocator.control().cross_stream {
             cross.process_events()?;
         }
         Ok(())

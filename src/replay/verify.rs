@@ -19,7 +19,8 @@ use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
 use crate::allocator::{
-    Allocation, PoolOptions, PoolScope, PrivatePools, Recording, Request, ScopeFilter,
+    Allocation, DeviceAllocator, PoolOptions, PoolScope, PrivatePools, Recording, Request,
+    ScopeFilter,
 };
 use crate::cache::{Collection, Engine, Foresight};
 use crate::config::Config;

@@ -296,7 +296,7 @@ impl HeapCounters {
 
     /// Takes spare from `other`: half of what both have, where something lacks here, if it is enough and
     /// `other` was used since the last time; everything otherwise. True when `other` has some left.
-    #[inline]
+    #[inline(never)]
     pub(super) fn take_spare(&mut self, other: &mut Self) -> bool {
         let ([small, large, both], [small_there, large_there, both_there]) =
             (&self.room, &other.room);

@@ -7,17 +7,17 @@
 
 use std::sync::Arc;
 
-use super::{Switchable, is_unknown};
+use super::{Switchable, is_unknown, of_maker};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    Expandable, ExpandableSegment, Imported, PeerAccess, RawAddresses, Recording, Sharing,
+    Expandable, ExpandableSegment, Imported, PeerAccess, Recording, Sharing,
 };
 use crate::config::Config;
 use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
-use crate::stats::{Statistics, Usage};
+use crate::stats::Statistics;
 use crate::strategies::Strategy;
 
 /// The current allocator cannot do it; it could when the capability was asked for.
@@ -25,14 +25,6 @@ use crate::strategies::Strategy;
 fn lacks(strategy: &Strategy, call: &'static str) -> DriverError {
     let message = format!("backend:{} has no such capability", strategy.name());
     DriverError::new(DriverErrorKind::NotSupported, call, 0, message)
-}
-
-/// An answer, unless it says that the block belongs elsewhere.
-fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>> {
-    match answer {
-        Err(reason) if is_unknown(&reason) => None,
-        answer => Some(answer),
-    }
 }
 
 fn nobodys(allocation: &Allocation) -> HandleError {
@@ -62,10 +54,11 @@ impl Switchable {
         address: u64,
         share: impl Fn(&dyn Sharing) -> Result<SharedHandle, SharingError>,
     ) -> Result<SharedHandle, SharingError> {
-        let found = self.core.ask(|generation| match share(generation.strategy.sharing()?) {
-            Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
-            answer => Some(answer),
-        });
+        let found =
+            self.core.ask(|generation| match share(generation.strategy.control().sharing?) {
+                Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
+                answer => Some(answer),
+            });
         found.unwrap_or(Err(HandleError::UnknownAddress { address }.into()))
     }
 }
@@ -73,7 +66,7 @@ impl Switchable {
 impl CrossStream for Switchable {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         let record = |strategy: &Strategy| {
-            let crossing = strategy.cross_stream()?;
+            let crossing = strategy.control().cross_stream?;
             of_maker(crossing.record_stream(allocation, stream))
         };
         let current = self.core.call(|generation| record(&generation.strategy));
@@ -83,7 +76,7 @@ impl CrossStream for Switchable {
 
     fn process_events(&self) -> Result<(), DriverError> {
         let processed = self.ask_undisturbed(|strategy| {
-            strategy.cross_stream().map_or(Ok(()), CrossStream::process_events)
+            strategy.control().cross_stream.map_or(Ok(()), CrossStream::process_events)
         });
         self.core.look_at_all();
         processed.into_iter().collect()
@@ -92,8 +85,9 @@ impl CrossStream for Switchable {
 
 impl Caching for Switchable {
     fn empty_cache(&self) -> Result<(), DriverError> {
-        let emptied = self
-            .ask_undisturbed(|strategy| strategy.caching().map_or(Ok(()), Caching::empty_cache));
+        let emptied = self.ask_undisturbed(|strategy| {
+            strategy.control().caching.map_or(Ok(()), Caching::empty_cache)
+        });
         self.core.look_at_all();
         self.core.spread_limit();
         emptied.into_iter().collect()
@@ -109,7 +103,7 @@ impl Caching for Switchable {
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
         self.core.with_state(|state| {
             let current = self.core.generations.current();
-            let caching = current.strategy.caching();
+            let caching = current.strategy.control().caching;
             let refused = FractionError { fraction };
             let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
             caching.set_memory_fraction(fraction)?;
@@ -127,7 +121,7 @@ impl Caching for Switchable {
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         self.core.with_state(|state| {
             let current = self.core.generations.current();
-            let caching = current.strategy.caching();
+            let caching = current.strategy.control().caching;
             let caching = caching.ok_or_else(|| lacks(&current.strategy, "apply"))?;
             if !state.fits(&current.strategy, config) {
                 let message =
@@ -139,22 +133,24 @@ impl Caching for Switchable {
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
-        self.core.call(|generation| match generation.strategy.caching() {
+        self.core.call(|generation| match generation.strategy.control().caching {
             Some(caching) => caching.cache_info(),
             None => Err(lacks(&generation.strategy, "cache_info")),
         })
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {
-        let all =
-            self.core.ask_all(|g| g.strategy.caching().map(Caching::layout).unwrap_or_default());
+        let all = self
+            .core
+            .ask_all(|g| g.strategy.control().caching.map(Caching::layout).unwrap_or_default());
         let mut layout: Vec<_> = all.into_iter().flatten().collect();
         SegmentLayout::sort(&mut layout);
         layout
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        let base = |strategy: &Strategy| of_maker(strategy.caching()?.base_allocation(allocation));
+        let base =
+            |strategy: &Strategy| of_maker(strategy.control().caching?.base_allocation(allocation));
         let found = self.core.ask(|generation| base(&generation.strategy));
         found.unwrap_or_else(|| Err(nobodys(allocation)))
     }
@@ -162,8 +158,9 @@ impl Caching for Switchable {
 
 impl Expandable for Switchable {
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        let segments =
-            |strategy: &Strategy| strategy.expandable().map(Expandable::expandable_segments);
+        let segments = |strategy: &Strategy| {
+            strategy.control().expandable.map(Expandable::expandable_segments)
+        };
         let all =
             self.core.ask_all(|generation| segments(&generation.strategy).unwrap_or_default());
         let mut all: Vec<_> = all.into_iter().flatten().collect();
@@ -177,7 +174,8 @@ impl Expandable for Switchable {
                 Some(class) => drop(state.classes.insert(stream, class.to_owned())),
                 None => drop(state.classes.remove(&stream)),
             }
-            if let Some(expandable) = self.core.generations.current().strategy.expandable() {
+            if let Some(expandable) = self.core.generations.current().strategy.control().expandable
+            {
                 expandable.set_reserve_class(stream, class);
             }
         })
@@ -191,12 +189,6 @@ impl Counters for Switchable {
         statistics
     }
 
-    fn usage(&self) -> Usage {
-        let usage = self.core.usage();
-        self.core.left();
-        usage
-    }
-
     fn reset_peaks(&self) {
         self.core.reset_peaks();
         self.core.left();
@@ -208,38 +200,19 @@ impl Counters for Switchable {
     }
 }
 
-impl RawAddresses for Switchable {
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        let free = |strategy: &Strategy| match strategy {
-            Strategy::Native(native) => of_maker(native.engine().free_raw(address)),
-            Strategy::Expandable(expandable) => of_maker(expandable.engine().free_raw(address)),
-            other => of_maker(other.raw_addresses()?.free_raw(address)),
-        };
-        let freed = self.core.call(|generation| free(&generation.strategy));
-        let found = freed.or_else(|| self.core.free_by(|generation| free(&generation.strategy)));
-        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
-    }
-
-    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        let record = |strategy: &Strategy| {
-            of_maker(strategy.raw_addresses()?.record_stream_raw(address, stream))
-        };
-        let current = self.core.call(|generation| record(&generation.strategy));
-        let found = current.or_else(|| self.core.ask(|generation| record(&generation.strategy)));
-        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
-    }
-}
-
 impl PeerAccess for Switchable {
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         self.core.with_state(|state| {
             let all = self.core.generations.all();
             let strategy = &all[0].strategy;
-            let current =
-                strategy.peer_access().ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
+            let current = strategy
+                .control()
+                .peer_access
+                .ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
             // The current one last: what it lets in, all have let in.
-            for retired in all[1..].iter().filter_map(|retired| retired.strategy.peer_access()) {
+            for retired in
+                all[1..].iter().filter_map(|retired| retired.strategy.control().peer_access)
+            {
                 retired.enable_peer_access(device)?;
             }
             current.enable_peer_access(device)?;
@@ -251,7 +224,7 @@ impl PeerAccess for Switchable {
     }
 
     fn peers(&self) -> Vec<DeviceId> {
-        let peers = |strategy: &Strategy| strategy.peer_access().map(PeerAccess::peers);
+        let peers = |strategy: &Strategy| strategy.control().peer_access.map(PeerAccess::peers);
         self.core.call(|generation| peers(&generation.strategy)).unwrap_or_default()
     }
 }
@@ -266,7 +239,7 @@ impl Sharing for Switchable {
     }
 
     fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
-        self.core.call(|generation| match generation.strategy.sharing() {
+        self.core.call(|generation| match generation.strategy.control().sharing {
             Some(sharing) => sharing.open(handle),
             None => Err(lacks(&generation.strategy, "open").into()),
         })
@@ -281,7 +254,7 @@ impl Recording for Switchable {
     /// That of the current allocator, with the segments that replaced ones still have: theirs were gathered
     /// a moment before.
     fn snapshot(&self) -> Snapshot {
-        let of = |strategy: &Strategy| strategy.recording().map(Recording::snapshot);
+        let of = |strategy: &Strategy| strategy.control().recording.map(Recording::snapshot);
         let parts = self.core.history.operation();
         let retired = self.core.each(|g| g.is_retired().then(|| of(&g.strategy)).flatten());
         let now = self.core.call(|generation| of(&generation.strategy)).unwrap_or_default();

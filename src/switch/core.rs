@@ -87,8 +87,9 @@ impl Core {
     ) -> Arc<Self> {
         let is_known = config.is_some();
         let config = config.unwrap_or_default();
-        let limit_bytes = strategy.caching().and_then(Caching::limit_bytes);
-        let history = strategy.recording().map(|own| Arc::clone(own.history())).unwrap_or_default();
+        let limit_bytes = strategy.control().caching.and_then(Caching::limit_bytes);
+        let history =
+            strategy.control().recording.map(|own| Arc::clone(own.history())).unwrap_or_default();
         let first = Generation::new(strategy, config.settings());
         Arc::new_cyclic(|this| {
             hooks::attach(&first.strategy, this);
@@ -130,7 +131,7 @@ impl Core {
         self.with_state(|state| self.refuse_pools(state))?;
         let driver = Arc::clone(&self.driver);
         let strategy = build_recording_in(&self.history, &config, driver, self.options)?;
-        if self.options.raw_addresses && strategy.raw_addresses().is_none() {
+        if self.options.raw_addresses && !strategy.control().by_address {
             let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
             return Err(SwitchError::Lacks { name, what });
         }
@@ -185,7 +186,7 @@ impl Core {
             return Ok(Some((next, state.edition)));
         }
         let current = self.generations.current();
-        let Some(caching) = current.strategy.caching() else {
+        let Some(caching) = current.strategy.control().caching else {
             // Nobody there can change; keys of its own are for the next one.
             if state.config.settings().extra != next.settings().extra {
                 return Ok(Some((next, state.edition)));
@@ -234,7 +235,7 @@ impl Core {
             return Err(SwitchError::ScopeOpen { pool: *pool });
         }
         let current = self.generations.current();
-        let Some(pools) = current.strategy.private_pools() else { return Ok(()) };
+        let Some(pools) = current.strategy.control().private_pools else { return Ok(()) };
         let is_used = |pool: &&PoolId| pools.pool_users(**pool).is_some_and(|users| users > 0);
         match state.pools.iter().find(is_used) {
             Some(pool) => Err(SwitchError::PoolInUse { pool: *pool }),
@@ -257,7 +258,7 @@ impl Core {
             return Err(SwitchError::TooMany { limit: RETIRED_MAX });
         }
         state.carry_over(&next.strategy)?;
-        let caching = next.strategy.caching();
+        let caching = next.strategy.control().caching;
         let own = caching.and_then(Caching::limit_bytes);
         if tells_fraction(&config, edition.is_none()) {
             state.limit_bytes = own;
@@ -343,13 +344,6 @@ impl Core {
         self.left();
         answer
     }
-
-    /// Whether the current one or a retired one can do something.
-    pub(super) fn any(&self, can: impl Fn(&Strategy) -> bool) -> bool {
-        self.call(|generation| can(&generation.strategy))
-            || (self.generations.retired() > 0
-                && self.ask(|generation| can(&generation.strategy).then_some(())).is_some())
-    }
 }
 
 /// The first that answers. No other is held when this returns.
@@ -390,13 +384,13 @@ impl SwitchState {
     /// Tells the next allocator what the present one was told.
     fn carry_over(&self, next: &Strategy) -> Result<(), SwitchError> {
         for peer in &self.peers {
-            let Some(peers) = next.peer_access() else {
+            let Some(peers) = next.control().peer_access else {
                 let (name, what) = (next.name().to_owned(), "use by other devices");
                 return Err(SwitchError::Lacks { name, what });
             };
             peers.enable_peer_access(*peer).map_err(SwitchError::Peer)?;
         }
-        if let Some(expandable) = next.expandable() {
+        if let Some(expandable) = next.control().expandable {
             for (stream, class) in &self.classes {
                 expandable.set_reserve_class(*stream, Some(class));
             }

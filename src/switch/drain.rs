@@ -71,7 +71,7 @@ impl Core {
         generation: Read<'_, Generation>,
         taken: Result<T, AllocError>,
     ) -> Result<T, Refusal> {
-        let is_silent = generation.strategy.hooks().is_none();
+        let is_silent = generation.strategy.control().hooks.is_none();
         let is_retired = self.leave(generation);
         taken.map_err(|error| Refusal { error, is_retired, is_silent })
     }
@@ -214,7 +214,7 @@ impl Core {
         let still = self.hold_scopes_off();
         if still.is_some() {
             // An event that cannot be asked keeps its block waiting.
-            let _ = old.strategy.cross_stream().map(CrossStream::process_events);
+            let _ = old.strategy.control().cross_stream.map(CrossStream::process_events);
         }
         let drained = self.has_drained(&old);
         if !old.is_retired() || !drained {
@@ -375,7 +375,7 @@ impl Core {
         let all = self.generations.all();
         let retired: u64 = all[1..].iter().map(|retired| retired.held_bytes()).sum();
         let others = retired + self.going_bytes.load(Ordering::SeqCst);
-        if let Some(caching) = all[0].strategy.caching() {
+        if let Some(caching) = all[0].strategy.control().caching {
             caching.set_limit_bytes(left_of(state.limit_bytes, others));
         }
     }
@@ -411,7 +411,7 @@ impl Core {
     pub(super) fn begin_peaks(&self, ledger: &mut Ledger) {
         ledger.reset_peaks();
         for generation in self.generations.all() {
-            generation.strategy.counters().into_iter().for_each(Counters::reset_peaks);
+            generation.strategy.control().counters.into_iter().for_each(Counters::reset_peaks);
         }
     }
 
@@ -419,7 +419,12 @@ impl Core {
         let mut ledger = self.ledger.lock();
         ledger.reset_accumulated();
         for generation in self.generations.all() {
-            generation.strategy.counters().into_iter().for_each(Counters::reset_accumulated);
+            generation
+                .strategy
+                .control()
+                .counters
+                .into_iter()
+                .for_each(Counters::reset_accumulated);
         }
     }
 }

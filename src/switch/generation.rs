@@ -33,7 +33,7 @@ impl Generation {
     pub(super) fn new(strategy: Strategy, settings: &Settings) -> Self {
         let mut inner = settings.layers.iter().skip(1);
         let fronts = inner.any(|layer| matches!(layer, LayerSetting::Front { .. }));
-        let counts = strategy.counters().is_some() && !fronts;
+        let counts = strategy.control().counters.is_some() && !fronts;
         let strategy = if counts {
             strategy
         } else {
@@ -61,7 +61,7 @@ impl Generation {
     }
 
     pub(super) fn statistics(&self) -> Statistics {
-        self.strategy.counters().map(Counters::statistics).unwrap_or_default()
+        self.strategy.control().counters.map(Counters::statistics).unwrap_or_default()
     }
 
     /// What it alone holds from the driver; of a pool that others use too, what its blocks take.
@@ -89,7 +89,7 @@ impl Generation {
     pub(super) fn usage_of_all<'g>(all: impl Iterator<Item = &'g Self>) -> Usage {
         let mut is_counted = false;
         let one = |generation: &Self| {
-            let mut usage = generation.strategy.counters().map(Counters::usage).unwrap_or_default();
+            let mut usage = generation.strategy.usage();
             if generation.shares_pool && std::mem::replace(&mut is_counted, true) {
                 (usage.reserved_bytes, usage.reserved_peak_bytes) = (0, 0);
             }
@@ -148,7 +148,8 @@ impl Generation {
     /// later.
     pub(super) fn give_idle_back(&self) -> bool {
         self.is_due.store(false, Ordering::Relaxed);
-        let refused = self.strategy.caching().is_some_and(|caching| caching.empty_cache().is_err());
+        let refused =
+            self.strategy.control().caching.is_some_and(|caching| caching.empty_cache().is_err());
         if refused {
             self.is_due.store(true, Ordering::Relaxed);
         }
@@ -157,7 +158,7 @@ impl Generation {
 
     /// Whether a stream that is being captured may use what it holds: that is given back later.
     pub(super) fn is_captures(&self, driver: &dyn Driver) -> bool {
-        let layout = self.strategy.caching().map(Caching::layout).unwrap_or_default();
+        let layout = self.strategy.control().caching.map(Caching::layout).unwrap_or_default();
         layout.iter().any(|segment| may_be_captured(driver, segment.stream))
     }
 }

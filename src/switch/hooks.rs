@@ -25,7 +25,7 @@ pub(super) fn was_refused() -> bool {
 
 /// Gives an allocator our hooks.
 pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
-    let Some(hooks) = strategy.hooks() else { return };
+    let Some(hooks) = strategy.control().hooks else { return };
     let (core, own) = (Weak::clone(core), Weak::clone(core));
     hooks.add_free_memory_callback(Arc::new(move || {
         core.upgrade().is_some_and(|core| core.before_growing())

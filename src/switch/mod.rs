@@ -20,14 +20,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::allocator::{
-    Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable, Hooks,
-    PeerAccess, PrivatePools, RawAddresses, Recording, Request, Sharing,
-};
+use crate::allocator::{Allocation, Control, DeviceAllocator, Request};
 use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError, HandleError};
+use crate::ids::StreamId;
 use crate::registry::{self, BuildError, BuildOptions};
+use crate::stats::Usage;
 use crate::strategies::Strategy;
 use crate::sync::Read;
 
@@ -202,6 +201,14 @@ fn is_unknown(reason: &HandleError) -> bool {
     matches!(reason, HandleError::Foreign { .. } | HandleError::UnknownAddress { .. })
 }
 
+/// An answer, unless it says that the block belongs elsewhere.
+fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>> {
+    match answer {
+        Err(reason) if is_unknown(&reason) => None,
+        answer => Some(answer),
+    }
+}
+
 /// A hold on the allocator that was current, which reads as its [`Strategy`].
 pub struct CurrentStrategy {
     core: Arc<Core>,
@@ -253,50 +260,52 @@ impl DeviceAllocator for Switchable {
         self.core.call(|generation| generation.name)
     }
 
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        self.core.any(|strategy| strategy.cross_stream().is_some()).then_some(self as _)
+    #[inline]
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        let free = |strategy: &Strategy| of_maker(strategy.free_raw(address));
+        let freed = self.core.call(|generation| free(&generation.strategy));
+        let found = freed.or_else(|| self.core.free_by(|generation| free(&generation.strategy)));
+        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
     }
 
-    fn caching(&self) -> Option<&dyn Caching> {
-        self.core.any(|strategy| strategy.caching().is_some()).then_some(self as _)
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        let record = |strategy: &Strategy| of_maker(strategy.record_stream_raw(address, stream));
+        let current = self.core.call(|generation| record(&generation.strategy));
+        let found = current.or_else(|| self.core.ask(|generation| record(&generation.strategy)));
+        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
     }
 
-    /// Always: an allocator that does not count wears the layer that does.
-    fn counters(&self) -> Option<&dyn Counters> {
-        Some(self)
+    fn usage(&self) -> Usage {
+        let usage = self.core.usage();
+        self.core.left();
+        usage
     }
 
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        self.core.any(|strategy| strategy.raw_addresses().is_some()).then_some(self as _)
-    }
-
-    /// Always: hooks wait for an allocator that asks them.
-    fn hooks(&self) -> Option<&Hooks> {
-        Some(&self.core.hooks)
-    }
-
-    fn private_pools(&self) -> Option<&dyn PrivatePools> {
-        self.core.any(|strategy| strategy.private_pools().is_some()).then_some(self as _)
-    }
-
-    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
-        self.core.any(|strategy| strategy.checkpoints().is_some()).then_some(self as _)
-    }
-
-    fn expandable(&self) -> Option<&dyn Expandable> {
-        self.core.any(|strategy| strategy.expandable().is_some()).then_some(self as _)
-    }
-
-    fn peer_access(&self) -> Option<&dyn PeerAccess> {
-        self.core.any(|strategy| strategy.peer_access().is_some()).then_some(self as _)
-    }
-
-    fn sharing(&self) -> Option<&dyn Sharing> {
-        self.core.any(|strategy| strategy.sharing().is_some()).then_some(self as _)
-    }
-
-    /// Always: the history goes on through a switch.
-    fn recording(&self) -> Option<&dyn Recording> {
-        Some(self)
+    /// What the current allocator or a retired one can do. Counters always, because an allocator that does
+    /// not count wears the layer that does; hooks always, because they wait for an allocator that calls them;
+    /// the recording always, because it goes on through a switch.
+    fn control(&self) -> Control<'_> {
+        let own = Control {
+            cross_stream: Some(self),
+            caching: Some(self),
+            by_address: true,
+            private_pools: Some(self),
+            checkpoints: Some(self),
+            expandable: Some(self),
+            peer_access: Some(self),
+            sharing: Some(self),
+            ..Control::default()
+        };
+        let of = |generation: &Generation| own.also_in(&generation.strategy.control());
+        let mut control = self.core.call(of);
+        if self.core.generations.retired() > 0 {
+            control = self.core.ask_all(of).into_iter().fold(control, Control::or);
+        }
+        Control {
+            counters: Some(self),
+            hooks: Some(&self.core.hooks),
+            recording: Some(self),
+            ..control
+        }
     }
 }

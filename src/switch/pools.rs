@@ -71,7 +71,7 @@ impl Switchable {
         pool: PoolId,
         ask: impl FnOnce(&dyn PrivatePools) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
-        self.core.call(|current| match current.strategy.private_pools() {
+        self.core.call(|current| match current.strategy.control().private_pools {
             Some(pools) => ask(pools),
             None => Err(PoolError::Unknown { pool }),
         })
@@ -82,7 +82,7 @@ impl Switchable {
         pool: PoolId,
         ask: impl FnOnce(&dyn Checkpoints) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
-        self.core.call(|current| match current.strategy.checkpoints() {
+        self.core.call(|current| match current.strategy.control().checkpoints {
             Some(checkpoints) => ask(checkpoints),
             None => Err(PoolError::NotSupported { pool, what: "checkpoints" }),
         })
@@ -111,7 +111,7 @@ impl PrivatePools for Switchable {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         self.core.with_state(|state| {
             let current = self.core.generations.current();
-            let pools = current.strategy.private_pools();
+            let pools = current.strategy.control().private_pools;
             let pools = pools.ok_or(PoolError::NotSupported { pool, what: "private pools" })?;
             pools.create_pool(pool, options)?;
             state.pools.retain(|pool| pools.pool_users(*pool).is_some());
@@ -138,7 +138,7 @@ impl PrivatePools for Switchable {
     }
 
     fn pool_users(&self, pool: PoolId) -> Option<u32> {
-        self.core.call(|current| current.strategy.private_pools()?.pool_users(pool))
+        self.core.call(|current| current.strategy.control().private_pools?.pool_users(pool))
     }
 
     /// Waits until retired allocators have released what they are releasing now.

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::blocks::Blocks;
 use super::{Core, CpuAllocator, Place, UNLIMITED, fill_of, place_of};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, Hooks, RawAddresses,
-    Recording, Request,
+    Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, Recording,
+    Request,
 };
 use crate::config::{Acts, Config};
 use crate::driver::system::memory_info;
@@ -34,24 +34,29 @@ impl DeviceAllocator for CpuAllocator {
         "cpu"
     }
 
-    fn caching(&self) -> Option<&dyn Caching> {
-        Some(self)
+    #[inline(never)]
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        self.core.free_address(address)
     }
 
-    fn counters(&self) -> Option<&dyn Counters> {
-        Some(self)
+    /// Streams mean nothing to host memory: checks the address only.
+    fn record_stream_raw(&self, address: u64, _: StreamId) -> Result<(), HandleError> {
+        if self.core.is_live(address) {
+            Ok(())
+        } else {
+            Err(HandleError::UnknownAddress { address })
+        }
     }
 
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        Some(self)
-    }
-
-    fn hooks(&self) -> Option<&Hooks> {
-        Some(&self.core.hooks)
-    }
-
-    fn recording(&self) -> Option<&dyn Recording> {
-        Some(self)
+    fn control(&self) -> Control<'_> {
+        Control {
+            caching: Some(self),
+            counters: Some(self),
+            by_address: true,
+            hooks: Some(&self.core.hooks),
+            recording: Some(self),
+            ..Control::default()
+        }
     }
 }
 
@@ -134,22 +139,6 @@ impl Counters for CpuAllocator {
 
     fn reset_accumulated(&self) {
         self.core.blocks.lock().reset_accumulated();
-    }
-}
-
-impl RawAddresses for CpuAllocator {
-    #[inline]
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.core.free_address(address)
-    }
-
-    /// Streams mean nothing to host memory: checks the address only.
-    fn record_stream_raw(&self, address: u64, _: StreamId) -> Result<(), HandleError> {
-        if self.core.is_live(address) {
-            Ok(())
-        } else {
-            Err(HandleError::UnknownAddress { address })
-        }
     }
 }
 

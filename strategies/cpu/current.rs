@@ -68,7 +68,7 @@ pub fn current() -> Option<Arc<CpuAllocator>> {
 ///     with_cpu_caching_allocator(&cache, || CpuBuffer::zeroed(1 << 20).map(drop))?;
 /// }
 /// # use stratalloc::allocator::{Counters, DeviceAllocator};
-/// assert_eq!(cache.counters().unwrap().statistics().hits, 2);
+/// assert_eq!(cache.control().counters.unwrap().statistics().hits, 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn with_cpu_caching_allocator<R>(allocator: &Arc<CpuAllocator>, work: impl FnOnce() -> R) -> R {

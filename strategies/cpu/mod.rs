@@ -241,7 +241,7 @@ impl CpuAllocator {
 
     /// Frees the live block at an address, or lets `foreign` free what no instance of this process holds:
     /// with the C library's `free`, say. A block that is freed and still cached is an error, as in
-    /// [`free_raw`](crate::allocator::RawAddresses::free_raw); one that was given back to the system is
+    /// [`free_raw`](crate::allocator::DeviceAllocator::free_raw); one that was given back to the system is
     /// nobody's any more, so its second free reaches `foreign`.
     ///
     /// # Errors

@@ -10,8 +10,8 @@ use super::blocks::{Block, Blocks, Use};
 use super::pressure::idle;
 use super::{MallocAsyncAllocator, UNLIMITED};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator, Hooks,
-    PeerAccess, Place, PoolOptions, PrivatePools, RawAddresses, Recording, Request, ScopeFilter,
+    Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
+    DeviceAllocator, PeerAccess, Place, PoolOptions, PrivatePools, Recording, Request, ScopeFilter,
 };
 use crate::config::{Acts, Config};
 use crate::driver::{DriverPoolUsage, open_to_peer, synchronize_outside_captures};
@@ -45,36 +45,27 @@ impl DeviceAllocator for MallocAsyncAllocator {
         "cudaMallocAsync"
     }
 
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        Some(self)
+    #[inline(never)]
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        self.give_back(address, None)
     }
 
-    fn caching(&self) -> Option<&dyn Caching> {
-        Some(self)
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        self.announce(address, None, stream)
     }
 
-    fn counters(&self) -> Option<&dyn Counters> {
-        Some(self)
-    }
-
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        Some(self)
-    }
-
-    fn hooks(&self) -> Option<&Hooks> {
-        Some(&self.hooks)
-    }
-
-    fn private_pools(&self) -> Option<&dyn PrivatePools> {
-        Some(self)
-    }
-
-    fn peer_access(&self) -> Option<&dyn PeerAccess> {
-        self.driver.peers().is_some().then_some(self as &dyn PeerAccess)
-    }
-
-    fn recording(&self) -> Option<&dyn Recording> {
-        Some(self)
+    fn control(&self) -> Control<'_> {
+        Control {
+            cross_stream: Some(self),
+            caching: Some(self),
+            counters: Some(self),
+            by_address: true,
+            hooks: Some(&self.hooks),
+            private_pools: Some(self),
+            peer_access: self.driver.peers().is_some().then_some(self as &dyn PeerAccess),
+            recording: Some(self),
+            ..Control::default()
+        }
     }
 }
 
@@ -196,16 +187,6 @@ impl CrossStream for MallocAsyncAllocator {
 
     fn process_events(&self) -> Result<(), DriverError> {
         self.settle_deferred()
-    }
-}
-
-impl RawAddresses for MallocAsyncAllocator {
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.give_back(address, None)
-    }
-
-    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        self.announce(address, None, stream)
     }
 }
 

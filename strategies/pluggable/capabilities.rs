@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::table::State;
 use super::{NO_LIMIT, PluggableAllocator};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
-    DeviceAllocator, Hooks, PeerAccess, Place, PrivatePools, RawAddresses, Recording, Request,
+    Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
+    DeviceAllocator, PeerAccess, Place, Recording, Request,
 };
 use crate::config::{Acts, Config};
 use crate::driver::open_to_peer;
@@ -38,40 +38,31 @@ impl DeviceAllocator for PluggableAllocator {
         &self.name
     }
 
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        Some(self)
+    #[inline(never)]
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        self.free_block(address, None).map_err(|error| match error {
+            HandleError::Stale { address } => HandleError::UnknownAddress { address },
+            other => other,
+        })
     }
 
-    fn caching(&self) -> Option<&dyn Caching> {
-        Some(self)
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        self.record_use(address, None, stream)
     }
 
-    fn counters(&self) -> Option<&dyn Counters> {
-        Some(self)
-    }
-
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        Some(self)
-    }
-
-    fn hooks(&self) -> Option<&Hooks> {
-        Some(&self.hooks)
-    }
-
-    fn private_pools(&self) -> Option<&dyn PrivatePools> {
-        Some(self)
-    }
-
-    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
-        Some(self)
-    }
-
-    fn peer_access(&self) -> Option<&dyn PeerAccess> {
-        self.driver.peers().is_some().then_some(self as &dyn PeerAccess)
-    }
-
-    fn recording(&self) -> Option<&dyn Recording> {
-        Some(self)
+    fn control(&self) -> Control<'_> {
+        Control {
+            cross_stream: Some(self),
+            caching: Some(self),
+            counters: Some(self),
+            by_address: true,
+            hooks: Some(&self.hooks),
+            private_pools: Some(self),
+            checkpoints: Some(self),
+            peer_access: self.driver.peers().is_some().then_some(self as &dyn PeerAccess),
+            recording: Some(self),
+            ..Control::default()
+        }
     }
 }
 
@@ -199,19 +190,6 @@ impl Counters for PluggableAllocator {
         for counter in [&self.retries, &self.ooms, &self.syncs] {
             counter.store(0, Ordering::Relaxed);
         }
-    }
-}
-
-impl RawAddresses for PluggableAllocator {
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.free_block(address, None).map_err(|error| match error {
-            HandleError::Stale { address } => HandleError::UnknownAddress { address },
-            other => other,
-        })
-    }
-
-    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        self.record_use(address, None, stream)
     }
 }
 

@@ -82,7 +82,7 @@ fn cudarcs_own_buffers_can_be_taken_over() {
     assert_eq!(ours.to_vec().unwrap(), [1.5, 2.5]);
     assert_eq!(live_blocks(&handle), 0);
     drop(ours);
-    let s = handle.counters().unwrap().statistics();
+    let s = handle.control().counters.unwrap().statistics();
     assert_eq!(s.memory_allocated(), 0);
 }
 

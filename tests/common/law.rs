@@ -5,7 +5,7 @@
 //!
 //! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
 
-use stratalloc::allocator::{Caching, Counters};
+use stratalloc::allocator::{Caching, Counters, DeviceAllocator};
 use stratalloc::cache::Engine;
 use stratalloc::history::{BlockStateName, SegmentLayout};
 use stratalloc::size::{MIN_BLOCK_BYTES, PoolKind};
@@ -137,6 +137,6 @@ pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentL
     ensure_eq!(reserved_bytes(&segments), used_bytes, "segments and what the driver gave");
     let statistics = Counters::statistics(engine);
     check_statistics(&statistics, &segments)?;
-    ensure_eq!(Counters::usage(engine), Usage::of(&statistics), "usage and the counters");
+    ensure_eq!(DeviceAllocator::usage(engine), Usage::of(&statistics), "usage and the counters");
     Ok(segments)
 }

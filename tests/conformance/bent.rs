@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use stratalloc::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Counters, CrossStream,
-    DeviceAllocator, Expandable, Hooks, Place, PoolOptions, PrivatePools, RawAddresses, Request,
-    ScopeFilter,
+    Allocation, BaseAllocation, CacheInfo, Caching, Control, DeviceAllocator, Hooks, Place,
+    PoolOptions, PrivatePools, Request, ScopeFilter,
 };
 use stratalloc::config::Config;
 use stratalloc::conformance::configured;
@@ -68,15 +67,11 @@ pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Cons
 
 impl Bent {
     fn inner(&self) -> &dyn Caching {
-        self.inner.caching().expect("the native strategy caches")
+        self.inner.control().caching.expect("the native strategy caches")
     }
 
     fn pools(&self) -> &dyn PrivatePools {
-        self.inner.private_pools().expect("the native strategy has pools")
-    }
-
-    fn raw(&self) -> &dyn RawAddresses {
-        self.inner.raw_addresses().expect("they were asked for")
+        self.inner.control().private_pools.expect("the native strategy has pools")
     }
 }
 
@@ -96,39 +91,24 @@ impl DeviceAllocator for Bent {
         self.inner.free(allocation)
     }
 
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        self.inner.cross_stream()
+    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        let done = self.inner.free_raw(address);
+        if self.bend == Bend::FreesAnyAddress { done.or(Ok(0)) } else { done }
     }
 
-    fn caching(&self) -> Option<&dyn Caching> {
-        Some(self)
+    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
+        self.inner.record_stream_raw(address, stream)
     }
 
-    fn counters(&self) -> Option<&dyn Counters> {
-        self.inner.counters().filter(|_| self.counts)
-    }
-
-    fn raw_addresses(&self) -> Option<&dyn RawAddresses> {
-        Some(self)
-    }
-
-    fn private_pools(&self) -> Option<&dyn PrivatePools> {
-        Some(self)
-    }
-
-    fn checkpoints(&self) -> Option<&dyn Checkpoints> {
-        self.inner.checkpoints()
-    }
-
-    fn expandable(&self) -> Option<&dyn Expandable> {
-        self.inner.expandable()
-    }
-
-    fn hooks(&self) -> Option<&Hooks> {
-        match self.bend {
-            Bend::CallsNobody => Some(&self.nobodys),
-            _ => self.inner.hooks(),
+    fn control(&self) -> Control<'_> {
+        let mut control = self.inner.control();
+        control.caching = Some(self);
+        control.counters = control.counters.filter(|_| self.counts);
+        control.private_pools = Some(self);
+        if self.bend == Bend::CallsNobody {
+            control.hooks = Some(&self.nobodys);
         }
+        control
     }
 }
 
@@ -210,16 +190,5 @@ impl PrivatePools for Bent {
 
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         self.pools().pool_layout(pool)
-    }
-}
-
-impl RawAddresses for Bent {
-    fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        let done = self.raw().free_raw(address);
-        if self.bend == Bend::FreesAnyAddress { done.or(Ok(0)) } else { done }
-    }
-
-    fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        self.raw().record_stream_raw(address, stream)
     }
 }

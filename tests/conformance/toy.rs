@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use parking_lot::Mutex;
-use stratalloc::allocator::{Allocation, Counters, CrossStream, DeviceAllocator, Request, Token};
+use stratalloc::allocator::{
+    Allocation, Control, Counters, CrossStream, DeviceAllocator, Request, Token,
+};
 use stratalloc::driver::Driver;
 use stratalloc::error::{AllocError, DriverError, FreeError, HandleError, OutOfMemory};
 use stratalloc::ids::{EventId, OwnerId, StreamId};
@@ -340,12 +342,11 @@ impl DeviceAllocator for Toy {
         done.map_err(|reason| FreeError { reason, allocation })
     }
 
-    fn cross_stream(&self) -> Option<&dyn CrossStream> {
-        Some(self)
-    }
-
-    fn counters(&self) -> Option<&dyn Counters> {
-        Some(self)
+    fn control(&self) -> Control<'_> {
+        let mut control = Control::default();
+        control.cross_stream = Some(self);
+        control.counters = Some(self);
+        control
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 
-use stratalloc::allocator::{Caching, DeviceAllocator, RawAddresses, Request};
+use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 use stratalloc::config::Settings;
 use stratalloc::driver::DriverResult;
 use stratalloc::driver::system::{Fill, Source, SystemBlock};

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use quickcheck::{Arbitrary, Gen, QuickCheck};
-use stratalloc::allocator::{
-    Allocation, Caching, Counters, DeviceAllocator, RawAddresses, Request,
-};
+use stratalloc::allocator::{Allocation, Caching, Counters, DeviceAllocator, Request};
 use stratalloc::strategies::{CpuAllocator, CpuBuffer};
 
 use super::{ANY, Counted, hand_clock, statistics, timed};

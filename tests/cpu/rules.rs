@@ -36,7 +36,7 @@ fn only_the_exact_size_is_reused_and_the_last_freed_comes_first() {
 #[test]
 fn streams_do_not_matter() {
     let own = over(&Counted::new(), "");
-    assert!(own.cross_stream().is_none());
+    assert!(own.control().cross_stream.is_none());
     let block = own.allocate(Request::new(64, StreamId(64))).unwrap();
     let address = block.address();
     own.free(block).unwrap();
@@ -98,7 +98,8 @@ fn a_failed_request_has_every_number_in_its_report_and_changes_nothing() {
     let own = over(&source, "");
     let told = Arc::new(AtomicU32::new(0));
     let heard = Arc::clone(&told);
-    own.hooks()
+    own.control()
+        .hooks
         .unwrap()
         .add_oom_observer(Arc::new(move |_| _ = heard.fetch_add(1, Ordering::SeqCst)));
     let kept = take(&own, 900);
@@ -120,7 +121,7 @@ fn a_callback_that_frees_saves_the_request() {
     let own = Arc::new(over(&source, ""));
     let spare = parking_lot::Mutex::new(Some(take(&*own, 800)));
     let weak = Arc::downgrade(&own);
-    own.hooks().unwrap().add_free_memory_callback(Arc::new(move || {
+    own.control().hooks.unwrap().add_free_memory_callback(Arc::new(move || {
         let (own, spare) = (weak.upgrade().unwrap(), spare.lock().take());
         spare.is_some_and(|block| own.free(block).is_ok())
     }));

@@ -75,7 +75,7 @@ impl Scene {
     }
 
     pub(crate) fn statistics(&self) -> Statistics {
-        self.strategy.counters().expect("the native strategy counts").statistics()
+        self.strategy.control().counters.expect("the native strategy counts").statistics()
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -116,7 +116,8 @@ impl Scene {
         } else {
             self.claims.give_up(address, waits);
         }
-        match self.strategy.raw_addresses().filter(|_| address & 512 == 0) {
+        let by_address = self.strategy.control().by_address;
+        match Some(&self.strategy).filter(|_| by_address && address & 512 == 0) {
             Some(raw) => drop(raw.free_raw(address).expect("it is live")),
             None => self.strategy.free(block.allocation).expect("it is live"),
         }
@@ -124,7 +125,8 @@ impl Scene {
     }
 
     fn announce(&self, block: &mut Block, stream: StreamId) {
-        let cross = self.strategy.cross_stream().expect("the native strategy crosses streams");
+        let cross =
+            self.strategy.control().cross_stream.expect("the native strategy crosses streams");
         cross.record_stream(&block.allocation, stream).expect("it is live");
         if stream != block.stream && !block.others.contains(&stream) {
             block.others.push(stream);
@@ -145,7 +147,7 @@ impl Scene {
             self.free(block);
         }
         self.machine.0.complete_all();
-        let caching = self.strategy.caching().expect("the native strategy caches");
+        let caching = self.strategy.control().caching.expect("the native strategy caches");
         caching.empty_cache().expect("the driver works");
         self.check();
         assert_eq!(self.used_bytes(), 0, "nothing is lost");

@@ -29,7 +29,7 @@ fn within(reach: &OnceLock<Weak<Scene>>) -> Arc<Scene> {
 }
 
 fn hooks(scene: &Scene) -> &Hooks {
-    scene.strategy.hooks().expect("the native strategy has hooks")
+    scene.strategy.control().hooks.expect("the native strategy has hooks")
 }
 
 fn allocate(scene: &Scene, bytes: u64, stream: usize) -> Result<Allocation, AllocError> {
@@ -192,6 +192,6 @@ fn an_allocator_whose_observer_panics_stays_usable() {
     for block in [held, other] {
         scene.strategy.free(block).expect("it is live");
     }
-    scene.strategy.caching().expect("it caches").empty_cache().expect("the driver works");
+    scene.strategy.control().caching.expect("it caches").empty_cache().expect("the driver works");
     assert_eq!(scene.used_bytes(), 0);
 }

@@ -38,7 +38,7 @@ fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
         assert!(holds(&cuda, block.address(), block.size_bytes(), value, stream));
         allocator.free(block).unwrap();
     }
-    let counters = allocator.counters().unwrap();
+    let counters = allocator.control().counters.unwrap();
     assert!(counters.statistics().reserved_bytes.all.current > 0);
     allocator.empty_cache().unwrap();
     let s = counters.statistics();
@@ -111,13 +111,13 @@ fn a_graph_is_captured_launched_and_freed() {
     assert_eq!(allocator.notes().deferred_frees, 1);
     let graph = cuda.end_capture(main).expect("every free is joined");
     let hold = scope.finish();
-    assert_eq!(allocator.counters().unwrap().statistics().active.all.current, 1);
+    assert_eq!(allocator.control().counters.unwrap().statistics().active.all.current, 1);
     for _ in 0..3 {
         cuda.fill(result.address(), 0, 4 * MIB, main).unwrap();
         graph.launch(main).unwrap();
         assert!(holds(&cuda, result.address(), 4 * MIB, 6, main));
     }
-    let reserved = allocator.counters().unwrap().statistics().reserved_bytes.all.peak;
+    let reserved = allocator.control().counters.unwrap().statistics().reserved_bytes.all.peak;
     println!("graph and pool together: {reserved} bytes");
     assert!(reserved < 1 << 30, "50 blocks of 64 MiB shared their memory");
     allocator.free(result).unwrap();
@@ -163,6 +163,6 @@ fn a_thread_without_a_context_allocates_and_frees() {
             });
         }
     });
-    assert_eq!(allocator.counters().unwrap().statistics().allocation.all.current, 0);
+    assert_eq!(allocator.control().counters.unwrap().statistics().allocation.all.current, 0);
     cuda.destroy_stream(own).unwrap();
 }

@@ -130,7 +130,7 @@ fn live(config: &Config, later: Option<&Config>) {
             let block = allocator.allocate(Request::new(bytes, StreamId(round)));
             blocks.extend(block.inspect(|block| assert!(block.size_bytes() >= bytes.min(1 << 62))));
         }
-        if let (0, Some(later), Some(caching)) = (round, later, allocator.caching()) {
+        if let (0, Some(later), Some(caching)) = (round, later, allocator.control().caching) {
             // The driver may refuse; blocks live on either way.
             let _ = caching.apply(later);
         }

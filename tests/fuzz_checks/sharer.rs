@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{Allocation, Request, Sharing};
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Sharing};
 use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::Driver;

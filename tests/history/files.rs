@@ -177,7 +177,7 @@ fn pools_other_streams_and_limits_are_repeated_exactly() {
         let allocator = build(conf);
         history(&allocator).start(&RecordOptions::default());
         let held = take(&allocator, 5 * MIB, 0);
-        let pools = allocator.private_pools().expect("it has some");
+        let pools = allocator.control().private_pools.expect("it has some");
         let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
         let inside = {
             let _scope = pool.enter().unwrap();

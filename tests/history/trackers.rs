@@ -27,7 +27,7 @@ fn host() -> Arc<dyn Driver> {
 }
 
 fn caching(allocator: &Switchable) -> &dyn Caching {
-    allocator.caching().expect("it caches")
+    allocator.control().caching.expect("it caches")
 }
 
 /// A cache of registered memory, as a network library has one: what was announced and has not gone.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
-use stratalloc::cache::EngineOptions;
+use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{AllocError, FreeError, HandleError, OutOfMemory};
 use stratalloc::ids::{OwnerId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc::strategies::{NativeAllocator, Strategy};
+use stratalloc::strategies::Strategy;
 
 pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;
 
@@ -80,11 +80,10 @@ pub(crate) fn sim() -> Arc<Sim> {
     Arc::new(Sim::new(SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() }))
 }
 
-pub(crate) fn native(sim: &Arc<Sim>, raw_addresses: bool) -> NativeAllocator {
+pub(crate) fn native(sim: &Arc<Sim>, raw_addresses: bool) -> Engine {
     let options =
         EngineOptions { settings: Settings::default(), raw_addresses, ..EngineOptions::default() };
-    NativeAllocator::new(Arc::clone(sim) as Arc<dyn Driver>, &options)
-        .expect("nothing is asked of it")
+    Engine::new(Arc::clone(sim) as Arc<dyn Driver>, &options).expect("nothing is asked of it")
 }
 
 pub(crate) fn built(text: &str, driver: Arc<dyn Driver>, raw_addresses: bool) -> Strategy {
@@ -97,5 +96,5 @@ pub(crate) fn take<A: DeviceAllocator>(allocator: &A, bytes: u64, stream: Stream
 }
 
 pub(crate) fn allocated<A: DeviceAllocator>(allocator: &A) -> i64 {
-    allocator.counters().expect("it counts").statistics().allocation.all.current
+    allocator.control().counters.expect("it counts").statistics().allocation.all.current
 }

@@ -29,7 +29,7 @@ fn a_freed_block_serves_the_next_request_of_its_size_and_the_strategy_never_hear
     assert_eq!(allocated(&fronted), 1, "for the strategy it is allocated");
     let kept = FrontCounts { hits: 0, misses: 1, frees: 1, held_blocks: 1, held_bytes: 512 };
     assert_eq!(fronted.here(), kept);
-    let hits = || fronted.counters().unwrap().statistics().hits;
+    let hits = || fronted.control().counters.unwrap().statistics().hits;
     let before = hits();
     let again = take(&fronted, 300, DEFAULT);
     assert_eq!((again.address(), again.size_bytes()), (address, 300));
@@ -92,7 +92,7 @@ fn empty_cache_lets_go_at_once_here_and_at_the_next_call_elsewhere() {
     fronted.free(take(&*fronted, 512, DEFAULT)).unwrap();
     assert_eq!(from_other.recv().unwrap().held_bytes, 512);
     assert_eq!(allocated(&*fronted), 2);
-    fronted.caching().unwrap().empty_cache().unwrap();
+    fronted.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!((allocated(&*fronted), fronted.here().held_blocks), (1, 0));
     to_other.send(()).unwrap();
     assert_eq!(from_other.recv().unwrap().held_bytes, 2048, "the old block went back first");
@@ -136,14 +136,15 @@ fn a_block_that_another_stream_uses_is_not_kept() {
     let sim = sim();
     let fronted = front(native(&sim, false), KEPT_MAX);
     let (used, plain) = (take(&fronted, 512, DEFAULT), take(&fronted, 512, DEFAULT));
-    fronted.cross_stream().unwrap().record_stream(&used, SIDE).unwrap();
+    fronted.control().cross_stream.unwrap().record_stream(&used, SIDE).unwrap();
     fronted.free(used).unwrap();
-    let told = fronted.counters().unwrap().statistics();
+    let told = fronted.control().counters.unwrap().statistics();
     assert_eq!((told.allocation.all.current, told.active.all.current), (1, 2), "it drains below");
     fronted.free(plain).unwrap();
     assert_eq!(fronted.here().held_blocks, 1, "the mark was that block's alone");
     let foreign = take(&Two::new(10), 1, DEFAULT);
-    let refused = fronted.cross_stream().unwrap().record_stream(&foreign, SIDE).unwrap_err();
+    let refused =
+        fronted.control().cross_stream.unwrap().record_stream(&foreign, SIDE).unwrap_err();
     assert!(matches!(refused, HandleError::Foreign { .. }));
 }
 
@@ -151,19 +152,20 @@ fn a_block_that_another_stream_uses_is_not_kept() {
 fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
     let fronted = front(native(&sim(), false), KEPT_MAX);
     fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
-    let pool = MemoryPool::new(fronted.private_pools().unwrap(), PoolOptions::default()).unwrap();
+    let pool =
+        MemoryPool::new(fronted.control().private_pools.unwrap(), PoolOptions::default()).unwrap();
     let scope = pool.enter().unwrap();
     let inside = take(&fronted, 512, DEFAULT);
-    let live = fronted.private_pools().unwrap().live_addresses(pool.id()).unwrap();
+    let live = fronted.control().private_pools.unwrap().live_addresses(pool.id()).unwrap();
     assert_eq!(live, [inside.address()], "the kept block did not serve it");
     drop(scope);
     let before = fronted.here();
     fronted.free(inside).unwrap();
-    assert!(fronted.private_pools().unwrap().live_addresses(pool.id()).unwrap().is_empty());
+    assert!(fronted.control().private_pools.unwrap().live_addresses(pool.id()).unwrap().is_empty());
     assert_eq!(fronted.here().frees, before.frees, "a pool's block is not kept");
     fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
     assert_eq!(fronted.here().held_blocks, 1, "it goes on when the scope is closed");
-    let refused = fronted.private_pools().unwrap().close_scope(pool.id());
+    let refused = fronted.control().private_pools.unwrap().close_scope(pool.id());
     assert!(refused.is_err());
 }
 
@@ -176,10 +178,10 @@ fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
     let below = registry::build(&config, driver, BuildOptions::default()).unwrap();
     let fronted = front(below, KEPT_MAX);
     let [own, side] = [(); 2].map(|()| device.create_stream().unwrap());
-    let pools = fronted.private_pools().unwrap();
+    let pools = fronted.control().private_pools.unwrap();
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = fronted.allocate(Request::new(4096, own).in_pool(pool.id())).unwrap();
-    fronted.cross_stream().unwrap().record_stream(&block, side).unwrap();
+    fronted.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
     let capture = Capture::begin(&*device, own).unwrap();
     pools.open_scope(pool.id(), ScopeFilter::Capture(capture)).unwrap();
     fronted.free(block).unwrap();
@@ -195,7 +197,7 @@ fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
 #[test]
 fn callers_that_know_addresses_only_cannot_use_it() {
     let fronted = front(native(&sim(), true), KEPT_MAX);
-    assert!(fronted.raw_addresses().is_none());
+    assert!(!fronted.control().by_address);
 }
 
 #[test]

@@ -59,25 +59,25 @@ fn handles_of_moved_blocks_are_checked() {
 #[test]
 fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below() {
     let aligned = align::align(native(&sim(), true), 4096, 512);
-    let (block, raw) = (take(&aligned, 100, DEFAULT), aligned.raw_addresses().unwrap());
+    let (block, raw) = (take(&aligned, 100, DEFAULT), &aligned);
     let bare = aligned.allocate(Request::new(100, DEFAULT)).map(|b| b.address()).unwrap();
     assert!(block.address().is_multiple_of(4096) && bare.is_multiple_of(4096));
-    let crossing = aligned.cross_stream().unwrap();
+    let crossing = aligned.control().cross_stream.unwrap();
     crossing.record_stream(&block, StreamId(64)).unwrap();
     raw.record_stream_raw(bare, StreamId(64)).unwrap();
-    let base = aligned.caching().unwrap().base_allocation(&block).unwrap();
+    let base = aligned.control().caching.unwrap().base_allocation(&block).unwrap();
     assert!((base.address..base.address + base.size_bytes).contains(&block.address()));
     aligned.free(block).unwrap();
     raw.free_raw(bare).unwrap();
     assert_eq!(raw.free_raw(bare), Err(HandleError::UnknownAddress { address: bare }));
-    let told = aligned.counters().unwrap().statistics();
+    let told = aligned.control().counters.unwrap().statistics();
     assert_eq!((told.allocation.all.current, told.active.all.current), (0, 2), "both drain");
-    assert!(aligned.private_pools().is_none() && aligned.sharing().is_none());
+    assert!(aligned.control().private_pools.is_none() && aligned.control().sharing.is_none());
     let at = aligned.allocate(Request::new(1, DEFAULT).at(4096));
     assert!(matches!(at, Err(AllocError::NoBlockAt { .. })));
 
     let enough = align::align(native(&sim(), true), 512, 512);
-    assert!(enough.private_pools().is_some() && enough.sharing().is_some());
+    assert!(enough.control().private_pools.is_some() && enough.control().sharing.is_some());
     enough.free(take(&enough, 1, DEFAULT)).unwrap();
     assert_eq!(allocated(&enough), 0);
 }
@@ -97,18 +97,17 @@ fn guards_are_for_memory_of_the_host_only() {
 #[cfg(target_os = "linux")]
 mod guards {
     use parking_lot::Mutex;
-    use stratalloc::cache::EngineOptions;
+    use stratalloc::cache::{Engine, EngineOptions};
     use stratalloc::config::Settings;
     use stratalloc::driver::host::HostOptions;
     use stratalloc::driver::{Driver, Host};
     use stratalloc::layers::guard::{self, Damage, FREED, FRESH, GUARD, Side};
-    use stratalloc::strategies::NativeAllocator;
 
     use super::*;
 
     struct Bed {
         host: Arc<Host>,
-        guarded: guard::Guarded<NativeAllocator>,
+        guarded: guard::Guarded<Engine>,
         told: Arc<Mutex<Vec<Damage>>>,
     }
 
@@ -122,8 +121,8 @@ mod guards {
                 raw_addresses: true,
                 ..EngineOptions::default()
             };
-            let native = NativeAllocator::new(Arc::clone(&driver), &options)
-                .expect("nothing is asked of it");
+            let native =
+                Engine::new(Arc::clone(&driver), &options).expect("nothing is asked of it");
             let told: Arc<Mutex<Vec<Damage>>> = Arc::default();
             let sink = Arc::clone(&told);
             let report = Box::new(move |damage: &Damage| sink.lock().push(damage.clone()));
@@ -188,7 +187,7 @@ mod guards {
     fn a_free_looks_after_the_work_of_all_announced_streams() {
         let bed = Bed::new();
         let side = StreamId(64);
-        let raw = bed.guarded.raw_addresses().unwrap();
+        let raw = &bed.guarded;
         let address = take(&bed.guarded, 64, DEFAULT).address();
         bed.host.synchronize_device().unwrap();
         raw.record_stream_raw(address, side).unwrap();
@@ -209,7 +208,7 @@ mod guards {
         for (on, gone, writes) in [(own, own, false), (DEFAULT, side, true)] {
             let block = take(&bed.guarded, 1001, on);
             let (start, end) = (block.address(), block.address() + 1001);
-            bed.guarded.cross_stream().unwrap().record_stream(&block, side).unwrap();
+            bed.guarded.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
             bed.host.fill(start, 3, 1001 + u64::from(writes), side).unwrap();
             bed.host.destroy_stream(gone).unwrap();
             bed.guarded.free(block).unwrap();

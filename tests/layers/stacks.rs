@@ -61,8 +61,8 @@ impl Player<'_> {
     }
 
     fn step(&mut self, op: Op) {
-        let raw = self.strategy.raw_addresses();
-        let crossing = self.strategy.cross_stream().expect("the strategy knows streams");
+        let by_address = self.strategy.control().by_address;
+        let crossing = self.strategy.control().cross_stream.expect("the strategy knows streams");
         match op {
             Op::Take { bytes, stream } => {
                 match self.strategy.allocate(Request::new(bytes, StreamId(stream))) {
@@ -76,7 +76,7 @@ impl Player<'_> {
                     Err(error) => panic!("{error}"),
                 }
             }
-            Op::TakeRaw { bytes, stream } if raw.is_some() => {
+            Op::TakeRaw { bytes, stream } if by_address => {
                 let request = Request::new(bytes, StreamId(stream));
                 match self.strategy.allocate(request).map(|block| block.address()) {
                     Ok(address) => {
@@ -92,7 +92,7 @@ impl Player<'_> {
                 self.strategy.free(block).expect("it is live");
             }
             Op::FreeRaw { pick } if !self.raw.is_empty() => {
-                let raw = raw.expect("a block was taken by its address");
+                let raw = &self.strategy;
                 let (address, bytes) = self.raw.swap_remove(pick % self.raw.len());
                 assert_eq!(raw.free_raw(address), Ok(bytes));
                 assert!(!self.alone || raw.free_raw(address).is_err(), "twice");
@@ -102,7 +102,12 @@ impl Player<'_> {
                 crossing.record_stream(block, StreamId(stream)).expect("it is live");
             }
             Op::Empty => {
-                self.strategy.caching().expect("it has a cache").empty_cache().expect("it works");
+                self.strategy
+                    .control()
+                    .caching
+                    .expect("it has a cache")
+                    .empty_cache()
+                    .expect("it works");
             }
             Op::TakeRaw { .. } | Op::Free { .. } | Op::FreeRaw { .. } | Op::Record { .. } => {}
         }
@@ -111,7 +116,7 @@ impl Player<'_> {
     fn finish(self) {
         self.typed.into_iter().for_each(|block| self.strategy.free(block).expect("it is live"));
         for (address, bytes) in self.raw {
-            let raw = self.strategy.raw_addresses().expect("a block was taken by its address");
+            let raw = &self.strategy;
             assert_eq!(raw.free_raw(address), Ok(bytes));
         }
     }
@@ -153,9 +158,9 @@ fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
     });
     assert_eq!(allocated(&strategy), 0, "callers hold nothing");
     device.finish_all();
-    strategy.caching().expect("it has a cache").empty_cache().expect("it works");
+    strategy.control().caching.expect("it has a cache").empty_cache().expect("it works");
     assert_eq!(device.held().segments.len(), 0, "all idle memory went back");
-    assert_eq!(strategy.counters().expect("it counts").statistics().memory_reserved(), 0);
+    assert_eq!(strategy.control().counters.expect("it counts").statistics().memory_reserved(), 0);
     drop(strategy);
     read_back(&path);
     std::fs::remove_file(&path).expect("the log is there");

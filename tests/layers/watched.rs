@@ -99,7 +99,7 @@ fn a_handle_of_another_allocator_at_the_same_address_changes_no_count() {
 #[test]
 fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     let counted = statistics::statistics(limit::limit(native(&sim(), true), 10_000));
-    let raw = counted.raw_addresses().unwrap();
+    let raw = &counted;
     let first = counted.allocate(Request::new(700, DEFAULT)).map(|b| b.address()).unwrap();
     let typed = take(&counted, 600, DEFAULT);
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (1300, 2));
@@ -110,15 +110,16 @@ fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     assert_eq!(allocated(&counted), 0);
 
     let at = counted.allocate(Request::new(512, DEFAULT).at(first + 1024)).unwrap();
-    let pool = MemoryPool::new(counted.private_pools().unwrap(), PoolOptions::default()).unwrap();
+    let pool =
+        MemoryPool::new(counted.control().private_pools.unwrap(), PoolOptions::default()).unwrap();
     let inside = counted.allocate(Request::new(100, DEFAULT).in_pool(pool.id())).unwrap();
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
     let checkpoint =
-        counted.checkpoints().expect("it has checkpoints").checkpoint(pool.id()).unwrap();
+        counted.control().checkpoints.expect("it has checkpoints").checkpoint(pool.id()).unwrap();
     let later = counted.allocate(Request::new(200, StreamId(1)).in_pool(pool.id())).unwrap();
     assert_eq!(allocated(&counted), 3);
     let mut restored =
-        counted.checkpoints().expect("it has checkpoints").restore(&checkpoint).unwrap();
+        counted.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).unwrap();
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
     assert!(counted.free(later).is_err() && counted.free(inside).is_err(), "both are stale");
     assert_eq!(allocated(&counted), 2);
@@ -131,12 +132,12 @@ fn blocks_are_counted_by_whichever_call_they_come_and_go() {
 #[test]
 fn an_allocator_of_two_methods_gets_counters() {
     let two = Two::new(3 << 20);
-    assert!(two.counters().is_none());
+    assert!(two.control().counters.is_none());
     let counted = statistics::statistics(Arc::clone(&two));
     let (small, large) = (take(&counted, 5, DEFAULT), take(&counted, 2 << 20, DEFAULT));
     assert!(is_oom(counted.allocate(Request::new(2 << 20, DEFAULT))));
     counted.free(large).unwrap();
-    let counters = counted.counters().unwrap();
+    let counters = counted.control().counters.unwrap();
     let told = counters.statistics();
     assert_eq!((told.allocation.all.current, told.allocation.all.peak, told.num_ooms), (1, 2, 1));
     assert_eq!((told.allocated_bytes.small.current, told.allocated_bytes.large.current), (5, 0));
@@ -164,7 +165,7 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     for _ in 0..2 {
         the_place_that_forgets(&tracked, 77);
     }
-    let history = Arc::clone(tracked.recording().expect("it records now").history());
+    let history = Arc::clone(tracked.control().recording.expect("it records now").history());
     let live = history.live();
     assert_eq!((live.bytes, live.blocks, live.holders.len()), (164, 3, 2));
     assert_eq!(live.holders[0].blocks, 2, "one place is one line");

@@ -77,7 +77,7 @@ fn a_graph_reuses_what_was_freed_before_on_the_same_stream() {
     assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
     bed.end(stream);
     drop(scope);
-    bed.allocator.caching().unwrap().empty_cache().unwrap();
+    bed.allocator.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 0);
 }
 
@@ -187,7 +187,7 @@ fn a_graphs_block_that_is_freed_later_is_noted() {
     bed.end(stream);
     let graph = scope.finish();
     assert_eq!(
-        bed.allocator.private_pools().unwrap().live_addresses(graph.pool()).unwrap(),
+        bed.allocator.control().private_pools.unwrap().live_addresses(graph.pool()).unwrap(),
         [result.address()]
     );
     bed.give(result);

@@ -190,7 +190,7 @@ fn what_driver_pools_cannot_do_is_refused_by_name() {
     let whole = PoolOptions { no_split: true, ..PoolOptions::default() };
     assert_eq!(bed.allocator.create_pool(pool, whole), not("blocks that are never split"));
     bed.allocator.create_pool(pool, PoolOptions::default()).unwrap();
-    assert!(bed.allocator.checkpoints().is_none());
+    assert!(bed.allocator.control().checkpoints.is_none());
     assert_eq!(
         bed.allocator.open_scope(PoolId::DEFAULT, ScopeFilter::Stream(ON)),
         Err(PoolError::IsDefault)

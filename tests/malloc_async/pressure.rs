@@ -27,7 +27,7 @@ fn report_among_others(limit_bytes: Option<u64>) -> OutOfMemory {
     let list = vec![usage(std::process::id(), 30), usage(9, 70), usage(8, 0)];
     let allocator =
         MallocAsyncAllocator::new(crowded(sim, Ok(list)), &Settings::default()).expect("it works");
-    allocator.caching().expect("it works").set_limit_bytes(limit_bytes);
+    allocator.control().caching.expect("it works").set_limit_bytes(limit_bytes);
     match allocator.allocate(Request::new(40 * MIB, ON)) {
         Err(AllocError::OutOfMemory(report)) => *report,
         other => panic!("{other:?}"),
@@ -69,7 +69,7 @@ impl Bed {
         allocator.free(block).expect("it works");
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);
-        allocator.hooks().expect("it has hooks").add_oom_observer(Arc::new(move |_| {
+        allocator.control().hooks.expect("it has hooks").add_oom_observer(Arc::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }));
         Self { allocator, faulty, told }

@@ -13,7 +13,7 @@ struct Graph<'a> {
 impl Bed {
     fn capture(&self, stream: StreamId) -> Graph<'_> {
         let capture = Capture::begin(&*self.device, stream).expect("nobody captures it");
-        let pools = self.strategy.private_pools().expect("it has pools");
+        let pools = self.strategy.control().private_pools.expect("it has pools");
         let pool = PoolId::next_capture();
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).expect("it is new");
         Graph { scope, pool, stream }
@@ -29,13 +29,13 @@ impl Bed {
 
     #[track_caller]
     fn process(&self) {
-        let cross_stream = self.strategy.cross_stream().expect("it knows other streams");
+        let cross_stream = self.strategy.control().cross_stream.expect("it knows other streams");
         cross_stream.process_events().expect("the device answers");
     }
 
     #[track_caller]
     fn use_by(&self, block: &Allocation, stream: StreamId) {
-        let cross_stream = self.strategy.cross_stream().expect("it knows other streams");
+        let cross_stream = self.strategy.control().cross_stream.expect("it knows other streams");
         cross_stream.record_stream(block, stream).expect("it is live");
     }
 
@@ -73,7 +73,7 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         let events = bed.device.inner().calls("record_event");
         // Who needs the memory waits, for the device once, and for the other stream by an event: it may
         // be of another device.
-        bed.strategy.caching().unwrap().empty_cache().unwrap();
+        bed.strategy.control().caching.unwrap().empty_cache().unwrap();
         assert_eq!(bed.device.interceptor().take_order()[0], "synchronize_device", "{conf}");
         assert_eq!(bed.device.inner().calls("record_event"), events + 1, "{conf}");
         assert_eq!(bed.live_and_draining(), (0, 0), "{conf}");
@@ -311,6 +311,6 @@ fn pages_whose_work_is_known_to_be_done_are_unmapped_without_a_wait() {
     bed.device.interceptor().finish_own();
     bed.process();
     bed.device.interceptor().take_order();
-    bed.strategy.caching().unwrap().empty_cache().unwrap();
+    bed.strategy.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!(bed.device.interceptor().take_order(), ["unmap"; 3]);
 }

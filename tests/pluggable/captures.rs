@@ -17,7 +17,7 @@ use crate::common::racing::{Racing, capture_before_next_event, end_capture, raci
 const MAIN: StreamId = StreamId::DEFAULT;
 
 fn others(own: &PluggableAllocator) -> &dyn CrossStream {
-    own.cross_stream().expect("it knows streams")
+    own.control().cross_stream.expect("it knows streams")
 }
 
 /// Frees a block that `side` has used.
@@ -32,7 +32,7 @@ fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
     others(own).process_events().expect("no event is a graph's");
     sim.complete_all();
     others(own).process_events().expect("no event is a graph's");
-    own.counters().expect("it counts").statistics().active.all.current
+    own.control().counters.expect("it counts").statistics().active.all.current
 }
 
 /// An event that is recorded inside a capture never passes.
@@ -72,7 +72,7 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     others(&own).record_stream(&block, gone).unwrap();
     device.destroy_stream(gone).unwrap();
     let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
-    let pools = own.private_pools().unwrap();
+    let pools = own.control().private_pools.unwrap();
     let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
     own.free(block).unwrap();
     Capture::end(&*device, captured).expect("nobody broke it");
@@ -93,16 +93,16 @@ fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     let (side, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     free_after(&own, side);
     let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
-    let pools = own.private_pools().unwrap();
+    let pools = own.control().private_pools.unwrap();
     let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
     let refused = own.allocate(Request::new(4096, MAIN));
     assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
-    own.caching().unwrap().empty_cache().unwrap();
+    own.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!(resets.load(Ordering::Relaxed), 0);
     Capture::end(&*device, captured).expect("nobody broke it");
     drop(scope);
     own.free(own.allocate(Request::new(4096, MAIN)).expect("it may wait again")).unwrap();
-    own.caching().unwrap().empty_cache().unwrap();
+    own.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!(resets.load(Ordering::Relaxed), 2);
 }
 
@@ -113,7 +113,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         let device = sim();
         let user = User::with_bytes(8192);
         let own = over(Arc::<Sim>::clone(&device), user.callbacks());
-        let (pools, pool) = (own.private_pools().unwrap(), PoolId::next_user());
+        let (pools, pool) = (own.control().private_pools.unwrap(), PoolId::next_user());
         let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
         pools.create_pool(pool, options).unwrap();
         let side = device.create_stream().unwrap();
@@ -147,7 +147,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         own.free(again).unwrap();
         drop(open);
         pools.release_pool(pool).unwrap();
-        own.caching().unwrap().empty_cache().unwrap();
+        own.control().caching.unwrap().empty_cache().unwrap();
         assert_eq!(user.heard(), [format!("free 8192 {side}")], "{way}");
     }
 }

@@ -22,7 +22,7 @@ const MAIN: StreamId = StreamId(64);
 const SIDE: StreamId = StreamId(128);
 
 fn statistics(allocator: &dyn DeviceAllocator) -> Statistics {
-    allocator.counters().expect("it counts").statistics()
+    allocator.control().counters.expect("it counts").statistics()
 }
 
 fn take(allocator: &dyn DeviceAllocator, bytes: u64) -> Allocation {
@@ -35,10 +35,10 @@ fn closures_are_chosen_by_name_and_get_everything_but_sharing() {
     registry::register_callbacks("closures", user.callbacks()).unwrap();
     let built = build("backend:closures").unwrap();
     assert_eq!(built.name(), "closures");
-    assert!(built.cross_stream().is_some() && built.caching().is_some());
-    assert!(built.counters().is_some() && built.raw_addresses().is_some());
-    assert!(built.hooks().is_some() && built.private_pools().is_some());
-    assert!(built.sharing().is_none());
+    assert!(built.control().cross_stream.is_some() && built.control().caching.is_some());
+    assert!(built.control().counters.is_some() && built.control().by_address);
+    assert!(built.control().hooks.is_some() && built.control().private_pools.is_some());
+    assert!(built.control().sharing.is_none());
     let block = take(&built, 1000);
     assert_eq!(block.size_bytes(), 1000);
     built.free(block).unwrap();
@@ -58,15 +58,15 @@ fn counters_peaks_layout_and_history_follow_every_block() {
     for family in [&s.allocated_bytes, &s.active_bytes, &s.requested_bytes, &s.reserved_bytes] {
         assert_eq!((family.all.current, family.all.peak, family.all.freed), (all, all, 0));
     }
-    let layout = own.caching().unwrap().layout();
+    let layout = own.control().caching.unwrap().layout();
     assert_eq!(layout.len(), 5);
     assert!(layout.windows(2).all(|pair| pair[0].address < pair[1].address));
     blocks.into_iter().for_each(|block| own.free(block).unwrap());
     let s = statistics(&own);
     assert_eq!((s.reserved_bytes.all.current, s.reserved_bytes.all.peak), (0, all));
     assert_eq!((s.num_device_alloc, s.num_device_free), (5, 5));
-    own.counters().unwrap().reset_peaks();
-    own.counters().unwrap().reset_accumulated();
+    own.control().counters.unwrap().reset_peaks();
+    own.control().counters.unwrap().reset_accumulated();
     assert_eq!(statistics(&own), Statistics::default());
     let mut events = Vec::new();
     own.history().drain_into(&mut events);
@@ -95,7 +95,7 @@ quickcheck::quickcheck! {
             for family in [s.allocated_bytes, s.active_bytes, s.requested_bytes, s.reserved_bytes] {
                 assert_eq!((family.all.current, family.all.peak), (now, peak));
             }
-            assert_eq!(own.caching().unwrap().layout().len(), live.len());
+            assert_eq!(own.control().caching.unwrap().layout().len(), live.len());
         }
         true
     }
@@ -105,7 +105,7 @@ quickcheck::quickcheck! {
 fn wrong_handles_are_clean_errors_and_the_users_free_is_not_called() {
     let user = User::with_bytes(u64::MAX / 2);
     let own = over(sim(), user.callbacks());
-    let raw = own.raw_addresses().unwrap();
+    let raw = &own;
     let block = take(&own, 64);
     let (address, size, owner, token) =
         (block.address(), block.size_bytes(), block.owner(), block.token());
@@ -122,9 +122,9 @@ fn wrong_handles_are_clean_errors_and_the_users_free_is_not_called() {
         assert_eq!(raw.free_raw(address), Err(unknown.clone()));
         assert_eq!(raw.record_stream_raw(address, SIDE), Err(unknown));
     }
-    let cross = own.cross_stream().unwrap();
+    let cross = own.control().cross_stream.unwrap();
     assert_eq!(cross.record_stream(&twin(), SIDE), Err(HandleError::Stale { address }));
-    assert!(own.caching().unwrap().base_allocation(&twin()).is_err());
+    assert!(own.control().caching.unwrap().base_allocation(&twin()).is_err());
     let inside = own.allocate(Request::new(4096, MAIN)).map(|b| b.address()).unwrap();
     assert!(raw.free_raw(inside + 512).is_err(), "no block starts inside a block");
     raw.free_raw(inside).unwrap();
@@ -188,7 +188,7 @@ fn null_is_an_out_of_memory_error_with_every_number() {
     let observer = move |report: &stratalloc::error::OutOfMemory| {
         told.store(report.requested_bytes, Ordering::Relaxed);
     };
-    own.hooks().unwrap().add_oom_observer(Arc::new(observer));
+    own.control().hooks.unwrap().add_oom_observer(Arc::new(observer));
     let held = take(&own, 60 * MIB);
     let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(50 * MIB, SIDE)) else {
         panic!("there is not as much")
@@ -216,7 +216,7 @@ fn callbacks_free_blocks_and_the_request_succeeds() {
         Some(block) => allocator.free(block).is_ok(),
         None => false,
     };
-    own.hooks().unwrap().add_free_memory_callback(Arc::new(free_some));
+    own.control().hooks.unwrap().add_free_memory_callback(Arc::new(free_some));
     let block = take(&*own, 80 * MIB);
     assert_eq!(statistics(&*own).num_ooms, 0);
     own.free(block).unwrap();
@@ -226,7 +226,7 @@ fn callbacks_free_blocks_and_the_request_succeeds() {
 fn our_own_limit_refuses_before_the_user_is_asked() {
     let user = User::with_bytes(u64::MAX / 2);
     let own = over(sim(), user.callbacks());
-    let caching = own.caching().unwrap();
+    let caching = own.control().caching.unwrap();
     caching.set_limit_bytes(Some(10 * MIB));
     let block = take(&own, 10 * MIB);
     user.heard();
@@ -257,11 +257,11 @@ fn optional_functions_are_called_and_a_fraction_of_the_string_counts() {
     let settings = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
     let own = PluggableAllocator::new("mine", sim(), callbacks, &settings, 4);
     assert_eq!(user.heard(), ["init 4", "fraction 0.5 0"]);
-    assert!(own.caching().unwrap().limit_bytes().is_some());
-    own.caching().unwrap().empty_cache().unwrap();
+    assert!(own.control().caching.unwrap().limit_bytes().is_some());
+    own.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!(user.heard(), ["reset"]);
     let block = take(&own, 64);
-    let base = own.caching().unwrap().base_allocation(&block).unwrap();
+    let base = own.control().caching.unwrap().base_allocation(&block).unwrap();
     assert_eq!((base.address, base.size_bytes), (block.address() - 512, 8192));
     own.free(block).unwrap();
 }
@@ -272,7 +272,7 @@ fn a_block_that_another_stream_uses_is_held_back_until_that_stream_is_done() {
     let own = over(device.clone(), user.callbacks());
     let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
     let block = own.allocate(Request::new(64, main)).unwrap();
-    let cross = own.cross_stream().unwrap();
+    let cross = own.control().cross_stream.unwrap();
     cross.record_stream(&block, side).unwrap();
     cross.record_stream(&block, main).unwrap();
     user.heard();
@@ -293,7 +293,7 @@ fn under_pressure_other_streams_are_waited_for() {
     let own = over(device.clone(), user.callbacks());
     let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
     let block = own.allocate(Request::new(80 * MIB, main)).unwrap();
-    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
+    own.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
     own.free(block).unwrap();
     let next = own.allocate(Request::new(80 * MIB, main)).unwrap();
     assert_eq!(statistics(&own).num_sync_all_streams, 1);
@@ -310,7 +310,7 @@ fn who_waits_himself_is_told_and_gets_the_block_at_once() {
     let callbacks = callbacks.on_record_stream(move |_, stream| told.say(format!("uses {stream}")));
     let own = over(device, callbacks);
     let block = take(&own, 64);
-    own.cross_stream().unwrap().record_stream(&block, SIDE).unwrap();
+    own.control().cross_stream.unwrap().record_stream(&block, SIDE).unwrap();
     own.free(block).unwrap();
     assert_eq!(user.heard(), ["alloc 64 64", "uses 128", "free 64 64"]);
 }
@@ -321,17 +321,17 @@ fn a_use_inside_a_capture_is_waited_for_after_the_capture() {
     let own = over(device.clone(), user.callbacks());
     let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
     let block = own.allocate(Request::new(64, main)).unwrap();
-    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
+    own.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
     let capture = device.capture().unwrap();
     capture.begin(side).unwrap();
     own.free(block).unwrap();
     user.heard();
-    own.cross_stream().unwrap().process_events().unwrap();
+    own.control().cross_stream.unwrap().process_events().unwrap();
     assert_eq!(user.heard(), [""; 0]);
     capture.end(side).unwrap();
-    own.cross_stream().unwrap().process_events().unwrap();
+    own.control().cross_stream.unwrap().process_events().unwrap();
     device.complete_all();
-    own.cross_stream().unwrap().process_events().unwrap();
+    own.control().cross_stream.unwrap().process_events().unwrap();
     assert_eq!(user.heard(), [format!("free 64 {main}")]);
 }
 
@@ -349,10 +349,10 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     };
     let free = move |address, _, _, _| {
         assert!(!f.load(Ordering::Relaxed), "broken");
-        back.raw_addresses().unwrap().free_raw(address).unwrap();
+        back.free_raw(address).unwrap();
     };
     let own = over(sim(), Callbacks::new(allocate, free));
-    let caching = own.caching().unwrap();
+    let caching = own.control().caching.unwrap();
     caching.set_limit_bytes(Some(1000));
     let [first, second] = [take(&own, 400), take(&own, 400)];
     broken.store(true, Ordering::Relaxed);
@@ -385,7 +385,7 @@ fn dropping_the_allocator_gives_everything_back() {
     let side = device.create_stream().unwrap();
     let _live = take(&own, 64);
     let draining = take(&own, 128);
-    own.cross_stream().unwrap().record_stream(&draining, side).unwrap();
+    own.control().cross_stream.unwrap().record_stream(&draining, side).unwrap();
     own.free(draining).unwrap();
     drop(own);
     assert_eq!(user.live_bytes.load(Ordering::Relaxed), 0);
@@ -398,7 +398,7 @@ fn what_was_built_cannot_be_exchanged_at_run_time() {
     let table = registry::key_table();
     let apply = |text| {
         let config = stratalloc::config::Config::parse(text, &table).unwrap();
-        own.caching().unwrap().apply(&config)
+        own.control().caching.unwrap().apply(&config)
     };
     apply("max_split_size_mb:64").unwrap();
     let error = apply("library:other.so").unwrap_err();
@@ -429,13 +429,13 @@ fn threads_and_streams_keep_their_bytes_on_the_host_device() {
                     let mut seen = vec![0; usize::try_from(bytes).unwrap()];
                     host.copy_to_host(&mut seen, block.address(), side).unwrap();
                     assert!(seen.iter().all(|other| *other == byte), "somebody else wrote here");
-                    own.cross_stream().unwrap().record_stream(&block, side).unwrap();
+                    own.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
                     own.free(block).unwrap();
                 }
             });
         }
     });
-    own.caching().unwrap().empty_cache().unwrap();
+    own.control().caching.unwrap().empty_cache().unwrap();
     let s = statistics(&own);
     assert_eq!((s.active.all.current, s.num_device_alloc, s.num_device_free), (0, 240, 240));
     drop(own);

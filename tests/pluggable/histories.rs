@@ -170,7 +170,7 @@ impl Bed {
     }
 
     fn pools(&self) -> &dyn PrivatePools {
-        self.own.private_pools().expect("it has them")
+        self.own.control().private_pools.expect("it has them")
     }
 
     fn stream(&self, which: u8) -> StreamId {
@@ -229,12 +229,17 @@ impl Bed {
             }
             Op::Use { which, stream } if !self.live.is_empty() => {
                 let block = &self.live[place(which, &self.live)];
-                let cross = self.own.cross_stream().expect("it waits");
+                let cross = self.own.control().cross_stream.expect("it waits");
                 cross.record_stream(block, self.stream(stream)).expect("it is live");
             }
             Op::Finish { stream } => self.device.complete_stream(self.stream(stream)),
             Op::EmptyCache => {
-                self.own.caching().expect("it has one").empty_cache().expect("the driver works");
+                self.own
+                    .control()
+                    .caching
+                    .expect("it has one")
+                    .empty_cache()
+                    .expect("the driver works");
             }
             // What is not legal now is refused and changes nothing: the check below sees it.
             Op::Create { pool, helps } => {
@@ -249,7 +254,8 @@ impl Bed {
 
     /// Takes a checkpoint, frees a block of the pool if there is one, and goes back.
     fn go_back(&mut self, pool: PoolId) {
-        let Ok(checkpoint) = self.own.checkpoints().expect("it has checkpoints").checkpoint(pool)
+        let Ok(checkpoint) =
+            self.own.control().checkpoints.expect("it has checkpoints").checkpoint(pool)
         else {
             return;
         };
@@ -258,7 +264,8 @@ impl Bed {
             let block = self.live.swap_remove(at);
             self.own.free(block).expect("it is live");
         }
-        let Ok(restored) = self.own.checkpoints().expect("it has checkpoints").restore(&checkpoint)
+        let Ok(restored) =
+            self.own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint)
         else {
             return;
         };
@@ -268,9 +275,9 @@ impl Bed {
     }
 
     fn check(&mut self) {
-        let users = |pool| self.own.private_pools().expect("it has them").pool_users(pool);
+        let users = |pool| self.own.control().private_pools.expect("it has them").pool_users(pool);
         self.graphs.retain(|(pool, _)| users(*pool).is_some_and(|users| users > 0));
-        let layout = self.own.caching().expect("it has one").layout();
+        let layout = self.own.control().caching.expect("it has one").layout();
         let account = self.account.lock();
         for (_, address) in &self.graphs {
             assert!(account.contains_key(address), "{address:#x} is a graph's, and was given back");
@@ -288,7 +295,7 @@ impl Bed {
         let live = in_state(BlockStateName::ActiveAllocated);
         let draining = in_state(BlockStateName::ActivePendingFree);
         let idle = in_state(BlockStateName::Inactive);
-        let s = self.own.counters().expect("it counts").statistics();
+        let s = self.own.control().counters.expect("it counts").statistics();
         assert_eq!(usize::try_from(live.0).ok(), Some(self.live.len()));
         assert_eq!((s.allocation.all.current, s.allocated_bytes.all.current), live);
         let active = (live.0 + draining.0, live.1 + draining.1);

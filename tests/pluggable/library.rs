@@ -80,15 +80,15 @@ fn every_optional_function_is_found_and_called() {
     );
     let own = build(&text).unwrap();
     assert_eq!(heard(&log), ["init 1", "fraction 0.50 0"]);
-    let caching = own.caching().unwrap();
+    let caching = own.control().caching.unwrap();
     caching.empty_cache().unwrap();
     caching.set_memory_fraction(0.25).unwrap();
     let block = own.allocate(Request::new(1000, MAIN)).unwrap();
-    own.cross_stream().unwrap().record_stream(&block, StreamId(128)).unwrap();
+    own.control().cross_stream.unwrap().record_stream(&block, StreamId(128)).unwrap();
     let base = caching.base_allocation(&block).unwrap();
     assert_eq!((base.address % 4096, base.size_bytes), (0, 4096));
     own.free(block).unwrap();
-    let pools = own.private_pools().unwrap();
+    let pools = own.control().private_pools.unwrap();
     let pool = PoolId { capture: 3, user: 4 };
     pools.open_scope(pool, ScopeFilter::this_thread()).unwrap();
     pools.close_scope(pool).unwrap();
@@ -120,7 +120,7 @@ fn a_cpp_library_copies_the_filter_and_asks_it() {
          end_allocate_to_pool_fn:pool_end,release_pool_fn:pool_release",
     );
     let own = build(&text).unwrap();
-    let pools = own.private_pools().unwrap();
+    let pools = own.control().private_pools.unwrap();
     let take = |stream| own.allocate(Request::new(64, stream)).unwrap();
     let id = PoolId::next_user();
     pools.open_scope(id, ScopeFilter::Stream(MAIN)).unwrap();

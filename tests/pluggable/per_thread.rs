@@ -37,11 +37,11 @@ impl Bed {
     }
 
     fn pools(&self) -> &dyn PrivatePools {
-        self.own.private_pools().expect("it has them")
+        self.own.control().private_pools.expect("it has them")
     }
 
     fn crossing(&self) -> &dyn CrossStream {
-        self.own.cross_stream().expect("it waits for streams")
+        self.own.control().cross_stream.expect("it waits for streams")
     }
 
     fn take(&self, pool: PoolId) -> Allocation {
@@ -70,7 +70,7 @@ impl Bed {
     }
 
     fn empty(&self) -> bool {
-        self.own.caching().expect("it has a cache").empty_cache().is_ok()
+        self.own.control().caching.expect("it has a cache").empty_cache().is_ok()
     }
 
     fn empty_elsewhere(&self) -> bool {
@@ -198,7 +198,7 @@ fn a_block_freed_in_a_capture_comes_back_when_its_thread_has_gone() {
             used.iter().count() as u64,
             "none on a third thread's stream"
         );
-        assert!(bed.own.caching().unwrap().layout().is_empty());
+        assert!(bed.own.control().caching.unwrap().layout().is_empty());
     }
 }
 
@@ -230,16 +230,17 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
 #[test]
 fn a_live_block_cannot_be_taken_back_by_a_checkpoint() {
     let bed = Bed::new();
-    let checkpoint = bed.own.checkpoints().expect("it has checkpoints").checkpoint(POOL).unwrap();
+    let checkpoint =
+        bed.own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).unwrap();
     let block = bed.take(POOL);
     let address = block.address();
     let restored = elsewhere(|| {
-        bed.own.checkpoints().expect("it has checkpoints").restore(&checkpoint).map(|_| ())
+        bed.own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).map(|_| ())
     });
     assert_eq!(restored, Err(PoolError::UsedElsewhere { pool: POOL, address }));
     bed.give(block);
     assert!(
-        bed.own.checkpoints().expect("it has checkpoints").restore(&checkpoint).is_ok(),
+        bed.own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).is_ok(),
         "it waits on"
     );
     assert_ne!(elsewhere(|| bed.look()), address);

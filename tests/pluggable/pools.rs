@@ -30,7 +30,7 @@ fn plenty() -> (Arc<User>, PluggableAllocator) {
 }
 
 fn pools(own: &PluggableAllocator) -> &dyn PrivatePools {
-    own.private_pools().expect("it has them")
+    own.control().private_pools.expect("it has them")
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn what_is_freed_in_a_pool_stays_for_the_pool_until_its_last_user_has_gone() {
     assert_eq!(pools(&own).live_addresses(pool.id()).unwrap().len(), 2);
     let id = pool.id();
     drop(scope);
-    let s = own.counters().unwrap().statistics();
+    let s = own.control().counters.unwrap().statistics();
     assert_eq!(s.hits, 1);
     [again, elsewhere].into_iter().for_each(|block| own.free(block).unwrap());
     user.heard();
@@ -78,7 +78,7 @@ fn misuse_of_pools_is_refused() {
     assert_eq!(pools.empty_pool(POOL), unknown);
     assert!(matches!(own.allocate(request.in_pool(POOL)), Err(AllocError::Pool(_))));
     assert!(
-        own.checkpoints().expect("it has checkpoints").checkpoint(POOL).is_err()
+        own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).is_err()
             && pools.live_addresses(POOL).is_err()
     );
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
@@ -150,10 +150,12 @@ fn a_checkpoint_is_gone_back_to() {
     let in_pool = |bytes| own.allocate(Request::new(bytes, MAIN).in_pool(POOL)).unwrap();
     let [stays, goes] = [in_pool(1000), in_pool(2000)];
     let (kept, lost) = (stays.address(), goes.address());
-    let checkpoint = own.checkpoints().expect("it has checkpoints").checkpoint(POOL).unwrap();
+    let checkpoint =
+        own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).unwrap();
     own.free(goes).unwrap();
     let later = in_pool(500);
-    let restored = own.checkpoints().expect("it has checkpoints").restore(&checkpoint).unwrap();
+    let restored =
+        own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).unwrap();
     let mut freed = [kept, later.address()];
     freed.sort_unstable();
     assert_eq!(restored.freed.iter().map(|f| f.address).collect::<Vec<_>>(), freed);
@@ -164,8 +166,8 @@ fn a_checkpoint_is_gone_back_to() {
     restored.live.into_iter().for_each(|block| own.free(block).unwrap());
     pools.release_pool(POOL).unwrap();
     pools.empty_pool(POOL).unwrap();
-    assert!(own.checkpoints().expect("it has checkpoints").restore(&checkpoint).is_err());
-    assert_eq!(own.counters().unwrap().statistics().reserved_bytes.all.current, 0);
+    assert!(own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).is_err());
+    assert_eq!(own.control().counters.unwrap().statistics().reserved_bytes.all.current, 0);
 }
 
 #[test]
@@ -269,7 +271,7 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     let pools = pools(&own);
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
     let block = own.allocate(Request::new(512, MAIN).in_pool(POOL)).unwrap();
-    let taken = own.checkpoints().expect("it has checkpoints").checkpoint(POOL).unwrap();
+    let taken = own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).unwrap();
     type Change = fn(&mut SegmentLayout);
     let changes: [Change; 6] = [
         |segment| segment.blocks.clear(),
@@ -282,18 +284,18 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     for (at, change) in changes.into_iter().enumerate() {
         let mut hostile = taken.clone();
         change(&mut hostile.segments[0]);
-        let answer = own.checkpoints().expect("it has checkpoints").restore(&hostile);
+        let answer = own.control().checkpoints.expect("it has checkpoints").restore(&hostile);
         assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{at}: {answer:?}");
     }
     let mut twice = taken.clone();
     twice.segments.push(taken.segments[0].clone());
     assert!(matches!(
-        own.checkpoints().expect("it has checkpoints").restore(&twice),
+        own.control().checkpoints.expect("it has checkpoints").restore(&twice),
         Err(PoolError::NotInPool { .. })
     ));
     own.free(block).unwrap();
     assert_eq!(
-        own.checkpoints().expect("it has checkpoints").restore(&taken).unwrap().live.len(),
+        own.control().checkpoints.expect("it has checkpoints").restore(&taken).unwrap().live.len(),
         1
     );
 }

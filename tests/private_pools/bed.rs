@@ -50,11 +50,11 @@ impl Bed {
     }
 
     pub(crate) fn checkpoints(&self) -> &dyn Checkpoints {
-        self.strategy.checkpoints().expect("the engine has checkpoints")
+        self.strategy.control().checkpoints.expect("the engine has checkpoints")
     }
 
     pub(crate) fn pools(&self) -> &dyn PrivatePools {
-        self.strategy.private_pools().expect("the engine has pools")
+        self.strategy.control().private_pools.expect("the engine has pools")
     }
 
     pub(crate) fn stream(&self) -> StreamId {
@@ -81,7 +81,8 @@ impl Bed {
 
     #[track_caller]
     pub(crate) fn record(&self, block: &Allocation, stream: StreamId) {
-        let others: &dyn CrossStream = self.strategy.cross_stream().expect("it knows streams");
+        let others: &dyn CrossStream =
+            self.strategy.control().cross_stream.expect("it knows streams");
         others.record_stream(block, stream).expect("it is live");
     }
 

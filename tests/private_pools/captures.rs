@@ -368,7 +368,7 @@ fn a_scope_of_an_unknown_capture_routes_nobody() {
         bed.sim.capture_status(StreamId(0)),
         Ok(stratalloc::driver::CaptureStatus::None)
     ));
-    assert!(bed.strategy.private_pools().is_some());
+    assert!(bed.strategy.control().private_pools.is_some());
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn a_driver_that_does_not_hear_of_captures_keeps_no_scope_from_opening() {
     let config = Config::parse("", &KeyTable::default()).unwrap();
     let built = build(&config, Arc::<Faulty<Sim>>::clone(&driver) as _, BuildOptions::default());
     let strategy = built.unwrap();
-    let pools = strategy.private_pools().unwrap();
+    let pools = strategy.control().private_pools.unwrap();
     let kind = DriverErrorKind::Other;
     driver.arm(FaultPlan { at: 0, kind, repeat: true, only: Some("expect_captures") });
     let scope = PoolScope::open(pools, PoolId::next_user(), ScopeFilter::this_thread()).unwrap();

@@ -108,7 +108,8 @@ fn what_was_allocated_later_is_undone() {
         let freed = tree
             .bed
             .strategy
-            .checkpoints()
+            .control()
+            .checkpoints
             .expect("it has checkpoints")
             .restore(&checkpoint)
             .unwrap();
@@ -129,7 +130,7 @@ fn blocks_may_die_after_going_back() {
     tree.give(live.pop().unwrap());
     assert_eq!(tree.live().len(), 1);
     let address = live.pop().unwrap().address();
-    tree.bed.strategy.raw_addresses().unwrap().free_raw(address).unwrap();
+    tree.bed.strategy.free_raw(address).unwrap();
     assert_eq!(tree.live(), [0; 0]);
     tree.bed.check();
 }
@@ -212,8 +213,14 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     let good = tree.checkpoint();
     let refused = |bad: &PoolCheckpoint| {
         let before = tree.bed.engine().layout();
-        let error =
-            tree.bed.strategy.checkpoints().expect("it has checkpoints").restore(bad).unwrap_err();
+        let error = tree
+            .bed
+            .strategy
+            .control()
+            .checkpoints
+            .expect("it has checkpoints")
+            .restore(bad)
+            .unwrap_err();
         assert_eq!(tree.bed.engine().layout(), before, "{error}");
         error
     };
@@ -257,12 +264,12 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     tree.give(waiting);
     assert_eq!(refused(&good), PoolError::Draining { pool, address });
     assert_eq!(
-        tree.bed.strategy.checkpoints().expect("it has checkpoints").checkpoint(pool),
+        tree.bed.strategy.control().checkpoints.expect("it has checkpoints").checkpoint(pool),
         Err(PoolError::Draining { pool, address })
     );
     tree.bed.pools().release_pool(pool).unwrap();
     assert_eq!(
-        tree.bed.strategy.checkpoints().expect("it has checkpoints").checkpoint(pool),
+        tree.bed.strategy.control().checkpoints.expect("it has checkpoints").checkpoint(pool),
         Err(PoolError::Released { pool })
     );
 }

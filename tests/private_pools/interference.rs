@@ -62,14 +62,14 @@ fn a_checkpoint_between_two_blocks_is_refused() {
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 4096, HOME);
     let mut hostile =
-        engine.checkpoints().expect("it has checkpoints").checkpoint(pool.id()).unwrap();
+        engine.control().checkpoints.expect("it has checkpoints").checkpoint(pool.id()).unwrap();
     engine.free(block).unwrap();
     let segment = &mut hostile.segments[0];
     segment.blocks.truncate(1);
     segment.address += 1;
     segment.blocks[0].address += 1;
     segment.size_bytes = segment.blocks[0].size_bytes;
-    let answer = engine.checkpoints().expect("it has checkpoints").restore(&hostile);
+    let answer = engine.control().checkpoints.expect("it has checkpoints").restore(&hostile);
     assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{answer:?}");
     engine.check().unwrap();
 }
@@ -83,7 +83,7 @@ fn a_checkpoint_that_is_refused_changes_nothing_about_what_pressure_may_take() {
     let segments = pools.pool_layout(pool.id()).unwrap();
     let mut hostile = PoolCheckpoint { pool: pool.id(), segments };
     hostile.segments[0].address += 1 << 40;
-    engine.checkpoints().expect("it has checkpoints").restore(&hostile).unwrap_err();
+    engine.control().checkpoints.expect("it has checkpoints").restore(&hostile).unwrap_err();
     engine.free(block).unwrap();
     let large = take_in(&engine, pool.id(), 50 * MIB, HOME);
     engine.free(large).unwrap();
@@ -97,12 +97,19 @@ fn oversize_blocks_of_a_checkpoint_stay() {
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 60 * MIB, HOME);
     let checkpoint =
-        engine.checkpoints().expect("it has checkpoints").checkpoint(pool.id()).unwrap();
+        engine.control().checkpoints.expect("it has checkpoints").checkpoint(pool.id()).unwrap();
     engine.free(block).unwrap();
     let large = engine.allocate(Request::new(90 * MIB, HOME).in_pool(pool.id()));
     assert!(large.is_err(), "what the checkpoint needs was released");
     assert_eq!(
-        engine.checkpoints().expect("it has checkpoints").restore(&checkpoint).unwrap().live.len(),
+        engine
+            .control()
+            .checkpoints
+            .expect("it has checkpoints")
+            .restore(&checkpoint)
+            .unwrap()
+            .live
+            .len(),
         1
     );
 }
@@ -290,7 +297,7 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
     let capture = Capture::begin(&*sim, SIDE).unwrap();
     let scope =
         PoolScope::open(&*engine, PoolId::next_capture(), ScopeFilter::Capture(capture)).unwrap();
-    engine.cross_stream().unwrap().process_events().unwrap();
+    engine.control().cross_stream.unwrap().process_events().unwrap();
     assert_eq!(sim.calls("query_event"), 0);
     drop(scope);
 }

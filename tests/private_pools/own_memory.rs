@@ -191,7 +191,7 @@ fn memory_that_the_driver_does_not_know_cannot_be_shared() {
     let scope = pool.enter().unwrap();
     let block = bed.take(MIB, HOME);
     drop(scope);
-    let refused = bed.strategy.sharing().unwrap().share(&block).unwrap_err();
+    let refused = bed.strategy.control().sharing.unwrap().share(&block).unwrap_err();
     assert!(refused.to_string().contains("a pool's own allocator"), "{refused}");
     bed.give(block);
 }

@@ -14,7 +14,7 @@ const ON: &str = "expandable_segments:True";
 fn reserved(bed: &Bed, stream: StreamId) -> u64 {
     let block = bed.take(30 * MIB, stream);
     let segments =
-        bed.strategy.expandable().expect("it has segments that grow").expandable_segments();
+        bed.strategy.control().expandable.expect("it has segments that grow").expandable_segments();
     let own = segments.iter().find(|s| s.stream == stream && s.kind == PoolKind::Large);
     let bytes = own.expect("it has one").reserved_bytes;
     bed.give(block);
@@ -55,17 +55,20 @@ fn a_stream_has_the_reserve_of_its_class() {
     ] {
         let stream = StreamId(stream);
         bed.strategy
-            .expandable()
+            .control()
+            .expandable
             .expect("it has segments that grow")
             .set_reserve_class(stream, class);
         assert_eq!(reserved(&bed, stream), rounded(expected), "{class:?}");
     }
     bed.strategy
-        .expandable()
+        .control()
+        .expandable
         .expect("it has segments that grow")
         .set_reserve_class(StreamId(6), Some("tiny"));
     bed.strategy
-        .expandable()
+        .control()
+        .expandable
         .expect("it has segments that grow")
         .set_reserve_class(StreamId(6), None);
     assert_eq!(reserved(&bed, StreamId(6)), rounded(40 * GIB), "the class was taken away");
@@ -84,13 +87,14 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let observer = move |_: &stratalloc::error::OutOfMemory| {
         count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     };
-    let hooks = bed.strategy.hooks().unwrap();
+    let hooks = bed.strategy.control().hooks.unwrap();
     hooks.add_oom_observer(std::sync::Arc::new(observer));
     let report = bed.fail(20 * GIB, StreamId(0)).hints.concat();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");
     bed.strategy
-        .expandable()
+        .control()
+        .expandable
         .expect("it has segments that grow")
         .set_reserve_class(StreamId(9), Some("side"));
     let report = bed.fail(20 * GIB, StreamId(9)).to_string();
@@ -111,7 +115,8 @@ fn segments_of_all_streams_and_pools_are_listed() {
     held.extend([bed.take(MIB, StreamId(0)), bed.take(45 * MIB, StreamId(0))]);
     let mut listed: Vec<_> = bed
         .strategy
-        .expandable()
+        .control()
+        .expandable
         .unwrap()
         .expandable_segments()
         .iter()
@@ -128,10 +133,15 @@ fn segments_of_all_streams_and_pools_are_listed() {
     );
     held.into_iter().for_each(|block| bed.give(block));
     let off = Config::parse("", &KeyTable::default()).unwrap();
-    bed.strategy.caching().unwrap().apply(&off).unwrap();
+    bed.strategy.control().caching.unwrap().apply(&off).unwrap();
     bed.empty_cache();
     assert_eq!(
-        bed.strategy.expandable().expect("it has segments that grow").expandable_segments().len(),
+        bed.strategy
+            .control()
+            .expandable
+            .expect("it has segments that grow")
+            .expandable_segments()
+            .len(),
         1,
         "the pool is in use"
     );

@@ -427,7 +427,7 @@ fn a_request_to_a_routed_pool_releases_no_free_segments_where_the_version_of_pyt
         ("compat:pytorch-2.13", true),
     ] {
         let bed = Bed::new(ROOMY, conf);
-        bed.strategy.caching().unwrap().set_limit_bytes(Some(100 * MIB));
+        bed.strategy.control().caching.unwrap().set_limit_bytes(Some(100 * MIB));
         let cached = bed.take(60 * MIB, HOME);
         bed.give(cached);
         let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();

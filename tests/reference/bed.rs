@@ -101,15 +101,15 @@ impl Bed {
     }
 
     pub(crate) fn cross_stream(&self) -> &dyn CrossStream {
-        self.strategy.cross_stream().expect("native knows other streams")
+        self.strategy.control().cross_stream.expect("native knows other streams")
     }
 
     pub(crate) fn caching(&self) -> &dyn Caching {
-        self.strategy.caching().expect("native caches")
+        self.strategy.control().caching.expect("native caches")
     }
 
     pub(crate) fn counters(&self) -> &dyn Counters {
-        self.strategy.counters().expect("native counts")
+        self.strategy.control().counters.expect("native counts")
     }
 
     pub(crate) fn statistics(&self) -> Statistics {

@@ -131,7 +131,7 @@ fn a_raw_mebibyte_raises_the_requested_bytes_by_exactly_one_mebibyte() {
     let bed = Bed::new(H200_BYTES);
     let held = bed.take(700 * KIB);
     let before = bed.statistics().requested_bytes.all.current;
-    let raw = bed.strategy.raw_addresses().unwrap();
+    let raw = &bed.strategy;
     let address = bed.strategy.allocate(Request::new(MIB, SIDE)).map(|b| b.address()).unwrap();
     assert_eq!(bed.statistics().requested_bytes.all.current, before + signed(MIB));
     bed.check();

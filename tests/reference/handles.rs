@@ -121,7 +121,7 @@ fn forged_tokens_and_addresses_are_refused_and_never_panic() {
 #[test]
 fn bare_addresses_that_start_no_live_block_are_refused() {
     let (bed, mut live) = lived_in();
-    let raw = bed.strategy.raw_addresses().unwrap();
+    let raw = &bed.strategy;
     let freed = live.pop().unwrap();
     let freed_at = freed.address();
     bed.give(freed);

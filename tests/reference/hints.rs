@@ -150,7 +150,7 @@ fn pages_of_any_legal_size_can_be_counted() {
 fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
     for use_on_oom in [false, true] {
         let bed = Bed::new(200 * MIB);
-        let pools = bed.strategy.private_pools().expect("native has pools");
+        let pools = bed.strategy.control().private_pools.expect("native has pools");
         let options = PoolOptions { use_on_oom, ..PoolOptions::default() };
         let pool = PoolId { capture: 0, user: 1 };
         pools.create_pool(pool, options).expect("it is new");
@@ -173,7 +173,7 @@ fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
 fn what_the_default_pool_caches_is_named_to_a_private_one() {
     let bed = Bed::new(20 * MIB);
     let _pinned = bed.take(2 * MIB);
-    let pools = bed.strategy.private_pools().expect("native has pools");
+    let pools = bed.strategy.control().private_pools.expect("native has pools");
     let pool = PoolId { capture: 0, user: 1 };
     pools.create_pool(pool, PoolOptions::default()).expect("it is new");
     let asked = bed.strategy.allocate(Request::new(12 * MIB, HOME).in_pool(pool));

@@ -176,7 +176,7 @@ fn observers_see_the_very_report_that_the_caller_gets() {
     let bed = Bed::new(GIB);
     let seen: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
     let sink = Arc::clone(&seen);
-    let hooks = bed.strategy.hooks().unwrap();
+    let hooks = bed.strategy.control().hooks.unwrap();
     hooks.add_oom_observer(Arc::new(move |report| sink.lock().push(report.clone())));
     bed.give(bed.take(GIB / 2));
     assert!(seen.lock().is_empty());
@@ -192,7 +192,7 @@ fn a_free_memory_callback_is_asked_before_the_device_is() {
     let bed = Arc::new(Bed::new(GIB));
     let held = Mutex::new(Some(bed.take(600 * MIB)));
     let inner = Arc::downgrade(&bed);
-    bed.strategy.hooks().unwrap().add_free_memory_callback(Arc::new(move || {
+    bed.strategy.control().hooks.unwrap().add_free_memory_callback(Arc::new(move || {
         let (Some(bed), Some(block)) = (inner.upgrade(), held.lock().take()) else {
             return false;
         };

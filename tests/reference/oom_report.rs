@@ -1,6 +1,6 @@
 //! The report of a failed request: every number, and hints that fit the cause.
 
-use stratalloc::allocator::Allocation;
+use stratalloc::allocator::{Allocation, DeviceAllocator};
 use stratalloc::config::Settings;
 use stratalloc::driver::Driver;
 use stratalloc::error::{FreeRanges, Holder, OutOfMemory};
@@ -197,7 +197,7 @@ fn rounding_is_blamed_when_it_costs_more_than_a_quarter() {
 fn a_request_refused_in_advance_is_neither_counted_nor_told() {
     let settings = Settings { throw_on_device_oom: true, ..Settings::default() };
     let bed = Bed::with(100 * MIB, settings);
-    let hooks = stratalloc::allocator::DeviceAllocator::hooks(&bed.strategy).unwrap();
+    let hooks = DeviceAllocator::control(&bed.strategy).hooks.unwrap();
     hooks.add_oom_observer(std::sync::Arc::new(|_| panic!("nobody is told")));
     let calls = bed.sim.calls("allocate");
     let report = bed.fail(101 * MIB, HOME);

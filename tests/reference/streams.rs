@@ -110,10 +110,10 @@ fn empty_cache_destroys_the_events_that_are_kept() {
             bed.give(block);
         }
         bed.sim.complete_all();
-        bed.strategy.cross_stream().unwrap().process_events().unwrap();
+        bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
     }
     assert_eq!((bed.sim.calls("create_event"), bed.sim.calls("destroy_event")), (2, 0));
-    bed.strategy.caching().unwrap().empty_cache().unwrap();
+    bed.strategy.control().caching.unwrap().empty_cache().unwrap();
     assert_eq!((bed.sim.calls("create_event"), bed.sim.calls("destroy_event")), (2, 2));
 }
 
@@ -153,7 +153,7 @@ fn a_hundred_delayed_frees_do_not_run_out_of_memory() {
 #[test]
 fn raw_addresses_follow_the_same_stream_rules() {
     let bed = Bed::new(GIB);
-    let raw = bed.strategy.raw_addresses().unwrap();
+    let raw = &bed.strategy;
     let request = stratalloc::allocator::Request::new(20 * MIB, HOME);
     let address = bed.strategy.allocate(request).map(|b| b.address()).unwrap();
     raw.record_stream_raw(address, SIDE).unwrap();

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, RawAddresses, Recording, Request,
-    Token,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Recording, Request, Token,
 };
 use stratalloc::cache::Engine;
 use stratalloc::config::Config;
@@ -152,20 +151,20 @@ impl<'m, M: Machine> Runner<'m, M> {
         self.strategy.engine().expect("the native strategy has an engine")
     }
 
-    pub(crate) fn raw(&self) -> Option<&dyn RawAddresses> {
-        self.strategy.raw_addresses()
+    pub(crate) fn raw(&self) -> Option<&Strategy> {
+        Some(&self.strategy).filter(|strategy| strategy.control().by_address)
     }
 
     pub(crate) fn caching(&self) -> &dyn Caching {
-        self.strategy.caching().expect("the native strategy caches")
+        self.strategy.control().caching.expect("the native strategy caches")
     }
 
     fn counters(&self) -> &dyn Counters {
-        self.strategy.counters().expect("the native strategy counts")
+        self.strategy.control().counters.expect("the native strategy counts")
     }
 
     pub(crate) fn cross_stream(&self) -> &dyn CrossStream {
-        self.strategy.cross_stream().expect("the native strategy crosses streams")
+        self.strategy.control().cross_stream.expect("the native strategy crosses streams")
     }
 
     fn look(&self) -> (Vec<SegmentLayout>, Statistics) {

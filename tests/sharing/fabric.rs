@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{Caching, Sharing};
+use stratalloc::allocator::{Caching, DeviceAllocator, Sharing};
 use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::{Driver, Exportable, FaultPlan, Faulty, Held, Sim};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{Caching, PeerAccess, Sharing};
+use stratalloc::allocator::{Caching, DeviceAllocator, PeerAccess, Sharing};
 use stratalloc::driver::{FaultPlan, Faulty, Sim};
 use stratalloc::error::{DriverErrorKind, HandleError};
 use stratalloc::ids::DeviceId;

@@ -106,7 +106,7 @@ fn growth_with_peers_is_all_or_nothing() {
 #[test]
 fn a_device_without_peers_says_so() {
     let alone = engine(Arc::new(Sim::new(SimOptions::default())), SHARED);
-    assert!(alone.peer_access().is_none());
+    assert!(alone.control().peer_access.is_none());
     let engine = engine(sim(), SHARED);
     for device in [DeviceId(0), DeviceId(9)] {
         let error = engine.enable_peer_access(device).unwrap_err();

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
-use stratalloc::allocator::Sharing;
+use stratalloc::allocator::{DeviceAllocator, Sharing};
 use stratalloc::driver::host::HostOptions;
 use stratalloc::driver::{Driver, Host};
 use stratalloc::ids::StreamId;

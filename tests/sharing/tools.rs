@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{Allocation, Request};
+use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::sim::{CallCosts, SimOptions};

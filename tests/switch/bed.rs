@@ -61,7 +61,7 @@ impl Bed {
     /// A scope for a capture that begins on `stream`.
     pub(crate) fn capture(&self, stream: StreamId) -> PoolScope<'_> {
         let capture = Capture::begin(&*self.sim, stream).expect("it is not captured");
-        let pools = self.switchable.private_pools().expect("there are pools");
+        let pools = self.switchable.control().private_pools.expect("there are pools");
         let pool = PoolId::next_capture();
         PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).expect("it is closed")
     }

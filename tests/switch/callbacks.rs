@@ -16,7 +16,7 @@ use super::bed::{Bed, NATIVE};
 
 /// Everything that changes the allocator; nothing can be switched, because a scope is open.
 fn ask_everything(all: &Switchable) {
-    let caching = all.caching().expect("closures have one");
+    let caching = all.control().caching.expect("closures have one");
     caching.empty_cache().expect("the device works");
     caching.set_limit_bytes(Some(GIB));
     assert_eq!(caching.limit_bytes(), Some(GIB));
@@ -24,17 +24,17 @@ fn ask_everything(all: &Switchable) {
     assert!(all.config().settings().throw_on_device_oom);
     let refused = all.switch(NATIVE).expect_err("a scope is open");
     assert!(matches!(refused, SwitchError::ScopeOpen { .. }), "{refused}");
-    let (pools, another) = (all.private_pools().expect("they have"), PoolId::next_user());
+    let (pools, another) = (all.control().private_pools.expect("they have"), PoolId::next_user());
     pools.create_pool(another, PoolOptions::default()).expect("a new id");
     pools.release_pool(another).expect("it has a user");
-    assert!(all.counters().expect("it counts").statistics().allocation.all.current >= 0);
+    assert!(all.control().counters.expect("it counts").statistics().allocation.all.current >= 0);
 }
 
 /// Each release of the old allocator's memory gathers a stack.
 #[test]
 fn a_switch_inside_a_stack_provider_is_refused() {
     let bed = Bed::new(NATIVE);
-    let history = Arc::clone(bed.switchable.recording().expect("it records").history());
+    let history = Arc::clone(bed.switchable.control().recording.expect("it records").history());
     let (own, refused) = (bed.switchable.clone(), Arc::new(AtomicU64::new(0)));
     let count = Arc::clone(&refused);
     let gather = move || -> Option<Arc<dyn Stack>> {
@@ -79,7 +79,7 @@ fn functions_that_begin_and_end_pools_may_call_the_allocator_and_panic() {
     registry::register_callbacks("asking", callbacks).expect("the name is free");
     let bed = Bed::new("backend:asking");
     all.set(bed.switchable.clone()).expect("once");
-    let pools = bed.switchable.private_pools().expect("they have");
+    let pools = bed.switchable.control().private_pools.expect("they have");
     let (pool, filter) = (PoolId::next_user(), ScopeFilter::this_thread());
     pools.create_pool(pool, PoolOptions::default()).expect("a new id");
     pools.open_scope(pool, filter.clone()).expect("it is closed");

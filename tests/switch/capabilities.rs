@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{
-    Allocation, DeviceAllocator, MemoryPool, PeerAccess, PoolOptions, PoolScope, Request,
+    Allocation, Control, DeviceAllocator, MemoryPool, PeerAccess, PoolOptions, PoolScope, Request,
     ScopeFilter,
 };
-use stratalloc::cache::EngineOptions;
+use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::Config;
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Capture, Driver, Sim};
@@ -16,7 +16,6 @@ use stratalloc::error::{
 use stratalloc::ids::{DeviceId, PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
-use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::{SwitchError, Switchable};
 
 use super::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
@@ -28,7 +27,7 @@ fn raw_bed(conf: &str) -> Bed {
 #[test]
 fn bare_addresses_find_their_allocator() {
     let bed = raw_bed(NATIVE);
-    let raw = bed.switchable.raw_addresses().expect("asked for");
+    let raw = &bed.switchable;
     let mut addresses = Vec::new();
     for conf in [EXPANDABLE, ASYNC, NATIVE, EXPANDABLE] {
         let take = |n: u64| {
@@ -50,7 +49,7 @@ fn bare_addresses_find_their_allocator() {
         let twice = raw.free_raw(address).expect_err("it was freed");
         assert!(matches!(twice, HandleError::UnknownAddress { .. }), "{twice}");
     }
-    bed.switchable.cross_stream().expect("streams").process_events().expect("it works");
+    bed.switchable.control().cross_stream.expect("streams").process_events().expect("it works");
     assert_eq!(bed.switchable.retired(), 0);
 }
 
@@ -58,7 +57,7 @@ fn bare_addresses_find_their_allocator() {
 fn an_allocator_without_bare_addresses_is_refused_where_they_are_in_use() {
     let plain = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
         let options = stratalloc::cache::EngineOptions::default();
-        Ok(Box::new(stratalloc::strategies::NativeAllocator::new(driver, &options)?))
+        Ok(Box::new(Engine::new(driver, &options)?))
     };
     registry::register("addressless", plain).expect("the name is free");
     let bed = raw_bed(NATIVE);
@@ -74,9 +73,9 @@ fn a_block_that_another_stream_uses_waits_for_it_in_the_old_allocator() {
     let side = bed.sim.create_stream().expect("streams");
     let block = bed.take(8 * MIB);
     bed.switch(EXPANDABLE);
-    let crossing = bed.switchable.cross_stream().expect("streams");
+    let crossing = bed.switchable.control().cross_stream.expect("streams");
     crossing.record_stream(&block, side).expect("it is live");
-    let base = bed.switchable.caching().expect("it caches").base_allocation(&block);
+    let base = bed.switchable.control().caching.expect("it caches").base_allocation(&block);
     assert_eq!(base.expect("it is live").address, block.address());
     bed.give(block);
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (1, 20 * MIB), "it waits");
@@ -88,7 +87,7 @@ fn a_block_that_another_stream_uses_waits_for_it_in_the_old_allocator() {
 #[test]
 fn an_open_scope_refuses_the_switch_and_names_its_pool() {
     let bed = Bed::new(NATIVE);
-    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pools = bed.switchable.control().private_pools.expect("native has pools");
     let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
     let scope = pool.enter().expect("no scope is open");
     let error = bed.switchable.switch(EXPANDABLE).expect_err("a scope is open");
@@ -107,7 +106,7 @@ fn a_switch_that_is_refused_leaves_a_capture_sound() {
         let bed = Bed::new(conf);
         let stream = bed.sim.create_stream().expect("streams are free");
         let capture = Capture::begin(&*bed.sim, stream).expect("no capture yet");
-        let pools = bed.switchable.private_pools().expect("it has pools");
+        let pools = bed.switchable.control().private_pools.expect("it has pools");
         let filter = ScopeFilter::Capture(capture);
         let scope = PoolScope::open(pools, PoolId::next_capture(), filter).expect("none is open");
         for other in [ASYNC, NATIVE, "backend:cudaMallocAsync,malloc_async_own_pool:True"] {
@@ -126,7 +125,7 @@ fn a_pool_of_an_allocator_without_pools_is_refused_as_such() {
     let bed = Bed::new("backend:native");
     let old = bed.take(MIB);
     bed.switch("backend:native,layers:[align:4KiB]");
-    let pools = bed.switchable.private_pools().expect("the old one has some");
+    let pools = bed.switchable.control().private_pools.expect("the old one has some");
     let refused = pools.create_pool(PoolId::next_user(), PoolOptions::default());
     assert!(matches!(refused, Err(PoolError::NotSupported { .. })), "{refused:?}");
     bed.give(old);
@@ -135,7 +134,7 @@ fn a_pool_of_an_allocator_without_pools_is_refused_as_such() {
 #[test]
 fn a_pool_with_users_refuses_the_switch_and_is_unknown_after_it() {
     let bed = Bed::new(NATIVE);
-    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pools = bed.switchable.control().private_pools.expect("native has pools");
     let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
     let id = pool.id();
     let request = Request::new(3 * MIB, StreamId::DEFAULT).in_pool(id);
@@ -163,7 +162,7 @@ fn nothing_is_given_back_while_a_scope_is_open() {
     let bed = Bed::new(NATIVE);
     let old = bed.take(32 * MIB);
     bed.switch(EXPANDABLE);
-    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pools = bed.switchable.control().private_pools.expect("native has pools");
     let pool = PoolId::next_capture();
     let scope = PoolScope::open(pools, pool, ScopeFilter::this_thread()).expect("none is open");
     let frees = bed.sim.calls("free");
@@ -179,12 +178,12 @@ fn emptying_the_cache_inside_a_scope_leaves_retired_allocators_alone() {
     let (idle, live) = (bed.take(32 * MIB), bed.take(32 * MIB));
     bed.switch(EXPANDABLE);
     bed.give(idle);
-    let pools = bed.switchable.private_pools().expect("native has pools");
+    let pools = bed.switchable.control().private_pools.expect("native has pools");
     let pool = PoolId::next_capture();
     let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(1)).expect("none is open");
-    let caching = bed.switchable.caching().expect("native caches");
+    let caching = bed.switchable.control().caching.expect("native caches");
     caching.empty_cache().expect("the device works");
-    bed.switchable.cross_stream().expect("streams").process_events().expect("it works");
+    bed.switchable.control().cross_stream.expect("streams").process_events().expect("it works");
     assert_eq!(bed.used_bytes(), 64 * MIB, "it would break the capture");
     drop(scope);
     caching.empty_cache().expect("the device works");
@@ -200,7 +199,7 @@ fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
         let side = bed.sim.create_stream().expect("streams");
         let block = bed.take(8 * MIB);
         bed.switch(EXPANDABLE);
-        let crossing = bed.switchable.cross_stream().expect("streams");
+        let crossing = bed.switchable.control().cross_stream.expect("streams");
         crossing.record_stream(&block, side).expect("it is live");
         bed.give(block);
         assert_eq!((bed.switchable.retired(), bed.used_bytes()), (1, 20 * MIB), "{conf}: it waits");
@@ -212,7 +211,7 @@ fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
 
 /// Lets no device in.
 #[derive(Debug)]
-struct Walled(NativeAllocator);
+struct Walled(Engine);
 
 impl DeviceAllocator for Walled {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
@@ -227,8 +226,10 @@ impl DeviceAllocator for Walled {
         "walled"
     }
 
-    fn peer_access(&self) -> Option<&dyn PeerAccess> {
-        Some(self)
+    fn control(&self) -> Control<'_> {
+        let mut control = Control::default();
+        control.peer_access = Some(self);
+        control
     }
 }
 
@@ -250,7 +251,7 @@ impl PeerAccess for Walled {
 #[test]
 fn a_device_that_a_retired_allocator_keeps_out_is_not_let_in_by_the_current_one() {
     let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        Ok(Box::new(Walled(NativeAllocator::new(driver, &EngineOptions::default())?)))
+        Ok(Box::new(Walled(Engine::new(driver, &EngineOptions::default())?)))
     };
     registry::register("walled", make).expect("the name is free");
     let sim = SimOptions { reachable_devices: 1, ..SimOptions::default() };
@@ -259,7 +260,7 @@ fn a_device_that_a_retired_allocator_keeps_out_is_not_let_in_by_the_current_one(
     let switchable = Switchable::build(&config, driver, BuildOptions::default()).expect("it can");
     let block = switchable.allocate(Request::new(MIB, StreamId::DEFAULT)).expect("there is room");
     switchable.switch(NATIVE).expect("a good string");
-    let peers = switchable.peer_access().expect("native has peers");
+    let peers = switchable.control().peer_access.expect("native has peers");
     peers.enable_peer_access(DeviceId(1)).expect_err("the block's allocator refuses");
     assert_eq!(peers.peers(), []);
     switchable.free(block).expect("it is live");

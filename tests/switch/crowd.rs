@@ -94,7 +94,7 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
         threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect();
     at_rest(&scene, held.len(), laws);
     held.into_iter().for_each(|block| scene.give(block));
-    scene.switchable.caching().expect("it caches").empty_cache().expect("the device works");
+    scene.switchable.control().caching.expect("it caches").empty_cache().expect("the device works");
     at_rest(&scene, 0, laws);
     assert_eq!(scene.switchable.retired(), 0, "everything has drained");
     drop(scene);
@@ -107,8 +107,8 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
 /// Nobody is at work. With `laws`: counters equal a recount and what the threads know.
 fn at_rest(scene: &Scene, held: usize, laws: bool) {
     let held = i64::try_from(held).expect("few");
-    scene.switchable.cross_stream().expect("streams").process_events().expect("it works");
-    let told = scene.switchable.counters().expect("it counts").statistics();
+    scene.switchable.control().cross_stream.expect("streams").process_events().expect("it works");
+    let told = scene.switchable.control().counters.expect("it counts").statistics();
     let (least, most) = (&scene.claims.at_least, &scene.claims.at_most);
     assert_eq!((least.now(), most.now()), (held, held));
     if !laws {
@@ -117,7 +117,7 @@ fn at_rest(scene: &Scene, held: usize, laws: bool) {
     assert_eq!(told.allocation.all.current, held);
     assert_eq!(told.allocation.all.allocated - told.allocation.all.freed, held);
     assert!(told.allocation.all.peak >= held, "a peak below the truth");
-    let layout = scene.switchable.caching().expect("it caches").layout();
+    let layout = scene.switchable.control().caching.expect("it caches").layout();
     law::check_layout(&layout).expect("segments tile");
     law::check_statistics(&told, &layout).expect("counters equal a recount");
 }

@@ -41,7 +41,7 @@ fn a_threads_last_destructor_may_take_memory() {
         own.give(block);
     });
     ended.join().expect("no destructor panics");
-    assert_eq!(bed.switchable.counters().expect("it counts").statistics().misses, 2);
+    assert_eq!(bed.switchable.control().counters.expect("it counts").statistics().misses, 2);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
         assert_eq!(device.failed_calls(), 1, "{from}: {call}");
         device.disarm();
         assert_eq!(switchable.retired(), 1, "{from}: {call}");
-        switchable.cross_stream().expect("it has streams").process_events().unwrap();
+        switchable.control().cross_stream.expect("it has streams").process_events().unwrap();
         let info = sim.memory_info().unwrap();
         let used = info.total_bytes - info.free_bytes;
         assert_eq!((switchable.retired(), used), (0, 0), "{from}: {call}");
@@ -166,7 +166,7 @@ fn a_retired_allocator_waits_for_the_end_of_a_capture_that_it_does_not_know() {
     Capture::begin(&*bed.sim, captured).unwrap();
     bed.give(last);
     let _ = Capture::end(&*bed.sim, captured);
-    bed.switchable.cross_stream().expect("it has streams").process_events().unwrap();
+    bed.switchable.control().cross_stream.expect("it has streams").process_events().unwrap();
     assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
 }
 
@@ -189,7 +189,7 @@ fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() 
         let bed = Bed::new(from);
         let [home, side, captured] = std::array::from_fn(|_| bed.sim.create_stream().unwrap());
         let block = bed.switchable.allocate(Request::new(MIB, home)).unwrap();
-        bed.switchable.cross_stream().unwrap().record_stream(&block, side).unwrap();
+        bed.switchable.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
         bed.switch(NATIVE);
         bed.sim.destroy_stream(if own_is_gone { home } else { side }).unwrap();
         let scope = bed.capture(captured);
@@ -198,7 +198,7 @@ fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() 
         assert!(matches!(status, CaptureStatus::Active { .. }), "{from}: {status:?}");
         Capture::end(&*bed.sim, captured).unwrap();
         drop(scope);
-        bed.switchable.cross_stream().unwrap().process_events().unwrap();
+        bed.switchable.control().cross_stream.unwrap().process_events().unwrap();
         assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{from}");
     }
 }

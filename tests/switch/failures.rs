@@ -65,8 +65,10 @@ fn a_device_that_cannot_do_it_changes_nothing() {
 #[test]
 fn a_scope_that_cannot_be_closed_is_in_no_switchs_way() {
     let bed = Bed::new(ASYNC);
-    let (pools, pool) =
-        (bed.switchable.private_pools().expect("it has pools"), PoolId { capture: 0, user: 9 });
+    let (pools, pool) = (
+        bed.switchable.control().private_pools.expect("it has pools"),
+        PoolId { capture: 0, user: 9 },
+    );
     pools.create_pool(pool, PoolOptions::default()).expect("a new id");
     pools.open_scope(pool, ScopeFilter::Stream(StreamId(7))).expect("none is open");
     while pools.release_pool(pool).is_ok() {}

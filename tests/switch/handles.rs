@@ -109,7 +109,7 @@ fn each_device_has_one_current_allocator_for_all() {
     assert_eq!(made.switchable().retired(), 1, "everybody's handle has changed");
     drop(old);
     assert_eq!((made.switchable().retired(), used_bytes(&*driver)), (0, 0));
-    assert!(made.raw_addresses().is_some() && current::devices().contains(&device));
+    assert!(made.control().by_address && current::devices().contains(&device));
     drop(current::remove(device).expect("it was made"));
     assert!(matches!(current::change(device, NATIVE), Err(CurrentError::Missing { .. })));
 }
@@ -121,7 +121,7 @@ fn a_handle_around_an_allocator_that_nobody_knows_switches_with_any_further_stri
     let strategy = registry::build(&asynchronous, Arc::clone(&driver), BuildOptions::default());
     let handle = Handle::new(strategy.expect("the device can"), driver);
     let native = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
-    let caching = handle.switchable().caching().expect("it caches");
+    let caching = handle.switchable().control().caching.expect("it caches");
     caching.apply(&native).expect_err("it is another backend");
     assert_eq!(handle.switchable().name(), "cudaMallocAsync");
     handle.switchable().update(NATIVE).expect("it can");

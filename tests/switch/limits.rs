@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use stratalloc::allocator::{Allocation, Counters, DeviceAllocator, Request};
-use stratalloc::cache::EngineOptions;
+use stratalloc::allocator::{Allocation, Control, DeviceAllocator, Request};
+use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, Settings};
 use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::sim::SimOptions;
@@ -14,7 +14,6 @@ use stratalloc::handle::Handle;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
-use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::Switchable;
 
 use super::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
@@ -30,7 +29,7 @@ fn fails(bed: &Bed, bytes: u64) -> String {
 #[test]
 fn a_limit_spans_old_and_new_and_rises_as_the_old_drains() {
     let bed = Bed::new(NATIVE);
-    let caching = bed.switchable.caching().expect("native caches");
+    let caching = bed.switchable.control().caching.expect("native caches");
     caching.set_limit_bytes(Some(100 * MIB));
     let old: Vec<_> = (0..3).map(|_| bed.take(20 * MIB)).collect();
     bed.switch(EXPANDABLE);
@@ -52,7 +51,7 @@ fn a_limit_spans_old_and_new_and_rises_as_the_old_drains() {
 #[test]
 fn a_limit_sticks_unless_the_new_string_says_another() {
     let bed = Bed::new("backend:native,per_process_memory_fraction:0.5");
-    let caching = bed.switchable.caching().expect("native caches");
+    let caching = bed.switchable.control().caching.expect("native caches");
     let half = caching.limit_bytes().expect("half of the device");
     bed.switch(EXPANDABLE);
     assert_eq!(caching.limit_bytes(), Some(half));
@@ -73,7 +72,7 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
     for (from, to) in pairs {
         let bed = Bed::with_bytes(from, 200 * MIB);
         let told = Arc::new(AtomicUsize::new(0));
-        let hooks = bed.switchable.hooks().expect("it has hooks");
+        let hooks = bed.switchable.control().hooks.expect("it has hooks");
         let heard = Arc::clone(&told);
         hooks.add_oom_observer(Arc::new(move |_| {
             heard.fetch_add(1, SeqCst);
@@ -86,7 +85,7 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
         assert_eq!(bed.used_bytes(), 192 * MIB, "{to}");
         let big = bed.take(16 * MIB);
         assert!(bed.used_bytes() >= 196 * MIB, "{to}");
-        let counters = bed.switchable.counters().expect("it counts");
+        let counters = bed.switchable.control().counters.expect("it counts");
         assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (0, 0), "{to}");
         fails(&bed, 60 * MIB);
         assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1), "{to}");
@@ -99,7 +98,7 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
 fn hooks_are_carried_from_allocator_to_allocator() {
     let bed = Bed::with_bytes(NATIVE, 100 * MIB);
     let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let hooks = bed.switchable.hooks().expect("it has hooks");
+    let hooks = bed.switchable.control().hooks.expect("it has hooks");
     let (a, t) = (Arc::clone(&asked), Arc::clone(&told));
     hooks.add_free_memory_callback(Arc::new(move || {
         a.fetch_add(1, SeqCst);
@@ -126,7 +125,7 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
         let request = Request::new(500 * MIB, StreamId::DEFAULT);
         assert!(switchable.allocate(request).is_err());
     };
-    let hooks = bed.switchable.hooks().expect("it has hooks");
+    let hooks = bed.switchable.control().hooks.expect("it has hooks");
     let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
     hooks.add_oom_observer(Arc::new(move |_| {
         count.fetch_add(1, SeqCst);
@@ -151,7 +150,7 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
 fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
     let bed = Bed::with_bytes(NATIVE, 100 * MIB);
     let told = Arc::new(AtomicUsize::new(0));
-    let hooks = bed.switchable.hooks().expect("it has hooks");
+    let hooks = bed.switchable.control().hooks.expect("it has hooks");
     let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
     hooks.add_oom_observer(Arc::new(move |_| {
         count.fetch_add(1, SeqCst);
@@ -161,7 +160,7 @@ fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
         false
     }));
     fails(&bed, 500 * MIB);
-    let counters = bed.switchable.counters().expect("it counts");
+    let counters = bed.switchable.control().counters.expect("it counts");
     assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1));
     let block = bed.take(50 * MIB);
     bed.give(block);
@@ -170,7 +169,7 @@ fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
 #[test]
 fn a_limit_that_a_call_has_changed_stays_when_a_further_string_switches() {
     let bed = Bed::new("backend:native,per_process_memory_fraction:0.5");
-    let caching = bed.switchable.caching().expect("native caches");
+    let caching = bed.switchable.control().caching.expect("native caches");
     caching.set_limit_bytes(Some(100 * MIB));
     bed.switchable.update(ASYNC).expect("it can");
     assert_eq!(caching.limit_bytes(), Some(100 * MIB));
@@ -186,7 +185,7 @@ fn a_limit_that_a_call_has_changed_stays_when_a_further_string_switches() {
 fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
     for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT] {
         let bed = Bed::new(conf);
-        let caching = bed.switchable.caching().expect("it caches");
+        let caching = bed.switchable.control().caching.expect("it caches");
         let kept = bed.take(GIB);
         bed.switchable.update("per_process_memory_fraction:0.25").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(2 * GIB), "{conf}");
@@ -218,7 +217,7 @@ fn a_fraction_in_a_further_string_binds_every_strategy() {
             let bed = Bed::new(&format!("{conf}{said}"));
             bed.switchable.update("per_process_memory_fraction:0.000001").expect("a good string");
             fails(&bed, MIB);
-            let caching = bed.switchable.caching().expect("it caches");
+            let caching = bed.switchable.control().caching.expect("it caches");
             assert!(caching.limit_bytes().is_some_and(|limit| limit < MIB), "{conf}");
             assert_eq!(bed.switchable.retired(), 0, "nothing was switched: {conf}");
             let by_handle = Handle::of(bed.switchable.clone());
@@ -248,7 +247,7 @@ fn a_further_string_that_the_device_refuses_moves_no_limit() {
         .expect("fixed segments need little");
     let further = "per_process_memory_fraction:0.25,expandable_segments:True";
     switchable.update(further).expect_err("the device has no virtual memory");
-    assert_eq!(switchable.caching().expect("native caches").limit_bytes(), None);
+    assert_eq!(switchable.control().caching.expect("native caches").limit_bytes(), None);
     let part = switchable.config().settings().per_process_memory_fraction;
     assert!(part >= 1.0, "{part}");
     let block = switchable.allocate(Request::new(3 * GIB, StreamId::DEFAULT)).expect("no limit");
@@ -258,7 +257,7 @@ fn a_further_string_that_the_device_refuses_moves_no_limit() {
 #[test]
 fn a_fraction_that_code_says_is_enforced() {
     let bed = Bed::new(NATIVE);
-    let caching = bed.switchable.caching().expect("native caches");
+    let caching = bed.switchable.control().caching.expect("native caches");
     let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
     caching.apply(&Config::from_settings(half)).expect("it fits");
     assert_eq!(caching.limit_bytes(), Some(4 * GIB));
@@ -274,7 +273,7 @@ fn a_fraction_that_code_says_is_enforced() {
 #[test]
 fn a_fraction_that_code_says_with_another_allocator_is_enforced_once() {
     let bed = Bed::new(NATIVE);
-    let caching = bed.switchable.caching().expect("native caches");
+    let caching = bed.switchable.control().caching.expect("native caches");
     caching.set_limit_bytes(Some(GIB));
     let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
     bed.switchable.switch_to(Config::from_settings(half)).expect("it can");
@@ -292,7 +291,7 @@ fn a_whole_configuration_tells_the_fraction_that_was_said_before_its_last_text()
     for first in [Config::from_settings(half), said] {
         let whole = first.updated("throw_on_cudamalloc_oom:True", &table).expect("a good string");
         let bed = Bed::new(NATIVE);
-        let caching = bed.switchable.caching().expect("native caches");
+        let caching = bed.switchable.control().caching.expect("native caches");
         caching.apply(&whole).expect("it fits");
         assert_eq!(caching.limit_bytes(), Some(4 * GIB));
         caching.set_limit_bytes(None);
@@ -304,7 +303,7 @@ fn a_whole_configuration_tells_the_fraction_that_was_said_before_its_last_text()
 #[test]
 fn a_registered_allocator_is_built_anew_for_keys_that_others_read_once() {
     let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        Ok(Box::new(NativeAllocator::new(driver, &EngineOptions::default())?))
+        Ok(Box::new(Engine::new(driver, &EngineOptions::default())?))
     };
     registry::register("reads_once", make).expect("the name is free");
     for key in ["library:\"a.so\"", "malloc_async_own_pool:True", "cpu_alignment:256"] {
@@ -345,7 +344,7 @@ fn a_key_that_is_read_when_an_allocator_is_built_switches() {
 
 /// Tells nobody of memory pressure, and counts.
 #[derive(Debug)]
-struct Hookless(NativeAllocator);
+struct Hookless(Engine);
 
 impl DeviceAllocator for Hookless {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
@@ -360,15 +359,17 @@ impl DeviceAllocator for Hookless {
         "hookless"
     }
 
-    fn counters(&self) -> Option<&dyn Counters> {
-        self.0.counters()
+    fn control(&self) -> Control<'_> {
+        let mut control = Control::default();
+        control.counters = self.0.control().counters;
+        control
     }
 }
 
 #[test]
 fn a_request_that_was_rescued_is_no_failure_of_an_allocator_without_hooks() {
     let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        Ok(Box::new(Hookless(NativeAllocator::new(driver, &EngineOptions::default())?)))
+        Ok(Box::new(Hookless(Engine::new(driver, &EngineOptions::default())?)))
     };
     registry::register("hookless", make).expect("the name is free");
     let bed = Bed::with_bytes(NATIVE, 200 * MIB);
@@ -377,7 +378,7 @@ fn a_request_that_was_rescued_is_no_failure_of_an_allocator_without_hooks() {
     let mut old = old.into_iter();
     bed.give(old.next().expect("sixteen"));
     let big = bed.take(16 * MIB);
-    let counters = bed.switchable.counters().expect("it counts");
+    let counters = bed.switchable.control().counters.expect("it counts");
     assert_eq!(counters.statistics().num_ooms, 0, "it was served");
     fails(&bed, 60 * MIB);
     assert_eq!(counters.statistics().num_ooms, 1);

@@ -3,16 +3,15 @@
 use std::sync::{Arc, Mutex};
 
 use stratalloc::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, DeviceAllocator, Request,
+    Allocation, BaseAllocation, CacheInfo, Caching, Control, DeviceAllocator, Request,
 };
-use stratalloc::cache::EngineOptions;
+use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::Config;
 use stratalloc::driver::Driver;
 use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use stratalloc::history::SegmentLayout;
 use stratalloc::registry;
 use stratalloc::size::MIB;
-use stratalloc::strategies::NativeAllocator;
 use stratalloc::switch::SwitchError;
 
 use super::bed::Bed;
@@ -23,13 +22,13 @@ type Applied = Arc<Mutex<Vec<Option<u64>>>>;
 /// Limits to parts of the device are beyond it.
 #[derive(Debug)]
 struct Fractionless {
-    inner: NativeAllocator,
+    inner: Engine,
     applied: Applied,
 }
 
 impl Fractionless {
     fn cache(&self) -> &dyn Caching {
-        self.inner.caching().expect("native caches")
+        self.inner.control().caching.expect("native caches")
     }
 }
 
@@ -46,12 +45,11 @@ impl DeviceAllocator for Fractionless {
         "fractionless"
     }
 
-    fn counters(&self) -> Option<&dyn Counters> {
-        self.inner.counters()
-    }
-
-    fn caching(&self) -> Option<&dyn Caching> {
-        Some(self)
+    fn control(&self) -> Control<'_> {
+        let mut control = Control::default();
+        control.counters = self.inner.control().counters;
+        control.caching = Some(self);
+        control
     }
 }
 
@@ -96,7 +94,7 @@ fn a_fraction_that_is_refused_takes_back_the_rest_of_its_string() {
     let applied = Applied::default();
     let seen = Arc::clone(&applied);
     let make = move |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        let inner = NativeAllocator::new(driver, &EngineOptions::default())?;
+        let inner = Engine::new(driver, &EngineOptions::default())?;
         Ok(Box::new(Fractionless { inner, applied: Arc::clone(&seen) }))
     };
     registry::register("fractionless", make).expect("the name is free");
@@ -112,6 +110,6 @@ fn a_fraction_that_is_refused_takes_back_the_rest_of_its_string() {
     assert_eq!(bed.switchable.config(), before);
     let (own, refused) = (Some(40 * MIB), Some(64 * MIB));
     assert_eq!(*applied.lock().expect("nobody panics"), [own, refused, own]);
-    assert_eq!(bed.switchable.caching().expect("it caches").limit_bytes(), None);
+    assert_eq!(bed.switchable.control().caching.expect("it caches").limit_bytes(), None);
     bed.give(bed.take(MIB));
 }

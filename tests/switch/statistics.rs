@@ -8,7 +8,7 @@ use super::bed::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::law;
 
 fn statistics(bed: &Bed) -> Statistics {
-    bed.switchable.counters().expect("it counts").statistics()
+    bed.switchable.control().counters.expect("it counts").statistics()
 }
 
 fn peak_mib(bed: &Bed) -> i64 {
@@ -45,9 +45,9 @@ fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
         let live = i64::try_from(blocks.len()).expect("few");
         assert_eq!((told.allocation.all.current, told.allocation.all.allocated), (live, taken));
         assert_eq!(told.allocation.all.freed, taken - live);
-        let usage = bed.switchable.counters().expect("it always counts").usage();
+        let usage = bed.switchable.usage();
         assert_eq!(usage, Usage::of(&told));
-        let layout = bed.switchable.caching().expect("native caches").layout();
+        let layout = bed.switchable.control().caching.expect("native caches").layout();
         law::check_layout(&layout).expect("segments tile");
         law::check_statistics(&told, &layout).expect("counters equal a recount");
         assert_eq!(law::reserved_bytes(&layout), bed.used_bytes());
@@ -101,7 +101,7 @@ fn resets_reach_all_allocators() {
     bed.switch(EXPANDABLE);
     bed.give(big);
     let new = bed.take(4 * MIB);
-    let counters = bed.switchable.counters().expect("it counts");
+    let counters = bed.switchable.control().counters.expect("it counts");
     counters.reset_peaks();
     counters.reset_accumulated();
     let told = counters.statistics();
@@ -129,7 +129,7 @@ fn resetting_sums_lowers_no_peak() {
     bed.give(old[6].take().expect("it is there"));
     let before = peak_mib(&bed);
     assert!(before >= 11 + 512 + 1024, "{before}");
-    bed.switchable.counters().expect("it counts").reset_accumulated();
+    bed.switchable.control().counters.expect("it counts").reset_accumulated();
     assert_eq!(peak_mib(&bed), before);
     old.into_iter().flatten().chain([grown]).for_each(|block| bed.give(block));
 }

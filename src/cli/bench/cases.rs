@@ -14,7 +14,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, LogNormal};
 
-use crate::allocator::{Allocation, DeviceAllocator, RawAddresses, Request};
+use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::cli::outcome::tell;
 use crate::driver::{Driver, DriverPoolId, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
@@ -50,15 +50,12 @@ impl<A: DeviceAllocator> Client for Typed<'_, A> {
 }
 
 /// Keeps the address only.
-pub struct Raw<'a> {
-    allocator: &'a Strategy,
-    addresses: &'a dyn RawAddresses,
-}
+pub struct Raw<'a>(&'a Strategy);
 
 impl<'a> Raw<'a> {
     /// `None` where the allocator finds no blocks by address.
     pub fn of(allocator: &'a Strategy) -> Option<Self> {
-        allocator.raw_addresses().map(|addresses| Self { allocator, addresses })
+        allocator.control().by_address.then_some(Self(allocator))
     }
 }
 
@@ -68,12 +65,12 @@ impl Client for Raw<'_> {
     #[inline]
     fn take(&self, bytes: u64, stream: StreamId) -> u64 {
         let request = Request::new(bytes, stream);
-        self.allocator.allocate(request).expect("cases fit the device").address()
+        self.0.allocate(request).expect("cases fit the device").address()
     }
 
     #[inline]
     fn give(&self, block: u64) {
-        self.addresses.free_raw(block).expect("cases free what they took");
+        self.0.free_raw(block).expect("cases free what they took");
     }
 }
 
@@ -427,7 +424,7 @@ pub fn record_stream<A: DeviceAllocator>(
     other: StreamId,
     effort: Effort,
 ) -> Option<f64> {
-    let cross = allocator.cross_stream()?;
+    let cross = allocator.control().cross_stream?;
     let step = |_| {
         let block = Typed(allocator).take(64 * KIB, DEFAULT);
         cross.record_stream(&block, other).expect("the block is live");

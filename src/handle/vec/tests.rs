@@ -26,7 +26,7 @@ fn handle(device: &Device, conf: &str) -> Handle {
 }
 
 fn live_blocks(handle: &Handle) -> i64 {
-    handle.counters().unwrap().statistics().allocation.all.current
+    handle.control().counters.unwrap().statistics().allocation.all.current
 }
 
 /// A mark behind all that a stream was given.

@@ -26,17 +26,20 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::layered::{Layer, Layered, cross_of};
-use crate::allocator::{Allocation, DeviceAllocator, Place, Request};
-use crate::error::{AllocError, FreeError, HandleError};
-use crate::ids::{OwnerId, StreamId};
+use super::below::{Above, PRESENT};
+use crate::allocator::{
+    Allocation, Caching, Control, CrossStream, DeviceAllocator, Imported, Place, PoolOptions,
+    PrivatePools, Request, ScopeFilter, Sharing,
+};
+use crate::error::{AllocError, DriverError, FreeError, HandleError, PoolError};
+use crate::history::SegmentLayout;
+use crate::ids::{OwnerId, PoolId, StreamId};
+use crate::sharing::{SharedHandle, SharingError};
+use crate::stats::Usage;
 use crate::sync::Global;
 #[cfg(feature = "ffi")]
 pub(crate) use local::forget_all;
 use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, bytes_of, class_of};
-
-/// See the [module](self).
-pub type Fronted<A> = Layered<Front<A>>;
 
 /// The most streams whose blocks are kept; those of others go straight through.
 const STREAMS_MAX: usize = 256;
@@ -156,7 +159,7 @@ fn take_place() -> usize {
 
 /// `inner` behind caches of threads, which keep blocks of up to `block_max_bytes` (0 keeps none; at most
 /// 1 MiB).
-pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fronted<A> {
+pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Front<A> {
     let classes = u32::try_from(block_max_bytes.min(1 << 20) / STEP_BYTES).unwrap_or(0);
     let id = u64::from(OwnerId::next().number());
     let shared = Arc::new_cyclic(|this| Shared {
@@ -173,7 +176,7 @@ pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fr
         threads: Mutex::default(),
         this: Weak::clone(this),
     });
-    Layered::new(Front { shared })
+    Front { shared }
 }
 
 impl<A: DeviceAllocator + 'static> Front<A> {
@@ -401,14 +404,7 @@ impl<A: DeviceAllocator + 'static> Drop for Front<A> {
     }
 }
 
-impl<A: DeviceAllocator + 'static> Layer for Front<A> {
-    type Inner = A;
-
-    #[inline]
-    fn inner(&self) -> &A {
-        &self.shared.inner
-    }
-
+impl<A: DeviceAllocator + 'static> DeviceAllocator for Front<A> {
     #[inline(never)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let shared = &*self.shared;
@@ -433,20 +429,48 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
         shared.give_below(allocation)
     }
 
-    fn serves_addresses(&self) -> bool {
-        false
+    fn name(&self) -> &str {
+        self.shared.inner.name()
     }
 
-    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        let Some(below) = self.below(allocation) else {
-            return cross_of(self.inner()).record_stream(allocation, stream);
-        };
-        let new = self.shared.mark(allocation.address());
-        cross_of(self.inner()).record_stream(&below, stream).inspect_err(|_| {
-            if new {
-                self.shared.unmark(allocation.address());
-            }
-        })
+    fn usage(&self) -> Usage {
+        self.shared.inner.usage()
+    }
+
+    fn control(&self) -> Control<'_> {
+        let below = self.shared.inner.control();
+        Control {
+            cross_stream: below.cross_stream.map(|_| self as &dyn CrossStream),
+            caching: below.caching.map(|_| self as &dyn Caching),
+            by_address: false,
+            private_pools: below.private_pools.map(|_| self as &dyn PrivatePools),
+            sharing: below.sharing.map(|_| self as &dyn Sharing),
+            ..below
+        }
+    }
+}
+
+impl<A: DeviceAllocator + 'static> Front<A> {
+    fn cross(&self) -> &dyn CrossStream {
+        self.inner().control().cross_stream.expect(PRESENT)
+    }
+
+    fn pools(&self) -> &dyn PrivatePools {
+        self.inner().control().private_pools.expect(PRESENT)
+    }
+
+    fn sharing(&self) -> &dyn Sharing {
+        self.inner().control().sharing.expect(PRESENT)
+    }
+
+    fn scope_closed(&self) {
+        self.shared.publish(|phase| phase.scopes = phase.scopes.saturating_sub(1));
+    }
+}
+
+impl<A: DeviceAllocator + 'static> Above for Front<A> {
+    fn inner(&self) -> &dyn DeviceAllocator {
+        &self.shared.inner
     }
 
     fn below(&self, allocation: &Allocation) -> Option<Allocation> {
@@ -454,16 +478,96 @@ impl<A: DeviceAllocator + 'static> Layer for Front<A> {
         self.shared.below(allocation, class)
     }
 
-    fn scope_opens(&self) {
-        self.shared.publish(|phase| phase.scopes += 1);
-    }
-
-    fn scope_closed(&self) {
-        self.shared.publish(|phase| phase.scopes = phase.scopes.saturating_sub(1));
-    }
-
     fn empties(&self) {
         self.shared.publish(|_| {});
         self.shared.release();
+    }
+}
+
+impl<A: DeviceAllocator + 'static> CrossStream for Front<A> {
+    fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
+        let Some(below) = self.below(allocation) else {
+            return self.cross().record_stream(allocation, stream);
+        };
+        let new = self.shared.mark(allocation.address());
+        self.cross().record_stream(&below, stream).inspect_err(|_| {
+            if new {
+                self.shared.unmark(allocation.address());
+            }
+        })
+    }
+
+    fn process_events(&self) -> Result<(), DriverError> {
+        self.cross().process_events()
+    }
+}
+
+impl<A: DeviceAllocator + 'static> Sharing for Front<A> {
+    fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
+        self.seen(allocation, |below| self.sharing().share(below))
+    }
+
+    fn share_raw(&self, address: u64) -> Result<SharedHandle, SharingError> {
+        self.sharing().share_raw(address)
+    }
+
+    fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
+        self.sharing().open(handle)
+    }
+}
+
+impl<A: DeviceAllocator + 'static> PrivatePools for Front<A> {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        self.pools().create_pool(pool, options)
+    }
+
+    fn set_pool_options(
+        &self,
+        pool: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        self.pools().set_pool_options(pool, use_on_oom, no_split)
+    }
+
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.pools().retain_pool(pool)
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.pools().release_pool(pool)
+    }
+
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
+        self.pools().pool_users(pool)
+    }
+
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        self.shared.publish(|phase| phase.scopes += 1);
+        let opened = self.pools().open_scope(pool, filter);
+        if opened.is_err() {
+            self.scope_closed();
+        }
+        opened
+    }
+
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+        let closed = self.pools().close_scope(pool);
+        if closed.as_ref().err().is_none_or(PoolError::ends_scope) {
+            self.scope_closed();
+        }
+        closed
+    }
+
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+        self.pools().empty_pool(pool)
+    }
+
+    fn live_addresses(&self, pool: PoolId) -> Result<Vec<u64>, PoolError> {
+        self.pools().live_addresses(pool)
+    }
+
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        self.pools().pool_layout(pool)
     }
 }

@@ -1,0 +1,71 @@
+//! What layers share whose handles or addresses are others than those of the allocator below.
+
+use crate::allocator::{Allocation, BaseAllocation, CacheInfo, Caching, DeviceAllocator};
+use crate::config::Config;
+use crate::error::{DriverError, FractionError, HandleError};
+use crate::history::SegmentLayout;
+
+/// Such a layer, for the calls on the cache below it.
+pub(super) trait Above: Send + Sync {
+    /// The allocator below.
+    fn inner(&self) -> &dyn DeviceAllocator;
+
+    /// The handle of the same block below; `None` if it is the same handle.
+    fn below(&self, allocation: &Allocation) -> Option<Allocation>;
+
+    /// Idle memory is about to be released.
+    fn empties(&self) {}
+
+    /// The cache below.
+    fn cache(&self) -> &dyn Caching {
+        self.inner().control().caching.expect(PRESENT)
+    }
+
+    /// Calls `ask` with the handle of the allocator below.
+    fn seen<R>(&self, allocation: &Allocation, ask: impl FnOnce(&Allocation) -> R) -> R
+    where
+        Self: Sized,
+    {
+        match self.below(allocation) {
+            Some(below) => ask(&below),
+            None => ask(allocation),
+        }
+    }
+}
+
+pub(super) const PRESENT: &str = "a layer has a capability only while the allocator below has it";
+
+impl<L: Above> Caching for L {
+    fn empty_cache(&self) -> Result<(), DriverError> {
+        self.empties();
+        self.cache().empty_cache()
+    }
+
+    fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
+        self.cache().set_limit_bytes(limit_bytes);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
+        self.cache().set_memory_fraction(fraction)
+    }
+
+    fn limit_bytes(&self) -> Option<u64> {
+        self.cache().limit_bytes()
+    }
+
+    fn apply(&self, config: &Config) -> Result<(), DriverError> {
+        self.cache().apply(config)
+    }
+
+    fn cache_info(&self) -> Result<CacheInfo, DriverError> {
+        self.cache().cache_info()
+    }
+
+    fn layout(&self) -> Vec<SegmentLayout> {
+        self.cache().layout()
+    }
+
+    fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
+        self.seen(allocation, |below| self.cache().base_allocation(below))
+    }
+}
