@@ -279,6 +279,17 @@ impl HeapCounters {
     }
 }
 
+/// How much spare one heap took of another.
+pub(super) enum Spare {
+    /// A part, after which the taker passes no limit.
+    Shared {
+        /// Whether the other heap has some left.
+        is_left: bool,
+    },
+    /// All of it.
+    All,
+}
+
 /// The limits, as the ledger sees them. A limit is what is held and the **spare** above it.
 impl HeapCounters {
     /// Says that the ledger knows of this heap. True when it did not before.
@@ -295,9 +306,9 @@ impl HeapCounters {
     }
 
     /// Takes spare from `other`: half of what both have, where something lacks here, if it is enough and
-    /// `other` was used since the last time; everything otherwise. True when `other` has some left.
+    /// `other` was used since the last time; everything otherwise.
     #[inline(never)]
-    pub(super) fn take_spare(&mut self, other: &mut Self) -> bool {
+    pub(super) fn take_spare(&mut self, other: &mut Self) -> Spare {
         let ([small, large, both], [small_there, large_there, both_there]) =
             (&self.room, &other.room);
         let is_enough = (0..HOT).fold(0, |signs, lane| {
@@ -307,7 +318,7 @@ impl HeapCounters {
         let shares = other.used_since_last_look() && is_enough;
         if !shares {
             self.take_all_spare(other);
-            return false;
+            return Spare::All;
         }
         let mut left = 0;
         for class in 0..CLASSES {
@@ -325,7 +336,7 @@ impl HeapCounters {
             }
         }
         other.listed = left != 0;
-        other.listed
+        Spare::Shared { is_left: other.listed }
     }
 
     fn take_all_spare(&mut self, other: &mut Self) {

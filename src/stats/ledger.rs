@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::lanes::{CLASSES, HeapCounters, Lanes};
+use super::lanes::{CLASSES, HeapCounters, Lanes, Spare};
 
 /// The heaps of a device, as the ledger sees them.
 pub(crate) trait Heaps {
@@ -46,8 +46,8 @@ impl Ledger {
         self.state.lock().peak
     }
 
-    /// Lists heap `own`, and gives it limits that cover what it holds. The caller holds the heap's lock;
-    /// no other heap is waited for.
+    /// Lists heap `own`, and gives it limits that cover what it holds: a heap that is listed already has
+    /// passed one. The caller holds the heap's lock; no other heap is waited for.
     #[cold]
     pub(crate) fn settle<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
         let state = &mut *self.state.lock();
@@ -57,8 +57,11 @@ impl Ledger {
                 state.listed.reserve(own as usize + 1 - state.listed.len());
             }
             state.listed.push_back(own);
+            if counters.is_covered() {
+                return;
+            }
         }
-        if !counters.is_covered() && !state.take_from_others(own, counters, heaps) {
+        if !state.take_from_others(own, counters, heaps) {
             for (peak, risen) in state.peak.iter_mut().zip(counters.cover()) {
                 *peak = peak.zip(risen, |peak, risen| peak + risen);
             }
@@ -89,13 +92,23 @@ impl State {
     ) -> bool {
         for _ in 0..self.listed.len() {
             let Some(heap) = self.listed.pop_front() else { break };
-            let stays = heap == own
-                || heaps.try_look(heap, |other| counters.take_spare(other)).unwrap_or(true);
-            if stays {
+            if heap == own {
                 self.listed.push_back(heap);
+                continue;
             }
-            if counters.is_covered() {
-                return true;
+            match heaps.try_look(heap, |other| counters.take_spare(other)) {
+                Some(Spare::Shared { is_left }) => {
+                    if is_left {
+                        self.listed.push_back(heap);
+                    }
+                    return true;
+                }
+                Some(Spare::All) => {
+                    if counters.is_covered() {
+                        return true;
+                    }
+                }
+                None => self.listed.push_back(heap),
             }
         }
         false
