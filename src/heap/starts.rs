@@ -24,10 +24,9 @@ pub(super) struct Starts {
 impl Starts {
     #[inline]
     pub(super) fn find(&self, slab: &Slab, address: u64) -> Option<Slot> {
-        if self.buckets == 0 {
-            return None;
-        }
-        let mut at = self.head(self.bucket_of(address));
+        let bucket = self.bucket_of(address);
+        // Without buckets there is no chunk either.
+        let mut at = self.chunks.get(bucket / CHUNK_BUCKETS)?[bucket % CHUNK_BUCKETS];
         while !at.is_none() {
             let block = slab.get(at);
             if block.address == address {
@@ -85,8 +84,9 @@ impl Starts {
 
     #[inline]
     fn push(&mut self, slab: &mut Slab, bucket: usize, slot: Slot) {
-        slab.get_mut(slot).over = self.head(bucket);
-        *self.head_mut(bucket) = slot;
+        let head = self.head_mut(bucket);
+        slab.get_mut(slot).over = *head;
+        *head = slot;
     }
 
     #[inline]
@@ -96,11 +96,6 @@ impl Starts {
         let bucket = hash & self.mask;
         // Between two powers of two this is a coin's toss: no branch.
         bucket & self.mask >> u32::from(bucket >= self.buckets)
-    }
-
-    #[inline]
-    fn head(&self, bucket: usize) -> Slot {
-        self.chunks[bucket / CHUNK_BUCKETS][bucket % CHUNK_BUCKETS]
     }
 
     #[inline]
