@@ -160,7 +160,18 @@ pub enum AllocError {
     },
     /// The driver failed in a way that is not about memory.
     #[error(transparent)]
-    Driver(#[from] DriverError),
+    Driver(DriverError),
+}
+
+/// An error of the kind `OutOfMemory` becomes a report with nothing else in it.
+impl From<DriverError> for AllocError {
+    fn from(error: DriverError) -> Self {
+        if error.is_out_of_memory() {
+            let report = OutOfMemory { driver: Some(error), ..OutOfMemory::default() };
+            return Self::OutOfMemory(Box::new(report));
+        }
+        Self::Driver(error)
+    }
 }
 
 impl From<PoolError> for AllocError {

@@ -48,6 +48,7 @@
 pub mod allocator;
 #[cfg(feature = "analysis")]
 pub mod analysis;
+pub mod blocks;
 pub mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;
@@ -86,9 +87,20 @@ pub mod strategies;
 pub use allocator::{Allocation, DeviceAllocator, Request};
 pub use config::Config;
 pub use error::{AllocError, FreeError};
-pub use handle::{DeviceVec, Handle};
+pub use handle::{DeviceVec, Handle, build};
 pub use ids::StreamId;
 pub use registry::register;
+
+/// What a first program and an author of a strategy import.
+pub mod prelude {
+    pub use crate::allocator::{Allocation, Control, DeviceAllocator, Request};
+    pub use crate::blocks::Blocks;
+    pub use crate::driver::{Driver, Sim};
+    pub use crate::error::{AllocError, DriverError, FreeError, HandleError};
+    pub use crate::handle::{DeviceVec, Handle};
+    pub use crate::ids::StreamId;
+    pub use crate::registry::Constructed;
+}
 
 /// The README's example is compiled and run with the tests, and so are those of the guide.
 #[cfg(all(doctest, target_os = "linux"))]

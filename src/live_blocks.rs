@@ -143,6 +143,11 @@ impl<T> LiveBlocks<T> {
         Some((serial, &mut live.kept))
     }
 
+    /// How many blocks there are.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
     /// Every block, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Live<T>> {
         self.table.iter()

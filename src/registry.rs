@@ -14,7 +14,9 @@ use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
 use crate::cache::{Engine, EngineOptions};
-use crate::config::{Config, HistorySettings, KeyTable, LayerSetting, Settings, UserKey};
+use crate::config::{
+    Config, ConfigError, HistorySettings, KeyTable, LayerSetting, Settings, UserKey,
+};
 use crate::driver::Driver;
 use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::error::{DriverError, DriverErrorKind};
@@ -98,6 +100,14 @@ pub enum BuildError {
         name: String,
         /// What there is.
         known: Vec<String>,
+    },
+    /// The string is no configuration.
+    #[error("configuration {text:?}: {error}")]
+    Configuration {
+        /// The string.
+        text: String,
+        /// What is wrong with it, and where.
+        error: ConfigError,
     },
     /// This system, or this build of the library, cannot do it.
     #[error("{what} is not available here")]

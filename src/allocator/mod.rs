@@ -81,16 +81,19 @@ impl Request {
         Self { place: Place::Address(address), ..self }
     }
 
-    /// Refuses a request that says where its block must lie: for allocators that have no private pools and
-    /// cannot hand out exact addresses. The default pool is wherever such an allocator likes.
+    /// The bytes of a plain request: for allocators that have no private pools and cannot hand out exact
+    /// addresses. The default pool is wherever such an allocator likes.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Pool`] for a pool, [`AllocError::NoBlockAt`] for an address.
+    /// [`AllocError::ZeroBytes`], [`AllocError::Pool`] for a pool, [`AllocError::NoBlockAt`] for an address.
     #[inline]
-    pub fn refuse_place(&self) -> Result<(), AllocError> {
+    pub fn plain(&self) -> Result<u64, AllocError> {
         match self.place {
-            Place::Anywhere | Place::Pool(PoolId::DEFAULT) => Ok(()),
+            Place::Anywhere | Place::Pool(PoolId::DEFAULT) if self.bytes == 0 => {
+                Err(AllocError::ZeroBytes)
+            }
+            Place::Anywhere | Place::Pool(PoolId::DEFAULT) => Ok(self.bytes),
             Place::Pool(pool) => Err(PoolError::Unknown { pool }.into()),
             Place::Address(address) => Err(self.no_block_at(address)),
         }
@@ -192,7 +195,7 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     /// Hands out a block of at least `request.bytes`, valid for work on `request.stream` from now
     /// on. Does not wait when a cached block fits; otherwise it may wait for the driver and, under
     /// memory pressure, for running work. An allocator that knows no pools and no exact addresses
-    /// answers [`Request::refuse_place`] first.
+    /// begins with [`Request::plain`].
     ///
     /// # Errors
     ///

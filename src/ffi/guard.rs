@@ -200,7 +200,8 @@ impl From<BuildError> for Failure {
         let status = match &error {
             BuildError::Driver(driver) => of_driver(driver),
             BuildError::NotAvailable { .. } => Status::NotSupported,
-            BuildError::UnknownBackend { .. }
+            BuildError::Configuration { .. }
+            | BuildError::UnknownBackend { .. }
             | BuildError::MissingKey { .. }
             | BuildError::Library(_)
             | BuildError::Layer(_)

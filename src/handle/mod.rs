@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError, HandleError};
 use crate::ids::StreamId;
-use crate::registry::{BuildError, BuildOptions};
+use crate::registry::{self, BuildError, BuildOptions};
 use crate::stats::Usage;
 use crate::strategies::Strategy;
 use crate::switch::{CurrentStrategy, SwitchError, Switchable};
@@ -58,6 +58,29 @@ pub struct Handle {
 struct Inner {
     switchable: Switchable,
     lost: AtomicU64,
+}
+
+/// Builds the allocator that a configuration string names over `device`. The string may have the keys of
+/// registered strategies too. Does not wait.
+///
+/// ```
+/// use std::sync::Arc;
+/// use stratalloc::prelude::*;
+///
+/// let allocator = stratalloc::build("backend:native", Arc::new(Sim::default()))?;
+/// let block = allocator.allocate(Request::new(4 << 20, StreamId::DEFAULT))?;
+/// allocator.free(block)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`BuildError`]; nothing was taken from the device then.
+pub fn build(conf: &str, device: Arc<dyn Driver>) -> Result<Handle, BuildError> {
+    let parsed = Config::parse(conf, &registry::key_table());
+    let config =
+        parsed.map_err(|error| BuildError::Configuration { text: conf.to_owned(), error })?;
+    Handle::build(&config, device)
 }
 
 impl Handle {

@@ -88,10 +88,7 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
     }
 
     fn request_below(&self, request: Request) -> Result<Request, AllocError> {
-        if request.bytes == 0 {
-            return Err(AllocError::ZeroBytes);
-        }
-        let bytes = self.place.below_bytes(request.bytes);
+        let bytes = self.place.below_bytes(request.plain()?);
         let bytes = bytes.ok_or(AllocError::TooLarge { requested_bytes: request.bytes })?;
         Ok(Request { bytes, ..request })
     }
@@ -158,7 +155,6 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
         if !self.place.acts() {
             return self.inner.allocate(request);
         }
-        request.refuse_place()?;
         let below = self.inner.allocate(self.request_below(request)?)?;
         let (address, serial) = self.enter(request, below)?;
         Ok(Allocation::new(address, request.bytes, self.owner, Token::numbered(serial)))

@@ -233,6 +233,58 @@ impl Default for Statistics {
 }
 
 impl Statistics {
+    fn families_mut(&mut self) -> [&mut PerPool; 9] {
+        [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ]
+    }
+
+    /// Peaks of the counters by pool become current values.
+    pub(crate) fn reset_peaks(&mut self) {
+        self.families_mut().into_iter().for_each(PerPool::reset_peaks);
+    }
+
+    /// Sums of the counters by pool, and numbers of events, become zero.
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.families_mut().into_iter().for_each(PerPool::reset_accumulated);
+        (self.hits, self.misses) = (0, 0);
+        (self.num_ooms, self.num_device_alloc, self.num_device_free) = (0, 0, 0);
+    }
+
+    /// A block of so many bytes is in use that has a segment of its own.
+    pub(crate) fn whole_taken(&mut self, kind: PoolKind, bytes: i64) {
+        self.misses += 1;
+        self.num_device_alloc += 1;
+        self.change_whole(|family, n| family.increase(kind, n), bytes);
+    }
+
+    /// Such a block, and its segment, were given back.
+    pub(crate) fn whole_given_back(&mut self, kind: PoolKind, bytes: i64) {
+        self.num_device_free += 1;
+        self.change_whole(|family, n| family.decrease(kind, n), bytes);
+    }
+
+    fn change_whole(&mut self, change: impl Fn(&mut PerPool, i64), bytes: i64) {
+        for count in [&mut self.allocation, &mut self.active, &mut self.segment] {
+            change(count, 1);
+        }
+        let families = [
+            &mut self.allocated_bytes,
+            &mut self.active_bytes,
+            &mut self.requested_bytes,
+            &mut self.reserved_bytes,
+        ];
+        families.into_iter().for_each(|family| change(family, bytes));
+    }
+
     /// Bytes in callers' hands now.
     #[must_use]
     pub fn memory_allocated(&self) -> i64 {

@@ -20,7 +20,7 @@ use crate::stats::Statistics;
 impl DeviceAllocator for CpuAllocator {
     #[inline(never)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        request.refuse_place()?;
+        request.plain()?;
         let handed = self.core.serve(request)?;
         Ok(self.core.allocation(handed, request.bytes))
     }

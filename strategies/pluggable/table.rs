@@ -15,7 +15,7 @@ use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
 use crate::live_blocks::{Live, LiveBlocks, Sharded, missing};
 use crate::size::PoolKind;
-use crate::stats::{PerPool, Statistics};
+use crate::stats::Statistics;
 
 /// Where a block is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,14 +90,12 @@ impl Table {
 
     /// Sets every peak to its current value.
     pub(super) fn reset_peaks(&self) {
-        families(&mut self.counters.lock()).into_iter().for_each(PerPool::reset_peaks);
+        self.counters.lock().reset_peaks();
     }
 
     /// Sets what was summed up to zero.
     pub(super) fn reset_accumulated(&self) {
-        let mut counters = self.counters.lock();
-        families(&mut counters).into_iter().for_each(PerPool::reset_accumulated);
-        (counters.hits, counters.misses) = (0, 0);
+        self.counters.lock().reset_accumulated();
     }
 }
 
@@ -225,18 +223,6 @@ fn count_free(counters: &mut Statistics, block: &Block) {
     counters.active.decrease(kind, 1);
     counters.active_bytes.decrease(kind, bytes);
     counters.requested_bytes.decrease(kind, signed(block.requested_bytes));
-}
-
-fn families(counters: &mut Statistics) -> [&mut PerPool; 7] {
-    [
-        &mut counters.allocation,
-        &mut counters.allocated_bytes,
-        &mut counters.active,
-        &mut counters.active_bytes,
-        &mut counters.requested_bytes,
-        &mut counters.segment,
-        &mut counters.reserved_bytes,
-    ]
 }
 
 #[expect(clippy::cast_possible_wrap, reason = "requests are at most 1 EiB")]

@@ -297,7 +297,7 @@ impl DeviceAllocator for Toy {
             return Err(AllocError::ZeroBytes);
         }
         if self.defect != Defect::IgnoresPlaces {
-            request.refuse_place()?;
+            request.plain()?;
         }
         if request.bytes > REQUEST_MAX_BYTES {
             return Err(AllocError::TooLarge { requested_bytes: request.bytes });

@@ -20,7 +20,7 @@ struct Least {
 
 impl DeviceAllocator for Least {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        request.refuse_place()?;
+        request.plain()?;
         let address = self.next.fetch_add(1 << 20, Ordering::Relaxed);
         Ok(Allocation::new(address, request.bytes, self.owner, Token::default()))
     }

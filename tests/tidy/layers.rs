@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 29] = [
+const LAYERS: [Layer; 30] = [
     layer("size"),
     layer("ids"),
     Layer { never: &["size"], ..layer("threads") },
@@ -36,6 +36,8 @@ const LAYERS: [Layer; 29] = [
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("live_blocks") },
+    // The same for authors of strategies, with counters.
+    Layer { never: &["config", "driver", "sharing", "heap"], ..layer("blocks") },
     // What waits for which streams: one component for all strategies that wait.
     Layer {
         never: &["config", "sharing", "heap", "stats", "history", "allocator"],

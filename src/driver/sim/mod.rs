@@ -89,6 +89,12 @@ pub struct SimOptions {
     pub addresses: AddressOrder,
 }
 
+impl Default for Sim {
+    fn default() -> Self {
+        Self::new(SimOptions::default())
+    }
+}
+
 impl Default for SimOptions {
     /// An H200 whose events finish at once.
     fn default() -> Self {

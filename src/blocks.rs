@@ -1,0 +1,263 @@
+//! The live blocks of a strategy, for its author.
+//!
+//! [`Blocks`] refuses requests that a simple strategy cannot serve, makes a handle for each block that no later
+//! block has, refuses handles that are stale, freed twice or another allocator's, finds blocks by address and
+//! counts. `examples/straight.rs` is a whole strategy with it.
+
+use std::fmt;
+
+use parking_lot::Mutex;
+
+use crate::allocator::{Allocation, Control, Counters, Request, Token};
+use crate::error::{AddressFault, AllocError, DriverError, FreeError, HandleError, OutOfMemory};
+use crate::ids::OwnerId;
+use crate::live_blocks::LiveBlocks;
+use crate::size::PoolKind;
+use crate::stats::Statistics;
+
+/// The live blocks of one allocator: how many bytes were requested for each, by address. Dropping it gives the
+/// memory of all of them back.
+///
+/// Each block counts as a segment of its own. A strategy that keeps more memory than its blocks have replaces the
+/// field `counters` of [`control`](Self::control). One lock, which is not held while memory is taken or given
+/// back.
+pub struct Blocks {
+    owner: OwnerId,
+    state: Mutex<State>,
+    give: Box<Give>,
+}
+
+type Give = dyn Fn(u64, u64) -> Result<(), DriverError> + Send + Sync;
+
+#[derive(Default)]
+struct State {
+    live: LiveBlocks<u64>,
+    statistics: Statistics,
+}
+
+impl fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocks").field("live", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl Blocks {
+    /// No blocks yet. `give` takes back the memory of a block: its address and the number of bytes. It is called
+    /// once for each block and with no lock held.
+    #[must_use]
+    pub fn new(give: impl Fn(u64, u64) -> Result<(), DriverError> + Send + Sync + 'static) -> Self {
+        Self { owner: OwnerId::next(), state: Mutex::default(), give: Box::new(give) }
+    }
+
+    /// Serves a request with memory that `take` returns the address of; `take` is given the number of bytes.
+    /// Waits as `take` does. An out-of-memory error of `take` gets the numbers of the request.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Request::plain`] and of `take`; [`AllocError::BadAddress`] when a live block starts at the
+    /// address.
+    pub fn allocate<E: Into<AllocError>>(
+        &self,
+        request: Request,
+        take: impl FnOnce(u64) -> Result<u64, E>,
+    ) -> Result<Allocation, AllocError> {
+        let bytes = request.plain()?;
+        let address = take(bytes).map_err(|error| self.refused(request, error.into()))?;
+        let mut state = self.state.lock();
+        if state.live.contains(address) {
+            let fault = AddressFault::Live;
+            return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
+        }
+        let (serial, _) = state.live.enter(address, bytes);
+        state.statistics.whole_taken(PoolKind::of(bytes), signed(bytes));
+        Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial)))
+    }
+
+    #[cold]
+    fn refused(&self, request: Request, mut error: AllocError) -> AllocError {
+        if let AllocError::OutOfMemory(report) = &mut error {
+            let driver = report.driver.take();
+            **report = OutOfMemory { driver, ..OutOfMemory::of(request.bytes, request.stream) };
+            self.state.lock().statistics.num_ooms += 1;
+        }
+        error
+    }
+
+    /// Frees a block. Waits as the function of [`new`](Self::new) does.
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError`] when the handle is stale or another allocator's, or that function fails; nothing has changed
+    /// then.
+    pub fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let (address, serial) = (allocation.address(), allocation.token().number());
+        let freed = allocation.check_owner(self.owner);
+        let freed = freed.and_then(|()| self.remove(address, Some(serial)));
+        freed.map(drop).map_err(|reason| FreeError { reason, allocation })
+    }
+
+    /// Frees the block that starts at `address`, and returns how many bytes were requested for it.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] when no live block starts there, or the function of [`new`](Self::new) fails; nothing has
+    /// changed then.
+    pub fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
+        self.remove(address, None)
+    }
+
+    /// Takes the block out before its memory is given back: another thread may get the address at once.
+    fn remove(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
+        let block = self.state.lock().live.take(address, serial)?;
+        let bytes = block.kept;
+        let given = (self.give)(address, bytes);
+        let mut state = self.state.lock();
+        if let Err(error) = given {
+            state.live.put_back(block);
+            return Err(error.into());
+        }
+        state.statistics.whole_given_back(PoolKind::of(bytes), signed(bytes));
+        Ok(bytes)
+    }
+
+    /// How many bytes were requested for the live block that starts at `address`. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::UnknownAddress`].
+    pub fn size_of(&self, address: u64) -> Result<u64, HandleError> {
+        self.state.lock().live.find_mut(address, None).copied()
+    }
+
+    /// How many blocks are live. Does not wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.state.lock().live.len()
+    }
+
+    /// Whether no block is live. Does not wait.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Counters, and calls by address, for an allocator whose
+    /// [`free_raw`](crate::allocator::DeviceAllocator::free_raw) is [`free_raw`](Self::free_raw).
+    #[must_use]
+    pub fn control(&self) -> Control<'_> {
+        Control { counters: Some(self), by_address: true, ..Control::default() }
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        for block in self.state.get_mut().live.drain() {
+            // Memory that cannot be given back leaks: a drop returns no error.
+            let _ = (self.give)(block.address, block.kept);
+        }
+    }
+}
+
+impl Counters for Blocks {
+    fn statistics(&self) -> Statistics {
+        self.state.lock().statistics.clone()
+    }
+
+    fn reset_peaks(&self) {
+        self.state.lock().statistics.reset_peaks();
+    }
+
+    fn reset_accumulated(&self) {
+        self.state.lock().statistics.reset_accumulated();
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::error::DriverErrorKind;
+    use crate::ids::{PoolId, StreamId};
+
+    fn request(bytes: u64) -> Request {
+        Request::new(bytes, StreamId(7))
+    }
+
+    fn at(address: u64) -> impl Fn(u64) -> Result<u64, DriverError> {
+        move |_| Ok(address)
+    }
+
+    fn failed(kind: DriverErrorKind) -> DriverError {
+        DriverError::new(kind, "free", 1, "on purpose".to_owned())
+    }
+
+    #[test]
+    fn a_block_is_freed_once_by_its_own_handle_or_its_address() {
+        let blocks = Blocks::new(|_, _| Ok(()));
+        let block = blocks.allocate(request(100), at(512)).unwrap();
+        let copy =
+            || Allocation::new(block.address(), block.size_bytes(), block.owner(), block.token());
+        let (twin, stale) = (copy(), copy());
+        let other = Blocks::new(|_, _| Ok(())).free(twin).unwrap_err();
+        assert!(matches!(other.reason, HandleError::Foreign { .. }));
+        blocks.free(block).unwrap();
+        assert_eq!(blocks.free_raw(512), Err(HandleError::UnknownAddress { address: 512 }));
+        let _again = blocks.allocate(request(200), at(512)).unwrap();
+        assert_eq!(blocks.free(stale).unwrap_err().reason, HandleError::Stale { address: 512 });
+        assert_eq!((blocks.size_of(512), blocks.free_raw(512)), (Ok(200), Ok(200)));
+        let counted = blocks.statistics();
+        assert_eq!((counted.allocation.all.current, counted.allocation.all.allocated), (0, 2));
+        assert_eq!((counted.reserved_bytes.all.current, counted.reserved_bytes.all.peak), (0, 200));
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_before_memory_is_taken() {
+        let blocks = Blocks::new(|_, _| Ok(()));
+        let never = |_| -> Result<u64, DriverError> { unreachable!("nothing is taken") };
+        let refused = |request| blocks.allocate(request, never).unwrap_err();
+        assert!(matches!(refused(request(0)), AllocError::ZeroBytes));
+        assert!(matches!(refused(request(1).in_pool(PoolId::next_user())), AllocError::Pool(_)));
+        assert!(matches!(refused(request(1).at(512)), AllocError::NoBlockAt { .. }));
+        let _first = blocks.allocate(request(1), at(512)).unwrap();
+        let second = blocks.allocate(request(1), at(512)).unwrap_err();
+        assert!(matches!(second, AllocError::BadAddress { fault: AddressFault::Live, .. }));
+    }
+
+    #[test]
+    fn a_device_without_memory_is_reported_with_the_numbers_of_the_request() {
+        let blocks = Blocks::new(|_, _| Ok(()));
+        let none = |_| Err(failed(DriverErrorKind::OutOfMemory));
+        let Err(AllocError::OutOfMemory(report)) = blocks.allocate(request(4096), none) else {
+            panic!("there is none");
+        };
+        assert_eq!((report.requested_bytes, report.stream), (4096, StreamId(7)));
+        assert!(report.driver.is_some());
+        assert_eq!(blocks.statistics().num_ooms, 1);
+        let lost = |_| Err(failed(DriverErrorKind::DeviceLost));
+        assert!(matches!(blocks.allocate(request(1), lost), Err(AllocError::Driver(_))));
+    }
+
+    #[test]
+    fn a_block_that_is_not_taken_back_stays_live_and_a_drop_tries_again() {
+        let (works, given) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (own, list) = (Arc::clone(&works), Arc::clone(&given));
+        let blocks = Blocks::new(move |address, bytes| {
+            list.lock().push((address, bytes));
+            let works = own.load(Ordering::Relaxed);
+            if works { Ok(()) } else { Err(failed(DriverErrorKind::DeviceLost)) }
+        });
+        let block = blocks.allocate(request(100), at(512)).unwrap();
+        let refused = blocks.free(block).unwrap_err();
+        assert!(matches!(refused.reason, HandleError::Driver(_)));
+        assert_eq!((blocks.len(), blocks.statistics().allocation.all.freed), (1, 0));
+        works.store(true, Ordering::Relaxed);
+        drop(blocks);
+        assert_eq!(*given.lock(), [(512, 100), (512, 100)]);
+    }
+}
