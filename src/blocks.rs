@@ -1,8 +1,8 @@
 //! The live blocks of a strategy, for its author.
 //!
-//! [`Blocks`] refuses requests that a simple strategy cannot serve, makes a handle for each block that no later
-//! block has, refuses handles that are stale, freed twice or another allocator's, finds blocks by address and
-//! counts. `examples/straight.rs` is a whole strategy with it.
+//! [`Blocks`] refuses requests that a simple strategy cannot serve, makes a handle for each block that no
+//! later block has, refuses handles that are stale, freed twice or another allocator's, finds blocks by
+//! address and counts. `examples/straight.rs` is a whole strategy with it.
 
 use std::fmt;
 
@@ -15,12 +15,12 @@ use crate::live_blocks::LiveBlocks;
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
-/// The live blocks of one allocator: how many bytes were requested for each, by address. Dropping it gives the
-/// memory of all of them back.
+/// The live blocks of one allocator: how many bytes were requested for each, by address. Dropping it gives
+/// the memory of all of them back.
 ///
-/// Each block counts as a segment of its own. A strategy that keeps more memory than its blocks have replaces the
-/// field `counters` of [`control`](Self::control). One lock, which is not held while memory is taken or given
-/// back.
+/// Each block counts as a segment of its own. A strategy that keeps more memory than its blocks have replaces
+/// the field `counters` of [`control`](Self::control). One lock, which is not held while memory is taken or
+/// given back.
 pub struct Blocks {
     owner: OwnerId,
     state: Mutex<State>,
@@ -42,8 +42,8 @@ impl fmt::Debug for Blocks {
 }
 
 impl Blocks {
-    /// No blocks yet. `give` takes back the memory of a block: its address and the number of bytes. It is called
-    /// once for each block and with no lock held.
+    /// No blocks yet. `give` takes back the memory of a block: its address and the number of bytes. It is
+    /// called once for each block and with no lock held.
     #[must_use]
     pub fn new(give: impl Fn(u64, u64) -> Result<(), DriverError> + Send + Sync + 'static) -> Self {
         Self { owner: OwnerId::next(), state: Mutex::default(), give: Box::new(give) }
@@ -87,8 +87,8 @@ impl Blocks {
     ///
     /// # Errors
     ///
-    /// [`FreeError`] when the handle is stale or another allocator's, or that function fails; nothing has changed
-    /// then.
+    /// [`FreeError`] when the handle is stale or another allocator's, or that function fails; nothing has
+    /// changed then.
     pub fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let (address, serial) = (allocation.address(), allocation.token().number());
         let freed = allocation.check_owner(self.owner);
@@ -100,8 +100,8 @@ impl Blocks {
     ///
     /// # Errors
     ///
-    /// [`HandleError`] when no live block starts there, or the function of [`new`](Self::new) fails; nothing has
-    /// changed then.
+    /// [`HandleError`] when no live block starts there, or the function of [`new`](Self::new) fails; nothing
+    /// has changed then.
     pub fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         self.remove(address, None)
     }
