@@ -15,9 +15,9 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::ids::StreamId;
 use stratalloc::registry;
+use stratalloc::strategies::plugin::Callbacks;
 
 const MIN_BLOCK_BYTES: u64 = 512;
 

@@ -49,7 +49,6 @@ pub mod allocator;
 #[cfg(feature = "analysis")]
 pub mod analysis;
 pub mod blocks;
-pub mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;

@@ -13,12 +13,10 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::allocator::DeviceAllocator;
-use crate::cache::{Engine, EngineOptions};
 use crate::config::{
     Config, ConfigError, HistorySettings, KeyTable, LayerSetting, Settings, UserKey,
 };
 use crate::driver::Driver;
-use crate::driver::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::history::{History, RecordOptions};
 use crate::layers::front::front;
@@ -26,6 +24,8 @@ use crate::layers::on_oom::{has_adviser, on_oom};
 use crate::layers::record::record;
 use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
+use crate::strategies::native::{Engine, EngineOptions};
+use crate::strategies::plugin::{Callbacks, LibraryError, LibraryFunctions};
 use crate::strategies::{CpuAllocator, MallocAsyncAllocator, PluggableAllocator, Strategy};
 use crate::sync::Global;
 
@@ -538,7 +538,7 @@ fn build_pluggable(
 
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
 fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
-    Ok(crate::driver::plugin::load(functions)?)
+    Ok(crate::strategies::plugin::load(functions)?)
 }
 
 #[cfg(not(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64")))]

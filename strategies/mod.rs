@@ -1,9 +1,9 @@
-//! The strategies: what a user can name in `backend:`. One file each; no strategy imports another.
+//! The strategies: what a user can name in `backend:`. A folder each; no strategy imports another.
 //!
-//! | name | file | memory | when to use |
+//! | name | folder | memory | when to use |
 //! |---|---|---|---|
-//! | `native` | `src/cache` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
-//! | `native` with `expandable_segments:True` | `src/cache` | one growing range per stream and kind | sizes vary, or memory is short |
+//! | `native` | `native/` | fixed segments, cached per stream | the default: PyTorch's decisions, at a fraction of the cost |
+//! | `native` with `expandable_segments:True` | `native/` | one growing range per stream and kind | sizes vary, or memory is short |
 //! | `cudaMallocAsync` | `malloc_async/` | the driver's stream-ordered pools | memory is shared with other libraries that use those pools |
 //! | `pluggable` | `pluggable/` | your own functions, from a shared library or as closures | to bring an allocator that was written for PyTorch |
 //! | `cpu` | `cpu/` | the host's own, cached by exact size | programs on the host that ask for the same sizes again and again |
@@ -14,12 +14,12 @@
 
 mod cpu;
 mod malloc_async;
+pub mod native;
 mod pluggable;
 
 use enum_dispatch::enum_dispatch;
 
 use crate::allocator::{Allocation, Caching, Control, DeviceAllocator, Request};
-use crate::cache::Engine;
 use crate::error::{AllocError, FreeError, HandleError};
 use crate::ids::StreamId;
 use crate::layers::front::Front;
@@ -28,13 +28,15 @@ use crate::stats::Usage;
 #[cfg(feature = "ffi")]
 pub(crate) use cpu::hold_map;
 pub use cpu::{
-    Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
+    Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, system, with_cpu_caching_allocator,
 };
 pub use malloc_async::{MallocAsyncAllocator, MallocAsyncNotes};
-pub use pluggable::PluggableAllocator;
+pub use native::Engine;
+pub use pluggable::{PluggableAllocator, plugin};
 
 /// An allocator chosen at run time.
 #[enum_dispatch(DeviceAllocator)]
+#[non_exhaustive]
 #[derive(Debug)]
 pub enum Strategy {
     /// `backend:native`, with fixed or expandable segments. Boxed: its tables are large, and a strategy is

@@ -11,10 +11,10 @@ use std::time::Duration;
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::DriverResult;
-use stratalloc::driver::system::{Source, SystemBlock, SystemMemory};
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::stats::Statistics;
+use stratalloc::strategies::system::{Source, SystemBlock, SystemMemory};
 use stratalloc::strategies::{Clock, CpuAllocator};
 
 const ANY: StreamId = StreamId::DEFAULT;

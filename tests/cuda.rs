@@ -10,7 +10,6 @@ use std::sync::Arc;
 use stratalloc::allocator::{
     Allocation, Caching, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
 };
-use stratalloc::cache::Engine;
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::{Capture, CaptureStatus, Cuda, Driver, Exportable, Peers};
 use stratalloc::error::{AllocError, DriverErrorKind};
@@ -19,6 +18,7 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::sharing::{SharedHandle, SharingError};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
+use stratalloc::strategies::native::Engine;
 
 use crate::common::gpu::{device, second, skip};
 

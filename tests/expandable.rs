@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use quickcheck::{Arbitrary, Gen};
 use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Request};
-use stratalloc::cache::Engine;
 use stratalloc::config::{Compat, Config, KeyTable, Reserve, Settings};
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
@@ -20,6 +19,7 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
+use stratalloc::strategies::native::Engine;
 
 use crate::common::base::Base;
 use crate::common::plain::plain;

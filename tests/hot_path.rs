@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::config::{Config, Settings};
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::layers::front::front;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{GIB, MIB, TIB};
+use stratalloc::strategies::plugin::Callbacks;
 use stratalloc::strategies::{PluggableAllocator, Strategy};
 
 thread_local! {

@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use stratalloc::config::{Config, Settings};
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::registry::{self, BuildError, BuildOptions};
+use stratalloc::strategies::plugin::Callbacks;
 use stratalloc::strategies::{PluggableAllocator, Strategy};
 
 /// A simulated device whose events finish when the test says so.

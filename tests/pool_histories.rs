@@ -19,7 +19,6 @@ use stratalloc::allocator::{
     Allocation, Caching, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Request,
     ScopeFilter, SegmentAllocator,
 };
-use stratalloc::cache::Engine;
 use stratalloc::config::{Config, Settings};
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
@@ -30,6 +29,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
 use stratalloc::strategies::Strategy;
+use stratalloc::strategies::native::Engine;
 
 use crate::common::base::Base;
 #[cfg(all(feature = "cuda", target_os = "linux"))]

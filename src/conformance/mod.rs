@@ -11,7 +11,7 @@
 //! use std::sync::Arc;
 //! use stratalloc::conformance::{Device, Options, constructor, run};
 //! use stratalloc::config::Settings;
-//! use stratalloc::driver::plugin::Callbacks;
+//! use stratalloc::strategies::plugin::Callbacks;
 //! use stratalloc::strategies::PluggableAllocator;
 //!
 //! // Gives out numbers and never the same one twice; running out is nothing it knows.

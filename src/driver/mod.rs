@@ -23,20 +23,20 @@ mod faulty;
 pub(crate) mod forward;
 mod gated;
 mod held;
+mod holders;
 #[cfg(target_os = "linux")]
 pub mod host;
 mod intercept;
 mod keepers;
-pub mod plugin;
 mod recorded;
 pub mod sim;
-pub mod system;
 
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
 pub use faulty::{FaultPlan, Faults, Faulty};
 pub use gated::{Brake, Gated, Gates, HoldsWork};
 pub use held::Held;
+pub(crate) use holders::name_holders;
 #[cfg(target_os = "linux")]
 pub use host::Host;
 pub use intercept::{Intercepted, Interceptor, Parts};

@@ -46,7 +46,7 @@ pub(super) fn held(
     expandable: bool,
     total_bytes: u64,
 ) -> Vec<Range<u64>> {
-    let groups = crate::cache::groups(layout, total_bytes);
+    let groups = crate::strategies::native::groups(layout, total_bytes);
     let of_kind = groups.filter(|group| group[0].expandable == expandable);
     let end = |last: &SegmentLayout| last.address + last.size_bytes;
     of_kind.map(|group| group[0].address..end(group[group.len() - 1])).collect()

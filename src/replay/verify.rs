@@ -22,7 +22,6 @@ use crate::allocator::{
     Allocation, DeviceAllocator, PoolOptions, PoolScope, PrivatePools, Recording, Request,
     ScopeFilter,
 };
-use crate::cache::{Collection, Engine, Foresight};
 use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Driver, Recorded, RecordedAddresses, Sim};
@@ -32,6 +31,7 @@ use crate::ids::{PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
+use crate::strategies::native::{Collection, Engine, Foresight};
 
 /// How recorded and repeated decisions compare.
 #[derive(Clone, Debug, Default)]

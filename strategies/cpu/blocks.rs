@@ -7,7 +7,7 @@
 
 use hashbrown::HashMap;
 
-use crate::driver::system::SystemBlock;
+use super::system::SystemBlock;
 use crate::ids::StreamId;
 use crate::size::PoolKind;
 use crate::stats::{PerPool, Statistics};

@@ -5,9 +5,9 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::blocks::Place;
+use super::system::{Fill, Source, SystemBlock, SystemMemory};
 use super::{Core, current};
 use crate::allocator::Request;
-use crate::driver::system::{Fill, Source, SystemBlock, SystemMemory};
 use crate::error::AllocError;
 use crate::ids::StreamId;
 use crate::size::REQUEST_MAX_BYTES;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::blocks::Blocks;
+use super::system::memory_info;
 use super::{Core, CpuAllocator, Place, UNLIMITED, fill_of, place_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, Recording,
     Request,
 };
 use crate::config::{Acts, Config};
-use crate::driver::system::memory_info;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};

@@ -7,8 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
+use super::system::SystemBlock;
 use super::{Core, TRIM_STEP, is_old, live};
-use crate::driver::system::SystemBlock;
 use crate::history::Action;
 use crate::ids::StreamId;
 

@@ -24,6 +24,7 @@ mod current;
 mod give_back;
 mod live;
 mod pressure;
+pub mod system;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -31,11 +32,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::allocator::{Allocation, Hooks, Request, Token};
-use crate::config::{CpuSettings, Settings};
-use crate::driver::system::{
+use self::system::{
     Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
 };
+use crate::allocator::{Allocation, Hooks, Request, Token};
+use crate::config::{CpuSettings, Settings};
 use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleError};
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
@@ -224,7 +225,7 @@ impl CpuAllocator {
     /// freed: afterwards the system may have given the address to another instance. The memory comes
     /// along: hand it to the source's [`give`](Source::give) to give it back after all, or to
     /// `std::mem::forget` when its new holder frees it: with the C library's `free` below
-    /// [`MAPPING_MIN_BYTES`](crate::driver::system::MAPPING_MIN_BYTES), above it with `munmap`.
+    /// [`MAPPING_MIN_BYTES`](system::MAPPING_MIN_BYTES), above it with `munmap`.
     ///
     /// # Errors
     ///

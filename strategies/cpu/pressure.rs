@@ -5,9 +5,9 @@
 
 use std::sync::atomic::Ordering;
 
+use super::system::memory_info;
 use super::{Core, Handed, Refusal, UNLIMITED};
 use crate::allocator::Request;
-use crate::driver::system::memory_info;
 use crate::error::{AllocError, FreeRanges, OutOfMemory};
 use crate::history::Action;
 use crate::ids::PoolId;

@@ -6,9 +6,8 @@ use parking_lot::RwLockReadGuard;
 
 use super::{MallocAsyncAllocator, Route, UNLIMITED};
 use crate::allocator::Request;
-use crate::cache::name_holders;
 use crate::driver::{
-    DriverPoolUsage, may_be_captured, synchronize_outside_captures, unless_captured,
+    DriverPoolUsage, may_be_captured, name_holders, synchronize_outside_captures, unless_captured,
 };
 use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory, PoolError};
 use crate::history::Action;

@@ -16,6 +16,7 @@
 //! `pools` the private pools, `pressure` what happens when there is no memory.
 
 mod capabilities;
+pub mod plugin;
 mod pools;
 mod pressure;
 mod table;
@@ -27,9 +28,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use self::plugin::Callbacks;
 use crate::allocator::{Allocation, Hooks, Request, SegmentAllocator, Token};
 use crate::config::Settings;
-use crate::driver::plugin::Callbacks;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AddressFault, AllocError, HandleError};
 use crate::history::{Action, Event, History};

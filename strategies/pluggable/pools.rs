@@ -14,12 +14,12 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::PluggableAllocator;
+use super::plugin::StreamFilter;
 use super::table::{Block, State};
 use crate::allocator::{
     Allocation, Checkpoints, Freed, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
     ScopeFilter, SegmentAllocator, Token,
 };
-use crate::driver::plugin::StreamFilter;
 use crate::driver::{CaptureStatus, Driver, may_be_captured};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};

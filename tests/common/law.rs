@@ -6,10 +6,10 @@
 //! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
 
 use stratalloc::allocator::{Caching, Counters, DeviceAllocator};
-use stratalloc::cache::Engine;
 use stratalloc::history::{BlockStateName, SegmentLayout};
 use stratalloc::size::{MIN_BLOCK_BYTES, PoolKind};
 use stratalloc::stats::{PerPool, Statistics, Usage};
+use stratalloc::strategies::native::Engine;
 
 use super::{Checked, ensure, ensure_eq};
 

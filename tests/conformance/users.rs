@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use stratalloc::config::Settings;
 use stratalloc::conformance::configured;
 use stratalloc::driver::Driver;
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::registry::{self, Constructed};
 use stratalloc::strategies::PluggableAllocator;
+use stratalloc::strategies::plugin::Callbacks;
 
 use super::toy::{Defect, toy};
 

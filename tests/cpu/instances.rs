@@ -7,9 +7,9 @@ use std::sync::{Arc, Barrier};
 use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 use stratalloc::config::Settings;
 use stratalloc::driver::DriverResult;
-use stratalloc::driver::system::{Fill, Source, SystemBlock};
 use stratalloc::error::HandleError;
 use stratalloc::ids::DeviceId;
+use stratalloc::strategies::system::{Fill, Source, SystemBlock};
 use stratalloc::strategies::{
     CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
 };

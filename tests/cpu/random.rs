@@ -168,7 +168,7 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let address = model.held[n].range().0;
                 match (&model.held[n], own.record_free(address)) {
                     (Held::Typed(_), Ok(memory)) => {
-                        stratalloc::driver::system::Source::give(&*source, memory);
+                        stratalloc::strategies::system::Source::give(&*source, memory);
                         model.held.swap_remove(n);
                     }
                     (Held::Buffer(_), Err(_)) => {}
@@ -235,7 +235,7 @@ fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
                     let own = if round % 3 == 0 { private } else { &**shared };
                     let mut buffer = own.buffer(1 + (round * 37) % 900).unwrap();
                     buffer.bytes().fill(MaybeUninit::new(mark));
-                    buffer.fill(stratalloc::driver::system::Fill::Zero);
+                    buffer.fill(stratalloc::strategies::system::Fill::Zero);
                     buffer.initialized().unwrap().fill(mark);
                     kept.push(buffer);
                     let address = own.allocate(Request::new(64, ANY)).map(|b| b.address()).unwrap();

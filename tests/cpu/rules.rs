@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Recording, Request, Token};
 use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::system::{Source, SystemBlock};
 use stratalloc::driver::{DriverResult, Sim};
 use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
 use stratalloc::history::{Action, BlockStateName, RecordOptions};
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
+use stratalloc::strategies::system::{Source, SystemBlock};
 use stratalloc::strategies::{CpuAllocator, Strategy};
 
 use super::{ANY, Counted, hand_clock, over, settings, statistics, take, timed};

@@ -5,7 +5,6 @@ use std::process::Command;
 use std::ptr::{null, null_mut};
 
 use stratalloc::config::VARIABLES;
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::ffi::{
     Status, stratalloc_create, stratalloc_destroy, stratalloc_set_conf, stratalloc_switch,
     stratalloc_torch_empty_cache, stratalloc_torch_free, stratalloc_torch_handle,
@@ -13,6 +12,7 @@ use stratalloc::ffi::{
     stratalloc_torch_summary,
 };
 use stratalloc::registry;
+use stratalloc::strategies::plugin::Callbacks;
 
 use super::{create, last_error};
 

@@ -5,12 +5,12 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::ffi::{
     Status, stratalloc_allocate, stratalloc_create, stratalloc_destroy, stratalloc_empty_cache,
     stratalloc_free, stratalloc_record_stream, stratalloc_set_memory_fraction, stratalloc_switch,
 };
 use stratalloc::registry;
+use stratalloc::strategies::plugin::Callbacks;
 
 use super::{allocate, create, last_error};
 

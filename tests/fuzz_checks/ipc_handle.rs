@@ -7,11 +7,11 @@
 use std::sync::{Arc, LazyLock};
 
 use stratalloc::allocator::{Allocation, Sharing};
-use stratalloc::cache::Engine;
 use stratalloc::driver::host::HostOptions;
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Held, Host, Sim};
 use stratalloc::sharing::SharedHandle;
+use stratalloc::strategies::native::Engine;
 
 use super::sharer;
 

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use stratalloc::driver::plugin::{LibraryError, LibraryFunctions, load};
+use stratalloc::strategies::plugin::{LibraryError, LibraryFunctions, load};
 
 /// One less than the header of a 64-bit file: the loader reads no further.
 const FILE_MAX_BYTES: usize = 63;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Sharing};
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::Driver;
 use stratalloc::ids::StreamId;
 use stratalloc::sharing::SharedHandle;
+use stratalloc::strategies::native::{Engine, EngineOptions};
 
 /// The secret of a handle of pages.
 pub(super) const SECRET: std::ops::Range<usize> = 40..56;

@@ -17,9 +17,9 @@ use rustix::net::{
     SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
 use stratalloc::allocator::Allocation;
-use stratalloc::cache::Engine;
 use stratalloc::driver::Sim;
 use stratalloc::driver::sim::SimOptions;
+use stratalloc::strategies::native::Engine;
 
 use super::sharer::{self, PAGE_BYTES, PAGES_AT, SECRET, SOCKET};
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::driver::{Driver, Sim};
@@ -13,6 +12,7 @@ use stratalloc::error::{AllocError, FreeError, HandleError, OutOfMemory};
 use stratalloc::ids::{OwnerId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::strategies::Strategy;
+use stratalloc::strategies::native::{Engine, EngineOptions};
 
 pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;
 

@@ -97,11 +97,11 @@ fn guards_are_for_memory_of_the_host_only() {
 #[cfg(target_os = "linux")]
 mod guards {
     use parking_lot::Mutex;
-    use stratalloc::cache::{Engine, EngineOptions};
     use stratalloc::config::Settings;
     use stratalloc::driver::host::HostOptions;
     use stratalloc::driver::{Driver, Host};
     use stratalloc::layers::guard::{self, Damage, FREED, FRESH, GUARD, Side};
+    use stratalloc::strategies::native::{Engine, EngineOptions};
 
     use super::*;
 

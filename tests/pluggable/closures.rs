@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use stratalloc::allocator::{Allocation, DeviceAllocator, Recording, Request, Token};
 use stratalloc::config::Settings;
 use stratalloc::driver::Driver;
-use stratalloc::driver::plugin::{Base, Callbacks};
 use stratalloc::error::{AddressFault, AllocError, HandleError};
 use stratalloc::history::{Action, RecordOptions};
 use stratalloc::ids::{DeviceId, OwnerId, StreamId};
@@ -15,6 +14,7 @@ use stratalloc::registry;
 use stratalloc::size::MIB;
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::PluggableAllocator;
+use stratalloc::strategies::plugin::{Base, Callbacks};
 
 use super::{User, build, over, sim};
 

@@ -10,12 +10,12 @@ use quickcheck::{Arbitrary, Gen};
 use stratalloc::allocator::{
     Allocation, DeviceAllocator, PoolOptions, PrivatePools, Request, ScopeFilter,
 };
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::{Capture, Driver, Sim};
 use stratalloc::error::AllocError;
 use stratalloc::history::BlockStateName;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
+use stratalloc::strategies::plugin::Callbacks;
 
 use super::{over, sim};
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use stratalloc::config::Config;
-use stratalloc::driver::plugin::LibraryError;
 use stratalloc::registry::{self, BuildError};
+use stratalloc::strategies::plugin::LibraryError;
 
 use super::build;
 use super::library::{compile, conf};

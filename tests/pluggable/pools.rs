@@ -8,11 +8,11 @@ use stratalloc::allocator::{
     ScopeFilter, SegmentAllocator,
 };
 use stratalloc::driver::Driver;
-use stratalloc::driver::plugin::StreamFilter;
 use stratalloc::error::{AllocError, PoolError};
 use stratalloc::history::SegmentLayout;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::strategies::PluggableAllocator;
+use stratalloc::strategies::plugin::StreamFilter;
 
 use super::{User, over, sim};
 

@@ -6,7 +6,6 @@ use stratalloc::allocator::{
     Allocation, Checkpoints, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request,
     ScopeFilter,
 };
-use stratalloc::cache::Engine;
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Capture, Driver, Sim};
@@ -16,6 +15,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
+use stratalloc::strategies::native::Engine;
 
 use crate::common::law;
 

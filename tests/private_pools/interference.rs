@@ -9,13 +9,13 @@ use stratalloc::allocator::{
     Allocation, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope,
     PrivatePools, Request, ScopeFilter, SegmentAllocator,
 };
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::Settings;
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
 use stratalloc::error::{DriverErrorKind, PoolError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
+use stratalloc::strategies::native::{Engine, EngineOptions};
 
 use crate::common::racing::{Racing, capture_before_next_event, end_capture, racing};
 

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, Recording, Request, Token,
 };
-use stratalloc::cache::Engine;
 use stratalloc::config::Config;
 use stratalloc::error::{AllocError, OutOfMemory};
 use stratalloc::history::{
@@ -22,6 +21,7 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{MIB, PoolKind};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
+use stratalloc::strategies::native::Engine;
 
 use super::mirror::Mirror;
 use super::ops::{Op, Script};

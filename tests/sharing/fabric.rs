@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{Caching, DeviceAllocator, Sharing};
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::{Driver, Exportable, FaultPlan, Faulty, Held, Sim};
 use stratalloc::error::DriverErrorKind;
 use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle, SharingError};
+use stratalloc::strategies::native::{Engine, EngineOptions};
 
 use super::tools::{MIB, SHARED, allocate, engine, forged, seal, sim, sim_with};
 

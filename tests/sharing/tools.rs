@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::sim::{CallCosts, SimOptions};
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::ids::StreamId;
+use stratalloc::strategies::native::{Engine, EngineOptions};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const SHARED: &str = "expandable_segments:True,expandable_segments_ipc:True";

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request, ScopeFilter};
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::history::{RecordOptions, Stack, StackLevel};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry;
 use stratalloc::size::GIB;
+use stratalloc::strategies::plugin::Callbacks;
 use stratalloc::switch::{SwitchError, Switchable};
 
 use super::bed::{Bed, NATIVE};

@@ -6,7 +6,6 @@ use stratalloc::allocator::{
     Allocation, Control, DeviceAllocator, MemoryPool, PeerAccess, PoolOptions, PoolScope, Request,
     ScopeFilter,
 };
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::Config;
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Capture, Driver, Sim};
@@ -16,6 +15,7 @@ use stratalloc::error::{
 use stratalloc::ids::{DeviceId, PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
+use stratalloc::strategies::native::{Engine, EngineOptions};
 use stratalloc::switch::{SwitchError, Switchable};
 
 use super::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
@@ -56,7 +56,7 @@ fn bare_addresses_find_their_allocator() {
 #[test]
 fn an_allocator_without_bare_addresses_is_refused_where_they_are_in_use() {
     let plain = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        let options = stratalloc::cache::EngineOptions::default();
+        let options = stratalloc::strategies::native::EngineOptions::default();
         Ok(Box::new(Engine::new(driver, &options)?))
     };
     registry::register("addressless", plain).expect("the name is free");

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use stratalloc::allocator::{Allocation, Control, DeviceAllocator, Request};
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::{Config, Settings};
-use stratalloc::driver::plugin::Callbacks;
 use stratalloc::driver::sim::SimOptions;
 use stratalloc::driver::{Driver, Sim};
 use stratalloc::error::{AllocError, FreeError};
@@ -14,6 +12,8 @@ use stratalloc::handle::Handle;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
+use stratalloc::strategies::native::{Engine, EngineOptions};
+use stratalloc::strategies::plugin::Callbacks;
 use stratalloc::switch::Switchable;
 
 use super::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};

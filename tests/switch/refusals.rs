@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use stratalloc::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, DeviceAllocator, Request,
 };
-use stratalloc::cache::{Engine, EngineOptions};
 use stratalloc::config::Config;
 use stratalloc::driver::Driver;
 use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use stratalloc::history::SegmentLayout;
 use stratalloc::registry;
 use stratalloc::size::MIB;
+use stratalloc::strategies::native::{Engine, EngineOptions};
 use stratalloc::switch::SwitchError;
 
 use super::bed::Bed;

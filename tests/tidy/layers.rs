@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 30] = [
+const LAYERS: [Layer; 29] = [
     layer("size"),
     layer("ids"),
     Layer { never: &["size"], ..layer("threads") },
@@ -45,18 +45,17 @@ const LAYERS: [Layer; 30] = [
     },
     // Where requests go, and which streams are captured: one component for all strategies.
     Layer { never: &["config", "sharing", "heap", "stats"], ..layer("scopes") },
-    layer("cache"),
     layer("layers"),
     layer("strategies"),
     layer("registry"),
     layer("switch"),
     layer("handle"),
     // It uses allocators as a user does: through their trait and the registry.
-    Layer { never: &["heap", "cache", "layers", "strategies"], ..layer("conformance") },
+    Layer { never: &["heap", "layers", "strategies"], ..layer("conformance") },
     layer("replay"),
     layer("analysis"),
     // Pictures of what the analysis and the replays say: it asks no allocator itself.
-    Layer { never: &["heap", "cache", "layers"], ..layer("report") },
+    Layer { never: &["heap", "layers"], ..layer("report") },
     Layer { never: &["report"], ..layer("ffi") },
     Layer { never: &["ffi"], ..layer("cli") },
 ];
@@ -159,8 +158,8 @@ pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
     let home = [
         "src/driver/cuda",
         "src/driver/host",
-        "src/driver/plugin",
-        "src/driver/system",
+        "strategies/pluggable/plugin",
+        "strategies/cpu/system",
         "src/sync",
         "src/ffi",
     ];
@@ -200,16 +199,22 @@ fn a_file_that_reaches_to_the_right_is_seen() {
     let sees = |path: &str, text: &str| imports(&Source::new(path, text)).len();
     assert_eq!(sees("src/heap/mod.rs", "use crate::driver::Driver;"), 1);
     assert_eq!(sees("src/heap/mod.rs", "use crate::size::MIB;\nuse crate::ids::StreamId;"), 0);
-    assert_eq!(sees("src/size.rs", "fn f() -> crate::cache::Engine {}"), 1);
+    assert_eq!(sees("src/size.rs", "fn f() -> crate::strategies::native::Engine {}"), 1);
     assert_eq!(sees("src/stats/report.rs", "use crate::heap::HandOut;"), 0);
     assert_eq!(sees("src/error.rs", "use crate::allocator::Allocation;"), 0);
     assert_eq!(sees("src/allocator.rs", "use crate::driver::Driver;"), 1);
-    assert_eq!(sees("src/cache/engine.rs", "use crate::strategies::Strategy;"), 1);
-    assert_eq!(sees("strategies/native.rs", "use crate::{registry, cache::{Engine, replay}};"), 1);
+    assert_eq!(sees("src/layers/stack.rs", "use crate::strategies::Strategy;"), 1);
+    assert_eq!(sees("strategies/native.rs", "use crate::{registry, stats::{Usage, replay}};"), 1);
     let several =
-        "use crate::{\n    cache::Engine,\n    replay::{\n        run,\n    },\n    ids,\n};";
+        "use crate::{\n    stats::Usage,\n    replay::{\n        run,\n    },\n    ids,\n};";
     assert_eq!(sees("strategies/native.rs", several), 1);
-    assert_eq!(sees("src/driver/mod.rs", "/// See crate::cache.\n// crate::cache"), 0);
+    assert_eq!(
+        sees(
+            "src/driver/mod.rs",
+            "/// See crate::strategies::native.\n// crate::strategies::native"
+        ),
+        0
+    );
     assert_eq!(sees("src/driver/mod.rs", "crate::driver::forward!(x);"), 0);
     assert_eq!(sees("src/novel/mod.rs", ""), 1);
     assert_eq!(sees("src/bin/stratalloc.rs", "use crate::output;"), 0);
@@ -229,22 +234,22 @@ fn an_impure_heap_is_seen() {
 #[test]
 fn a_strategy_that_leans_on_another_is_seen() {
     let sees = |path: &str, text: &str| strategies_apart(&Source::new(path, text)).len();
-    assert_eq!(sees("strategies/a.rs", "use super::native::NativeAllocator;"), 1);
-    assert_eq!(sees("strategies/a.rs", "use crate::strategies::NativeAllocator;"), 1);
-    assert_eq!(sees("strategies/a.rs", "use crate::cache::Engine;"), 0);
+    assert_eq!(sees("strategies/a.rs", "use super::native::Engine;"), 1);
+    assert_eq!(sees("strategies/a.rs", "use crate::strategies::Engine;"), 1);
+    assert_eq!(sees("strategies/a.rs", "use crate::heap::Heap;"), 0);
     assert_eq!(sees("strategies/mod.rs", "use super::x;"), 0);
-    assert_eq!(sees("strategies/a/mod.rs", "use super::native::NativeAllocator;"), 1);
-    assert_eq!(sees("strategies/a/b.rs", "use super::super::native::NativeAllocator;"), 1);
+    assert_eq!(sees("strategies/a/mod.rs", "use super::native::Engine;"), 1);
+    assert_eq!(sees("strategies/a/b.rs", "use super::super::native::Engine;"), 1);
     assert_eq!(sees("strategies/a/b.rs", "pub(super) fn b(a: super::A) {}"), 0);
 }
 
 #[test]
 fn homeless_unsafe_is_seen() {
     let sees = |path: &str, text: &str| unsafe_at_home(&Source::new(path, text)).len();
-    assert_eq!(sees("src/cache/engine.rs", "let a = unsafe { b() };"), 1);
-    assert_eq!(sees("src/cache/engine.rs", "#![allow(unsafe_code, reason = \"x\")]"), 1);
+    assert_eq!(sees("strategies/native/engine.rs", "let a = unsafe { b() };"), 1);
+    assert_eq!(sees("strategies/native/engine.rs", "#![allow(unsafe_code, reason = \"x\")]"), 1);
     assert_eq!(sees("src/driver/hostile.rs", "unsafe impl Send for A {}"), 1);
     assert_eq!(sees("src/driver/host/mod.rs", "unsafe impl Send for A {}"), 0);
     assert_eq!(sees("src/sync.rs", "unsafe impl Send for A {}"), 0);
-    assert_eq!(sees("src/cache/engine.rs", "/// Nothing unsafe here."), 0);
+    assert_eq!(sees("strategies/native/engine.rs", "/// Nothing unsafe here."), 0);
 }

@@ -123,7 +123,7 @@ fn a_long_file_and_a_long_function_are_seen() {
     let function = |lines: usize| {
         let body = "        step();\n".repeat(lines);
         let text = format!("impl A {{\n    pub(super) const fn f() {{\n{body}    }}\n}}\n");
-        short_functions(&Source::new("src/cache/x.rs", &text)).len()
+        short_functions(&Source::new("strategies/native/x.rs", &text)).len()
     };
     assert_eq!(function(FUNCTION_LINES_MAX - 2), 0);
     assert_eq!(function(FUNCTION_LINES_MAX - 1), 1);

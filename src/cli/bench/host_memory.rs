@@ -9,10 +9,10 @@ use crate::allocator::{DeviceAllocator, Request};
 #[cfg(not(feature = "mimalloc"))]
 use crate::cli::outcome::tell;
 use crate::config::Settings;
-use crate::driver::system::{FromGlobal, Source};
 use crate::error::DriverError;
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{KIB, MIB};
+use crate::strategies::system::{FromGlobal, Source};
 use crate::strategies::{CpuAllocator, CpuCachingGuard, current};
 
 use super::cases::{Together, median, median_ns, together};

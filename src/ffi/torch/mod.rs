@@ -24,7 +24,7 @@ use super::pools::Pool;
 use super::said::complain;
 use super::text::{Place, write};
 use crate::allocator::ScopeFilter;
-use crate::driver::plugin::copied;
+use crate::strategies::plugin::copied;
 pub use class::{
     stratalloc_torch_allocate, stratalloc_torch_allocate_at, stratalloc_torch_conf_keys,
     stratalloc_torch_delete, stratalloc_torch_describe_block, stratalloc_torch_name,

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::super::{DriverResult, MemoryInfo};
 use super::not_supported;
+use crate::driver::{DriverResult, MemoryInfo};
 
 /// Free and total bytes of the machine, or of the container that limits this process.
 ///

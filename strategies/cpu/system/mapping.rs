@@ -8,9 +8,9 @@ use std::ptr::{self, NonNull};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::super::DriverResult;
 use super::block::failed;
 use super::{HUGE_PAGE_BYTES, SystemOptions, not_supported};
+use crate::driver::DriverResult;
 
 /// The system's word for "on these nodes if they have room".
 const PREFERRED: c_long = 1;

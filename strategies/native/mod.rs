@@ -45,4 +45,3 @@ pub use engine::{Engine, EngineOptions};
 pub use inspect::{Collection, Foresight};
 #[cfg(feature = "replay")]
 pub(crate) use install::groups;
-pub(crate) use oom::name_holders;

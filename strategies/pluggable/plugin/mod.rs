@@ -1,8 +1,8 @@
 //! A user's own functions: how they are called, whoever wrote them.
 //!
 //! [`Callbacks`] is the set that PyTorch's `CUDAPluggableAllocator` knows, as closures. Two are
-//! required; [`load`] finds them in a shared library by name. This room calls and loads, and keeps no
-//! account of what was handed out: that is the strategy's work (`strategies/pluggable`).
+//! required; [`load`] finds them in a shared library by name. This module calls and loads; what
+//! was allocated is kept by the strategy.
 
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
 mod elf;

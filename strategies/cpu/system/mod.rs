@@ -14,7 +14,7 @@ mod usage;
 use std::alloc::GlobalAlloc;
 use std::fmt;
 
-use super::DriverResult;
+use crate::driver::DriverResult;
 use crate::error::{DriverError, DriverErrorKind};
 
 pub use block::{Fill, SystemBlock};

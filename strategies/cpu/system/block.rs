@@ -6,8 +6,8 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use super::super::DriverResult;
 use super::{not_supported, refused};
+use crate::driver::DriverResult;
 use crate::error::DriverError;
 
 #[cfg(target_os = "linux")]

@@ -268,10 +268,10 @@ mod tests {
 
     use super::*;
     use crate::allocator::DeviceAllocator;
-    use crate::cache::EngineOptions;
     use crate::driver::Sim;
     use crate::history::{RecordOptions, Stack, StackLevel};
     use crate::ids::StreamId;
+    use crate::strategies::native::EngineOptions;
 
     /// A snapshot waits for frees that other threads have not recorded yet. It cannot wait for that of its
     /// own thread.

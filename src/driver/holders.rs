@@ -1,0 +1,52 @@
+//! The other processes that hold a device, for reports of failed requests.
+
+use std::cmp::Reverse;
+
+use super::{Driver, ProcessUsage};
+use crate::error::{Holder, OutOfMemory};
+use crate::size::human_bytes;
+
+/// Adds the processes that hold most of the device to the report of a request that the driver refused, and a
+/// hint, after all others, if their memory is what is missing.
+pub(crate) fn name_holders(report: &mut OutOfMemory, driver: &dyn Driver) {
+    report.holders = largest_holders(driver);
+    report.hints.extend(held_by_others(report));
+}
+
+/// Empty when the driver has no such list: that is no reason to lose the report.
+fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
+    let list = driver.processes().and_then(|processes| processes.list().ok());
+    let holder =
+        |usage: ProcessUsage| Holder { process: usage.process, used_bytes: usage.used_bytes };
+    let mut holders: Vec<_> = list.unwrap_or_default().into_iter().map(holder).collect();
+    holders.retain(|holder| holder.used_bytes > 0);
+    holders.sort_unstable_by_key(|holder| (Reverse(holder.used_bytes), holder.process));
+    holders.truncate(OutOfMemory::HOLDERS_MAX);
+    holders
+}
+
+/// Others on the device have what is missing.
+fn held_by_others(report: &OutOfMemory) -> Option<String> {
+    let others =
+        report.device_total_bytes.zip(report.device_free_bytes).map_or(0, |(total, free)| {
+            total.saturating_sub(free).saturating_sub(report.reserved_bytes)
+        });
+    if others < report.rounded_bytes {
+        return None;
+    }
+    // Where this process is not on the list it may be there under a number that the host gave it.
+    let this = report.holders.iter().find(|holder| holder.is_this_process());
+    let other = report.holders.iter().find(|holder| !holder.is_this_process());
+    let beside = this.map_or(0, |this| this.used_bytes.saturating_sub(report.reserved_bytes));
+    let which = match other.filter(|_| this.is_some()) {
+        Some(other) if other.used_bytes > beside => {
+            let bytes = human_bytes(other.used_bytes);
+            format!("process {} has {bytes}, the most of them", other.process)
+        }
+        _ if beside > others / 2 => {
+            "look for other allocators and libraries in this process".to_owned()
+        }
+        _ => "look for other processes on it".to_owned(),
+    };
+    Some(format!("{} of the device are held by others: {which}.", human_bytes(others)))
+}
