@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use stratalloc::allocator::{
-    Allocation, Caching, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
+    Allocation, Caching, Counters, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
 };
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::{Capture, CaptureStatus, Cuda, Driver, Exportable, Peers};

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Request};
+use stratalloc::allocator::{Allocation, Caching, Counters, DeviceAllocator, Request};
 use stratalloc::config::{Compat, Config, KeyTable, Reserve, Settings};
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;

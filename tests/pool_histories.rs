@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quickcheck::Gen;
 use stratalloc::allocator::{
-    Allocation, Caching, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Request,
-    ScopeFilter, SegmentAllocator,
+    Allocation, Caching, Counters, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools,
+    Request, ScopeFilter, SegmentAllocator,
 };
 use stratalloc::config::{Config, Settings};
 #[cfg(target_os = "linux")]

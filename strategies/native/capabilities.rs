@@ -1,19 +1,16 @@
 //! The engine as the trait's capabilities.
 
-use std::sync::Arc;
-
 use super::cell::HeapCell;
 use super::engine::Engine;
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Checkpoints, Control, Counters, CrossStream,
-    DeviceAllocator, Expandable, ExpandableSegment, PeerAccess, Place, PoolCheckpoint, PoolOptions,
-    PrivatePools, Recording, Request, Restored, ScopeFilter,
+    Allocation, BaseAllocation, CacheInfo, Caching, Control, CrossStream, DeviceAllocator,
+    PeerAccess, Place, Request,
 };
 use crate::config::Config;
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
-use crate::history::{History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, PoolId, StreamId};
-use crate::stats::{Statistics, Usage};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::history::SegmentLayout;
+use crate::ids::{DeviceId, StreamId};
+use crate::stats::Usage;
 
 impl DeviceAllocator for Engine {
     #[inline(always)]
@@ -136,30 +133,6 @@ impl Caching for Engine {
     }
 }
 
-impl Expandable for Engine {
-    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        Self::expandable_segments(self)
-    }
-
-    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        Self::set_reserve_class(self, stream, class);
-    }
-}
-
-impl Counters for Engine {
-    fn statistics(&self) -> Statistics {
-        Self::statistics(self)
-    }
-
-    fn reset_peaks(&self) {
-        Self::reset_peaks(self);
-    }
-
-    fn reset_accumulated(&self) {
-        Self::reset_accumulated(self);
-    }
-}
-
 impl Engine {
     /// The heap that may hold a block at `address`.
     #[inline]
@@ -185,68 +158,5 @@ fn of_address(error: HandleError) -> HandleError {
     match error {
         HandleError::Stale { address } => HandleError::UnknownAddress { address },
         other => other,
-    }
-}
-
-impl PrivatePools for Engine {
-    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        Self::create_pool(self, pool, options)
-    }
-
-    fn set_pool_options(
-        &self,
-        pool: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
-        Self::set_pool_options(self, pool, use_on_oom, no_split)
-    }
-
-    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        Self::retain_pool(self, pool)
-    }
-
-    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        Self::release_pool(self, pool)
-    }
-
-    fn pool_users(&self, pool: PoolId) -> Option<u32> {
-        Self::pool_users(self, pool)
-    }
-
-    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        Self::open_scope(self, pool, filter)
-    }
-
-    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        Self::close_scope(self, pool)
-    }
-
-    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        Self::empty_pool(self, pool)
-    }
-
-    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
-        Self::pool_layout(self, pool)
-    }
-}
-
-impl Recording for Engine {
-    fn history(&self) -> &Arc<History> {
-        &self.history
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        Self::snapshot(self)
-    }
-}
-
-impl Checkpoints for Engine {
-    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
-        Self::checkpoint(self, pool)
-    }
-
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        Self::restore(self, checkpoint)
     }
 }

@@ -13,7 +13,7 @@ use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::inspect::add_segments;
-use crate::allocator::{Allocation, Freed, PoolCheckpoint, Request, Restored};
+use crate::allocator::{Allocation, Checkpoints, Freed, PoolCheckpoint, Request, Restored};
 use crate::error::{AllocError, PoolError};
 use crate::heap::{FitRules, HandOut, Heap, Slot, SplitChange};
 use crate::history::{BlockStateName, SegmentLayout};
@@ -79,50 +79,6 @@ impl Engine {
         let captured = self.driver.is_per_thread_stream(stream) && self.is_capturing(stream);
         self.note_own_use(cell, &mut state.heap, placed.id.slot, captured);
         Some(made)
-    }
-
-    /// See [`Checkpoints::checkpoint`](crate::allocator::Checkpoints::checkpoint).
-    pub(super) fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
-        let _asks = self.history.of_free();
-        self.settle_deferred()?;
-        let mut growth = self.growth.lock();
-        growth.pools.in_use(pool)?;
-        let segments = self.layout_of(&self.heaps_of(&growth, pool));
-        check_nothing_drains(pool, &segments)?;
-        growth.pools.pin(pool);
-        Ok(PoolCheckpoint { pool, segments })
-    }
-
-    /// See [`Checkpoints::restore`](crate::allocator::Checkpoints::restore).
-    pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        let pool = checkpoint.pool;
-        let _asks = self.history.of_free();
-        self.settle_deferred()?;
-        let mut growth = self.growth.lock();
-        growth.pools.in_use(pool)?;
-        let mut cells = self.heaps_of(&growth, pool);
-        cells.sort_by_key(|cell| cell.number);
-        // All heaps of the pool at once, so that what was checked is what is changed.
-        let mut states: Vec<_> = cells.iter().map(|cell| cell.lock()).collect();
-        let held = || cells.iter().zip(&states);
-        let mut now = Vec::new();
-        held().for_each(|(cell, state)| add_segments(cell, state, &mut now));
-        SegmentLayout::sort(&mut now);
-        check_nothing_drains(pool, &now)?;
-        held().try_for_each(|(_, state)| check_nobody_works(pool, state))?;
-        check_fits(checkpoint, &now)?;
-        growth.pools.pin(pool);
-        let mut restored = Restored::default();
-        let exact = !growth.miss_policy.searches_again();
-        for (cell, state) in cells.iter().zip(&mut states) {
-            self.free_all(cell, state, &mut restored.freed);
-            let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());
-            for segment in own {
-                let next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
-                self.restore_segment(cell, state, next, segment, exact, &mut restored.live);
-            }
-        }
-        Ok(restored)
     }
 
     fn free_all(
@@ -264,4 +220,50 @@ fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), 
         last_end = at;
     }
     Ok(())
+}
+
+impl Checkpoints for Engine {
+    /// See [`Checkpoints::checkpoint`](crate::allocator::Checkpoints::checkpoint).
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
+        let _asks = self.history.of_free();
+        self.settle_deferred()?;
+        let mut growth = self.growth.lock();
+        growth.pools.in_use(pool)?;
+        let segments = self.layout_of(&self.heaps_of(&growth, pool));
+        check_nothing_drains(pool, &segments)?;
+        growth.pools.pin(pool);
+        Ok(PoolCheckpoint { pool, segments })
+    }
+
+    /// See [`Checkpoints::restore`](crate::allocator::Checkpoints::restore).
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
+        let pool = checkpoint.pool;
+        let _asks = self.history.of_free();
+        self.settle_deferred()?;
+        let mut growth = self.growth.lock();
+        growth.pools.in_use(pool)?;
+        let mut cells = self.heaps_of(&growth, pool);
+        cells.sort_by_key(|cell| cell.number);
+        // All heaps of the pool at once, so that what was checked is what is changed.
+        let mut states: Vec<_> = cells.iter().map(|cell| cell.lock()).collect();
+        let held = || cells.iter().zip(&states);
+        let mut now = Vec::new();
+        held().for_each(|(cell, state)| add_segments(cell, state, &mut now));
+        SegmentLayout::sort(&mut now);
+        check_nothing_drains(pool, &now)?;
+        held().try_for_each(|(_, state)| check_nobody_works(pool, state))?;
+        check_fits(checkpoint, &now)?;
+        growth.pools.pin(pool);
+        let mut restored = Restored::default();
+        let exact = !growth.miss_policy.searches_again();
+        for (cell, state) in cells.iter().zip(&mut states) {
+            self.free_all(cell, state, &mut restored.freed);
+            let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());
+            for segment in own {
+                let next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);
+                self.restore_segment(cell, state, next, segment, exact, &mut restored.live);
+            }
+        }
+        Ok(restored)
+    }
 }

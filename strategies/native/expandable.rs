@@ -13,7 +13,7 @@ use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
-use crate::allocator::{Allocation, ExpandableSegment};
+use crate::allocator::{Allocation, Expandable, ExpandableSegment};
 use crate::config::{HandleType, Settings};
 use crate::driver::{
     Exportable, FabricHandle, PhysicalId, VirtualMemory, synchronize_outside_captures,
@@ -324,26 +324,6 @@ impl Engine {
         Ok(run.size_bytes)
     }
 
-    /// Every expandable segment, in address order; those of the default stream too.
-    pub(super) fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        let growth = self.growth.lock();
-        let mut found = Vec::new();
-        for cell in self.all_heaps(&growth) {
-            let state = cell.lock();
-            found.extend(state.heap.reservations().map(|(_, of)| ExpandableSegment {
-                address: of.address,
-                stream: cell.stream(),
-                pool: cell.pool(),
-                kind: of.kind,
-                page_bytes: of.page_bytes,
-                reserved_bytes: of.size_bytes,
-                mapped_bytes: of.size_bytes - state.heap.gap_bytes(of.address, of.size_bytes),
-            }));
-        }
-        found.sort_by_key(|segment| segment.address);
-        found
-    }
-
     /// Refuses settings for pages that the device cannot make.
     ///
     /// # Errors
@@ -363,15 +343,6 @@ impl Engine {
             return Err(DriverError::new(kind, "create", 0, message));
         }
         Ok(())
-    }
-
-    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or into none.
-    pub(super) fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        let classes = &mut self.growth.lock().reserve_classes;
-        match class.filter(|class| !class.is_empty()) {
-            Some(class) => drop(classes.insert(stream, class.to_owned())),
-            None => drop(classes.remove(&stream)),
-        }
     }
 
     /// Bytes of the device that nobody uses and that the driver refused to take back so far.
@@ -420,6 +391,37 @@ impl Engine {
         }
         for reservation in reservations {
             let _ = memory.unreserve(reservation.address, reservation.size_bytes);
+        }
+    }
+}
+
+impl Expandable for Engine {
+    /// Every expandable segment, in address order; those of the default stream too.
+    fn expandable_segments(&self) -> Vec<ExpandableSegment> {
+        let growth = self.growth.lock();
+        let mut found = Vec::new();
+        for cell in self.all_heaps(&growth) {
+            let state = cell.lock();
+            found.extend(state.heap.reservations().map(|(_, of)| ExpandableSegment {
+                address: of.address,
+                stream: cell.stream(),
+                pool: cell.pool(),
+                kind: of.kind,
+                page_bytes: of.page_bytes,
+                reserved_bytes: of.size_bytes,
+                mapped_bytes: of.size_bytes - state.heap.gap_bytes(of.address, of.size_bytes),
+            }));
+        }
+        found.sort_by_key(|segment| segment.address);
+        found
+    }
+
+    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or into none.
+    fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
+        let classes = &mut self.growth.lock().reserve_classes;
+        match class.filter(|class| !class.is_empty()) {
+            Some(class) => drop(classes.insert(stream, class.to_owned())),
+            None => drop(classes.remove(&stream)),
         }
     }
 }

@@ -6,10 +6,12 @@ use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::growth::Refusal;
 use super::policy::Plan;
-use crate::allocator::{CacheInfo, Request};
+use crate::allocator::{CacheInfo, Recording, Request};
 use crate::error::DriverError;
 use crate::heap::{BlockState, Broken, Growing};
-use crate::history::{Action, BlockLayout, BlockStateName, Event, SegmentLayout, Snapshot};
+use crate::history::{
+    Action, BlockLayout, BlockStateName, Event, History, SegmentLayout, Snapshot,
+};
 use crate::ids::PoolId;
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, align_up};
 
@@ -109,22 +111,6 @@ impl Engine {
     pub fn layout(&self) -> Vec<SegmentLayout> {
         let growth = self.growth.lock();
         self.layout_of(&self.all_heaps(&growth))
-    }
-
-    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Holds every heap's lock at once:
-    /// a thread that has one waits for no other.
-    pub(super) fn snapshot(&self) -> Snapshot {
-        // Frees are recorded when their heaps are unlocked already. No lock is held while this waits for
-        // them, because a stack provider may allocate. The number of tries is bounded, because stack
-        // providers of two threads may both take a snapshot.
-        let taken = (0..LATE_MAX).find_map(|_| {
-            let taken = self.snapshot_unless(|| self.history.any_late());
-            if taken.is_none() {
-                std::thread::yield_now();
-            }
-            taken
-        });
-        taken.or_else(|| self.snapshot_unless(|| false)).unwrap_or_default()
     }
 
     fn snapshot_unless(&self, is_early: impl FnOnce() -> bool) -> Option<Snapshot> {
@@ -259,6 +245,28 @@ fn growing(cell: &HeapCell, plan: &Plan) -> Option<(Growing, u64)> {
     let heap = &cell.lock().heap;
     let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
     Some((heap.plan_growth(start, plan.rounded_bytes), heap.view(start).address))
+}
+
+impl Recording for Engine {
+    fn history(&self) -> &Arc<History> {
+        &self.history
+    }
+
+    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Holds every heap's lock at once:
+    /// a thread that has one waits for no other.
+    fn snapshot(&self) -> Snapshot {
+        // Frees are recorded when their heaps are unlocked already. No lock is held while this waits for
+        // them, because a stack provider may allocate. The number of tries is bounded, because stack
+        // providers of two threads may both take a snapshot.
+        let taken = (0..LATE_MAX).find_map(|_| {
+            let taken = self.snapshot_unless(|| self.history.any_late());
+            if taken.is_none() {
+                std::thread::yield_now();
+            }
+            taken
+        });
+        taken.or_else(|| self.snapshot_unless(|| false)).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]

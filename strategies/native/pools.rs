@@ -17,7 +17,9 @@ use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
 use super::engine::{Engine, check_size};
 use super::growth::Growth;
 use super::policy::HitPolicy;
-use crate::allocator::{Allocation, Place, PoolOptions, Request, ScopeFilter, SegmentAllocator};
+use crate::allocator::{
+    Allocation, Place, PoolOptions, PrivatePools, Request, ScopeFilter, SegmentAllocator,
+};
 use crate::diagnostics;
 use crate::driver::{CaptureStatus, capture_status_of};
 use crate::error::{AllocError, DriverError, PoolError};
@@ -304,7 +306,29 @@ impl Engine {
         }
     }
 
-    pub(super) fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+    /// How many private pools there are, also those without users that hold memory.
+    #[must_use]
+    pub fn private_pool_count(&self) -> usize {
+        self.growth.lock().pools.len()
+    }
+}
+
+fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
+    PrivatePool {
+        heaps: Arc::new(PoolHeaps {
+            pool,
+            numbers: RwLock::default(),
+            pinned: AtomicBool::new(false),
+        }),
+        users: 1,
+        options,
+        busy: 0,
+        open: false,
+    }
+}
+
+impl PrivatePools for Engine {
+    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         let mut growth = self.growth.lock();
         if pool == PoolId::DEFAULT || pool == PoolId::NOBODY {
             return Err(PoolError::IsDefault);
@@ -316,7 +340,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn set_pool_options(
+    fn set_pool_options(
         &self,
         pool: PoolId,
         use_on_oom: bool,
@@ -334,21 +358,21 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.growth.lock().pools.in_use(pool)?.users += 1;
         Ok(())
     }
 
-    pub(super) fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.growth.lock().pools.in_use(pool)?.users -= 1;
         Ok(())
     }
 
-    pub(super) fn pool_users(&self, pool: PoolId) -> Option<u32> {
+    fn pool_users(&self, pool: PoolId) -> Option<u32> {
         self.growth.lock().pools.get(pool).ok().map(|found| found.users)
     }
 
-    pub(super) fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let mut growth = self.growth.lock();
         if pool == PoolId::DEFAULT || pool == PoolId::NOBODY {
             return Err(PoolError::IsDefault);
@@ -373,7 +397,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
+    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
         let _asks = self.history.of_free();
         let closed = {
             let mut growth = self.growth.lock();
@@ -389,7 +413,7 @@ impl Engine {
     }
 
     /// Waits for the events that the pool's blocks wait for and releases what is idle in it.
-    pub(super) fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
+    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         let _lines = diagnostics::lines();
         let _asks = self.history.of_free();
         let mut growth = self.growth.lock();
@@ -403,31 +427,11 @@ impl Engine {
         drained.map_err(PoolError::Driver)
     }
 
-    pub(super) fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
         let growth = self.growth.lock();
         if pool != PoolId::DEFAULT {
             growth.pools.get(pool)?;
         }
         Ok(self.layout_of(&self.heaps_of(&growth, pool)))
-    }
-
-    /// How many private pools there are, also those without users that hold memory.
-    #[must_use]
-    pub fn private_pool_count(&self) -> usize {
-        self.growth.lock().pools.len()
-    }
-}
-
-fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
-    PrivatePool {
-        heaps: Arc::new(PoolHeaps {
-            pool,
-            numbers: RwLock::default(),
-            pinned: AtomicBool::new(false),
-        }),
-        users: 1,
-        options,
-        busy: 0,
-        open: false,
     }
 }

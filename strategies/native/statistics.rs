@@ -4,6 +4,7 @@ use parking_lot::MutexGuard;
 
 use super::cell::HeapState;
 use super::engine::Engine;
+use crate::allocator::Counters;
 use crate::size::PoolKind;
 use crate::stats::{
     ALL, Accumulated, Counter, HeapCounters, Lane, Lanes, PerPool, Statistics, Usage,
@@ -54,10 +55,48 @@ fn plus(a: Lanes, b: Lanes) -> Lanes {
 }
 
 impl Engine {
+    /// The most important counters now. Takes the heaps one at a time and no growth lock, under which the
+    /// driver may be called.
+    pub(super) fn usage(&self) -> Usage {
+        let (mut live_blocks, mut allocated_bytes) = (0, 0);
+        for cell in self.heaps.all() {
+            let now = cell.lock().counters.current(ALL);
+            live_blocks += now.of(Lane::Allocation);
+            allocated_bytes += now.of(Lane::AllocatedBytes);
+        }
+        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(Lane::AllocatedBytes);
+        let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
+        Usage {
+            live_blocks,
+            allocated_bytes,
+            allocated_peak_bytes,
+            reserved_bytes,
+            reserved_peak_bytes,
+        }
+    }
+}
+
+impl super::growth::GrowthCounters {
+    fn for_each(&mut self, change: impl Fn(&mut Counter)) {
+        let families = [&mut self.reserved_bytes, &mut self.segment];
+        for family in families.into_iter().chain(self.reserved_by_pool.values_mut()) {
+            change(&mut family.all);
+            change(&mut family.large);
+            change(&mut family.small);
+        }
+        change(&mut self.oversize_segments);
+    }
+
+    /// Drops the counters of pools that hold nothing and of which nothing was counted since the last reset.
+    fn forget_empty_pools(&mut self) {
+        self.reserved_by_pool.retain(|_, reserved| reserved.all != Counter::default());
+    }
+}
+
+impl Counters for Engine {
     /// All counters now: exact when no call overlaps. Under overlapping calls each heap is read at
     /// its own moment, and peaks may be too high by what heaps in mid-call had spare.
-    #[must_use]
-    pub fn statistics(&self) -> Statistics {
+    fn statistics(&self) -> Statistics {
         let growth = self.growth.lock();
         let mut fold = Fold::default();
         let mut statistics = Statistics::default();
@@ -100,28 +139,8 @@ impl Engine {
         statistics
     }
 
-    /// The most important counters now. Takes the heaps one at a time and no growth lock, under which the
-    /// driver may be called.
-    pub(super) fn usage(&self) -> Usage {
-        let (mut live_blocks, mut allocated_bytes) = (0, 0);
-        for cell in self.heaps.all() {
-            let now = cell.lock().counters.current(ALL);
-            live_blocks += now.of(Lane::Allocation);
-            allocated_bytes += now.of(Lane::AllocatedBytes);
-        }
-        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(Lane::AllocatedBytes);
-        let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
-        Usage {
-            live_blocks,
-            allocated_bytes,
-            allocated_peak_bytes,
-            reserved_bytes,
-            reserved_peak_bytes,
-        }
-    }
-
     /// Sets every peak to its current value. Holds all heaps for a moment.
-    pub fn reset_peaks(&self) {
+    fn reset_peaks(&self) {
         let mut growth = self.growth.lock();
         let mut states: Vec<MutexGuard<'_, HeapState>> =
             self.heaps.all().map(|cell| cell.lock()).collect();
@@ -132,7 +151,7 @@ impl Engine {
     }
 
     /// Sets what was summed up to zero; currents and peaks stay.
-    pub fn reset_accumulated(&self) {
+    fn reset_accumulated(&self) {
         let mut growth = self.growth.lock();
         for cell in self.heaps.all() {
             cell.lock().counters.reset_accumulated();
@@ -149,22 +168,5 @@ impl Engine {
         counters.num_sync_all_streams = 0;
         counters.num_device_alloc = 0;
         counters.num_device_free = 0;
-    }
-}
-
-impl super::growth::GrowthCounters {
-    fn for_each(&mut self, change: impl Fn(&mut Counter)) {
-        let families = [&mut self.reserved_bytes, &mut self.segment];
-        for family in families.into_iter().chain(self.reserved_by_pool.values_mut()) {
-            change(&mut family.all);
-            change(&mut family.large);
-            change(&mut family.small);
-        }
-        change(&mut self.oversize_segments);
-    }
-
-    /// Drops the counters of pools that hold nothing and of which nothing was counted since the last reset.
-    fn forget_empty_pools(&mut self) {
-        self.reserved_by_pool.retain(|_, reserved| reserved.all != Counter::default());
     }
 }

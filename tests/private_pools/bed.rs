@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use stratalloc::allocator::{
-    Allocation, Checkpoints, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request,
-    ScopeFilter,
+    Allocation, Checkpoints, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools,
+    Request, ScopeFilter,
 };
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};

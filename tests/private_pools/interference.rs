@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use stratalloc::allocator::{
-    Allocation, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope,
-    PrivatePools, Request, ScopeFilter, SegmentAllocator,
+    Allocation, Counters, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions,
+    PoolScope, PrivatePools, Request, ScopeFilter, SegmentAllocator,
 };
 use stratalloc::config::Settings;
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};

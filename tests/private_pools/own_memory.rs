@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions, SegmentAllocator};
+use stratalloc::allocator::{Counters, DeviceAllocator, MemoryPool, PoolOptions, SegmentAllocator};
 use stratalloc::error::AllocError;
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
