@@ -299,9 +299,10 @@ pub fn register(
 /// use std::sync::atomic::{AtomicU64, Ordering};
 /// use stratalloc::allocator::{DeviceAllocator, Request};
 /// use stratalloc::config::Config;
-/// use stratalloc::driver::{Sim, plugin::Callbacks, sim::SimOptions};
+/// use stratalloc::driver::{Sim, sim::SimOptions};
 /// use stratalloc::ids::StreamId;
 /// use stratalloc::registry::{self, BuildOptions};
+/// use stratalloc::strategies::plugin::Callbacks;
 ///
 /// let next = AtomicU64::new(0x1000);
 /// let allocate =
