@@ -239,6 +239,8 @@ mod tests {
         assert_eq!((report.requested_bytes, report.stream), (4096, StreamId(7)));
         assert!(report.driver.is_some());
         assert_eq!(blocks.statistics().num_ooms, 1);
+        let alone = AllocError::from(failed(DriverErrorKind::OutOfMemory)).to_string();
+        assert!(alone.starts_with("out of memory on device 0.\nThe driver said: "), "{alone}");
         let lost = |_| Err(failed(DriverErrorKind::DeviceLost));
         assert!(matches!(blocks.allocate(request(1), lost), Err(AllocError::Driver(_))));
     }

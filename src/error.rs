@@ -431,13 +431,18 @@ impl fmt::Display for OutOfMemory {
                 "The device has {all} in all: no setting makes room for this request."
             );
         }
-        let tried = self.segment_bytes.max(self.requested_bytes);
-        write!(f, "out of memory on device {}: tried to allocate {}", self.device, h(tried))?;
-        write!(f, " for a request of {}", h(self.requested_bytes))?;
-        if self.rounded_bytes > 0 {
-            write!(f, " ({} rounded)", h(self.rounded_bytes))?;
+        write!(f, "out of memory on device {}", self.device)?;
+        // A report that was made of a driver's error alone has no request.
+        if self.requested_bytes > 0 {
+            let tried = self.segment_bytes.max(self.requested_bytes);
+            write!(f, ": tried to allocate {}", h(tried))?;
+            write!(f, " for a request of {}", h(self.requested_bytes))?;
+            if self.rounded_bytes > 0 {
+                write!(f, " ({} rounded)", h(self.rounded_bytes))?;
+            }
+            write!(f, " on stream {}", self.stream)?;
         }
-        writeln!(f, " on stream {}.", self.stream)?;
+        writeln!(f, ".")?;
         if let (Some(free), Some(total)) = (self.device_free_bytes, self.device_total_bytes) {
             writeln!(f, "The device has {} in all, of which {} is free.", h(total), h(free))?;
         }

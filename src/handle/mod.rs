@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytemuck::Pod;
 
 use crate::allocator::{Allocation, Control, DeviceAllocator, Request, pass_on};
-
 use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError, HandleError};

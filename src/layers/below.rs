@@ -1,16 +1,16 @@
-//! What layers share whose handles or addresses are others than those of the allocator below.
+//! The cache below a layer that makes handles of its own: `Front` and `Shifted` translate them.
 
 use crate::allocator::{Allocation, BaseAllocation, CacheInfo, Caching, DeviceAllocator};
 use crate::config::Config;
 use crate::error::{DriverError, FractionError, HandleError};
 use crate::history::SegmentLayout;
 
-/// Such a layer, for the calls on the cache below it.
+/// A layer with handles of its own.
 pub(super) trait Above: Send + Sync {
     /// The allocator below.
     fn inner(&self) -> &dyn DeviceAllocator;
 
-    /// The handle of the same block below; `None` if it is the same handle.
+    /// The handle that the allocator below has for the block; `None` if it is this one.
     fn below(&self, allocation: &Allocation) -> Option<Allocation>;
 
     /// Idle memory is about to be released.
