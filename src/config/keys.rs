@@ -3,10 +3,11 @@
 //! User-defined strategies add theirs; a table is passed to whoever parses.
 
 use super::error::{ConfigError, Span};
-use super::explain::differ;
+use super::read::Reader;
+use super::rows::BUILT_IN;
 use super::settings::Settings;
 use super::user::UserKey;
-use super::versions::{COMPAT_VALUES, TorchVersion};
+use super::versions::TorchVersion;
 use super::{Config, Origin};
 use crate::size::MIB;
 
@@ -66,7 +67,8 @@ impl Acts {
 }
 
 /// One key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Key {
     /// Its name.
     pub name: &'static str,
@@ -83,309 +85,17 @@ pub struct Key {
     /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has no
     /// such key.
     pub since: Option<TorchVersion>,
+    /// Reads a value into the settings.
+    pub(super) read: fn(&mut Settings, &Reader<'_, '_>) -> Result<(), ConfigError>,
+    /// Writes the value in the syntax of the string; `unlimited`, `off` or `unset` where there is none.
+    pub(super) show: fn(&Settings) -> String,
+    /// Whether two settings have different values of the key.
+    pub(super) differs: fn(&Settings, &Settings) -> bool,
+    /// Restores the default when a further string does not mention the key. `None`: the value stays.
+    pub(super) reset: Option<fn(&mut Settings)>,
+    /// Why the key has no effect beside other settings.
+    pub(super) idle: fn(&Settings) -> Option<&'static str>,
 }
-
-const fn key(name: &'static str, range: &'static str, acts: Acts, meaning: &'static str) -> Key {
-    Key { name, aliases: &[], range, meaning, acts, is_fixed: false, since: None }
-}
-
-/// A key that is read once, when an allocator is built.
-const fn fixed(name: &'static str, range: &'static str, acts: Acts, meaning: &'static str) -> Key {
-    Key { is_fixed: true, ..key(name, range, acts, meaning) }
-}
-
-/// Another name of that key.
-const fn also(aliases: &'static [&'static str], key: Key) -> Key {
-    Key { aliases, ..key }
-}
-
-/// A key of PyTorch's, which 2.`minor` and later versions accept.
-const fn torch(minor: u8, key: Key) -> Key {
-    Key { since: Some(TorchVersion::minor(minor)), ..key }
-}
-
-const BOOL: &str = "True or False";
-const WHOLE_MIB: &str = "a whole number of MiB";
-const SYMBOL: &str = "a function's name";
-
-/// The built-in keys, in the order in which `explain` lists them.
-pub const BUILT_IN: &[Key] = &[
-    torch(1, fixed("backend", "a strategy's name", Acts::Always, "which strategy allocates")),
-    torch(
-        11,
-        key(
-            "large_segment_size_mb",
-            "a whole number > 10",
-            Acts::Native,
-            "segment shared by requests of 1 to 10 MiB",
-        ),
-    ),
-    torch(
-        1,
-        key(
-            "max_split_size_mb",
-            "a whole number >= large_segment_size_mb",
-            Acts::Native,
-            "blocks from this size on are never split",
-        ),
-    ),
-    torch(
-        6,
-        key(
-            "max_non_split_rounding_mb",
-            "a whole number >= large_segment_size_mb",
-            Acts::Native,
-            "how much larger a reused oversize block may be",
-        ),
-    ),
-    torch(
-        1,
-        key(
-            "garbage_collection_threshold",
-            "a number between 0 and 1",
-            Acts::Native,
-            "part of the limit from which idle segments are released",
-        ),
-    ),
-    torch(
-        1,
-        key(
-            "roundup_power2_divisions",
-            "a power of two, or [MiB:divisions,...,>:divisions]",
-            Acts::Native,
-            "steps between powers of two that requests are rounded to",
-        ),
-    ),
-    torch(1, key("expandable_segments", BOOL, Acts::Native, "segments that grow by mapping pages")),
-    key(
-        "expandable_segments_ipc",
-        BOOL,
-        Acts::Expandable,
-        "new pages may be shared with other processes; each costs a descriptor on some devices",
-    ),
-    key(
-        "expandable_segments_handle_type",
-        "unspecified, posix_fd or fabric",
-        Acts::Expandable,
-        "the kind of handle by which pages leave; unspecified: fabric where the device has it",
-    ),
-    also(
-        &["release_lock_on_hipmalloc"],
-        torch(
-            2,
-            key(
-                "release_lock_on_cudamalloc",
-                BOOL,
-                Acts::Native,
-                "other misses go on while one waits for the driver",
-            ),
-        ),
-    ),
-    torch(
-        9,
-        key(
-            "graph_capture_record_stream_reuse",
-            BOOL,
-            Acts::Native,
-            "blocks that were used by other streams are reused inside a graph capture",
-        ),
-    ),
-    torch(
-        10,
-        key(
-            "per_process_memory_fraction",
-            "a number from 0 to 1",
-            Acts::BuiltIn,
-            "part of the device's memory that may be reserved",
-        ),
-    ),
-    torch(
-        12,
-        key(
-            "throw_on_cudamalloc_oom",
-            BOOL,
-            Acts::Native,
-            "refuse beyond the fraction before asking the driver",
-        ),
-    ),
-    torch(
-        15,
-        key(
-            "expandable_segments_reserve",
-            "a positive fraction, or a size as 40G",
-            Acts::Expandable,
-            "address space of an expandable segment",
-        ),
-    ),
-    torch(
-        15,
-        key(
-            "expandable_segments_reserve_by_class",
-            "[class:reserve,...]",
-            Acts::Expandable,
-            "the same for classes of streams",
-        ),
-    ),
-    fixed(
-        "malloc_async_own_pool",
-        BOOL,
-        Acts::MallocAsync,
-        "a driver pool of one's own instead of the device's default pool",
-    ),
-    fixed(
-        "layers",
-        "[limit:8GiB,track,log:\"PATH\",...]",
-        Acts::Always,
-        "layers around the strategy, from outside to inside",
-    ),
-    fixed(
-        "record_history",
-        "a whole number of entries > 0",
-        Acts::Always,
-        "the history is on from the start, and keeps at most so many",
-    ),
-    fixed(
-        "snapshot_on_oom",
-        "a file's path, with %p for the process and %d for the device",
-        Acts::Always,
-        "out of memory writes a snapshot, at most four times",
-    ),
-    fixed(
-        "advise_on_oom",
-        BOOL,
-        Acts::Always,
-        "out of memory lists the settings that would have served the recorded requests",
-    ),
-    key(
-        "peers",
-        "auto or none",
-        Acts::Always,
-        "whether PyTorch's allocators open their memory to each other's devices",
-    ),
-    torch(6, key("pinned_use_background_threads", BOOL, Acts::NotYet, "events of pinned memory")),
-    torch(
-        13,
-        key(
-            "pinned_max_round_threshold_mb",
-            WHOLE_MIB,
-            Acts::NotYet,
-            "pinned requests above it stay as they are",
-        ),
-    ),
-    torch(
-        13,
-        key(
-            "pinned_max_cached_size_mb",
-            WHOLE_MIB,
-            Acts::NotYet,
-            "pinned blocks above it are not cached",
-        ),
-    ),
-    also(
-        &["pinned_use_hip_host_register"],
-        torch(
-            2,
-            key(
-                "pinned_use_cuda_host_register",
-                BOOL,
-                Acts::NotYet,
-                "register host memory instead of allocating it",
-            ),
-        ),
-    ),
-    torch(
-        2,
-        key(
-            "pinned_num_register_threads",
-            "a power of two from 1 to 128",
-            Acts::NotYet,
-            "threads that touch pinned pages",
-        ),
-    ),
-    torch(
-        10,
-        key(
-            "pinned_reserve_segment_size_mb",
-            "a whole number of MiB > 0",
-            Acts::NotYet,
-            "one pinned arena for small requests",
-        ),
-    ),
-    torch(
-        12,
-        key(
-            "pinned_free_catch_all",
-            BOOL,
-            Acts::NotYet,
-            "ignore failures when pinned memory is freed",
-        ),
-    ),
-    key(
-        "compat",
-        COMPAT_VALUES,
-        Acts::NativeAndMallocAsync,
-        "decisions where PyTorch's are defects or differ by version",
-    ),
-    fixed("library", "a file's path", Acts::Pluggable, "shared library with the functions below"),
-    fixed("alloc_fn", SYMBOL, Acts::Pluggable, "its function that allocates"),
-    fixed("free_fn", SYMBOL, Acts::Pluggable, "its function that frees"),
-    fixed("init_fn", SYMBOL, Acts::Pluggable, "called once, with the number of devices"),
-    fixed("reset_fn", SYMBOL, Acts::Pluggable, "called when the cache is emptied"),
-    fixed("memory_fraction_fn", SYMBOL, Acts::Pluggable, "called when the memory fraction is set"),
-    fixed(
-        "base_alloc_fn",
-        SYMBOL,
-        Acts::Pluggable,
-        "returns the allocation that a block belongs to",
-    ),
-    fixed(
-        "record_stream_fn",
-        SYMBOL,
-        Acts::Pluggable,
-        "called when another stream uses a block; waits for that stream",
-    ),
-    fixed(
-        "begin_allocate_to_pool_fn",
-        SYMBOL,
-        Acts::Pluggable,
-        "routes requests to a private pool",
-    ),
-    fixed("end_allocate_to_pool_fn", SYMBOL, Acts::Pluggable, "ends that routing"),
-    fixed(
-        "release_pool_fn",
-        SYMBOL,
-        Acts::Pluggable,
-        "called when a private pool has no users left",
-    ),
-    fixed(
-        "cpu_alignment",
-        "a power of two of bytes from 16 to 2097152",
-        Acts::Cpu,
-        "where blocks start",
-    ),
-    key(
-        "cpu_cached_max_mb",
-        WHOLE_MIB,
-        Acts::Cpu,
-        "more idle memory than this goes back to the system",
-    ),
-    key(
-        "cpu_trim_age_s",
-        "a number of seconds from 0 to 1000000000",
-        Acts::Cpu,
-        "memory idle for longer goes back to the system",
-    ),
-    key(
-        "cpu_stop_caching_on_oom",
-        BOOL,
-        Acts::Cpu,
-        "freed memory goes back to the system once that had no memory for a request",
-    ),
-    fixed("cpu_huge_pages", BOOL, Acts::Cpu, "transparent huge pages from 2 MiB on"),
-    key("cpu_zero_fill", BOOL, Acts::Cpu, "every block starts as zeros"),
-    key("cpu_junk_fill", BOOL, Acts::Cpu, "every block starts as the pattern 0x7fedbeef"),
-    fixed("cpu_numa_node", "a node's number, or any", Acts::Cpu, "where blocks from 1 MiB on lie"),
-];
 
 impl Settings {
     /// The first key of those who act as `whose` says that is read once, when an allocator is built, and
@@ -396,7 +106,7 @@ impl Settings {
         whose: impl Fn(Acts) -> bool,
     ) -> Option<&'static str> {
         let mut fixed = BUILT_IN.iter().filter(|key| key.is_fixed && whose(key.acts));
-        fixed.find(|key| differ(self, other, key.name)).map(|key| key.name)
+        fixed.find(|key| (key.differs)(self, other)).map(|key| key.name)
     }
 
     /// Whether an allocator that was built from these settings can become what `other` says. Of a

@@ -4,10 +4,9 @@
 //! where PyTorch is sloppy: an error names the key, the byte offset, what was expected and the
 //! nearest known key, and nothing changes. Nothing here does what a setting says.
 //!
-//! A text's way: `token`, `parse` (with `keys`), `apply` to `settings`; `environment` finds the
-//! text, `explain` tells it back.
+//! A text passes `token`, then `parse`, which looks keys up in `rows` and reads their values (`read`) into
+//! `settings`. `environment` finds the text, `explain` shows the settings.
 
-mod apply;
 mod bytes;
 mod environment;
 mod error;
@@ -15,6 +14,8 @@ mod explain;
 mod keys;
 mod layers;
 mod parse;
+mod read;
+mod rows;
 mod settings;
 mod token;
 mod user;
@@ -32,11 +33,11 @@ pub use environment::{
 pub(crate) use error::shown;
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
-use explain::differ;
 #[cfg(feature = "cli")]
 pub(crate) use keys::nearest_of;
-pub use keys::{Acts, BUILT_IN, Key, KeyTable};
+pub use keys::{Acts, Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
+pub use rows::BUILT_IN;
 pub use settings::{
     CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedSettings, PluggableSettings,
     Reserve, Settings,
@@ -76,7 +77,7 @@ impl Config {
     pub fn from_settings(settings: Settings) -> Self {
         let settings = settings.in_range();
         let (defaults, extra) = (Settings::default(), settings.extra.iter());
-        let said = BUILT_IN.iter().filter(|key| differ(&settings, &defaults, key.name));
+        let said = BUILT_IN.iter().filter(|key| (key.differs)(&settings, &defaults));
         let built_in = said.map(|key| key.name.to_owned());
         let said = built_in.chain(extra.map(|(key, _)| key.clone()));
         let origins = said.map(|key| (key, Origin::Code)).collect();
@@ -102,17 +103,9 @@ impl Config {
     pub fn updated(&self, text: &str, table: &KeyTable) -> Result<Self, ConfigError> {
         let entries = parse::entries(text, table)?;
         let mut settings = self.settings.clone();
-        apply::reset(&mut settings);
-        apply::apply(&mut settings, &entries)?;
-        let kept = |key: &str| {
-            !matches!(
-                key,
-                "max_split_size_mb"
-                    | "max_non_split_rounding_mb"
-                    | "garbage_collection_threshold"
-                    | "roundup_power2_divisions"
-            )
-        };
+        BUILT_IN.iter().filter_map(|key| key.reset).for_each(|reset| reset(&mut settings));
+        parse::apply(&mut settings, &entries)?;
+        let kept = |key: &str| !BUILT_IN.iter().any(|own| own.name == key && own.reset.is_some());
         let kept = self.origins.iter().filter(|(key, _)| kept(key));
         let mut origins: Vec<(String, Origin)> =
             kept.map(|(key, _)| (key.clone(), Origin::Earlier)).collect();

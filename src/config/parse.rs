@@ -1,8 +1,11 @@
-//! Tokens to entries: a key and its value, which is a word or a list.
+//! Tokens to entries (a key and its value, which is a word or a list), and entries to settings.
 
 use super::error::{ConfigError, Span};
 use super::keys::{KeyTable, Known};
+use super::read::Reader;
+use super::settings::Settings;
 use super::token::{Kind, Token, tokens};
+use crate::size::MIB;
 
 /// The longest text that is looked at.
 pub(super) const TEXT_MAX_BYTES: usize = 64 * 1024;
@@ -48,6 +51,44 @@ pub(super) fn entries<'t, 'k>(
         }
     }
     Ok(found)
+}
+
+/// Applies all entries. The large segment's size comes first, wherever it stands: other keys'
+/// ranges depend on it.
+pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
+    let (first, rest): (Vec<_>, Vec<_>) =
+        entries.iter().partition(|entry| entry.key.name() == "large_segment_size_mb");
+    for entry in first.into_iter().chain(rest) {
+        let value = &entry.value;
+        match &entry.key {
+            Known::BuiltIn(key) => {
+                let segment_mib = settings.large_segment_bytes / MIB;
+                let reader = Reader { key: key.name, range: key.range, value, segment_mib };
+                (key.read)(settings, &reader)?;
+            }
+            Known::Extra(key) if !key.accepts(value.text, value.is_list) => {
+                return Err(ConfigError::new(key.name(), value.span, key.range()));
+            }
+            Known::Extra(key) => {
+                settings.extra.retain(|(known, _)| known != key.name());
+                settings.extra.push((key.name().to_owned(), value.text.to_owned()));
+            }
+        }
+    }
+    check_fills(settings, entries)
+}
+
+/// Blocks of `backend:cpu` cannot start as zeros and as junk.
+fn check_fills(settings: &Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
+    if !(settings.cpu.zero_fill && settings.cpu.junk_fill) {
+        return Ok(());
+    }
+    let fill =
+        |entry: &&Entry<'_, '_>| matches!(entry.key.name(), "cpu_zero_fill" | "cpu_junk_fill");
+    let last = entries.iter().rev().find(fill);
+    let (name, span) = last
+        .map_or(("cpu_junk_fill", Span::default()), |entry| (entry.key.name(), entry.value.span));
+    Err(ConfigError::new(name, span, "False, because the other fill is True"))
 }
 
 struct Parser<'t, 'p> {

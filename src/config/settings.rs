@@ -226,26 +226,6 @@ pub struct PluggableSettings {
     pub release_pool_fn: Option<String>,
 }
 
-impl PluggableSettings {
-    /// Where the value of a key is kept; `None` for keys of others.
-    pub(super) fn place(&mut self, key: &str) -> Option<&mut Option<String>> {
-        Some(match key {
-            "library" => &mut self.library,
-            "alloc_fn" => &mut self.alloc_fn,
-            "free_fn" => &mut self.free_fn,
-            "init_fn" => &mut self.init_fn,
-            "reset_fn" => &mut self.reset_fn,
-            "memory_fraction_fn" => &mut self.memory_fraction_fn,
-            "base_alloc_fn" => &mut self.base_alloc_fn,
-            "record_stream_fn" => &mut self.record_stream_fn,
-            "begin_allocate_to_pool_fn" => &mut self.begin_allocate_to_pool_fn,
-            "end_allocate_to_pool_fn" => &mut self.end_allocate_to_pool_fn,
-            "release_pool_fn" => &mut self.release_pool_fn,
-            _ => return None,
-        })
-    }
-}
-
 /// What `backend:cpu` is told.
 ///
 /// Source of the alignment and of the fills: PyTorch's `alloc_cpu`.
