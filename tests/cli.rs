@@ -368,7 +368,7 @@ fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
 
 #[test]
 fn explain_takes_no_built_in_backend_for_a_registered_one() {
-    for (name, _) in stratalloc::registry::BUILT_IN {
+    for stratalloc::registry::Backend { name, .. } in stratalloc::registry::BUILT_IN {
         let said = format!("backend:{name},per_process_memory_fraction:0.5");
         let output = run(&["explain", &said]);
         // Nobody said which functions.

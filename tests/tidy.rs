@@ -103,7 +103,7 @@ fn the_papers_know_every_room_of_the_house() {
 
 #[test]
 fn every_built_in_strategy_has_its_row() {
-    let names = || stratalloc::registry::BUILT_IN.iter().map(|(name, _)| *name);
+    let names = || stratalloc::registry::BUILT_IN.iter().map(|own| own.name);
     assert_eq!(papers::rows(&papers::read("strategies/mod.rs"), names()), [""; 0]);
     match std::fs::read_to_string(source::root().join("docs/strategies.md")) {
         Ok(page) => assert_eq!(papers::rows(&page, names()), [""; 0]),

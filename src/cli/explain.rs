@@ -143,7 +143,7 @@ fn pasted(text: &str) -> Pasted<'_> {
 /// find out; of backends that programs register nobody knows which device they want.
 fn why_not_built(config: &Config) -> Option<String> {
     let settings = config.settings();
-    let is_built_in = registry::BUILT_IN.iter().any(|(name, _)| *name == settings.backend);
+    let is_built_in = registry::BUILT_IN.iter().any(|own| own.name == settings.backend);
     if !is_built_in || settings.pluggable.library.is_some() {
         return None;
     }

@@ -7,6 +7,7 @@ use crate::allocator::{Caching, Counters, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
 use crate::driver::{Driver, may_be_captured};
 use crate::layers;
+use crate::registry;
 use crate::stats::{PerPool, Statistics, Usage};
 use crate::strategies::Strategy;
 use crate::sync::Global;
@@ -42,7 +43,7 @@ impl Generation {
         Self {
             name: intern(strategy.name()),
             strategy,
-            shares_pool: settings.backend == "cudaMallocAsync" && !settings.malloc_async_own_pool,
+            shares_pool: registry::shares_pool(settings),
             retired: AtomicBool::new(false),
             look_in: AtomicI64::new(0),
             wants_look: AtomicBool::new(false),

@@ -7,6 +7,8 @@
 //! register it any more, whether it was known then or not. So one name means one thing for as long as
 //! the process lives. Register before anything is built.
 
+mod backends;
+
 use std::error::Error;
 use std::sync::Arc;
 
@@ -17,17 +19,19 @@ use crate::config::{
     Config, ConfigError, HistorySettings, KeyTable, LayerSetting, Settings, UserKey,
 };
 use crate::driver::Driver;
-use crate::error::{DriverError, DriverErrorKind};
+use crate::error::DriverError;
 use crate::history::{History, RecordOptions};
 use crate::layers::front::front;
 use crate::layers::on_oom::{has_adviser, on_oom};
 use crate::layers::record::record;
 use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
-use crate::strategies::native::{Engine, EngineOptions};
-use crate::strategies::plugin::{Callbacks, LibraryError, LibraryFunctions};
-use crate::strategies::{CpuAllocator, MallocAsyncAllocator, PluggableAllocator, Strategy};
+use crate::strategies::plugin::{Callbacks, LibraryError};
+use crate::strategies::{PluggableAllocator, Strategy};
 use crate::sync::Global;
+
+pub use backends::{BUILT_IN, Backend};
+use backends::{Build, device_count};
 
 /// Why a constructor made nothing: any error that can say so.
 pub type ConstructError = Box<dyn Error + Send + Sync>;
@@ -35,14 +39,6 @@ pub type ConstructError = Box<dyn Error + Send + Sync>;
 pub type Constructed = Result<Box<dyn DeviceAllocator>, ConstructError>;
 /// Builds a user-defined allocator over a driver.
 pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync>;
-
-/// The built-in names, with what to say about each.
-pub const BUILT_IN: &[(&str, &str)] = &[
-    ("native", "fixed segments cached per stream; PyTorch's decisions"),
-    ("cudaMallocAsync", "the driver's stream-ordered pools"),
-    ("pluggable", "your own functions, from a shared library written for PyTorch"),
-    ("cpu", "memory of the host, cached by exact size"),
-];
 
 /// A registered name can be at most this long.
 const NAME_MAX_BYTES: usize = 64;
@@ -235,9 +231,8 @@ impl Registration {
             let error = if other.used { RegisterError::InUse } else { RegisterError::Taken };
             return Err(error(own.name));
         }
-        let also_known_as = |name: &str| name == "hipMallocAsync";
-        let known = BUILT_IN.iter().any(|(name, _)| *name == own.name);
-        if known || also_known_as(&own.name) {
+        let is_called = |known: &Backend| [known.name, known.alias].contains(&own.name.as_str());
+        if BUILT_IN.iter().any(is_called) {
             return Err(RegisterError::Taken(own.name));
         }
         if names.unknown.contains(&own.name) {
@@ -337,12 +332,18 @@ pub fn key_table() -> KeyTable {
     NAMES.read().key_table()
 }
 
+/// Whether allocators with these settings share one pool of the driver.
+pub(crate) fn shares_pool(settings: &Settings) -> bool {
+    let own = BUILT_IN.iter().find(|own| own.name == settings.backend);
+    own.is_some_and(|own| (own.shares_pool)(settings))
+}
+
 /// Every name that `backend:` can say now, with what it is.
 #[must_use]
 pub fn backends() -> Vec<KnownBackend> {
     let names = NAMES.read();
     let users = names.registered.iter().map(|own| (own.name.as_str(), own.about.as_str()));
-    let all = BUILT_IN.iter().copied().chain(users);
+    let all = BUILT_IN.iter().map(|own| (own.name, own.about)).chain(users);
     all.map(|(name, about)| KnownBackend { name: name.to_owned(), about: about.to_owned() })
         .collect()
 }
@@ -403,7 +404,7 @@ pub(crate) fn build_recording_in(
     options: BuildOptions,
 ) -> Result<Strategy, BuildError> {
     let settings = config.settings();
-    let strategy = strategy(settings, Arc::clone(&driver), options, history)?;
+    let strategy = strategy(BUILT_IN, settings, Arc::clone(&driver), options, history)?;
     let info = driver.info();
     history.describe(info.device, info.total_bytes, config);
     let was_on = history.is_on();
@@ -452,6 +453,7 @@ fn layered(
 }
 
 fn strategy(
+    built_in: &[Backend],
     settings: &Settings,
     driver: Arc<dyn Driver>,
     options: BuildOptions,
@@ -459,21 +461,8 @@ fn strategy(
 ) -> Result<Strategy, BuildError> {
     let history = Arc::clone(history);
     let name = settings.backend.as_str();
-    if name == "native" {
-        let raw_addresses = options.raw_addresses;
-        let options = EngineOptions { settings: settings.clone(), raw_addresses, history };
-        return Ok(Box::new(Engine::new(driver, &options)?).into());
-    }
-    if name == "cudaMallocAsync" {
-        let own = MallocAsyncAllocator::new(driver, settings)?;
-        return Ok(Box::new(own).recording_in(history).into());
-    }
-    if name == "pluggable" {
-        let own = build_pluggable(driver, settings)?;
-        return Ok(Box::new(own).recording_in(history).into());
-    }
-    if name == "cpu" {
-        return Ok(build_cpu(&*driver, settings, history)?.into());
+    if let Some(backend) = built_in.iter().find(|backend| backend.name == name) {
+        return (backend.build)(Build { driver, settings, options, history });
     }
     let Some(make) = settle(name) else {
         return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
@@ -489,76 +478,4 @@ fn strategy(
             Err(source) => BuildError::Refused { name: name.to_owned(), source },
         }),
     }
-}
-
-/// On a device that has memory of its own, programs would take an address of the host for one of the
-/// device.
-fn build_cpu(
-    driver: &dyn Driver,
-    settings: &Settings,
-    history: Arc<History>,
-) -> Result<CpuAllocator, DriverError> {
-    let info = driver.info();
-    if !matches!(info.driver, "host" | "sim") {
-        let message = format!(
-            "backend:cpu gives out memory of the host, which {}:{} does not take for its own",
-            info.driver, info.device
-        );
-        return Err(DriverError::new(DriverErrorKind::NotSupported, "build", 0, message));
-    }
-    CpuAllocator::recording_in(info.device, settings, history)
-}
-
-fn build_pluggable(
-    driver: Arc<dyn Driver>,
-    settings: &Settings,
-) -> Result<PluggableAllocator, BuildError> {
-    let own = &settings.pluggable;
-    let required = |value: &Option<String>, key: &'static str| {
-        let backend = settings.backend.clone();
-        value.clone().ok_or(BuildError::MissingKey { backend, key })
-    };
-    let library = required(&own.library, "library")?;
-    let (alloc, free) = (required(&own.alloc_fn, "alloc_fn")?, required(&own.free_fn, "free_fn")?);
-    let callbacks = load(&LibraryFunctions {
-        library: library.into(),
-        alloc,
-        free,
-        init: own.init_fn.clone(),
-        reset: own.reset_fn.clone(),
-        memory_fraction: own.memory_fraction_fn.clone(),
-        base_alloc: own.base_alloc_fn.clone(),
-        record_stream: own.record_stream_fn.clone(),
-        begin_allocate_to_pool: own.begin_allocate_to_pool_fn.clone(),
-        end_allocate_to_pool: own.end_allocate_to_pool_fn.clone(),
-        release_pool: own.release_pool_fn.clone(),
-    })?;
-    let count = device_count(&*driver);
-    Ok(PluggableAllocator::new("pluggable", driver, callbacks, settings, count))
-}
-
-#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
-fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
-    Ok(crate::strategies::plugin::load(functions)?)
-}
-
-#[cfg(not(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64")))]
-fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
-    let what = format!(
-        "backend:pluggable with library {} (it needs 64-bit Linux and the feature pluggable)",
-        functions.library.display()
-    );
-    Err(BuildError::NotAvailable { what })
-}
-
-/// How many devices of its kind there are: for users' functions that want to know.
-fn device_count(driver: &dyn Driver) -> u32 {
-    let info = driver.info();
-    #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
-    if info.driver == "cuda"
-        && let Ok(count) = crate::driver::Cuda::count()
-    {
-        return count;
-    }
-    info.device.0 + 1
 }
