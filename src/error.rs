@@ -163,6 +163,14 @@ pub enum AllocError {
     Driver(DriverError),
 }
 
+impl AllocError {
+    /// The error for a request of 0 bytes or of more than [`REQUEST_MAX_BYTES`].
+    #[cold]
+    pub(crate) fn of_size(requested_bytes: u64) -> Self {
+        if requested_bytes == 0 { Self::ZeroBytes } else { Self::TooLarge { requested_bytes } }
+    }
+}
+
 /// An error of the kind `OutOfMemory` becomes a report with nothing else in it.
 impl From<DriverError> for AllocError {
     fn from(error: DriverError) -> Self {
@@ -278,6 +286,13 @@ pub enum PoolError {
     /// The driver failed; what was done before stays done.
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+impl PoolError {
+    /// The error for a pool that does not exist as a private pool.
+    pub(crate) fn missing(pool: PoolId) -> Self {
+        if pool == PoolId::DEFAULT { Self::IsDefault } else { Self::Unknown { pool } }
+    }
 }
 
 impl PoolError {
@@ -573,4 +588,11 @@ pub struct FreeError {
 pub struct FractionError {
     /// What was given.
     pub fraction: f64,
+}
+
+impl FractionError {
+    /// Refuses what is no fraction.
+    pub(crate) fn check(fraction: f64) -> Result<(), Self> {
+        if (0.0..=1.0).contains(&fraction) { Ok(()) } else { Err(Self { fraction }) }
+    }
 }

@@ -65,7 +65,8 @@ pub(crate) mod heap;
 pub mod history;
 pub mod ids;
 pub mod layers;
-pub(crate) mod live_blocks;
+pub(crate) mod limit;
+mod live_blocks;
 pub mod registry;
 #[cfg(feature = "replay")]
 pub mod replay;

@@ -30,7 +30,7 @@ pub(crate) use cpu::hold_map;
 pub use cpu::{
     Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, system, with_cpu_caching_allocator,
 };
-pub use malloc_async::{MallocAsyncAllocator, MallocAsyncNotes};
+pub use malloc_async::MallocAsyncAllocator;
 pub use native::Engine;
 pub use pluggable::{PluggableAllocator, plugin};
 

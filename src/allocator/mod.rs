@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
 use crate::ids::{OwnerId, PoolId, StreamId};
-use crate::size::PoolKind;
+use crate::size::{PoolKind, REQUEST_MAX_BYTES};
 use crate::stats::{Statistics, Usage};
 
 pub use control::Control;
@@ -97,6 +97,13 @@ impl Request {
             Place::Pool(pool) => Err(PoolError::Unknown { pool }.into()),
             Place::Address(address) => Err(self.no_block_at(address)),
         }
+    }
+
+    /// Refuses zero bytes, and more than [`REQUEST_MAX_BYTES`].
+    #[inline]
+    pub(crate) fn check_size(&self) -> Result<(), AllocError> {
+        let fits = self.bytes.wrapping_sub(1) < REQUEST_MAX_BYTES;
+        if fits { Ok(()) } else { Err(AllocError::of_size(self.bytes)) }
     }
 
     /// The refusal of an address, where nothing is rounded.

@@ -141,6 +141,19 @@ pub struct SegmentLayout {
 }
 
 impl SegmentLayout {
+    /// A segment that is one block.
+    pub(crate) fn of_block(block: BlockLayout, stream: StreamId, pool: PoolId) -> Self {
+        Self {
+            address: block.address,
+            size_bytes: block.size_bytes,
+            stream,
+            kind: PoolKind::of(block.size_bytes),
+            pool,
+            expandable: false,
+            blocks: vec![block],
+        }
+    }
+
     /// Bytes of blocks in one of the `states`.
     pub fn bytes_in(&self, states: &[BlockStateName]) -> u64 {
         self.blocks.iter().filter(|b| states.contains(&b.state)).map(|b| b.size_bytes).sum()

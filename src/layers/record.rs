@@ -12,7 +12,6 @@ use crate::history::{
     Action, BlockLayout, BlockStateName, Event, History, SegmentLayout, Snapshot,
 };
 use crate::ids::PoolId;
-use crate::size::PoolKind;
 
 /// Where requests and frees are recorded.
 #[derive(Debug)]
@@ -122,14 +121,5 @@ fn alone(event: &Event) -> SegmentLayout {
     let Event { address, size_bytes, stream, pool, .. } = *event;
     let state = BlockStateName::ActiveAllocated;
     let block = BlockLayout { address, size_bytes, requested_bytes: size_bytes, state };
-    let kind = PoolKind::of(size_bytes);
-    SegmentLayout {
-        address,
-        size_bytes,
-        stream,
-        kind,
-        pool,
-        expandable: false,
-        blocks: vec![block],
-    }
+    SegmentLayout::of_block(block, stream, pool)
 }

@@ -91,8 +91,6 @@ pub(super) struct Blocks {
     newest: u32,
     idle: u64,
     idle_bytes: u64,
-    /// Bytes on their way from the source.
-    pub(super) coming_bytes: u64,
     /// Nobody asks any more: what is freed goes back to the system.
     pub(super) retired: bool,
     live: PerPool,
@@ -117,7 +115,6 @@ impl Default for Blocks {
             newest: NONE,
             idle: 0,
             idle_bytes: 0,
-            coming_bytes: 0,
             retired: false,
             live: PerPool::default(),
             live_bytes: PerPool::default(),
@@ -401,11 +398,6 @@ impl Blocks {
 
     pub(super) fn idle_bytes(&self) -> u64 {
         self.idle_bytes
-    }
-
-    /// Held from the system, and on the way from there.
-    pub(super) fn charged_bytes(&self) -> u64 {
-        self.held_bytes.all.current.unsigned_abs().saturating_add(self.coming_bytes)
     }
 
     /// How many blocks are in callers' hands.

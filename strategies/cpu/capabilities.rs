@@ -1,11 +1,10 @@
 //! The CPU caching allocator as the trait's capabilities. Streams, pools, peers and sharing it has not.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::blocks::Blocks;
 use super::system::memory_info;
-use super::{Core, CpuAllocator, Place, UNLIMITED, fill_of, place_of};
+use super::{Core, CpuAllocator, Place, fill_of, place_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, Recording,
     Request,
@@ -14,7 +13,6 @@ use crate::config::{Acts, Config};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
-use crate::size::PoolKind;
 use crate::stats::Statistics;
 
 impl DeviceAllocator for CpuAllocator {
@@ -69,21 +67,18 @@ impl Caching for CpuAllocator {
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        self.core.limit_bytes.store(limit_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
+        self.core.limit.set(limit_bytes);
     }
 
     /// A part of this machine's memory, or of its container's. Where the system does not say how much
     /// that is, the limit stays as it was.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(FractionError { fraction });
-        }
+        FractionError::check(fraction)?;
         self.core.limit_to_fraction(fraction).map_err(|_| FractionError { fraction })
     }
 
     fn limit_bytes(&self) -> Option<u64> {
-        let limit = self.core.limit_bytes.load(Ordering::Relaxed);
-        (limit != UNLIMITED).then_some(limit)
+        self.core.limit.get()
     }
 
     /// The watermark, the age and the fills. What is read when an instance is built cannot change.
@@ -175,20 +170,8 @@ impl Core {
             let state =
                 if seen.idle { BlockStateName::Inactive } else { BlockStateName::ActiveAllocated };
             let (address, size_bytes) = (seen.address, seen.bytes);
-            segments.push(SegmentLayout {
-                address,
-                size_bytes,
-                stream: seen.stream,
-                kind: PoolKind::of(size_bytes),
-                pool: PoolId::DEFAULT,
-                expandable: false,
-                blocks: vec![BlockLayout {
-                    address,
-                    size_bytes,
-                    requested_bytes: size_bytes,
-                    state,
-                }],
-            });
+            let block = BlockLayout { address, size_bytes, requested_bytes: size_bytes, state };
+            segments.push(SegmentLayout::of_block(block, seen.stream, PoolId::DEFAULT));
         });
         SegmentLayout::sort(&mut segments);
         segments

@@ -87,6 +87,7 @@ impl Core {
     /// Frees a block that has left the account. Returns its bytes.
     fn give(&self, block: SystemBlock, stream: StreamId) -> u64 {
         let bytes = block.size_bytes();
+        let _charge = self.limit.kept(bytes);
         self.announce(Action::SegmentFree, block.address(), bytes, stream);
         // Before the memory goes: the system may give the address to somebody else at once.
         live::leave(block.address(), self);
@@ -103,6 +104,7 @@ impl Core {
         }
         let retired = blocks.retired;
         drop(blocks);
+        drop(self.limit.kept(bytes));
         self.announce(Action::SegmentFree, address, bytes, stream);
         live::leave(address, self);
         block.mark_touched();

@@ -40,7 +40,7 @@ use crate::config::{CpuSettings, Settings};
 use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleError};
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
-use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
+use crate::limit::Limit;
 use crate::tracepoints;
 
 use blocks::{Blocks, Handed, Place};
@@ -51,7 +51,7 @@ pub use current::{CpuCachingGuard, current, with_cpu_caching_allocator};
 #[cfg(feature = "ffi")]
 pub(crate) use live::hold as hold_map;
 
-/// A limit or a watermark that is none.
+/// A watermark or an age that is none.
 const UNLIMITED: u64 = u64::MAX;
 
 /// The system's number for "no memory".
@@ -85,7 +85,7 @@ struct Core {
     built: Settings,
     /// How blocks start: a number of [`FILLS`].
     fill: AtomicUsize,
-    limit_bytes: AtomicU64,
+    limit: Limit,
     cached_max_bytes: AtomicU64,
     trim_age_ns: AtomicU64,
     /// `cpu_stop_caching_on_oom`.
@@ -106,25 +106,6 @@ struct Core {
 enum Refusal {
     Limit,
     System(DriverError),
-}
-
-/// Bytes that count for the limit while the source is asked for them, also if it panics.
-struct Coming<'c> {
-    core: &'c Core,
-    bytes: u64,
-}
-
-impl Coming<'_> {
-    fn has_come(self, blocks: &mut Blocks) {
-        blocks.coming_bytes -= self.bytes;
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Coming<'_> {
-    fn drop(&mut self) {
-        self.core.blocks.lock().coming_bytes -= self.bytes;
-    }
 }
 
 impl CpuAllocator {
@@ -188,7 +169,7 @@ impl CpuAllocator {
             alignment_bytes,
             built: settings.clone(),
             fill: AtomicUsize::new(0),
-            limit_bytes: AtomicU64::new(UNLIMITED),
+            limit: Limit::none(),
             cached_max_bytes: AtomicU64::new(UNLIMITED),
             trim_age_ns: AtomicU64::new(UNLIMITED),
             stops_caching: AtomicBool::new(false),
@@ -347,8 +328,7 @@ impl Core {
 
     fn limit_to_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let total_bytes = if fraction < 1.0 { memory_info()?.total_bytes } else { 0 };
-        let limit = limit_of_fraction(fraction, total_bytes);
-        self.limit_bytes.store(limit.unwrap_or(UNLIMITED), Ordering::Relaxed);
+        self.limit.set_fraction(fraction, total_bytes);
         Ok(())
     }
 
@@ -381,13 +361,7 @@ impl Core {
 
     #[cold]
     fn miss(&self, request: Request) -> Result<Handed, AllocError> {
-        let bytes = request.bytes;
-        if bytes == 0 {
-            return Err(AllocError::ZeroBytes);
-        }
-        if bytes > REQUEST_MAX_BYTES {
-            return Err(AllocError::TooLarge { requested_bytes: bytes });
-        }
+        request.check_size()?;
         if self.trim_age_ns.load(Ordering::Relaxed) != UNLIMITED {
             self.trim(TRIM_STEP);
         }
@@ -402,15 +376,7 @@ impl Core {
     /// Asks the source for a new block.
     fn take(&self, request: Request) -> Result<Handed, Refusal> {
         let Request { bytes, stream, .. } = request;
-        {
-            let mut blocks = self.blocks.lock();
-            let charged = blocks.charged_bytes().saturating_add(bytes);
-            if charged > self.limit_bytes.load(Ordering::Relaxed) {
-                return Err(Refusal::Limit);
-            }
-            blocks.coming_bytes += bytes;
-        }
-        let coming = Coming { core: self, bytes };
+        let charge = self.limit.charge(bytes).ok_or(Refusal::Limit)?;
         self.check_can_be_filled(bytes).map_err(Refusal::System)?;
         let block = self.source.take(bytes, self.alignment_bytes).map_err(Refusal::System)?;
         let (address, got) = (block.address(), block.size_bytes());
@@ -425,7 +391,7 @@ impl Core {
         }
         self.announce(Action::SegmentAlloc, address, bytes, stream);
         let mut blocks = self.blocks.lock();
-        coming.has_come(&mut blocks);
+        charge.keep();
         let handed = blocks.enter(block, stream);
         self.record(Action::SegmentAlloc, handed.address, bytes, stream);
         self.record(Action::Alloc, handed.address, bytes, stream);

@@ -3,10 +3,8 @@
 //! Free-memory callbacks and one more attempt; then everything that this instance caches goes back, and
 //! the last attempt; then the report.
 
-use std::sync::atomic::Ordering;
-
 use super::system::memory_info;
-use super::{Core, Handed, Refusal, UNLIMITED};
+use super::{Core, Handed, Refusal};
 use crate::allocator::Request;
 use crate::error::{AllocError, FreeRanges, OutOfMemory};
 use crate::history::Action;
@@ -73,13 +71,12 @@ impl Core {
             (blocks.statistics(), blocks.idle())
         };
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
         let mut report = OutOfMemory {
             device: self.device,
             pool: PoolId::DEFAULT,
             device_free_bytes: info.map(|info| info.free_bytes),
             device_total_bytes: info.map(|info| info.total_bytes),
-            limit_bytes: (limit != UNLIMITED).then_some(limit),
+            limit_bytes: self.limit.get(),
             allocated_bytes: bytes(statistics.allocated_bytes.all.current),
             reserved_bytes: bytes(statistics.reserved_bytes.all.current),
             cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
@@ -95,7 +92,7 @@ impl Core {
             Refusal::System(error) => report.driver = Some(error),
             Refusal::Limit => report.hints.push(format!(
                 "the limit of {} refused it before the system was asked: raise the memory fraction.",
-                human_bytes(limit)
+                human_bytes(report.limit_bytes.unwrap_or_default())
             )),
         }
         report

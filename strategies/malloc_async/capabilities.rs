@@ -4,22 +4,21 @@
 //! of its own, and no block can be asked for by address.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::blocks::{Block, Blocks, Use};
 use super::pressure::idle;
-use super::{MallocAsyncAllocator, UNLIMITED};
+use super::{MallocAsyncAllocator, Note};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
-    DeviceAllocator, PeerAccess, Place, PoolOptions, PrivatePools, Recording, Request, ScopeFilter,
+    DeviceAllocator, PeerAccess, Place, Recording, Request,
 };
 use crate::config::{Acts, Config};
 use crate::driver::{DriverPoolUsage, open_to_peer, synchronize_outside_captures};
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
+use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::live_blocks::Live;
-use crate::size::{PoolKind, limit_of_fraction};
+use crate::size::PoolKind;
 use crate::stats::{Counter, PerPool, Statistics};
 
 impl DeviceAllocator for MallocAsyncAllocator {
@@ -81,7 +80,7 @@ impl MallocAsyncAllocator {
         let mut blocks = self.blocks.lock();
         let block = blocks.find(address, serial)?;
         if block.stream == stream {
-            self.notes.own_stream_recorded.fetch_add(1, Ordering::Relaxed);
+            self.notes.count(Note::OwnStreamRecorded);
             return Ok(());
         }
         block.add_use(Use { stream, capture });
@@ -98,14 +97,6 @@ impl MallocAsyncAllocator {
         *last
     }
 
-    fn settings_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(FractionError { fraction });
-        }
-        self.set_limit(limit_of_fraction(fraction, self.device.total_bytes));
-        Ok(())
-    }
-
     /// A large request that succeeds now, found by trying: all that is free on the device and idle in
     /// the pool, then the larger of the two, then half as much after each refusal. What the pool grew
     /// by goes back; its peaks stay.
@@ -114,7 +105,7 @@ impl MallocAsyncAllocator {
         let pools = self.memory_pools();
         let usage = pools.usage(self.main.id)?;
         let (held, idle) = (usage.reserved_bytes, idle(usage));
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        let limit = self.limit.get().unwrap_or(u64::MAX);
         let within = limit.saturating_sub(self.blocks.lock().charged_bytes());
         let mut bytes = free_bytes.saturating_add(idle).min(within);
         let mut next = free_bytes.max(idle);
@@ -149,20 +140,16 @@ impl MallocAsyncAllocator {
         waited.and(destroyed).and(trimmed).map(|()| bytes)
     }
 
-    fn layout_of(blocks: &Blocks, pool: Option<PoolId>) -> Vec<SegmentLayout> {
-        let segment = |block: &Live<Block>| SegmentLayout {
-            address: block.address,
-            size_bytes: block.bytes,
-            stream: block.stream,
-            kind: PoolKind::Large,
-            pool: block.pool,
-            expandable: false,
-            blocks: vec![BlockLayout {
-                address: block.address,
-                size_bytes: block.bytes,
-                requested_bytes: block.bytes,
+    pub(super) fn layout_of(blocks: &Blocks, pool: Option<PoolId>) -> Vec<SegmentLayout> {
+        let segment = |own: &Live<Block>| {
+            let block = BlockLayout {
+                address: own.address,
+                size_bytes: own.bytes,
+                requested_bytes: own.bytes,
                 state: BlockStateName::ActiveAllocated,
-            }],
+            };
+            let of_block = SegmentLayout::of_block(block, own.stream, own.pool);
+            SegmentLayout { kind: PoolKind::Large, ..of_block }
         };
         let mut segments: Vec<_> = blocks.of(pool).map(segment).collect();
         SegmentLayout::sort(&mut segments);
@@ -201,15 +188,17 @@ impl Caching for MallocAsyncAllocator {
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        self.set_limit(limit_bytes);
+        self.limit.set(limit_bytes);
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        self.settings_fraction(fraction)
+        FractionError::check(fraction)?;
+        self.limit.set_fraction(fraction, self.device.total_bytes);
+        Ok(())
     }
 
     fn limit_bytes(&self) -> Option<u64> {
-        Some(self.limit_bytes.load(Ordering::Relaxed)).filter(|limit| *limit != UNLIMITED)
+        self.limit.get()
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
@@ -272,7 +261,7 @@ impl Counters for MallocAsyncAllocator {
             }),
             num_alloc_retries: sums.num_retries,
             num_ooms: sums.num_ooms,
-            own: self.notes().counters(),
+            own: self.notes.counters(),
             ..Statistics::default()
         }
     }
@@ -301,50 +290,6 @@ impl PeerAccess for MallocAsyncAllocator {
 
     fn peers(&self) -> Vec<DeviceId> {
         self.let_in_so_far()
-    }
-}
-
-impl PrivatePools for MallocAsyncAllocator {
-    fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        self.make_pool(pool, &options)
-    }
-
-    fn set_pool_options(
-        &self,
-        pool: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
-        self.set_options(pool, use_on_oom, no_split)
-    }
-
-    fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        self.add_user(pool)
-    }
-
-    fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        self.remove_user(pool)
-    }
-
-    fn pool_users(&self, pool: PoolId) -> Option<u32> {
-        self.users_of(pool)
-    }
-
-    fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        self.begin_scope(pool, filter)
-    }
-
-    fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        self.end_scope(pool)
-    }
-
-    fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        self.empty_private_pool(pool)
-    }
-
-    fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
-        self.addresses_in(pool)?;
-        Ok(Self::layout_of(&self.blocks.lock(), Some(pool)))
     }
 }
 

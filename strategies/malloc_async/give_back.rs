@@ -4,10 +4,8 @@
 //! them, so that none of the users' streams waits. The driver then reuses its memory only when it
 //! sees that the work has finished.
 
-use std::sync::atomic::Ordering;
-
 use super::blocks::{Block, Use};
-use super::{Joins, MallocAsyncAllocator};
+use super::{Joins, MallocAsyncAllocator, Note};
 use crate::driver::{captured, synchronize_outside_captures};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::{Action, Event, Moment};
@@ -66,7 +64,7 @@ impl MallocAsyncAllocator {
     #[inline]
     fn way_of(&self, block: &Block) -> Way {
         match block.is_plain() && !self.captures.any_scope() {
-            true if self.is_limited() => Way::Limited,
+            true if self.limit.get().is_some() => Way::Limited,
             true => Way::Plain,
             false => Way::Careful,
         }
@@ -93,7 +91,7 @@ impl MallocAsyncAllocator {
             }
             Ok(Given::Deferred) => {
                 self.record_block(Action::FreeRequested, &block, moment);
-                self.notes.deferred_frees.fetch_add(1, Ordering::Relaxed);
+                self.notes.count(Note::DeferredFree);
                 // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
@@ -171,7 +169,7 @@ impl MallocAsyncAllocator {
         }
         self.give_to_driver(block)?;
         if block.capture().is_some() {
-            self.notes.frees_after_capture.fetch_add(1, Ordering::Relaxed);
+            self.notes.count(Note::FreeAfterCapture);
         }
         Ok(Given::Freed)
     }

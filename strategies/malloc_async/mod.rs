@@ -20,7 +20,7 @@ mod pressure;
 mod sums;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -32,8 +32,8 @@ use crate::driver::{
 use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::history::{Action, Event, History};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
+use crate::limit::Limit;
 use crate::scopes::Scopes;
-use crate::size::{REQUEST_MAX_BYTES, limit_of_fraction};
 use crate::stats::OwnCounter;
 use crate::tracepoints;
 
@@ -41,9 +41,6 @@ use blocks::{Block, Blocks};
 use capture::Captures;
 use pools::{Pools, destroy_if_empty};
 use pressure::{Obtained, Refusal};
-
-/// No limit.
-const UNLIMITED: u64 = u64::MAX;
 
 /// The stream-ordered allocator of one device.
 #[derive(Debug)]
@@ -55,7 +52,7 @@ pub struct MallocAsyncAllocator {
     /// Serves every request that no scope routes elsewhere.
     main: MainPool,
     blocks: Mutex<Blocks>,
-    limit_bytes: AtomicU64,
+    limit: Limit,
     pools: Mutex<Pools>,
     /// Each keeps its pool's name. Opened and closed under `pools`.
     scopes: Scopes<PoolId>,
@@ -90,51 +87,45 @@ struct Joins {
     spare: Vec<EventId>,
 }
 
-/// How often something happened that is legal and worth a look. PyTorch prints a warning for each.
-#[derive(Debug, Default)]
-struct Notes {
-    trims_that_helped: AtomicU64,
-    frees_after_capture: AtomicU64,
-    deferred_frees: AtomicU64,
-    own_stream_recorded: AtomicU64,
+/// An event that is legal and worth a look. PyTorch prints a warning for each.
+#[derive(Clone, Copy, Debug)]
+enum Note {
+    /// A free waits for the end of a capture, because the capture did not allocate the block.
+    DeferredFree,
+    /// A block of a captured graph was freed after the capture had ended: the graph can be launched again
+    /// only when its memory was freed before.
+    FreeAfterCapture,
+    /// A block's own stream was recorded, which does nothing.
+    OwnStreamRecorded,
+    /// A request succeeded only after the device was waited for and its pool trimmed.
+    TrimThatHelped,
 }
+
+/// How often each event happened since the start or since the last
+/// [`reset_accumulated`](crate::allocator::Counters::reset_accumulated).
+#[derive(Debug, Default)]
+struct Notes([AtomicI64; 4]);
 
 impl Notes {
-    fn reset(&self) {
-        let Self { trims_that_helped, frees_after_capture, deferred_frees, own_stream_recorded } =
-            self;
-        for note in [trims_that_helped, frees_after_capture, deferred_frees, own_stream_recorded] {
-            note.store(0, Ordering::Relaxed);
-        }
+    /// The names of the counters, in the order of [`Note`].
+    const NAMES: [&str; 4] = [
+        "malloc_async.deferred_frees",
+        "malloc_async.frees_after_capture",
+        "malloc_async.own_stream_recorded",
+        "malloc_async.trims_that_helped",
+    ];
+
+    fn count(&self, note: Note) {
+        self.0[note as usize].fetch_add(1, Ordering::Relaxed);
     }
-}
 
-/// How often something happened that is legal and worth a look, since the start or since
-/// [`reset_accumulated`](crate::allocator::Counters::reset_accumulated). The same numbers are among the
-/// strategy's [own counters](crate::stats::Statistics::own), as `malloc_async.deferred_frees` and so on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MallocAsyncNotes {
-    /// Requests that succeeded only after the device was waited for and its pool trimmed.
-    pub trims_that_helped: u64,
-    /// Blocks of a captured graph that were freed after the capture had ended: the graph can be
-    /// launched again only when their memory was freed before.
-    pub frees_after_capture: u64,
-    /// Frees that wait for the end of a capture, because the capture did not allocate the block.
-    pub deferred_frees: u64,
-    /// Announcements of a block's own stream, which do nothing.
-    pub own_stream_recorded: u64,
-}
-
-impl MallocAsyncNotes {
     fn counters(&self) -> Vec<OwnCounter> {
-        let own =
-            |name, count| OwnCounter { name, count: i64::try_from(count).unwrap_or(i64::MAX) };
-        vec![
-            own("malloc_async.deferred_frees", self.deferred_frees),
-            own("malloc_async.frees_after_capture", self.frees_after_capture),
-            own("malloc_async.own_stream_recorded", self.own_stream_recorded),
-            own("malloc_async.trims_that_helped", self.trims_that_helped),
-        ]
+        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
+        Self::NAMES.iter().zip(counts).map(|(name, count)| OwnCounter { name, count }).collect()
+    }
+
+    fn reset(&self) {
+        self.0.iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 }
 
@@ -175,7 +166,7 @@ impl MallocAsyncAllocator {
             settings: RwLock::new(settings.clone()),
             main,
             blocks: Mutex::default(),
-            limit_bytes: AtomicU64::new(UNLIMITED),
+            limit: Limit::none(),
             pools: Mutex::default(),
             scopes: Scopes::new(Arc::clone(&driver)),
             ending: RwLock::default(),
@@ -190,7 +181,7 @@ impl MallocAsyncAllocator {
             driver,
         };
         let fraction = settings.per_process_memory_fraction;
-        allocator.set_limit(limit_of_fraction(fraction, allocator.device.total_bytes));
+        allocator.limit.set_fraction(fraction, allocator.device.total_bytes);
         Ok(allocator)
     }
 
@@ -201,25 +192,9 @@ impl MallocAsyncAllocator {
         own
     }
 
-    /// How often something happened that is worth a look.
-    #[must_use]
-    pub fn notes(&self) -> MallocAsyncNotes {
-        let of = |note: &AtomicU64| note.load(Ordering::Relaxed);
-        MallocAsyncNotes {
-            trims_that_helped: of(&self.notes.trims_that_helped),
-            frees_after_capture: of(&self.notes.frees_after_capture),
-            deferred_frees: of(&self.notes.deferred_frees),
-            own_stream_recorded: of(&self.notes.own_stream_recorded),
-        }
-    }
-
     #[inline]
     fn memory_pools(&self) -> &dyn MemoryPools {
         self.driver.memory_pools().expect("asked for when the allocator was built")
-    }
-
-    fn set_limit(&self, limit_bytes: Option<u64>) {
-        self.limit_bytes.store(limit_bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
     }
 
     /// One driver call and one small lock, unless a scope, a deferred free, a named pool or a limit asks
@@ -227,13 +202,8 @@ impl MallocAsyncAllocator {
     fn serve(&self, pool: Option<PoolId>, request: Request) -> Result<Allocation, AllocError> {
         let _asks = self.history.of_request();
         let Request { bytes, stream, .. } = request;
-        if bytes == 0 {
-            return Err(AllocError::ZeroBytes);
-        }
-        if bytes > REQUEST_MAX_BYTES {
-            return Err(AllocError::TooLarge { requested_bytes: bytes });
-        }
-        if pool.is_some() || self.captures.ask_for_care() || self.is_limited() {
+        request.check_size()?;
+        if pool.is_some() || self.captures.ask_for_care() || self.limit.get().is_some() {
             return self.serve_with_care(pool, request);
         }
         match self.memory_pools().allocate_async(self.main.id, bytes, stream) {
@@ -305,11 +275,6 @@ impl MallocAsyncAllocator {
         };
         self.record(Action::Alloc, address, bytes, stream, route.pool);
         Allocation::new(address, bytes, self.owner, Token::numbered(serial))
-    }
-
-    #[inline]
-    fn is_limited(&self) -> bool {
-        self.limit_bytes.load(Ordering::Relaxed) != UNLIMITED
     }
 
     #[inline]

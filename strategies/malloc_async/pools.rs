@@ -10,9 +10,10 @@ use parking_lot::RwLockReadGuard;
 use super::capabilities::sum;
 use super::capture::capture_in;
 use super::{MallocAsyncAllocator, Route, keep_everything};
-use crate::allocator::{PoolOptions, ScopeFilter};
+use crate::allocator::{PoolOptions, PrivatePools, ScopeFilter};
 use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools};
 use crate::error::{AllocError, DriverError, PoolError};
+use crate::history::SegmentLayout;
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::scopes::Routed;
 
@@ -47,11 +48,8 @@ impl Entry {
 
 impl Pools {
     fn entry(&mut self, id: PoolId) -> Result<&mut Entry, PoolError> {
-        if id == PoolId::DEFAULT {
-            return Err(PoolError::IsDefault);
-        }
         let found = self.entries.iter_mut().find(|entry| entry.id == id);
-        found.ok_or(PoolError::Unknown { pool: id })
+        found.ok_or_else(|| PoolError::missing(id))
     }
 
     fn in_use(&mut self, id: PoolId) -> Result<&mut Entry, PoolError> {
@@ -127,43 +125,6 @@ impl MallocAsyncAllocator {
         Ok(Route { pool, driver_pool, capture })
     }
 
-    pub(super) fn make_pool(&self, id: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
-        if id == PoolId::DEFAULT {
-            return Err(PoolError::IsDefault);
-        }
-        for (asked, what) in [
-            (options.allocator.is_some(), "segments of a user's allocator"),
-            (options.no_split, "blocks that are never split"),
-        ] {
-            if asked {
-                return Err(PoolError::NotSupported { pool: id, what });
-            }
-        }
-        self.destroy_empty_pools();
-        let mut pools = self.pools.lock();
-        if pools.entries.iter().any(|entry| entry.id == id) {
-            return Err(PoolError::Taken { pool: id });
-        }
-        let driver_pool = Some(self.new_driver_pool(&pools.peers)?);
-        pools.entries.push(Entry::new(id, driver_pool, options.use_on_oom));
-        Ok(())
-    }
-
-    pub(super) fn set_options(
-        &self,
-        id: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
-        let mut pools = self.pools.lock();
-        let entry = pools.in_use(id)?;
-        if no_split {
-            return Err(PoolError::NotSupported { pool: id, what: "blocks that are never split" });
-        }
-        entry.use_on_oom = use_on_oom;
-        Ok(())
-    }
-
     /// A driver pool that keeps its memory and is open to these devices.
     fn new_driver_pool(&self, peers: &[DeviceId]) -> Result<DriverPoolId, DriverError> {
         let driver = self.memory_pools();
@@ -206,31 +167,6 @@ impl MallocAsyncAllocator {
         pools.leaving.retain(|pool| !destroy_if_empty(driver, *pool));
     }
 
-    pub(super) fn add_user(&self, id: PoolId) -> Result<(), PoolError> {
-        self.pools.lock().in_use(id)?.users += 1;
-        Ok(())
-    }
-
-    pub(super) fn remove_user(&self, id: PoolId) -> Result<(), PoolError> {
-        let mut pools = self.pools.lock();
-        let mut closed = None;
-        let entry = pools.in_use(id)?;
-        entry.users -= 1;
-        if let Entry { users: 0, driver_pool, .. } = *entry {
-            if let Some(pool) = driver_pool {
-                self.retire(&mut pools, pool);
-            }
-            closed = self.scopes.close(id);
-            if closed.is_some() {
-                self.captures.scope_closed();
-            }
-        }
-        drop(pools);
-        drop(closed);
-        self.destroy_empty_pools();
-        Ok(())
-    }
-
     /// Lets a driver pool keep nothing any more, and forgets its high mark: pools that follow each other do
     /// not add up.
     fn retire(&self, pools: &mut Pools, pool: DriverPoolId) {
@@ -246,62 +182,6 @@ impl MallocAsyncAllocator {
     fn keep_high_marks(&self, pools: &mut Pools) {
         let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
         pools.gone_high_bytes = pools.gone_high_bytes.max(all.reserved_high_bytes);
-    }
-
-    pub(super) fn users_of(&self, id: PoolId) -> Option<u32> {
-        self.forget_empty_pools();
-        self.pools.lock().entry(id).ok().map(|entry| entry.users)
-    }
-
-    pub(super) fn begin_scope(&self, id: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        if id == PoolId::DEFAULT {
-            return Err(PoolError::IsDefault);
-        }
-        self.forget_empty_pools();
-        let mut pools = self.pools.lock();
-        if self.scopes.of(id).is_some() {
-            return Err(PoolError::ScopeOpen { pool: id });
-        }
-        match pools.in_use(id) {
-            Ok(entry) => entry.users += 1,
-            Err(PoolError::Unknown { .. }) => pools.entries.push(Entry::new(id, None, false)),
-            Err(error) => return Err(error),
-        }
-        self.scopes.open(id, filter, id);
-        self.captures.scope_opened();
-        Ok(())
-    }
-
-    pub(super) fn end_scope(&self, id: PoolId) -> Result<(), PoolError> {
-        let closed = {
-            let mut pools = self.pools.lock();
-            pools.entry(id)?;
-            let closed = self.scopes.close(id).ok_or(PoolError::ScopeClosed { pool: id })?;
-            self.captures.scope_closed();
-            closed
-        };
-        drop(closed);
-        Ok(self.settle_deferred()?)
-    }
-
-    pub(super) fn empty_private_pool(&self, id: PoolId) -> Result<(), PoolError> {
-        let Entry { users, driver_pool, .. } = *self.pools.lock().entry(id)?;
-        if let Some(pool) = driver_pool.filter(|_| users == 0) {
-            let _kept = self.ending.read();
-            // Unless it went meanwhile.
-            if self.pools.lock().driver_pools().contains(&pool) {
-                self.memory_pools().trim(pool, 0)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn addresses_in(&self, id: PoolId) -> Result<Vec<u64>, PoolError> {
-        self.pools.lock().entry(id)?;
-        let mut addresses: Vec<u64> =
-            self.blocks.lock().of(Some(id)).map(|block| block.address).collect();
-        addresses.sort_unstable();
-        Ok(addresses)
     }
 
     /// Opens every pool to a device that can be reached, and those to come.
@@ -392,5 +272,122 @@ impl MallocAsyncAllocator {
     fn usage_of(&self, pools: &[DriverPoolId]) -> DriverPoolUsage {
         let usage = |pool: &DriverPoolId| self.memory_pools().usage(*pool).ok();
         pools.iter().filter_map(usage).fold(DriverPoolUsage::default(), sum)
+    }
+}
+
+impl PrivatePools for MallocAsyncAllocator {
+    fn create_pool(&self, id: PoolId, options: PoolOptions) -> Result<(), PoolError> {
+        if id == PoolId::DEFAULT {
+            return Err(PoolError::IsDefault);
+        }
+        for (asked, what) in [
+            (options.allocator.is_some(), "segments of a user's allocator"),
+            (options.no_split, "blocks that are never split"),
+        ] {
+            if asked {
+                return Err(PoolError::NotSupported { pool: id, what });
+            }
+        }
+        self.destroy_empty_pools();
+        let mut pools = self.pools.lock();
+        if pools.entries.iter().any(|entry| entry.id == id) {
+            return Err(PoolError::Taken { pool: id });
+        }
+        let driver_pool = Some(self.new_driver_pool(&pools.peers)?);
+        pools.entries.push(Entry::new(id, driver_pool, options.use_on_oom));
+        Ok(())
+    }
+
+    fn set_pool_options(
+        &self,
+        id: PoolId,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> Result<(), PoolError> {
+        let mut pools = self.pools.lock();
+        let entry = pools.in_use(id)?;
+        if no_split {
+            return Err(PoolError::NotSupported { pool: id, what: "blocks that are never split" });
+        }
+        entry.use_on_oom = use_on_oom;
+        Ok(())
+    }
+
+    fn retain_pool(&self, id: PoolId) -> Result<(), PoolError> {
+        self.pools.lock().in_use(id)?.users += 1;
+        Ok(())
+    }
+
+    fn release_pool(&self, id: PoolId) -> Result<(), PoolError> {
+        let mut pools = self.pools.lock();
+        let mut closed = None;
+        let entry = pools.in_use(id)?;
+        entry.users -= 1;
+        if let Entry { users: 0, driver_pool, .. } = *entry {
+            if let Some(pool) = driver_pool {
+                self.retire(&mut pools, pool);
+            }
+            closed = self.scopes.close(id);
+            if closed.is_some() {
+                self.captures.scope_closed();
+            }
+        }
+        drop(pools);
+        drop(closed);
+        self.destroy_empty_pools();
+        Ok(())
+    }
+
+    fn pool_users(&self, id: PoolId) -> Option<u32> {
+        self.forget_empty_pools();
+        self.pools.lock().entry(id).ok().map(|entry| entry.users)
+    }
+
+    fn open_scope(&self, id: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        if id == PoolId::DEFAULT {
+            return Err(PoolError::IsDefault);
+        }
+        self.forget_empty_pools();
+        let mut pools = self.pools.lock();
+        if self.scopes.of(id).is_some() {
+            return Err(PoolError::ScopeOpen { pool: id });
+        }
+        match pools.in_use(id) {
+            Ok(entry) => entry.users += 1,
+            Err(PoolError::Unknown { .. }) => pools.entries.push(Entry::new(id, None, false)),
+            Err(error) => return Err(error),
+        }
+        self.scopes.open(id, filter, id);
+        self.captures.scope_opened();
+        Ok(())
+    }
+
+    fn close_scope(&self, id: PoolId) -> Result<(), PoolError> {
+        let closed = {
+            let mut pools = self.pools.lock();
+            pools.entry(id)?;
+            let closed = self.scopes.close(id).ok_or(PoolError::ScopeClosed { pool: id })?;
+            self.captures.scope_closed();
+            closed
+        };
+        drop(closed);
+        Ok(self.settle_deferred()?)
+    }
+
+    fn empty_pool(&self, id: PoolId) -> Result<(), PoolError> {
+        let Entry { users, driver_pool, .. } = *self.pools.lock().entry(id)?;
+        if let Some(pool) = driver_pool.filter(|_| users == 0) {
+            let _kept = self.ending.read();
+            // Unless it went meanwhile.
+            if self.pools.lock().driver_pools().contains(&pool) {
+                self.memory_pools().trim(pool, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pool_layout(&self, id: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
+        self.pools.lock().entry(id)?;
+        Ok(Self::layout_of(&self.blocks.lock(), Some(id)))
     }
 }

@@ -1,10 +1,8 @@
 //! What is tried before a request fails, and the report when nothing helped.
 
-use std::sync::atomic::Ordering;
-
 use parking_lot::RwLockReadGuard;
 
-use super::{MallocAsyncAllocator, Route, UNLIMITED};
+use super::{MallocAsyncAllocator, Note, Route};
 use crate::allocator::Request;
 use crate::driver::{
     DriverPoolUsage, may_be_captured, name_holders, synchronize_outside_captures, unless_captured,
@@ -60,10 +58,7 @@ pub(super) struct Obtained<'a> {
 impl MallocAsyncAllocator {
     /// One attempt: the limit, then the driver.
     pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
-        let limit_bytes = self.limit_bytes.load(Ordering::Relaxed);
-        if limit_bytes == UNLIMITED {
-            return self.ask(route, request);
-        }
+        let Some(limit_bytes) = self.limit.get() else { return self.ask(route, request) };
         // Requests under way are counted, or several together would pass the limit.
         let bytes = request.bytes;
         if !self.blocks.lock().reserve(bytes, limit_bytes) {
@@ -119,7 +114,7 @@ impl MallocAsyncAllocator {
             unless_lost(self.wait_and_trim(route, request))?;
             match self.obtain(route, request) {
                 Ok(obtained) => {
-                    self.notes.trims_that_helped.fetch_add(1, Ordering::Relaxed);
+                    self.notes.count(Note::TrimThatHelped);
                     return Ok(obtained);
                 }
                 Err(again) => refusal = refusal.followed_by(again)?,
@@ -192,7 +187,6 @@ impl MallocAsyncAllocator {
         let info = self.driver.memory_info().ok();
         let free = info.map_or(0, |info| info.free_bytes);
         self.record(Action::OutOfMemory, free, request.bytes, request.stream, route.pool);
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
         let main = self.usage_of_main();
         let private = self.usage_of_private_pools();
         let cached_private_bytes = idle(private);
@@ -201,7 +195,7 @@ impl MallocAsyncAllocator {
             pool: route.pool,
             device_free_bytes: info.map(|info| info.free_bytes),
             device_total_bytes: info.map(|info| info.total_bytes),
-            limit_bytes: (limit != UNLIMITED).then_some(limit),
+            limit_bytes: self.limit.get(),
             allocated_bytes,
             reserved_bytes: main.reserved_bytes + private.reserved_bytes,
             cached_large_bytes: idle(main) + cached_private_bytes,

@@ -413,9 +413,7 @@ impl Engine {
     ///
     /// [`FractionError`] outside [0, 1]; nothing has changed then.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(FractionError { fraction });
-        }
+        FractionError::check(fraction)?;
         self.set_limit(limit_of_fraction(fraction, self.device.total_bytes));
         Ok(())
     }
@@ -469,10 +467,9 @@ pub(super) fn event(action: Action, address: u64, size_bytes: u64, cell: &HeapCe
 /// Refuses requests of zero bytes, and those that nobody may make.
 #[inline]
 pub(super) fn check_size(bytes: u64) -> Result<(), AllocError> {
-    if bytes.wrapping_sub(1) >= REQUEST_MAX_BYTES { Err(refuse(bytes)) } else { Ok(()) }
-}
-
-#[cold]
-fn refuse(bytes: u64) -> AllocError {
-    if bytes == 0 { AllocError::ZeroBytes } else { AllocError::TooLarge { requested_bytes: bytes } }
+    if bytes.wrapping_sub(1) >= REQUEST_MAX_BYTES {
+        Err(AllocError::of_size(bytes))
+    } else {
+        Ok(())
+    }
 }

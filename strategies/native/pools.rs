@@ -73,11 +73,11 @@ pub(super) struct Pools {
 
 impl Pools {
     fn get(&self, pool: PoolId) -> Result<&PrivatePool, PoolError> {
-        self.by_id.get(&pool).ok_or_else(|| refuse(pool))
+        self.by_id.get(&pool).ok_or_else(|| PoolError::missing(pool))
     }
 
     fn get_mut(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
-        self.by_id.get_mut(&pool).ok_or_else(|| refuse(pool))
+        self.by_id.get_mut(&pool).ok_or_else(|| PoolError::missing(pool))
     }
 
     /// The pool, if it has users.
@@ -146,10 +146,6 @@ impl Pools {
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
-}
-
-fn refuse(pool: PoolId) -> PoolError {
-    if pool == PoolId::DEFAULT { PoolError::IsDefault } else { PoolError::Unknown { pool } }
 }
 
 impl Engine {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::PluggableAllocator;
 use super::table::State;
-use super::{NO_LIMIT, PluggableAllocator};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
     DeviceAllocator, PeerAccess, Place, Recording, Request,
@@ -108,20 +108,17 @@ impl Caching for PluggableAllocator {
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        self.limit_bytes.store(limit_bytes.unwrap_or(NO_LIMIT), Ordering::Relaxed);
+        self.limit.set(limit_bytes);
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(FractionError { fraction });
-        }
+        FractionError::check(fraction)?;
         self.limit_to_fraction(fraction);
         Ok(())
     }
 
     fn limit_bytes(&self) -> Option<u64> {
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
-        (limit != NO_LIMIT).then_some(limit)
+        self.limit.get()
     }
 
     /// Nothing that acts on this backend may change while it lives; other keys are accepted.

@@ -24,7 +24,7 @@ mod waiting;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::AtomicI64;
 
 use parking_lot::Mutex;
 
@@ -35,8 +35,9 @@ use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AddressFault, AllocError, HandleError};
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
+use crate::limit::Limit;
 use crate::live_blocks::Live;
-use crate::size::{REQUEST_MAX_BYTES, align_up, limit_of_fraction};
+use crate::size::align_up;
 use crate::tracepoints;
 
 use pools::Pools;
@@ -47,8 +48,6 @@ use waiting::Waiting;
 const ALIGNMENT_BYTES: u64 = 16;
 /// What segment allocators of pools are promised.
 const SEGMENT_BYTES: u64 = 512;
-/// The limit's value when there is none.
-const NO_LIMIT: u64 = u64::MAX;
 
 /// An allocator made of a user's functions, for one device.
 #[derive(Debug)]
@@ -61,8 +60,7 @@ pub struct PluggableAllocator {
     /// What it was built with: the library cannot be exchanged.
     built: Settings,
     table: Table,
-    held_bytes: AtomicU64,
-    limit_bytes: AtomicU64,
+    limit: Limit,
     waiting: Waiting,
     pools: Pools,
     /// What those know that came after this one was replaced.
@@ -72,18 +70,6 @@ pub struct PluggableAllocator {
     retries: AtomicI64,
     ooms: AtomicI64,
     syncs: AtomicI64,
-}
-
-/// How much is held, until it is given back or kept.
-struct Hold<'a> {
-    held_bytes: &'a AtomicU64,
-    bytes: u64,
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        self.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
 }
 
 /// Why the user's functions were of no use.
@@ -119,8 +105,7 @@ impl PluggableAllocator {
             callbacks,
             built: settings.clone(),
             table: Table::default(),
-            held_bytes: AtomicU64::new(0),
-            limit_bytes: AtomicU64::new(NO_LIMIT),
+            limit: Limit::none(),
             waiting: Waiting::default(),
             pools,
             hooks: Hooks::new(),
@@ -144,8 +129,7 @@ impl PluggableAllocator {
     }
 
     fn limit_to_fraction(&self, fraction: f64) {
-        let limit = limit_of_fraction(fraction, self.device.total_bytes);
-        self.limit_bytes.store(limit.unwrap_or(NO_LIMIT), Ordering::Relaxed);
+        self.limit.set_fraction(fraction, self.device.total_bytes);
         if let Some(tell) = &self.callbacks.memory_fraction {
             tell(fraction, self.device.device);
         }
@@ -165,12 +149,7 @@ impl PluggableAllocator {
 
     fn serve(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let _asks = self.history.of_request();
-        if request.bytes == 0 {
-            return Err(AllocError::ZeroBytes);
-        }
-        if request.bytes > REQUEST_MAX_BYTES {
-            return Err(AllocError::TooLarge { requested_bytes: request.bytes });
-        }
+        request.check_size()?;
         if pool != PoolId::DEFAULT {
             self.pools.fix_if_captured(&*self.driver, pool, request.stream)?;
         }
@@ -208,12 +187,9 @@ impl PluggableAllocator {
     ) -> Result<Result<Allocation, Refusal>, AllocError> {
         let Request { bytes, stream, .. } = request;
         let size_bytes = if source.is_some() { align_up(bytes, SEGMENT_BYTES) } else { bytes };
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
-        let grown = |held: u64| held.checked_add(size_bytes).filter(|held| *held <= limit);
-        if self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_err() {
+        let Some(charge) = self.limit.charge(size_bytes) else {
             return Ok(Err(Refusal::Limit));
-        }
-        let hold = Hold { held_bytes: &self.held_bytes, bytes: size_bytes };
+        };
         let found = match &source {
             Some(own) => own.allocate(size_bytes, stream),
             None => (self.callbacks.allocate)(size_bytes, self.device.device, stream),
@@ -242,7 +218,7 @@ impl PluggableAllocator {
             let fault = AddressFault::Live;
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         };
-        std::mem::forget(hold);
+        charge.keep();
         self.announce(Action::SegmentAlloc, address, size_bytes, (stream, pool));
         self.record(Action::SegmentAlloc, address, size_bytes, (stream, pool));
         self.record(Action::Alloc, address, bytes, (stream, pool));
@@ -319,7 +295,7 @@ impl PluggableAllocator {
 
     /// Gives a forgotten block's memory back and counts it.
     fn give_back(&self, address: u64, block: &Block) {
-        let _hold = Hold { held_bytes: &self.held_bytes, bytes: block.size_bytes };
+        let _charge = self.limit.kept(block.size_bytes);
         let of = (block.stream, block.pool);
         self.record(Action::SegmentFree, address, block.size_bytes, of);
         self.announce(Action::SegmentFree, address, block.size_bytes, of);

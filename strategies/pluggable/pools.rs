@@ -25,7 +25,6 @@ use crate::error::{AllocError, DriverError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 use crate::scopes::{Scopes, accepts};
-use crate::size::PoolKind;
 
 /// An idle block serves requests of at least seven eighths of its size.
 const SLACK_DIVISOR: u64 = 8;
@@ -76,8 +75,7 @@ impl Known {
         match self.pools.get_mut(&pool) {
             Some(found) if found.users > 0 => Ok(found),
             Some(_) => Err(PoolError::Released { pool }),
-            None if pool == PoolId::DEFAULT => Err(PoolError::IsDefault),
-            None => Err(PoolError::Unknown { pool }),
+            None => Err(PoolError::missing(pool)),
         }
     }
 
@@ -400,15 +398,8 @@ fn layout(address: u64, block: &Block) -> SegmentLayout {
         State::Idle => BlockStateName::Inactive,
     };
     let Block { size_bytes, requested_bytes, stream, pool, .. } = *block;
-    SegmentLayout {
-        address,
-        size_bytes,
-        stream,
-        kind: PoolKind::of(size_bytes),
-        pool,
-        expandable: false,
-        blocks: vec![BlockLayout { address, size_bytes, requested_bytes, state }],
-    }
+    let block = BlockLayout { address, size_bytes, requested_bytes, state };
+    SegmentLayout::of_block(block, stream, pool)
 }
 
 impl PluggableAllocator {

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{NO_LIMIT, PluggableAllocator, Refusal};
+use super::{PluggableAllocator, Refusal};
 use crate::allocator::{Allocation, Request};
 use crate::error::{AllocError, DriverError, OutOfMemory};
 use crate::history::Action;
@@ -78,13 +78,12 @@ impl PluggableAllocator {
         let statistics = self.table.statistics();
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         let allocated = statistics.allocated_bytes.all.current;
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
         let mut report = OutOfMemory {
             device: self.device.device,
             pool,
             device_free_bytes: info.map(|info| info.free_bytes),
             device_total_bytes: info.map(|info| info.total_bytes),
-            limit_bytes: (limit != NO_LIMIT).then_some(limit),
+            limit_bytes: self.limit.get(),
             allocated_bytes: bytes(allocated),
             reserved_bytes: bytes(statistics.reserved_bytes.all.current),
             cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),

@@ -13,6 +13,7 @@ use stratalloc::strategies::MallocAsyncAllocator;
 
 use super::holds;
 use crate::common::gpu::device;
+use crate::malloc_async::note;
 
 /// An allocator over a pool of its own, so that tests that run beside each other do not meet.
 fn allocator(cuda: &Arc<Cuda>) -> MallocAsyncAllocator {
@@ -108,7 +109,7 @@ fn a_graph_is_captured_launched_and_freed() {
         allocator.free(block).unwrap();
     }
     allocator.free(outside).unwrap();
-    assert_eq!(allocator.notes().deferred_frees, 1);
+    assert_eq!(note(&allocator, "deferred_frees"), 1);
     let graph = cuda.end_capture(main).expect("every free is joined");
     let hold = scope.finish();
     assert_eq!(allocator.control().counters.unwrap().statistics().active.all.current, 1);

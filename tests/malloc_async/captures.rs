@@ -18,7 +18,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
-use super::{Bed, sim};
+use super::{Bed, note, sim};
 use crate::common::machine::{Machine, SimMachine};
 use crate::common::racing::Before;
 
@@ -136,7 +136,7 @@ fn a_block_from_outside_is_freed_when_the_capture_has_ended() {
     let scope = bed.capture(stream, PoolId::next_capture());
     bed.give(outside);
     assert_eq!(bed.allocated(), (0, 0, 8 << 20));
-    assert_eq!(bed.allocator.notes().deferred_frees, 1);
+    assert_eq!(note(&bed.allocator, "deferred_frees"), 1);
     let inside = bed.take(MIB, stream);
     bed.give(inside);
     bed.end(stream);
@@ -191,7 +191,7 @@ fn a_graphs_block_that_is_freed_later_is_noted() {
         [result.address()]
     );
     bed.give(result);
-    assert_eq!(bed.allocator.notes().frees_after_capture, 1);
+    assert_eq!(note(&bed.allocator, "frees_after_capture"), 1);
     assert_eq!(bed.allocated(), (0, 0, 0));
 }
 
@@ -283,9 +283,9 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
             // Its stream has gone, so its free waits for all work, which nobody may do now.
             bed.machine.0.destroy_stream(gone).unwrap();
         }
-        let deferred = bed.allocator.notes().deferred_frees;
+        let deferred = note(&bed.allocator, "deferred_frees");
         bed.give(orphan);
-        assert_eq!(bed.allocator.notes().deferred_frees - deferred, u64::from(!told));
+        assert_eq!(note(&bed.allocator, "deferred_frees") - deferred, i64::from(!told));
         bed.give(inside);
         bed.give(kept);
         bed.end(stream);

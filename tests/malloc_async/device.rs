@@ -14,6 +14,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
+use super::note;
 use crate::common::gpu::device;
 
 fn on_a_device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, MallocAsyncAllocator)> {
@@ -80,7 +81,7 @@ fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
             allocator.free(outside).unwrap();
         });
     });
-    assert_eq!(allocator.notes().deferred_frees, 1);
+    assert_eq!(note(&allocator, "deferred_frees"), 1);
     // The graph is dropped without having run, while its block is held.
     Capture::end(&*cuda, stream).unwrap();
     drop(scope);

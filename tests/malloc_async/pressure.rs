@@ -12,6 +12,7 @@ use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
 
+use super::note;
 use crate::common::crowded::crowded;
 use crate::common::machine::SimMachine;
 
@@ -129,6 +130,6 @@ fn a_driver_that_cannot_tell_of_captures_is_waited_for_all_the_same() {
     let bed = Bed::new();
     bed.fail("capture_status", 0, DriverErrorKind::NotSupported);
     let block = bed.allocator.allocate(Request::new(96 * MIB, ON)).unwrap();
-    assert_eq!(bed.allocator.notes().trims_that_helped, 1);
+    assert_eq!(note(&bed.allocator, "trims_that_helped"), 1);
     bed.allocator.free(block).unwrap();
 }

@@ -15,9 +15,10 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 29] = [
+const LAYERS: [Layer; 30] = [
     layer("size"),
     layer("ids"),
+    Layer { never: &["ids"], ..layer("limit") },
     Layer { never: &["size"], ..layer("threads") },
     // Log lines: texts, whatever they are about.
     Layer { never: &["size", "ids"], ..layer("diagnostics") },
