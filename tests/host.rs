@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stratalloc::allocator::{CrossStream, DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::driver::{Brake, Driver, Gated, Intercepted, Interceptor};
+use stratalloc::driver::{Brake, Driver, DriverResult, Gated, Intercepted, Interceptor};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::MIB;
@@ -21,8 +21,8 @@ const BYTES: u64 = 64 * 1024;
 struct WrongStream;
 
 impl Interceptor for WrongStream {
-    fn stream(&self, _: StreamId) -> StreamId {
-        StreamId(192)
+    fn stream(&self, _: StreamId) -> DriverResult<StreamId> {
+        Ok(StreamId(192))
     }
 }
 

@@ -136,7 +136,7 @@ fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
         bed.device.interceptor().finish_own();
         let finish = bed.elsewhere(|| {
             bed.give(bed.worked(block, OWN));
-            bed.device.interceptor().stream(OWN)
+            bed.device.interceptor().stream(OWN).unwrap()
         });
         bed.device.interceptor().finish_own();
         assert_ne!(bed.look(MIB, OWN), address, "{conf}: the second thread's work runs still");
@@ -255,7 +255,7 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         assert_ne!(bed.look(MIB, OWN), first, "{conf}: nothing passes in a capture");
         // Other threads' streams are not captured: theirs goes on as ever.
         let (before, stream) =
-            bed.elsewhere(|| (bed.look(MIB, OWN), bed.device.interceptor().stream(OWN)));
+            bed.elsewhere(|| (bed.look(MIB, OWN), bed.device.interceptor().stream(OWN).unwrap()));
         bed.device.inner().complete_stream(stream);
         assert_eq!(bed.elsewhere(|| bed.look(MIB, OWN)), before, "{conf}");
         // Work from before the capture is in no graph.

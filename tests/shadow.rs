@@ -12,6 +12,9 @@ mod ops;
 mod pages;
 mod runner;
 
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
+
 use quickcheck::{Gen, QuickCheck};
 #[cfg(target_os = "linux")]
 use stratalloc::conformance::part::Part;
@@ -55,7 +58,7 @@ fn in_real_memory(script: &Script, segments: Segments) -> Checked {
 #[cfg(target_os = "linux")]
 fn on_a_part_of_a_device(script: &Script, segments: Segments) -> Checked {
     let host = Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() });
-    runner::run(&RealMachine::of(Part::new(host, 96 * MIB)), script, segments)
+    runner::run(&RealMachine::of(Part::new(Arc::new(host), 96 * MIB)), script, segments)
 }
 
 /// A part of a GPU, in which bytes must stay intact.

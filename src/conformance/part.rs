@@ -5,19 +5,18 @@
 //! device. Its default memory pool is its own, so that parts of one device do not meet. It has no
 //! captures. What nobody gave back goes back when it goes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::machine::Real;
-use crate::driver::forward::{forward, straight};
 use crate::driver::{
-    CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult, Exportable,
-    Held, HoldsWork, MemoryInfo, MemoryPools, PhysicalId, VirtualMemory,
+    DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult, Exportable, Held, HoldsWork,
+    Intercepted, Interceptor, MemoryInfo, MemoryPools, Parts, PhysicalId, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
-use crate::ids::{DeviceId, EventId, StreamId};
+use crate::ids::{EventId, StreamId};
 
 /// A physical piece: its size, whether it is held, and how often it is mapped.
 #[derive(Clone, Copy, Debug)]
@@ -30,20 +29,23 @@ struct Piece {
 /// How many bytes are mapped, of which piece.
 type Mapping = (u64, PhysicalId);
 
+/// Addresses or handles, with how many bytes each has.
+type List = BTreeMap<u64, u64>;
+
 #[derive(Debug, Default)]
 struct Book {
-    segments: BTreeMap<u64, u64>,
-    reservations: BTreeMap<u64, u64>,
+    segments: List,
+    reservations: List,
     mapped: BTreeMap<u64, Mapping>,
     pieces: HashMap<PhysicalId, Piece>,
-    events: BTreeSet<EventId>,
+    events: List,
     /// Streams of the inner device, by the names that they have here.
     streams: HashMap<StreamId, StreamId>,
     /// Pools of the inner device that were made here, the default one among them.
-    pools: BTreeSet<DriverPoolId>,
+    pools: List,
     default_pool: Option<DriverPoolId>,
     /// What pools gave out.
-    pool_ranges: BTreeMap<u64, u64>,
+    pool_ranges: List,
 }
 
 impl Book {
@@ -51,6 +53,12 @@ impl Book {
     fn used_bytes(&self) -> u64 {
         let pieces = self.pieces.values().map(|piece| piece.bytes);
         self.segments.values().copied().chain(pieces).sum()
+    }
+
+    /// Counts one more hold of a piece.
+    fn hold(&mut self, piece: PhysicalId, bytes: u64) {
+        let fresh = Piece { bytes, holds: 0, mappings: 0 };
+        self.pieces.entry(piece).or_insert(fresh).holds += 1;
     }
 
     fn change(&mut self, piece: PhysicalId, change: impl FnOnce(&mut Piece)) {
@@ -83,10 +91,13 @@ impl Book {
     }
 }
 
-/// A device of `total_bytes` on another one.
+/// A device of some bytes on another one, of which `D` is a handle.
+pub type Part<D> = Intercepted<D, Share<D>>;
+
+/// What a [`Part`] may have of its device, and has.
 #[derive(Debug)]
-pub struct Part<D: Driver> {
-    inner: D,
+pub struct Share<D: Driver> {
+    device: D,
     total_bytes: u64,
     book: Mutex<Book>,
 }
@@ -96,37 +107,42 @@ fn foreign(call: &'static str, address: u64) -> DriverError {
     DriverError::new(DriverErrorKind::InvalidValue, call, 1, message)
 }
 
-impl<D: Driver> Part<D> {
+impl<D: Driver + Clone> Intercepted<D, Share<D>> {
     /// A part of a device.
     #[must_use]
-    pub fn new(inner: D, total_bytes: u64) -> Self {
-        Self { inner, total_bytes, book: Mutex::default() }
+    pub fn new(device: D, total_bytes: u64) -> Self {
+        Self::with(device.clone(), Share { device, total_bytes, book: Mutex::default() })
     }
+}
 
+impl<D: Driver> Part<D> {
+    /// What it has given out.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let book = self.interceptor().book();
+        let pairs = |list: &List| list.iter().map(|(at, bytes)| (*at, *bytes)).collect();
+        Held {
+            segments: pairs(&book.segments),
+            reservations: pairs(&book.reservations),
+            mapped: book.mapped.iter().map(|(at, (bytes, _))| (*at, *bytes)).collect(),
+            pieces: book.pieces.len() as u64,
+            pool_ranges: book.pool_ranges.len() as u64,
+            events: book.events.len() as u64,
+        }
+    }
+}
+
+impl<D: Driver> Share<D> {
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock()
-    }
-
-    /// The inner device's stream of this name.
-    fn real(&self, stream: StreamId) -> DriverResult<StreamId> {
-        if stream == StreamId::DEFAULT {
-            return Ok(stream);
-        }
-        let mut book = self.book();
-        if let Some(real) = book.streams.get(&stream) {
-            return Ok(*real);
-        }
-        let real = self.inner.create_stream()?;
-        book.streams.insert(stream, real);
-        Ok(real)
     }
 
     /// What it holds from the device, idle memory of pools included. No pool goes meanwhile.
     fn used_bytes(&self) -> DriverResult<u64> {
         let book = self.book();
-        let reserved =
-            |pool: &DriverPoolId| self.pools().usage(*pool).map(|usage| usage.reserved_bytes);
-        let pooled: u64 = book.pools.iter().map(reserved).sum::<DriverResult<_>>()?;
+        let usage = |pool: &u64| self.pools().usage(DriverPoolId(*pool));
+        let reserved = |pool| usage(pool).map(|usage| usage.reserved_bytes);
+        let pooled: u64 = book.pools.keys().map(reserved).sum::<DriverResult<_>>()?;
         Ok(book.used_bytes() + pooled)
     }
 
@@ -139,16 +155,12 @@ impl<D: Driver> Part<D> {
         Err(DriverError::new(DriverErrorKind::OutOfMemory, call, 2, message))
     }
 
-    fn inner(&self) -> &D {
-        &self.inner
-    }
-
     fn memory(&self) -> &dyn VirtualMemory {
-        self.inner.virtual_memory().expect("announced only when the inner device has it")
+        self.device.virtual_memory().expect("announced only when the device has it")
     }
 
     fn pools(&self) -> &dyn MemoryPools {
-        self.inner.memory_pools().expect("announced only when the inner device has them")
+        self.device.memory_pools().expect("announced only when the device has them")
     }
 
     /// Strikes an entry, then does a call; enters it again if the call fails. Not the other way round:
@@ -156,7 +168,7 @@ impl<D: Driver> Part<D> {
     fn strike(
         &self,
         call: &'static str,
-        list: fn(&mut Book) -> &mut BTreeMap<u64, u64>,
+        list: fn(&mut Book) -> &mut List,
         (address, size_bytes): (u64, Option<u64>),
         work: impl FnOnce() -> DriverResult<()>,
     ) -> DriverResult<()> {
@@ -171,27 +183,11 @@ impl<D: Driver> Part<D> {
         })
     }
 
-    /// What it has given out.
-    #[must_use]
-    pub fn held(&self) -> Held {
-        let book = self.book();
-        let pairs =
-            |map: &BTreeMap<u64, u64>| map.iter().map(|(at, bytes)| (*at, *bytes)).collect();
-        Held {
-            segments: pairs(&book.segments),
-            reservations: pairs(&book.reservations),
-            mapped: book.mapped.iter().map(|(at, (bytes, _))| (*at, *bytes)).collect(),
-            pieces: book.pieces.len() as u64,
-            pool_ranges: book.pool_ranges.len() as u64,
-            events: book.events.len() as u64,
-        }
-    }
-
     /// Gives everything back that is still out: an allocator that loses memory takes it from no test after
     /// its own. Waits for the device if there is anything. Nobody may use the part any more.
     fn give_back(&self) {
         let book = std::mem::take(&mut *self.book());
-        let inner = &self.inner;
+        let inner = &self.device;
         // A device that fails now keeps what it has; there is nobody to tell.
         let out = (book.segments.len(), book.mapped.len(), book.pool_ranges.len());
         if out != (0, 0, 0) {
@@ -211,14 +207,14 @@ impl<D: Driver> Part<D> {
             if !book.pool_ranges.is_empty() {
                 let _ = inner.synchronize_stream(stream);
             }
-            book.pools.iter().for_each(|pool| drop(pools.destroy_pool(*pool)));
+            book.pools.keys().for_each(|pool| drop(pools.destroy_pool(DriverPoolId(*pool))));
         }
-        book.events.iter().for_each(|event| drop(inner.destroy_event(*event)));
+        book.events.keys().for_each(|event| drop(inner.destroy_event(EventId(*event))));
         book.streams.values().for_each(|stream| drop(inner.destroy_stream(*stream)));
     }
 }
 
-impl<D: Driver> Drop for Part<D> {
+impl<D: Driver> Drop for Share<D> {
     fn drop(&mut self) {
         self.give_back();
     }
@@ -228,7 +224,7 @@ impl<D: HoldsWork> HoldsWork for Part<D> {
     type Gate = D::Gate;
 
     fn hold_back(&self, stream: StreamId) -> DriverResult<D::Gate> {
-        self.inner.hold_back(self.real(stream)?)
+        self.inner().hold_back(self.interceptor().stream(stream)?)
     }
 }
 
@@ -238,115 +234,102 @@ impl<D: HoldsWork + 'static> Real for Part<D> {
     }
 
     fn take_back(&self) {
-        self.give_back();
+        self.interceptor().give_back();
     }
 }
 
-impl<D: Driver> Driver for Part<D> {
-    fn info(&self) -> DeviceInfo {
-        DeviceInfo { total_bytes: self.total_bytes, ..self.inner.info() }
+impl<D: Driver> Interceptor for Share<D> {
+    fn info(&self, inner: &dyn Driver) -> DeviceInfo {
+        DeviceInfo { total_bytes: self.total_bytes, ..inner.info() }
     }
 
-    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+    /// Fabric handles are not counted, so there are none.
+    fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
+        let Parts { virtual_memory, memory_pools, .. } = parts;
+        Parts { virtual_memory, memory_pools, ..Parts::default() }
+    }
+
+    /// The inner device's stream of this name.
+    fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
+        if stream == StreamId::DEFAULT {
+            return Ok(stream);
+        }
+        let mut book = self.book();
+        if let Some(real) = book.streams.get(&stream) {
+            return Ok(*real);
+        }
+        let real = self.device.create_stream()?;
+        book.streams.insert(stream, real);
+        Ok(real)
+    }
+
+    fn is_per_thread_stream(&self, _: &dyn Driver, _: StreamId) -> bool {
+        false
+    }
+
+    fn memory_info(&self, _: &dyn Driver) -> DriverResult<MemoryInfo> {
         let (used_bytes, total_bytes) = (self.used_bytes()?, self.total_bytes);
         Ok(MemoryInfo { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes })
     }
 
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
+    fn allocate(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
         self.admit("allocate", size_bytes, self.used_bytes()?)?;
-        let address = self.inner.allocate(size_bytes)?;
+        let address = inner.allocate(size_bytes)?;
         self.book().segments.insert(address, size_bytes);
         Ok(address)
     }
 
-    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let entry = (address, Some(size_bytes));
-        self.strike(
-            "free",
-            |book| &mut book.segments,
-            entry,
-            || self.inner.free(address, size_bytes),
-        )
+    fn free(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let act = || inner.free(address, size_bytes);
+        self.strike("free", |book| &mut book.segments, (address, Some(size_bytes)), act)
     }
 
-    fn create_stream(&self) -> DriverResult<StreamId> {
-        let real = self.inner.create_stream()?;
+    fn create_stream(&self, inner: &dyn Driver) -> DriverResult<StreamId> {
+        let real = inner.create_stream()?;
         self.book().streams.insert(real, real);
         Ok(real)
     }
 
-    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+    fn destroy_stream(&self, inner: &dyn Driver, stream: StreamId) -> DriverResult<()> {
         let real = self.book().streams.remove(&stream);
-        self.inner.destroy_stream(real.unwrap_or(stream))
+        inner.destroy_stream(real.unwrap_or(stream))
     }
 
-    fn create_event(&self) -> DriverResult<EventId> {
-        let event = self.inner.create_event()?;
-        self.book().events.insert(event);
+    fn create_event(&self, inner: &dyn Driver) -> DriverResult<EventId> {
+        let event = inner.create_event()?;
+        self.book().events.insert(event.0, 0);
         Ok(event)
     }
 
-    fn destroy_event(&self, event: EventId) -> DriverResult<()> {
-        if !self.book().events.remove(&event) {
-            return Err(foreign("destroy_event", event.0));
-        }
-        self.inner.destroy_event(event).inspect_err(|_| {
-            self.book().events.insert(event);
-        })
+    fn destroy_event(&self, inner: &dyn Driver, event: EventId) -> DriverResult<()> {
+        let act = || inner.destroy_event(event);
+        self.strike("destroy_event", |book| &mut book.events, (event.0, None), act)
     }
 
-    forward! { straight, Self::inner;
-        synchronize_stream(stream: StreamId as real) -> ();
-        synchronize_device() -> ();
-        record_event(event: EventId, stream: StreamId as real) -> ();
-        query_event(event: EventId) -> bool;
-        synchronize_event(event: EventId) -> ();
-        wait_event(stream: StreamId as real, event: EventId) -> ();
-        copy(to: u64, from: u64, size_bytes: u64, stream: StreamId as real) -> ();
-        copy_from_host(to: u64, from: &[u8], stream: StreamId as real) -> ();
-        copy_to_host(to: &mut [u8], from: u64, stream: StreamId as real) -> ();
-        fill(to: u64, byte: u8, size_bytes: u64, stream: StreamId as real) -> ();
-        capture_status(stream: StreamId as real) -> CaptureStatus;
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.inner.virtual_memory().map(|_| self as _)
-    }
-
-    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        self.inner.memory_pools().map(|_| self as _)
-    }
-}
-
-impl<D: Driver> VirtualMemory for Part<D> {
-    fn granularity_bytes(&self) -> u64 {
-        self.memory().granularity_bytes()
-    }
-
-    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
+    fn reserve(&self, _: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
         let address = self.memory().reserve(size_bytes)?;
         self.book().reservations.insert(address, size_bytes);
         Ok(address)
     }
 
-    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let entry = (address, Some(size_bytes));
-        self.strike(
-            "unreserve",
-            |book| &mut book.reservations,
-            entry,
-            || self.memory().unreserve(address, size_bytes),
-        )
+    fn unreserve(&self, _: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let act = || self.memory().unreserve(address, size_bytes);
+        self.strike("unreserve", |book| &mut book.reservations, (address, Some(size_bytes)), act)
     }
 
-    fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
+    fn create(
+        &self,
+        _: &dyn Driver,
+        size_bytes: u64,
+        exportable: Exportable,
+    ) -> DriverResult<PhysicalId> {
         self.admit("create", size_bytes, self.used_bytes()?)?;
         let piece = self.memory().create(size_bytes, exportable)?;
-        self.book().pieces.insert(piece, Piece { bytes: size_bytes, holds: 1, mappings: 0 });
+        self.book().hold(piece, size_bytes);
         Ok(piece)
     }
 
-    fn release(&self, piece: PhysicalId) -> DriverResult<()> {
+    fn release(&self, _: &dyn Driver, piece: PhysicalId) -> DriverResult<()> {
         // Struck first, as in `strike`: the number may be another piece's right after.
         let mut book = self.book();
         let before = book.pieces.get(&piece).copied();
@@ -357,7 +340,13 @@ impl<D: Driver> VirtualMemory for Part<D> {
         })
     }
 
-    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
+    fn map(
+        &self,
+        _: &dyn Driver,
+        address: u64,
+        size_bytes: u64,
+        piece: PhysicalId,
+    ) -> DriverResult<()> {
         self.memory().map(address, size_bytes, piece)?;
         let mut book = self.book();
         book.change(piece, |piece| piece.mappings += 1);
@@ -365,7 +354,7 @@ impl<D: Driver> VirtualMemory for Part<D> {
         Ok(())
     }
 
-    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+    fn unmap(&self, _: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
         let struck = self.book().strike_mappings(address, size_bytes);
         let struck = struck.map_err(|cut| foreign("unmap", cut))?;
         let done = self.memory().unmap(address, size_bytes);
@@ -379,89 +368,74 @@ impl<D: Driver> VirtualMemory for Part<D> {
         done
     }
 
-    forward! { straight, Self::memory;
-        set_access(address: u64, size_bytes: u64, device: DeviceId) -> ();
-        export(piece: PhysicalId) -> OwnedFd;
-    }
-
-    fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId> {
+    fn import(
+        &self,
+        _: &dyn Driver,
+        descriptor: OwnedFd,
+        size_bytes: u64,
+    ) -> DriverResult<PhysicalId> {
         let piece = self.memory().import(descriptor, size_bytes)?;
-        let mut book = self.book();
-        let fresh = Piece { bytes: size_bytes, holds: 0, mappings: 0 };
-        book.pieces.entry(piece).or_insert(fresh).holds += 1;
+        self.book().hold(piece, size_bytes);
         Ok(piece)
     }
-}
 
-impl<D: Driver> MemoryPools for Part<D> {
-    fn default_pool(&self) -> DriverResult<DriverPoolId> {
+    fn default_pool(&self, _: &dyn Driver) -> DriverResult<DriverPoolId> {
         let mut book = self.book();
         if let Some(pool) = book.default_pool {
             return Ok(pool);
         }
         let pool = self.pools().create_pool()?;
-        book.pools.insert(pool);
+        book.pools.insert(pool.0, 0);
         Ok(*book.default_pool.insert(pool))
     }
 
-    fn create_pool(&self) -> DriverResult<DriverPoolId> {
+    fn create_pool(&self, _: &dyn Driver) -> DriverResult<DriverPoolId> {
         let pool = self.pools().create_pool()?;
-        self.book().pools.insert(pool);
+        self.book().pools.insert(pool.0, 0);
         Ok(pool)
     }
 
-    fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
-        let mut book = self.book();
-        if book.default_pool == Some(pool) || !book.pools.contains(&pool) {
+    fn destroy_pool(&self, _: &dyn Driver, pool: DriverPoolId) -> DriverResult<()> {
+        if self.book().default_pool == Some(pool) {
             return Err(foreign("destroy_pool", pool.0));
         }
-        self.pools().destroy_pool(pool)?;
-        book.pools.remove(&pool);
-        Ok(())
-    }
-
-    forward! { straight, Self::pools;
-        set_release_threshold(pool: DriverPoolId, bytes: u64) -> ();
-        release_threshold(pool: DriverPoolId) -> u64;
-        keep_memory(pool: DriverPoolId, keep: bool) -> ();
-        allow_reuse(pool: DriverPoolId) -> ();
-        open_pool(pool: DriverPoolId, other: DeviceId) -> ();
-        trim(pool: DriverPoolId, keep_bytes: u64) -> ();
-        usage(pool: DriverPoolId) -> DriverPoolUsage;
-        reset_high_marks(pool: DriverPoolId) -> ();
+        let act = || self.pools().destroy_pool(pool);
+        self.strike("destroy_pool", |book| &mut book.pools, (pool.0, None), act)
     }
 
     /// Counts what is given out: nobody can tell what idle memory of a pool will do for a request.
-    fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
+    fn allocate_async(
+        &self,
+        _: &dyn Driver,
+        pool: DriverPoolId,
+        bytes: u64,
+        on: StreamId,
+    ) -> DriverResult<u64> {
         let book = self.book();
         let used_bytes = book.used_bytes() + book.pool_ranges.values().sum::<u64>();
         drop(book);
         self.admit("allocate_async", bytes, used_bytes)?;
-        let address = self.pools().allocate_async(pool, bytes, self.real(on)?)?;
+        let address = self.pools().allocate_async(pool, bytes, self.stream(on)?)?;
         self.book().pool_ranges.insert(address, bytes);
         Ok(address)
     }
 
-    fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
-        let on = self.real(on)?;
-        self.strike(
-            "free_async",
-            |book| &mut book.pool_ranges,
-            (address, None),
-            || self.pools().free_async(address, on),
-        )
+    fn free_async(&self, _: &dyn Driver, address: u64, on: StreamId) -> DriverResult<()> {
+        let on = self.stream(on)?;
+        let act = || self.pools().free_async(address, on);
+        self.strike("free_async", |book| &mut book.pool_ranges, (address, None), act)
     }
 
     /// Nothing: no graph is captured on a part.
-    fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
+    fn graph_usage(&self, _: &dyn Driver) -> DriverResult<DriverPoolUsage> {
         Ok(DriverPoolUsage::default())
     }
 
-    fn reset_graph_high_marks(&self) -> DriverResult<()> {
+    fn reset_graph_high_marks(&self, _: &dyn Driver) -> DriverResult<()> {
         Ok(())
     }
 
-    fn trim_graphs(&self) -> DriverResult<()> {
+    fn trim_graphs(&self, _: &dyn Driver) -> DriverResult<()> {
         Ok(())
     }
 }

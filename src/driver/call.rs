@@ -1,10 +1,149 @@
-//! Names of the driver's calls, in one list.
+//! The driver's calls: the methods of the driver's traits that can fail, in one table.
 //!
-//! Drivers that count, charge or refuse calls agree on these names: they are the names of the
-//! trait's methods. Infallible methods (`info`, `granularity_bytes`) have no name here.
+//! `calls! { Trait then with.. }` passes the calls of one trait to the macro `then`, behind `with..`; whatever
+//! needs a list of the calls is written from it. A call stands there as a name for [`Call`] and its signature.
+//! `stream: StreamId as stream` is an argument that an interceptor translates with its method `stream`. A file
+//! that uses the table imports the types of the signatures. Methods that cannot fail (`info`,
+//! `granularity_bytes`, the accessors of parts) are no calls.
+
+use std::sync::Arc;
+
+use super::{
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
+    Processes, VirtualMemory,
+};
+use crate::ids::{EventId, StreamId};
 
 macro_rules! calls {
-    ($($variant:ident $name:ident,)*) => {
+    (Driver $then:ident $($with:tt)*) => { $then! { $($with)*
+        MakeCurrent make_current() -> ();
+        MemoryInfo memory_info() -> MemoryInfo;
+        Allocate allocate(size_bytes: u64) -> u64;
+        Free free(address: u64, size_bytes: u64) -> ();
+        CreateStream create_stream() -> StreamId;
+        DestroyStream destroy_stream(stream: StreamId as stream) -> ();
+        SynchronizeStream synchronize_stream(stream: StreamId as stream) -> ();
+        SynchronizeDevice synchronize_device() -> ();
+        CreateEvent create_event() -> EventId;
+        RecordEvent record_event(event: EventId, stream: StreamId as stream) -> ();
+        QueryEvent query_event(event: EventId) -> bool;
+        SynchronizeEvent synchronize_event(event: EventId) -> ();
+        WaitEvent wait_event(stream: StreamId as stream, event: EventId) -> ();
+        DestroyEvent destroy_event(event: EventId) -> ();
+        Copy copy(
+            to: u64 as address, from: u64 as address, size_bytes: u64, stream: StreamId as stream
+        ) -> ();
+        CopyFromHost copy_from_host(
+            to: u64 as address, from: &[u8], stream: StreamId as stream
+        ) -> ();
+        CopyToHost copy_to_host(
+            to: &mut [u8], from: u64 as address, stream: StreamId as stream
+        ) -> ();
+        Fill fill(to: u64 as address, byte: u8, size_bytes: u64, stream: StreamId as stream) -> ();
+        CaptureStatus capture_status(stream: StreamId as stream) -> CaptureStatus;
+    } };
+    (VirtualMemory $then:ident $($with:tt)*) => { $then! { $($with)*
+        Reserve reserve(size_bytes: u64) -> u64;
+        Unreserve unreserve(address: u64, size_bytes: u64) -> ();
+        Create create(size_bytes: u64, exportable: Exportable) -> PhysicalId;
+        Release release(piece: PhysicalId) -> ();
+        Map map(address: u64 as address, size_bytes: u64, piece: PhysicalId) -> ();
+        SetAccess set_access(address: u64 as address, size_bytes: u64, device: DeviceId) -> ();
+        Unmap unmap(address: u64 as address, size_bytes: u64) -> ();
+        Export export(piece: PhysicalId) -> OwnedFd;
+        Import import(descriptor: OwnedFd, size_bytes: u64) -> PhysicalId;
+    } };
+    (Fabric $then:ident $($with:tt)*) => { $then! { $($with)*
+        ExportHandle export_handle(piece: PhysicalId) -> FabricHandle;
+        ImportHandle import_handle(handle: &FabricHandle) -> PhysicalId;
+    } };
+    (MemoryPools $then:ident $($with:tt)*) => { $then! { $($with)*
+        DefaultPool default_pool() -> DriverPoolId;
+        CreatePool create_pool() -> DriverPoolId;
+        DestroyPool destroy_pool(pool: DriverPoolId) -> ();
+        SetReleaseThreshold set_release_threshold(pool: DriverPoolId, bytes: u64) -> ();
+        ReleaseThreshold release_threshold(pool: DriverPoolId) -> u64;
+        KeepMemory keep_memory(pool: DriverPoolId, keep: bool) -> ();
+        AllowReuse allow_reuse(pool: DriverPoolId) -> ();
+        OpenPool open_pool(pool: DriverPoolId, other: DeviceId) -> ();
+        AllocateAsync allocate_async(
+            pool: DriverPoolId, bytes: u64, on: StreamId as stream
+        ) -> u64;
+        FreeAsync free_async(address: u64, on: StreamId as stream) -> ();
+        Trim trim(pool: DriverPoolId, keep_bytes: u64) -> ();
+        Usage usage(pool: DriverPoolId) -> DriverPoolUsage;
+        ResetHighMarks reset_high_marks(pool: DriverPoolId) -> ();
+        GraphUsage graph_usage() -> DriverPoolUsage;
+        ResetGraphHighMarks reset_graph_high_marks() -> ();
+        TrimGraphs trim_graphs() -> ();
+    } };
+    (Ipc $then:ident $($with:tt)*) => { $then! { $($with)*
+        Share share(base: u64 as address) -> [u8; 64];
+        Open open(handle: &[u8; 64]) -> u64;
+        Close close(address: u64) -> ();
+    } };
+    (Peers $then:ident $($with:tt)*) => { $then! { $($with)*
+        CanAccess can_access(other: DeviceId) -> bool;
+        EnableAccess enable_access(other: DeviceId) -> ();
+        CopyPeer copy_peer(
+            to: (DeviceId, u64) as place,
+            from: (DeviceId, u64) as place,
+            size_bytes: u64,
+            stream: StreamId as stream
+        ) -> ();
+    } };
+    (Capture $then:ident $($with:tt)*) => { $then! { $($with)*
+        ExpectCaptures expect_captures(expected: bool) -> ();
+        Expected expected() -> u64;
+        Begin begin(stream: StreamId as stream) -> u64;
+        End end(stream: StreamId as stream) -> ();
+        Frontier frontier(stream: StreamId as stream) -> Vec<NodeId>;
+        Dependencies dependencies(node: NodeId) -> Vec<NodeId>;
+        AddToFrontier add_to_frontier(stream: StreamId as stream, nodes: &[NodeId]) -> ();
+        FreeBehind free_behind(
+            address: u64, stream: StreamId as stream, nodes: &[NodeId]
+        ) -> NodeId;
+    } };
+    (Processes $then:ident $($with:tt)*) => { $then! { $($with)*
+        List list() -> Vec<ProcessUsage>;
+    } };
+}
+pub(super) use calls;
+
+/// `forward! { via; calls }` writes these methods of a trait: each is `via(self, call, act)`, where `act` calls
+/// the method of the same name on what it gets.
+macro_rules! forward {
+    ($via:expr; $($variant:ident $name:ident(
+        $($arg:ident: $type:ty $(as $meaning:ident)?),*
+    ) -> $out:ty;)*) => {
+        $(fn $name(&self $(, $arg: $type)*) -> $crate::driver::DriverResult<$out> {
+            $via(self, $crate::driver::call::Call::$variant, |to| to.$name($($arg),*))
+        })*
+    };
+}
+pub(super) use forward;
+
+/// `parts! { then }` passes the accessors of a driver's optional parts to the macro `then`.
+macro_rules! parts {
+    ($then:ident) => {
+        $then! {
+            virtual_memory VirtualMemory; memory_pools MemoryPools; ipc Ipc; peers Peers;
+            capture Capture; processes Processes;
+        }
+    };
+}
+pub(super) use parts;
+
+macro_rules! share {
+    ($($part:ident $of:ident;)*) => {
+        $(fn $part(&self) -> Option<&dyn $of> {
+            (**self).$part()
+        })*
+    };
+}
+
+macro_rules! enumerate {
+    ([] $($variant:ident $name:ident($($signature:tt)*) -> $out:ty;)*) => {
         /// A call to a driver.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Call {
@@ -23,71 +162,12 @@ macro_rules! calls {
             }
         }
     };
+    ([$next:ident $($later:ident)*] $($calls:tt)*) => {
+        calls! { $next enumerate [$($later)*] $($calls)* }
+    };
 }
 
-calls! {
-    MakeCurrent make_current,
-    MemoryInfo memory_info,
-    Allocate allocate,
-    Free free,
-    CreateStream create_stream,
-    DestroyStream destroy_stream,
-    SynchronizeStream synchronize_stream,
-    SynchronizeDevice synchronize_device,
-    CreateEvent create_event,
-    RecordEvent record_event,
-    QueryEvent query_event,
-    SynchronizeEvent synchronize_event,
-    WaitEvent wait_event,
-    DestroyEvent destroy_event,
-    Copy copy,
-    CopyFromHost copy_from_host,
-    CopyToHost copy_to_host,
-    Fill fill,
-    CaptureStatus capture_status,
-    Reserve reserve,
-    Unreserve unreserve,
-    Create create,
-    Release release,
-    Map map,
-    SetAccess set_access,
-    Unmap unmap,
-    Export export,
-    Import import,
-    ExportHandle export_handle,
-    ImportHandle import_handle,
-    DefaultPool default_pool,
-    CreatePool create_pool,
-    DestroyPool destroy_pool,
-    SetReleaseThreshold set_release_threshold,
-    ReleaseThreshold release_threshold,
-    KeepMemory keep_memory,
-    AllowReuse allow_reuse,
-    OpenPool open_pool,
-    AllocateAsync allocate_async,
-    FreeAsync free_async,
-    Trim trim,
-    Usage usage,
-    ResetHighMarks reset_high_marks,
-    GraphUsage graph_usage,
-    ResetGraphHighMarks reset_graph_high_marks,
-    TrimGraphs trim_graphs,
-    Share share,
-    Open open,
-    Close close,
-    CanAccess can_access,
-    EnableAccess enable_access,
-    CopyPeer copy_peer,
-    ExpectCaptures expect_captures,
-    Expected expected,
-    Begin begin,
-    End end,
-    Frontier frontier,
-    Dependencies dependencies,
-    AddToFrontier add_to_frontier,
-    FreeBehind free_behind,
-    List list,
-}
+enumerate! { [Driver VirtualMemory Fabric MemoryPools Ipc Peers Capture Processes] }
 
 impl Call {
     /// The call of that name.
@@ -101,4 +181,26 @@ impl Call {
             .find(|call| call.name() == name)
             .unwrap_or_else(|| panic!("no driver call is named {name:?}"))
     }
+}
+
+/// A shared driver is a driver.
+impl<D: Driver + ?Sized> Driver for Arc<D> {
+    fn info(&self) -> DeviceInfo {
+        (**self).info()
+    }
+
+    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
+        (**self).is_per_thread_stream(stream)
+    }
+
+    calls! { Driver forward straight; }
+    parts! { share }
+}
+
+fn straight<D: ?Sized, T>(
+    shared: &Arc<D>,
+    _: Call,
+    act: impl FnOnce(&D) -> DriverResult<T>,
+) -> DriverResult<T> {
+    act(shared)
 }

@@ -1,13 +1,14 @@
 //! One driver in front of another: what is done to calls, streams and addresses on the way.
 //!
-//! [`Intercepted`] forwards every call of every part to the driver behind it. An [`Interceptor`] says what is
-//! different: one method surrounds all calls, the others translate what calls name, and each has a default.
+//! [`Intercepted`] passes every call of every part to an [`Interceptor`], which has a method for each call. By
+//! default that does the call on the driver behind it; one method surrounds all calls, others translate the
+//! streams and addresses that calls name.
 //! Read next: `faulty` (calls that fail), `gated` (work held back), `recorded` (other addresses).
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-use super::forward::forward;
+use super::call::{Call, calls, parts};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
     Exportable, Fabric, FabricHandle, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId,
@@ -16,10 +17,42 @@ use super::{
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 
+/// Writes a method of [`Interceptor`] for each call of a part.
+macro_rules! hooks {
+    ($part:ident $of:path; $($variant:ident $name:ident(
+        $($arg:ident: $type:ty $(as $meaning:ident)?),*
+    ) -> $out:ty;)*) => {
+        $(
+            #[doc = concat!("Does [`", stringify!($part), "::", stringify!($name), "`].")]
+            fn $name(&self, inner: &dyn Driver $(, $arg: $type)*) -> DriverResult<$out> {
+                let part = $of(inner).ok_or_else(|| lacking(Call::$variant))?;
+                part.$name($(translated!(self inner $arg $($meaning)?)),*)
+            }
+        )*
+    };
+}
+
+/// What an argument of a call means to the inner driver.
+macro_rules! translated {
+    ($self:ident $inner:ident $arg:ident) => {
+        $arg
+    };
+    ($self:ident $inner:ident $arg:ident address) => {
+        $self.address($arg)
+    };
+    ($self:ident $inner:ident $arg:ident stream) => {
+        $self.stream($arg)?
+    };
+    ($self:ident $inner:ident $arg:ident place) => {
+        place($self, $inner, $arg)
+    };
+}
+
 /// What an [`Intercepted`] driver does differently. By default: nothing.
 ///
-/// Methods run on the calling thread and may wait only where the call may. A call that cannot fail (`info`,
-/// `granularity_bytes`, which parts there are) is not surrounded.
+/// Methods run on the calling thread and may wait only where the call may. Each call has a method here, whose
+/// arguments are the caller's: the default passes them to the inner driver, streams and addresses translated
+/// by [`stream`](Self::stream) and [`address`](Self::address). A call that cannot fail is not surrounded.
 pub trait Interceptor: fmt::Debug + Send + Sync {
     /// Surrounds every call that can fail. `call` is its name in the driver traits; `act` does it.
     ///
@@ -35,53 +68,29 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         act()
     }
 
-    /// Surrounds [`Driver::allocate`] and [`VirtualMemory::reserve`], inside [`around`](Self::around). `act`
-    /// returns the inner driver's address; what this returns, the caller gets.
-    ///
-    /// # Errors
-    ///
-    /// Those of `act`, and own ones, also instead of `act`.
-    fn obtain(
-        &self,
-        call: &'static str,
-        size_bytes: u64,
-        act: impl FnOnce() -> DriverResult<u64>,
-    ) -> DriverResult<u64> {
-        let _ = (call, size_bytes);
-        act()
-    }
-
-    /// Surrounds [`Driver::free`] and [`VirtualMemory::unreserve`], inside [`around`](Self::around). `act`
-    /// wants the inner driver's address for what [`obtain`](Self::obtain) returned.
-    ///
-    /// # Errors
-    ///
-    /// Those of `act`, and own ones, also instead of `act`.
-    fn give_back(
-        &self,
-        call: &'static str,
-        address: u64,
-        act: impl FnOnce(u64) -> DriverResult<()>,
-    ) -> DriverResult<()> {
-        let _ = call;
-        act(address)
-    }
-
-    /// The inner driver's address for one inside what [`obtain`](Self::obtain) returned; others stay as they
-    /// are. Not asked about stream-ordered memory. Never waits.
+    /// The inner driver's address for one that a call names. Not used for what a call frees, and not for
+    /// stream-ordered memory. Never waits.
     fn address(&self, address: u64) -> u64 {
         address
     }
 
     /// The inner driver's stream for one that a call names.
-    fn stream(&self, stream: StreamId) -> StreamId {
-        stream
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when there is none; the call fails with it.
+    fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
+        Ok(stream)
     }
 
-    /// Whether [`stream`](Self::stream) means another stream on each thread. Never waits.
-    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
-        let _ = stream;
-        false
+    /// Whether `stream` means another stream on each thread. Never waits.
+    fn is_per_thread_stream(&self, inner: &dyn Driver, stream: StreamId) -> bool {
+        self.stream(stream).is_ok_and(|stream| inner.is_per_thread_stream(stream))
+    }
+
+    /// Returns [`Driver::info`].
+    fn info(&self, inner: &dyn Driver) -> DeviceInfo {
+        inner.info()
     }
 
     /// The optional parts, from those that the inner driver has. Never waits. Who asks for one part is
@@ -90,6 +99,37 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         parts
     }
+
+    calls! { Driver hooks Driver Some; }
+    calls! { VirtualMemory hooks VirtualMemory Driver::virtual_memory; }
+    calls! { Fabric hooks Fabric fabric; }
+    calls! { MemoryPools hooks MemoryPools Driver::memory_pools; }
+    calls! { Ipc hooks Ipc Driver::ipc; }
+    calls! { Peers hooks Peers Driver::peers; }
+    calls! { Capture hooks Capture Driver::capture; }
+    calls! { Processes hooks Processes Driver::processes; }
+}
+
+fn fabric(inner: &dyn Driver) -> Option<&dyn Fabric> {
+    inner.virtual_memory()?.fabric()
+}
+
+/// Addresses of other devices stay as they are: the interceptor translates those of its own.
+fn place<I: Interceptor + ?Sized>(
+    interceptor: &I,
+    inner: &dyn Driver,
+    (device, address): (DeviceId, u64),
+) -> (DeviceId, u64) {
+    let is_own = device == inner.info().device;
+    (device, if is_own { interceptor.address(address) } else { address })
+}
+
+/// A part is announced only when the inner driver has it, so that it is missing only for those who call the
+/// method past that.
+#[cold]
+pub(super) fn lacking(call: Call) -> DriverError {
+    let message = "the wrapped driver does not have this part";
+    DriverError::new(DriverErrorKind::NotSupported, call.name(), 801, message)
 }
 
 /// The optional parts of a driver. By default: none.
@@ -97,6 +137,8 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
 pub struct Parts<'a> {
     /// See [`Driver::virtual_memory`].
     pub virtual_memory: Option<&'a dyn VirtualMemory>,
+    /// See [`VirtualMemory::fabric`].
+    pub fabric: Option<&'a dyn Fabric>,
     /// See [`Driver::memory_pools`].
     pub memory_pools: Option<&'a dyn MemoryPools>,
     /// See [`Driver::ipc`].
@@ -136,119 +178,37 @@ impl<D, I> Intercepted<D, I> {
     }
 }
 
-impl<D: Driver, I: Interceptor> Intercepted<D, I> {
-    /// Does a call on a part of the inner driver. A part is announced only when the inner driver has it, so
-    /// that it is missing only for those who call the method past that.
-    fn through<'a, P: ?Sized + 'a, T>(
-        &'a self,
-        call: &'static str,
-        part: impl FnOnce(&'a D) -> Option<&'a P>,
-        act: impl FnOnce(&'a P) -> DriverResult<T>,
-    ) -> DriverResult<T> {
-        let part = part(&self.inner).ok_or_else(|| lacking(call))?;
-        self.interceptor.around(call, || act(part))
-    }
-
-    // What the arguments of calls mean to the inner driver.
-
-    #[expect(clippy::unnecessary_wraps, reason = "the shape that `forward!` asks for")]
-    fn address(&self, address: u64) -> DriverResult<u64> {
-        Ok(self.interceptor.address(address))
-    }
-
-    #[expect(clippy::unnecessary_wraps, reason = "the shape that `forward!` asks for")]
-    fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
-        Ok(self.interceptor.stream(stream))
-    }
-
-    /// Addresses of other devices pass unchanged: who gave them out is not known here.
-    fn place(&self, (device, address): (DeviceId, u64)) -> DriverResult<(DeviceId, u64)> {
-        if device == self.inner.info().device {
-            return Ok((device, self.address(address)?));
-        }
-        Ok((device, address))
-    }
+macro_rules! intercept {
+    ($($variant:ident $name:ident(
+        $($arg:ident: $type:ty $(as $meaning:ident)?),*
+    ) -> $out:ty;)*) => {
+        $(fn $name(&self $(, $arg: $type)*) -> DriverResult<$out> {
+            let act = || self.interceptor.$name(&self.inner $(, $arg)*);
+            self.interceptor.around(Call::$variant.name(), act)
+        })*
+    };
 }
 
-#[cold]
-fn lacking(call: &'static str) -> DriverError {
-    let message = "the wrapped driver does not have this part";
-    DriverError::new(DriverErrorKind::NotSupported, call, 801, message)
+macro_rules! announce {
+    ($($part:ident $of:ident;)*) => {
+        $(fn $part(&self) -> Option<&dyn $of> {
+            let $part = self.inner.$part().map(|_| self as _);
+            self.interceptor.parts(Parts { $part, ..Parts::default() }).$part
+        })*
+    };
 }
 
 impl<D: Driver, I: Interceptor> Driver for Intercepted<D, I> {
     fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.through("allocate", Some, |inner| {
-            self.interceptor.obtain("allocate", size_bytes, || inner.allocate(size_bytes))
-        })
-    }
-
-    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        self.through("free", Some, |inner| {
-            self.interceptor.give_back("free", address, |address| inner.free(address, size_bytes))
-        })
-    }
-
-    forward! { Self::through, Some;
-        make_current() -> ();
-        memory_info() -> MemoryInfo;
-        create_stream() -> StreamId;
-        destroy_stream(stream: StreamId as stream) -> ();
-        synchronize_stream(stream: StreamId as stream) -> ();
-        synchronize_device() -> ();
-        create_event() -> EventId;
-        record_event(event: EventId, stream: StreamId as stream) -> ();
-        query_event(event: EventId) -> bool;
-        synchronize_event(event: EventId) -> ();
-        wait_event(stream: StreamId as stream, event: EventId) -> ();
-        destroy_event(event: EventId) -> ();
-        copy(
-            to: u64 as address, from: u64 as address, size_bytes: u64, stream: StreamId as stream
-        ) -> ();
-        copy_from_host(to: u64 as address, from: &[u8], stream: StreamId as stream) -> ();
-        copy_to_host(to: &mut [u8], from: u64 as address, stream: StreamId as stream) -> ();
-        fill(to: u64 as address, byte: u8, size_bytes: u64, stream: StreamId as stream) -> ();
-        capture_status(stream: StreamId as stream) -> CaptureStatus;
+        self.interceptor.info(&self.inner)
     }
 
     fn is_per_thread_stream(&self, stream: StreamId) -> bool {
-        self.interceptor.is_per_thread_stream(stream)
-            || self.inner.is_per_thread_stream(self.interceptor.stream(stream))
+        self.interceptor.is_per_thread_stream(&self.inner, stream)
     }
 
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        let virtual_memory = self.inner.virtual_memory().map(|_| self as _);
-        self.interceptor.parts(Parts { virtual_memory, ..Parts::default() }).virtual_memory
-    }
-
-    fn memory_pools(&self) -> Option<&dyn MemoryPools> {
-        let memory_pools = self.inner.memory_pools().map(|_| self as _);
-        self.interceptor.parts(Parts { memory_pools, ..Parts::default() }).memory_pools
-    }
-
-    fn ipc(&self) -> Option<&dyn Ipc> {
-        let ipc = self.inner.ipc().map(|_| self as _);
-        self.interceptor.parts(Parts { ipc, ..Parts::default() }).ipc
-    }
-
-    fn peers(&self) -> Option<&dyn Peers> {
-        let peers = self.inner.peers().map(|_| self as _);
-        self.interceptor.parts(Parts { peers, ..Parts::default() }).peers
-    }
-
-    fn capture(&self) -> Option<&dyn Capture> {
-        let capture = self.inner.capture().map(|_| self as _);
-        self.interceptor.parts(Parts { capture, ..Parts::default() }).capture
-    }
-
-    fn processes(&self) -> Option<&dyn Processes> {
-        let processes = self.inner.processes().map(|_| self as _);
-        self.interceptor.parts(Parts { processes, ..Parts::default() }).processes
-    }
+    calls! { Driver intercept }
+    parts! { announce }
 }
 
 impl<D: Driver, I: Interceptor> VirtualMemory for Intercepted<D, I> {
@@ -257,105 +217,22 @@ impl<D: Driver, I: Interceptor> VirtualMemory for Intercepted<D, I> {
         part.expect("announced only when the inner driver has it").granularity_bytes()
     }
 
-    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.through("reserve", D::virtual_memory, |inner| {
-            self.interceptor.obtain("reserve", size_bytes, || inner.reserve(size_bytes))
-        })
-    }
-
-    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        self.through("unreserve", D::virtual_memory, |inner| {
-            let act = |address| inner.unreserve(address, size_bytes);
-            self.interceptor.give_back("unreserve", address, act)
-        })
-    }
-
-    forward! { Self::through, D::virtual_memory;
-        create(size_bytes: u64, exportable: Exportable) -> PhysicalId;
-        release(piece: PhysicalId) -> ();
-        map(address: u64 as address, size_bytes: u64, piece: PhysicalId) -> ();
-        set_access(address: u64 as address, size_bytes: u64, device: DeviceId) -> ();
-        unmap(address: u64 as address, size_bytes: u64) -> ();
-        export(piece: PhysicalId) -> OwnedFd;
-        import(descriptor: OwnedFd, size_bytes: u64) -> PhysicalId;
-    }
-
     fn fabric(&self) -> Option<&dyn Fabric> {
-        self.inner.virtual_memory()?.fabric().map(|_| self as _)
+        let fabric = fabric(&self.inner).map(|_| self as _);
+        self.interceptor.parts(Parts { fabric, ..Parts::default() }).fabric
     }
+
+    calls! { VirtualMemory intercept }
 }
 
-fn fabric<D: Driver>(inner: &D) -> Option<&dyn Fabric> {
-    inner.virtual_memory()?.fabric()
+macro_rules! intercept_parts {
+    ($($part:ident)*) => {
+        $(impl<D: Driver, I: Interceptor> $part for Intercepted<D, I> {
+            calls! { $part intercept }
+        })*
+    };
 }
-
-impl<D: Driver, I: Interceptor> Fabric for Intercepted<D, I> {
-    forward! { Self::through, fabric;
-        export_handle(piece: PhysicalId) -> FabricHandle;
-        import_handle(handle: &FabricHandle) -> PhysicalId;
-    }
-}
-
-impl<D: Driver, I: Interceptor> MemoryPools for Intercepted<D, I> {
-    forward! { Self::through, D::memory_pools;
-        default_pool() -> DriverPoolId;
-        create_pool() -> DriverPoolId;
-        destroy_pool(pool: DriverPoolId) -> ();
-        set_release_threshold(pool: DriverPoolId, bytes: u64) -> ();
-        release_threshold(pool: DriverPoolId) -> u64;
-        keep_memory(pool: DriverPoolId, keep: bool) -> ();
-        allow_reuse(pool: DriverPoolId) -> ();
-        open_pool(pool: DriverPoolId, other: DeviceId) -> ();
-        allocate_async(pool: DriverPoolId, bytes: u64, on: StreamId as stream) -> u64;
-        free_async(address: u64, on: StreamId as stream) -> ();
-        trim(pool: DriverPoolId, keep_bytes: u64) -> ();
-        usage(pool: DriverPoolId) -> DriverPoolUsage;
-        reset_high_marks(pool: DriverPoolId) -> ();
-        graph_usage() -> DriverPoolUsage;
-        reset_graph_high_marks() -> ();
-        trim_graphs() -> ();
-    }
-}
-
-impl<D: Driver, I: Interceptor> Ipc for Intercepted<D, I> {
-    forward! { Self::through, D::ipc;
-        share(base: u64 as address) -> [u8; 64];
-        open(handle: &[u8; 64]) -> u64;
-        close(address: u64) -> ();
-    }
-}
-
-impl<D: Driver, I: Interceptor> Peers for Intercepted<D, I> {
-    forward! { Self::through, D::peers;
-        can_access(other: DeviceId) -> bool;
-        enable_access(other: DeviceId) -> ();
-        copy_peer(
-            to: (DeviceId, u64) as place,
-            from: (DeviceId, u64) as place,
-            size_bytes: u64,
-            stream: StreamId as stream
-        ) -> ();
-    }
-}
-
-impl<D: Driver, I: Interceptor> Capture for Intercepted<D, I> {
-    forward! { Self::through, D::capture;
-        expect_captures(expected: bool) -> ();
-        expected() -> u64;
-        begin(stream: StreamId as stream) -> u64;
-        end(stream: StreamId as stream) -> ();
-        frontier(stream: StreamId as stream) -> Vec<NodeId>;
-        dependencies(node: NodeId) -> Vec<NodeId>;
-        add_to_frontier(stream: StreamId as stream, nodes: &[NodeId]) -> ();
-        free_behind(address: u64, stream: StreamId as stream, nodes: &[NodeId]) -> NodeId;
-    }
-}
-
-impl<D: Driver, I: Interceptor> Processes for Intercepted<D, I> {
-    forward! { Self::through, D::processes;
-        list() -> Vec<ProcessUsage>;
-    }
-}
+intercept_parts! { Fabric MemoryPools Ipc Peers Capture Processes }
 
 #[cfg(test)]
 mod tests {

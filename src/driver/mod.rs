@@ -20,7 +20,6 @@ mod call;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub mod cuda;
 mod faulty;
-pub(crate) mod forward;
 mod gated;
 mod held;
 mod holders;

@@ -10,9 +10,11 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use super::intercept::{Intercepted, Interceptor};
-use super::{Driver, DriverResult};
+use super::call::Call;
+use super::intercept::{Intercepted, Interceptor, lacking};
+use super::{Driver, DriverResult, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
+use crate::ids::DeviceId;
 
 /// The addresses of a recording, each list in the order in which they were given out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,15 +59,6 @@ struct Lists {
 const FAR_BYTES: u64 = 1 << 44;
 
 impl Lists {
-    /// The list that answers a call.
-    fn of(&mut self, call: &str) -> &mut Answers {
-        if matches!(call, "allocate" | "free") {
-            &mut self.segments
-        } else {
-            &mut self.reservations
-        }
-    }
-
     /// The next recorded run of pages is mapped.
     fn mapped(&mut self) {
         let reservations = &mut self.reservations;
@@ -158,20 +151,39 @@ impl Answers {
         far.map(|far| far & !(FAR_BYTES - 1)).ok_or_else(|| self.used_up(call))
     }
 
-    fn check_unused(&self, call: &'static str, recorded: u64) -> DriverResult<()> {
+    /// Gives out a recorded address for what `act` obtains. A device without room refuses first: the next
+    /// recorded range may lie where one is now that was released before the recorded call succeeded.
+    fn answer(
+        &mut self,
+        call: &'static str,
+        recorded: u64,
+        size_bytes: u64,
+        heap: Option<u64>,
+        act: impl FnOnce() -> DriverResult<u64>,
+    ) -> DriverResult<()> {
+        let address = act()?;
         if self.live.contains_key(&recorded) {
             let message = format!("the recording gives {recorded:#x} again, which is still in use");
             return Err(DriverError::new(DriverErrorKind::Other, call, 0, message));
         }
+        self.live.insert(recorded, Inner { address, size_bytes, reached: recorded, heap });
         Ok(())
     }
 
-    /// What starts at exactly this recorded address.
-    fn at(&self, call: &'static str, recorded: u64) -> DriverResult<Inner> {
-        self.live.get(&recorded).copied().ok_or_else(|| {
+    /// Gives back what starts at exactly this recorded address.
+    fn take_back(
+        &mut self,
+        call: &'static str,
+        recorded: u64,
+        act: impl FnOnce(u64) -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        let found = self.live.get(&recorded).ok_or_else(|| {
             let message = format!("no {} starts at {recorded:#x}", self.what);
             DriverError::new(DriverErrorKind::InvalidValue, call, 1, message)
-        })
+        })?;
+        act(found.address)?;
+        self.live.remove(&recorded);
+        Ok(())
     }
 
     fn inward(&self, address: u64) -> Option<u64> {
@@ -181,53 +193,50 @@ impl Answers {
     }
 }
 
-impl Interceptor for RecordedAnswers {
-    /// A recorded mapping has been given out once it is accessible; a segment when it is allocated.
-    fn around<T>(
-        &self,
-        call: &'static str,
-        act: impl FnOnce() -> DriverResult<T>,
-    ) -> DriverResult<T> {
-        let answer = act()?;
-        if call == "set_access" {
-            self.lists.lock().mapped();
-        }
-        Ok(answer)
-    }
+fn memory(inner: &dyn Driver, call: Call) -> DriverResult<&dyn VirtualMemory> {
+    inner.virtual_memory().ok_or_else(|| lacking(call))
+}
 
-    fn obtain(
-        &self,
-        call: &'static str,
-        size_bytes: u64,
-        act: impl FnOnce() -> DriverResult<u64>,
-    ) -> DriverResult<u64> {
-        let mut lists = self.lists.lock();
-        let is_segment = call == "allocate";
-        let recorded = match is_segment {
-            true => lists.segments.next(call)?,
-            false => lists.reservations.next_base(call, &lists.mappings, lists.heap)?,
-        };
-        let heap = lists.heap;
-        let answers = lists.of(call);
-        // A device without room refuses first: the next recorded range may lie where one is now that was
-        // released before the recorded call succeeded.
-        let address = act()?;
-        answers.check_unused(call, recorded)?;
-        answers.given += usize::from(is_segment);
-        answers.live.insert(recorded, Inner { address, size_bytes, reached: recorded, heap });
+impl Interceptor for RecordedAnswers {
+    fn allocate(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
+        let segments = &mut self.lists.lock().segments;
+        let recorded = segments.next("allocate")?;
+        segments.answer("allocate", recorded, size_bytes, None, || inner.allocate(size_bytes))?;
+        segments.given += 1;
         Ok(recorded)
     }
 
-    fn give_back(
+    fn free(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let act = |address| inner.free(address, size_bytes);
+        self.lists.lock().segments.take_back("free", address, act)
+    }
+
+    fn reserve(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
+        let memory = memory(inner, Call::Reserve)?;
+        let Lists { reservations, mappings, heap, .. } = &mut *self.lists.lock();
+        let recorded = reservations.next_base("reserve", mappings, *heap)?;
+        let act = || memory.reserve(size_bytes);
+        reservations.answer("reserve", recorded, size_bytes, *heap, act)?;
+        Ok(recorded)
+    }
+
+    fn unreserve(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let memory = memory(inner, Call::Unreserve)?;
+        let act = |address| memory.unreserve(address, size_bytes);
+        self.lists.lock().reservations.take_back("unreserve", address, act)
+    }
+
+    /// A recorded mapping has been given out once it is accessible; a segment when it is allocated.
+    fn set_access(
         &self,
-        call: &'static str,
+        inner: &dyn Driver,
         address: u64,
-        act: impl FnOnce(u64) -> DriverResult<()>,
+        size_bytes: u64,
+        device: DeviceId,
     ) -> DriverResult<()> {
-        let mut lists = self.lists.lock();
-        let answers = lists.of(call);
-        act(answers.at(call, address)?.address)?;
-        answers.live.remove(&address);
+        let address = self.address(address);
+        memory(inner, Call::SetAccess)?.set_access(address, size_bytes, device)?;
+        self.lists.lock().mapped();
         Ok(())
     }
 
@@ -241,9 +250,9 @@ impl Interceptor for RecordedAnswers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Exportable;
     use crate::driver::sim::{Sim, SimOptions};
-    use crate::driver::{Exportable, VirtualMemory};
-    use crate::ids::{DeviceId, StreamId};
+    use crate::ids::StreamId;
     use crate::size::MIB;
 
     fn recorded(segments: &[u64], mappings: &[u64]) -> Recorded<Sim> {

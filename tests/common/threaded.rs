@@ -39,7 +39,7 @@ impl OwnStreams {
 
     /// Finishes the work of the calling thread's own stream.
     pub(crate) fn finish_own(&self) {
-        self.sim.complete_stream(self.stream(OWN));
+        self.sim.complete_stream(self.stream(OWN).expect("it has one"));
     }
 }
 
@@ -55,16 +55,16 @@ impl Interceptor for OwnStreams {
         act()
     }
 
-    fn stream(&self, stream: StreamId) -> StreamId {
+    fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
         if stream != OWN {
-            return stream;
+            return Ok(stream);
         }
         let mut own = self.own.lock().expect("no test panics under it");
         let new = || self.sim.create_stream().expect("sim has streams");
-        *own.entry(std::thread::current().id()).or_insert_with(new)
+        Ok(*own.entry(std::thread::current().id()).or_insert_with(new))
     }
 
-    fn is_per_thread_stream(&self, stream: StreamId) -> bool {
+    fn is_per_thread_stream(&self, _: &dyn Driver, stream: StreamId) -> bool {
         stream == OWN
     }
 }

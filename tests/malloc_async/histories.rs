@@ -291,7 +291,7 @@ fn histories_of_three_threads_keep_the_bytes_on_the_host() {
 fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {
     check(10, |a, b, c| {
         let host = Host::new(HostOptions { total_bytes: 2048 * MIB, ..HostOptions::default() });
-        history(RealMachine::of(Part::new(host, PART_BYTES)), &[a, b, c]);
+        history(RealMachine::of(Part::new(Arc::new(host), PART_BYTES)), &[a, b, c]);
         true
     });
 }

@@ -91,7 +91,7 @@ fn what_a_thread_freed_in_its_capture_is_settled_when_it_ends_that() {
             let graph = bed.capture(OWN);
             bed.give(eager);
             drop(graph.end(&bed));
-            (address, bed.device.interceptor().stream(OWN))
+            (address, bed.device.interceptor().stream(OWN).unwrap())
         });
         let waits = bed.device.inner().calls("synchronize_device");
         assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other thread's work runs still");
