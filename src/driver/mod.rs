@@ -27,7 +27,9 @@ mod holders;
 pub mod host;
 mod intercept;
 mod keepers;
+mod pool_books;
 mod recorded;
+mod refusal;
 pub mod sim;
 
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]

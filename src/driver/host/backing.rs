@@ -17,7 +17,8 @@ use rustix::fs::{
 };
 
 use super::budget::Hold;
-use super::errors::Refusal;
+use super::errors::invalid;
+use crate::driver::refusal::Done;
 
 /// The file system of memory files with ordinary pages. Huge pages may fault when they run out.
 ///
@@ -56,7 +57,7 @@ impl Piece {
     }
 
     /// A piece of another driver, after its descriptor was found fit for mapping.
-    pub(super) fn imported(file: OwnedFd, size_bytes: usize) -> Result<Self, Refusal> {
+    pub(super) fn imported(file: OwnedFd, size_bytes: usize) -> Done<Self> {
         check_foreign(&file, size_bytes as u64)?;
         Ok(Self { backing: Backing::Own(file), size_bytes, _hold: None })
     }
@@ -171,8 +172,8 @@ fn memory_file(name: &str) -> io::Result<OwnedFd> {
 }
 
 /// Refuses a descriptor that could not be mapped, or whose mapping could fault later.
-fn check_foreign(file: &OwnedFd, size_bytes: u64) -> Result<(), Refusal> {
-    let refuse = |message: String| Err(Refusal::Illegal(message));
+fn check_foreign(file: &OwnedFd, size_bytes: u64) -> Done<()> {
+    let refuse = |message: String| Err(invalid(message));
     let stat = fstat(file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return refuse("the descriptor is not of a memory file".to_owned());

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::errors::Refusal;
+use super::errors::short;
+use crate::driver::refusal::Done;
 
 /// The bytes of one device.
 #[derive(Debug)]
@@ -39,13 +40,11 @@ impl Budget {
         self.total_bytes - self.taken_bytes()
     }
 
-    pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Result<Hold, Refusal> {
+    pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Done<Hold> {
         let more = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.total_bytes);
         match self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
             Ok(_) => Ok(Hold { budget: Arc::clone(self), bytes }),
-            Err(taken) => {
-                Err(Refusal::Short { asked_bytes: bytes, free_bytes: self.total_bytes - taken })
-            }
+            Err(taken) => Err(short(bytes, self.total_bytes - taken)),
         }
     }
 }

@@ -27,11 +27,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::call::{Call, calls, forward};
+use super::refusal::Done;
 use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, Held, MemoryInfo, MemoryPools};
 use super::{HoldsWork, ProcessUsage, Processes, VirtualMemory};
 use crate::ids::{DeviceId, EventId, StreamId};
 use budget::Budget;
-use errors::{Refusal, invalid, length};
+use errors::{invalid, length};
 use memory::Region;
 use pools::Pools;
 use span::{Part, Span};
@@ -69,6 +71,12 @@ impl Default for HostOptions {
 /// Dropping it lets all submitted work finish, held or not, and gives everything back.
 #[derive(Debug)]
 pub struct Host {
+    device: Device,
+}
+
+/// What does the calls.
+#[derive(Debug)]
+struct Device {
     options: HostOptions,
     budget: Arc<Budget>,
     /// Locked before the queues, never while work is waited for.
@@ -105,57 +113,50 @@ impl Host {
     #[must_use]
     pub fn new(options: HostOptions) -> Self {
         let budget = Budget::new(options.total_bytes);
-        Self { options, budget, memory: Mutex::default(), work: Arc::default() }
+        let (memory, work) = (Mutex::default(), Arc::default());
+        Self { device: Device { options, budget, memory, work } }
     }
 
     /// Holds a stream: work submitted to it from now on runs when the gate is opened or dropped.
     /// Whoever waits for the stream waits for the gate.
     #[must_use = "the stream goes on when the gate is dropped"]
     pub fn hold(&self, stream: StreamId) -> Gate {
-        self.work.hold(stream)
+        self.device.work.hold(stream)
     }
 
     /// What the device has given out and not taken back. Its one shared file of pieces, if any, stays
     /// open as long as the device.
     #[must_use]
     pub fn held(&self) -> Held {
-        let memory = self.memory.lock();
+        let memory = self.device.memory.lock();
         let regions = memory.regions.iter();
         let mut held = Held {
             segments: regions.map(|(start, own)| (*start, own.size_bytes() as u64)).collect(),
             pool_ranges: memory.pools.ranges(),
-            events: self.work.lock().events_alive(),
+            events: self.device.work.lock().events_alive(),
             ..Held::default()
         };
         memory.space.tell(&mut held);
         held
     }
 
-    fn check_stream(&self, call: &'static str, stream: StreamId) -> DriverResult<()> {
-        if self.work.lock().is_destroyed(stream) {
-            return Err(invalid(call, format!("stream {stream} is destroyed")));
-        }
-        Ok(())
+    fn call<T>(&self, call: Call, act: impl FnOnce(&Device) -> Done<T>) -> DriverResult<T> {
+        act(&self.device).map_err(|refusal| refusal.of(call))
+    }
+}
+
+impl Device {
+    fn check_stream(&self, stream: StreamId) -> Done<()> {
+        self.work.lock().check(stream)
     }
 
     /// The bytes of a range. They stay valid as long as the span lives.
-    fn span(&self, call: &'static str, address: u64, size_bytes: u64) -> DriverResult<Span> {
+    fn span(&self, address: u64, size_bytes: u64) -> Done<Span> {
         self.memory.lock().span(address, size_bytes).ok_or_else(|| {
             let message =
                 format!("{size_bytes} bytes at {address:#x} are not in live memory of one kind");
-            invalid(call, message)
+            invalid(message)
         })
-    }
-
-    fn take_region(&self, size_bytes: u64) -> Result<u64, Refusal> {
-        if size_bytes == 0 {
-            return Err(Refusal::Illegal("zero bytes".to_owned()));
-        }
-        let hold = self.budget.take(size_bytes)?;
-        let region = Region::map(length(size_bytes)?, hold)?;
-        let address = region.address();
-        self.memory.lock().regions.insert(address, Arc::new(region));
-        Ok(address)
     }
 
     /// Waits for marks; then pools give back what they keep beyond their thresholds.
@@ -164,40 +165,35 @@ impl Host {
         self.memory.lock().pools.synchronized(&self.work.lock());
     }
 
-    fn mark(&self, call: &'static str, event: EventId) -> DriverResult<Option<Mark>> {
-        let mark = self.work.lock().mark(event);
-        mark.ok_or_else(|| invalid(call, format!("event {event} is unknown")))
-    }
-
     /// Submits a job and waits for it.
     fn run_and_wait(&self, stream: StreamId, job: Box<dyn FnOnce() + Send>) {
         self.work.submit(stream, job);
         let end = self.work.lock().end_of(stream);
         self.work.synchronize(&[end]);
     }
-}
 
-impl Driver for Host {
-    fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            device: self.options.device,
-            name: self.options.name.clone(),
-            driver: "host",
-            total_bytes: self.options.total_bytes,
-        }
+    fn make_current(&self) -> Done<()> {
+        Ok(())
     }
 
-    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+    fn memory_info(&self) -> Done<MemoryInfo> {
         let (free_bytes, total_bytes) = (self.budget.free_bytes(), self.budget.total_bytes());
         Ok(MemoryInfo { free_bytes, total_bytes })
     }
 
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        self.take_region(size_bytes).map_err(|refusal| refusal.of("allocate"))
+    fn allocate(&self, size_bytes: u64) -> Done<u64> {
+        if size_bytes == 0 {
+            return Err(invalid("zero bytes"));
+        }
+        let hold = self.budget.take(size_bytes)?;
+        let region = Region::map(length(size_bytes)?, hold)?;
+        let address = region.address();
+        self.memory.lock().regions.insert(address, Arc::new(region));
+        Ok(address)
     }
 
     /// Waits for all running work, as a device does.
-    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+    fn free(&self, address: u64, size_bytes: u64) -> Done<()> {
         let removed = {
             let regions = &mut self.memory.lock().regions;
             let found = regions.get(&address);
@@ -206,7 +202,7 @@ impl Driver for Host {
         };
         let Some(region) = removed else {
             let message = format!("no allocation of {size_bytes} bytes starts at {address:#x}");
-            return Err(invalid("free", message));
+            return Err(invalid(message));
         };
         // From here on no work can be submitted to it; what was submitted holds it and is waited
         // for. Its address is not given out again before it is unmapped.
@@ -215,88 +211,81 @@ impl Driver for Host {
         Ok(())
     }
 
-    fn create_stream(&self) -> DriverResult<StreamId> {
+    fn create_stream(&self) -> Done<StreamId> {
         Ok(self.work.lock().create_stream())
     }
 
-    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        if self.work.lock().destroy_stream(stream) {
-            return Ok(());
-        }
-        Err(invalid("destroy_stream", format!("stream {stream} was not created here or is gone")))
+    fn destroy_stream(&self, stream: StreamId) -> Done<()> {
+        self.work.lock().destroy_stream(stream)
     }
 
-    fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.check_stream("synchronize_stream", stream)?;
+    fn synchronize_stream(&self, stream: StreamId) -> Done<()> {
+        self.check_stream(stream)?;
         let end = self.work.lock().end_of(stream);
         self.wait_until_passed(&[end]);
         Ok(())
     }
 
-    fn synchronize_device(&self) -> DriverResult<()> {
+    fn synchronize_device(&self) -> Done<()> {
         let ends = self.work.lock().ends();
         self.wait_until_passed(&ends);
         Ok(())
     }
 
-    fn create_event(&self) -> DriverResult<EventId> {
+    fn create_event(&self) -> Done<EventId> {
         Ok(self.work.lock().create_event())
     }
 
-    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
-        self.check_stream("record_event", stream)?;
-        if self.work.lock().record(event, stream) {
-            return Ok(());
-        }
-        Err(invalid("record_event", format!("event {event} is unknown")))
+    fn record_event(&self, event: EventId, stream: StreamId) -> Done<()> {
+        self.check_stream(stream)?;
+        self.work.lock().record(event, stream)
     }
 
-    fn query_event(&self, event: EventId) -> DriverResult<bool> {
-        let mark = self.mark("query_event", event)?;
-        Ok(mark.is_none_or(|mark| self.work.lock().is_passed(mark)))
+    fn query_event(&self, event: EventId) -> Done<bool> {
+        let queues = self.work.lock();
+        Ok(queues.mark(event)?.is_none_or(|mark| queues.is_passed(mark)))
     }
 
-    fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
-        if let Some(mark) = self.mark("synchronize_event", event)? {
+    fn synchronize_event(&self, event: EventId) -> Done<()> {
+        let mark = self.work.lock().mark(event)?;
+        if let Some(mark) = mark {
             self.wait_until_passed(&[mark]);
         }
         Ok(())
     }
 
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
-        self.check_stream("wait_event", stream)?;
-        if let Some(mark) = self.mark("wait_event", event)? {
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Done<()> {
+        self.check_stream(stream)?;
+        let mark = self.work.lock().mark(event)?;
+        if let Some(mark) = mark {
             self.work.wait_for(stream, mark);
         }
         Ok(())
     }
 
-    fn destroy_event(&self, event: EventId) -> DriverResult<()> {
-        if self.work.lock().destroy_event(event) {
-            return Ok(());
-        }
-        Err(invalid("destroy_event", format!("event {event} is unknown")))
+    fn destroy_event(&self, event: EventId) -> Done<()> {
+        self.work.lock().destroy_event(event)
     }
 
-    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        self.check_stream("copy", stream)?;
-        let to = self.span("copy", to, size_bytes)?;
-        let from = self.span("copy", from, size_bytes)?;
+    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> Done<()> {
+        self.check_stream(stream)?;
+        let to = self.span(to, size_bytes)?;
+        let from = self.span(from, size_bytes)?;
         self.work.submit(stream, Box::new(move || to.copy(&from)));
         Ok(())
     }
 
-    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
-        self.check_stream("copy_from_host", stream)?;
-        let to = self.span("copy_from_host", to, from.len() as u64)?;
+    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> Done<()> {
+        self.check_stream(stream)?;
+        let to = self.span(to, from.len() as u64)?;
         let bytes = from.to_vec();
         self.run_and_wait(stream, Box::new(move || to.write(&bytes)));
         Ok(())
     }
 
-    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
-        self.check_stream("copy_to_host", stream)?;
-        let from = self.span("copy_to_host", from, to.len() as u64)?;
+    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> Done<()> {
+        self.check_stream(stream)?;
+        let from = self.span(from, to.len() as u64)?;
         let bytes = Arc::new(Mutex::new(vec![0; to.len()]));
         let into = Arc::clone(&bytes);
         self.run_and_wait(stream, Box::new(move || from.read(&mut into.lock())));
@@ -304,17 +293,35 @@ impl Driver for Host {
         Ok(())
     }
 
-    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        self.check_stream("fill", stream)?;
-        let to = self.span("fill", to, size_bytes)?;
+    fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> Done<()> {
+        self.check_stream(stream)?;
+        let to = self.span(to, size_bytes)?;
         self.work.submit(stream, Box::new(move || to.fill(byte)));
         Ok(())
     }
 
-    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
-        self.check_stream("capture_status", stream)?;
+    fn capture_status(&self, stream: StreamId) -> Done<CaptureStatus> {
+        self.check_stream(stream)?;
         Ok(CaptureStatus::None)
     }
+
+    fn list(&self) -> Done<Vec<ProcessUsage>> {
+        let used_bytes = self.budget.taken_bytes();
+        Ok(vec![ProcessUsage { process: std::process::id(), used_bytes }])
+    }
+}
+
+impl Driver for Host {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            device: self.device.options.device,
+            name: self.device.options.name.clone(),
+            driver: "host",
+            total_bytes: self.device.options.total_bytes,
+        }
+    }
+
+    calls! { Driver forward Self::call; }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         Some(self)
@@ -330,10 +337,7 @@ impl Driver for Host {
 }
 
 impl Processes for Host {
-    fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
-        let used_bytes = self.budget.taken_bytes();
-        Ok(vec![ProcessUsage { process: std::process::id(), used_bytes }])
-    }
+    calls! { Processes forward Self::call; }
 }
 
 impl HoldsWork for Host {
@@ -347,6 +351,6 @@ impl HoldsWork for Host {
 impl Drop for Host {
     /// Lets all submitted work finish, held or not, and gives the memory back.
     fn drop(&mut self) {
-        self.work.end();
+        self.device.work.end();
     }
 }

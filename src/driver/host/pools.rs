@@ -10,12 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::budget::Budget;
-use super::errors::{Refusal, length};
+use super::errors::{INVALID, invalid, length, short};
 use super::memory::Region;
 use super::span::{Part, Span};
 use super::work::{Mark, Queues};
-use super::{Host, Memory};
-use crate::driver::keepers::{Keepers, NO_KEEPER};
+use super::{Device, Host, Memory};
+use crate::driver::call::{Call, calls, forward};
+use crate::driver::pool_books::{KeepsPoolBooks, PoolBooks};
+use crate::driver::refusal::Done;
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
@@ -42,11 +44,7 @@ struct Live {
 
 #[derive(Debug, Default)]
 struct Pool {
-    /// Nobody can name it any more; it stays until its memory is idle.
-    destroyed: bool,
-    threshold_bytes: u64,
-    keepers: Keepers,
-    usage: DriverPoolUsage,
+    books: PoolBooks,
     segments: BTreeMap<u64, Segment>,
 }
 
@@ -119,7 +117,7 @@ impl Pool {
         segments.find_map(|(start, own)| own.take(size_bytes, on).map(|address| (address, *start)))
     }
 
-    fn grow(&mut self, size_bytes: u64, budget: &Arc<Budget>) -> Result<(), Refusal> {
+    fn grow(&mut self, size_bytes: u64, budget: &Arc<Budget>) -> Done<()> {
         let whole_bytes = align_up(size_bytes, SEGMENT_ROUND_BYTES);
         let roomy_bytes = whole_bytes.max(SEGMENT_MIN_BYTES);
         let hold = budget.take(roomy_bytes).map(|hold| (hold, roomy_bytes));
@@ -131,9 +129,7 @@ impl Pool {
         let start = region.address();
         let all = Idle { size_bytes: segment_bytes, freed: None };
         self.segments.insert(start, Segment { region, idle: BTreeMap::from([(start, all)]) });
-        let usage = &mut self.usage;
-        usage.reserved_bytes += segment_bytes;
-        usage.reserved_high_bytes = usage.reserved_high_bytes.max(usage.reserved_bytes);
+        self.books.grow(segment_bytes);
         Ok(())
     }
 
@@ -142,11 +138,11 @@ impl Pool {
         let idle = self.segments.iter().filter(|(_, segment)| segment.is_idle());
         let idle: Vec<u64> = idle.map(|(start, _)| *start).collect();
         for start in idle.into_iter().rev() {
-            if self.usage.reserved_bytes <= keep_bytes {
+            if self.books.usage.reserved_bytes <= keep_bytes {
                 break;
             }
             if let Some(segment) = self.segments.remove(&start) {
-                self.usage.reserved_bytes -= segment.size_bytes();
+                self.books.usage.reserved_bytes -= segment.size_bytes();
             }
         }
     }
@@ -181,17 +177,17 @@ impl Pools {
     /// After somebody waited: every pool goes back to its threshold.
     pub(super) fn synchronized(&mut self, queues: &Queues) {
         for pool in self.pools.values_mut() {
-            if pool.usage.reserved_bytes > pool.threshold_bytes {
+            if pool.books.usage.reserved_bytes > pool.books.threshold_bytes {
                 pool.settle(queues);
-                pool.release(pool.threshold_bytes);
+                pool.release(pool.books.threshold_bytes);
             }
         }
-        self.pools.retain(|_, pool| !pool.destroyed || !pool.segments.is_empty());
+        self.pools.retain(|_, pool| !pool.books.destroyed || !pool.segments.is_empty());
     }
 
-    fn pool(&mut self, id: DriverPoolId) -> Result<&mut Pool, Refusal> {
-        let known = self.pools.get_mut(&id).filter(|pool| !pool.destroyed);
-        known.ok_or_else(|| Refusal::Illegal(format!("there is no pool {}", id.0)))
+    fn pool(&mut self, id: DriverPoolId) -> Done<&mut Pool> {
+        let known = self.pools.get_mut(&id).filter(|pool| !pool.books.destroyed);
+        known.ok_or_else(|| invalid(format!("there is no pool {}", id.0)))
     }
 
     fn allocate(
@@ -201,15 +197,15 @@ impl Pools {
         on: StreamId,
         queues: &Queues,
         budget: &Arc<Budget>,
-    ) -> Result<u64, Refusal> {
+    ) -> Done<u64> {
         let pool = self.pool(id)?;
         if bytes == 0 {
-            return Err(Refusal::Illegal("zero bytes".to_owned()));
+            return Err(invalid("zero bytes"));
         }
         let free_bytes = budget.free_bytes();
         let size_bytes = bytes.checked_next_multiple_of(MIN_BLOCK_BYTES);
         let size_bytes = size_bytes.filter(|size_bytes| *size_bytes <= budget.total_bytes());
-        let size_bytes = size_bytes.ok_or(Refusal::Short { asked_bytes: bytes, free_bytes })?;
+        let size_bytes = size_bytes.ok_or(short(bytes, free_bytes))?;
         pool.settle(queues);
         let (address, segment) = match pool.take(size_bytes, on) {
             Some(found) => found,
@@ -218,9 +214,7 @@ impl Pools {
                 self.pool(id)?.take(size_bytes, on).expect("the pool just grew for this range")
             }
         };
-        let usage = &mut self.pool(id)?.usage;
-        usage.used_bytes += size_bytes;
-        usage.used_high_bytes = usage.used_high_bytes.max(usage.used_bytes);
+        self.pool(id)?.books.allocate(size_bytes);
         self.live.insert(address, Live { size_bytes, pool: id, segment });
         Ok(address)
     }
@@ -232,7 +226,7 @@ impl Pools {
         size_bytes: u64,
         queues: &Queues,
         budget: &Arc<Budget>,
-    ) -> Result<(), Refusal> {
+    ) -> Done<()> {
         if let Ok(()) = self.pool(id)?.grow(size_bytes, budget) {
             return Ok(());
         }
@@ -243,141 +237,108 @@ impl Pools {
         self.pool(id)?.grow(size_bytes, budget)
     }
 
-    fn free(&mut self, address: u64, mark: Mark, queues: &Queues) -> Result<(), Refusal> {
+    fn free(&mut self, address: u64, mark: Mark, queues: &Queues) -> Done<()> {
         let Some(live) = self.live.remove(&address) else {
-            return Err(Refusal::Illegal(format!(
-                "no allocation of a pool starts at {address:#x}"
-            )));
+            return Err(invalid(format!("no allocation of a pool starts at {address:#x}")));
         };
         let pool = self.pools.get_mut(&live.pool).expect("pools stay while anything is live");
-        pool.usage.used_bytes -= live.size_bytes;
+        pool.books.usage.used_bytes -= live.size_bytes;
         let segment = pool.segments.get_mut(&live.segment).expect("segments of live ranges stay");
         segment.idle.insert(address, Idle { size_bytes: live.size_bytes, freed: Some(mark) });
-        if pool.destroyed {
+        if pool.books.destroyed {
             self.synchronized(queues);
         }
         Ok(())
     }
 }
 
+/// What the calls of pools work with.
+struct PoolCall<'a> {
+    device: &'a Device,
+    pools: &'a mut Pools,
+    queues: &'a Queues,
+}
+
+impl PoolCall<'_> {
+    fn default_pool(&mut self) -> Done<DriverPoolId> {
+        Ok(DEFAULT_POOL)
+    }
+
+    fn create_pool(&mut self) -> Done<DriverPoolId> {
+        self.pools.last_pool += 1;
+        let id = DriverPoolId(self.pools.last_pool);
+        self.pools.pools.insert(id, Pool::default());
+        Ok(id)
+    }
+
+    fn destroy_pool(&mut self, pool: DriverPoolId) -> Done<()> {
+        if pool == DEFAULT_POOL {
+            return Err(invalid("the default pool cannot be destroyed"));
+        }
+        let books = self.books(pool)?;
+        books.destroyed = true;
+        books.threshold_bytes = 0;
+        self.pools.synchronized(self.queues);
+        Ok(())
+    }
+
+    fn open_pool(&mut self, pool: DriverPoolId, other: DeviceId) -> Done<()> {
+        self.books(pool)?;
+        Err(invalid(format!("device {other} cannot reach this one")))
+    }
+
+    fn allocate_async(&mut self, pool: DriverPoolId, bytes: u64, on: StreamId) -> Done<u64> {
+        self.queues.check(on)?;
+        self.pools.allocate(pool, bytes, on, self.queues, &self.device.budget)
+    }
+
+    fn free_async(&mut self, address: u64, on: StreamId) -> Done<()> {
+        self.queues.check(on)?;
+        self.pools.free(address, self.queues.end_of(on), self.queues)
+    }
+
+    fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {
+        let pool = self.pools.pool(pool)?;
+        pool.settle(self.queues);
+        pool.release(keep_bytes);
+        Ok(())
+    }
+
+    /// Nothing: the host captures no graphs.
+    fn graph_usage(&mut self) -> Done<DriverPoolUsage> {
+        Ok(DriverPoolUsage::default())
+    }
+
+    fn reset_graph_high_marks(&mut self) -> Done<()> {
+        Ok(())
+    }
+
+    fn trim_graphs(&mut self) -> Done<()> {
+        Ok(())
+    }
+}
+
+impl KeepsPoolBooks for PoolCall<'_> {
+    const INVALID: i64 = INVALID;
+
+    fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
+        Ok(&mut self.pools.pool(pool)?.books)
+    }
+}
+
 impl Host {
-    /// Does something with the pools and the queues.
-    fn with_pools<T>(
+    fn pool_call<T>(
         &self,
-        call: &'static str,
-        work: impl FnOnce(&mut Pools, &Queues) -> Result<T, Refusal>,
+        call: Call,
+        act: impl FnOnce(&mut PoolCall<'_>) -> Done<T>,
     ) -> DriverResult<T> {
-        let Memory { pools, .. } = &mut *self.memory.lock();
-        work(pools, &self.work.lock()).map_err(|refusal| refusal.of(call))
+        self.call(call, |device| {
+            let Memory { pools, .. } = &mut *device.memory.lock();
+            act(&mut PoolCall { device, pools, queues: &device.work.lock() })
+        })
     }
 }
 
 impl MemoryPools for Host {
-    fn default_pool(&self) -> DriverResult<DriverPoolId> {
-        Ok(DEFAULT_POOL)
-    }
-
-    fn create_pool(&self) -> DriverResult<DriverPoolId> {
-        self.with_pools("create_pool", |pools, _| {
-            pools.last_pool += 1;
-            let id = DriverPoolId(pools.last_pool);
-            pools.pools.insert(id, Pool::default());
-            Ok(id)
-        })
-    }
-
-    fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
-        self.with_pools("destroy_pool", |pools, queues| {
-            if pool == DEFAULT_POOL {
-                let message = "the default pool cannot be destroyed".to_owned();
-                return Err(Refusal::Illegal(message));
-            }
-            let own = pools.pool(pool)?;
-            own.destroyed = true;
-            own.threshold_bytes = 0;
-            pools.synchronized(queues);
-            Ok(())
-        })
-    }
-
-    fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
-        self.with_pools("set_release_threshold", |pools, _| {
-            pools.pool(pool)?.threshold_bytes = bytes;
-            Ok(())
-        })
-    }
-
-    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
-        self.with_pools("release_threshold", |pools, _| Ok(pools.pool(pool)?.threshold_bytes))
-    }
-
-    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
-        self.with_pools("keep_memory", |pools, _| {
-            let pool = pools.pool(pool)?;
-            let changed = pool.keepers.after(keep, pool.threshold_bytes);
-            let (keepers, set) = changed.ok_or_else(|| Refusal::Illegal(NO_KEEPER.to_owned()))?;
-            pool.keepers = keepers;
-            pool.threshold_bytes = set.unwrap_or(pool.threshold_bytes);
-            Ok(())
-        })
-    }
-
-    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
-        // Nothing else is done here.
-        self.with_pools("allow_reuse", |pools, _| pools.pool(pool).map(drop))
-    }
-
-    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
-        self.with_pools("open_pool", |pools, _| {
-            pools.pool(pool)?;
-            Err(Refusal::Illegal(format!("device {other} cannot reach this one")))
-        })
-    }
-
-    fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
-        let call = "allocate_async";
-        self.check_stream(call, on)?;
-        self.with_pools(call, |pools, queues| pools.allocate(pool, bytes, on, queues, &self.budget))
-    }
-
-    fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
-        let call = "free_async";
-        self.check_stream(call, on)?;
-        self.with_pools(call, |pools, queues| pools.free(address, queues.end_of(on), queues))
-    }
-
-    fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
-        self.with_pools("trim", |pools, queues| {
-            let pool = pools.pool(pool)?;
-            pool.settle(queues);
-            pool.release(keep_bytes);
-            Ok(())
-        })
-    }
-
-    fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
-        self.with_pools("usage", |pools, _| Ok(pools.pool(pool)?.usage))
-    }
-
-    fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
-        self.with_pools("reset_high_marks", |pools, _| {
-            let usage = &mut pools.pool(pool)?.usage;
-            usage.used_high_bytes = usage.used_bytes;
-            usage.reserved_high_bytes = usage.reserved_bytes;
-            Ok(())
-        })
-    }
-
-    /// Nothing: the host captures no graphs.
-    fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
-        Ok(DriverPoolUsage::default())
-    }
-
-    fn reset_graph_high_marks(&self) -> DriverResult<()> {
-        Ok(())
-    }
-
-    fn trim_graphs(&self) -> DriverResult<()> {
-        Ok(())
-    }
+    calls! { MemoryPools forward Self::pool_call; }
 }

@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
 
 use super::backing::Piece;
-use super::errors::Refusal;
+use super::errors::invalid;
 use super::memory::AddressRange;
 use super::span::Part;
+use crate::driver::refusal::Done;
 
 /// One range of reserved address space.
 #[derive(Debug)]
@@ -85,7 +86,7 @@ impl Reservation {
     }
 
     /// Puts a piece at `offset`. Nobody can touch it yet.
-    pub(super) fn map(&mut self, offset: usize, piece: &Arc<Piece>) -> Result<(), Refusal> {
+    pub(super) fn map(&mut self, offset: usize, piece: &Arc<Piece>) -> Done<()> {
         let size_bytes = piece.size_bytes();
         let end = offset.checked_add(size_bytes).filter(|end| *end <= self.size_bytes());
         let Some(end) = end else {
@@ -93,7 +94,7 @@ impl Reservation {
                 "{size_bytes} bytes at offset {offset} reach over the end of {} reserved bytes",
                 self.size_bytes()
             );
-            return Err(Refusal::Illegal(message));
+            return Err(invalid(message));
         };
         if let Some((_, other)) = self.mapped.range(..end).next_back()
             && other.end() > offset
@@ -103,7 +104,7 @@ impl Reservation {
                 other.offset,
                 other.end()
             );
-            return Err(Refusal::Illegal(message));
+            return Err(invalid(message));
         }
         let (start, flags) = (self.range.at(offset).cast(), MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: the target lies inside `range`, which is ours, and `mapped`, which knows all
@@ -119,7 +120,7 @@ impl Reservation {
     }
 
     /// Allows reading and writing in a range of whole pieces.
-    pub(super) fn open(&mut self, offset: usize, size_bytes: usize) -> Result<(), Refusal> {
+    pub(super) fn open(&mut self, offset: usize, size_bytes: usize) -> Done<()> {
         let starts = self.whole(offset, size_bytes)?;
         let (start, access) =
             (self.range.at(offset).cast(), MprotectFlags::READ | MprotectFlags::WRITE);
@@ -133,7 +134,7 @@ impl Reservation {
     }
 
     /// Takes whole pieces off, all or none. Refused while somebody holds one of them.
-    pub(super) fn unmap(&mut self, offset: usize, size_bytes: usize) -> Result<(), Refusal> {
+    pub(super) fn unmap(&mut self, offset: usize, size_bytes: usize) -> Done<()> {
         let starts = self.whole(offset, size_bytes)?;
         let mut idle = Vec::with_capacity(starts.len());
         let mut used = None;
@@ -152,7 +153,7 @@ impl Reservation {
             self.keep(idle);
             let at = self.address() + start as u64;
             let message = format!("unfinished work still uses the piece at {at:#x}");
-            return Err(Refusal::Illegal(message));
+            return Err(invalid(message));
         }
         let start = self.range.at(offset).cast();
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -185,7 +186,7 @@ impl Reservation {
     }
 
     /// The starts of the pieces that fill a range exactly.
-    fn whole(&self, offset: usize, size_bytes: usize) -> Result<Vec<usize>, Refusal> {
+    fn whole(&self, offset: usize, size_bytes: usize) -> Done<Vec<usize>> {
         let mut starts = Vec::new();
         let mut covered = 0;
         while covered < size_bytes {
@@ -201,7 +202,7 @@ impl Reservation {
              {covered} bytes",
             starts.len()
         );
-        Err(Refusal::Illegal(message))
+        Err(invalid(message))
     }
 
     fn keep(&mut self, mappings: Vec<Mapping>) {

@@ -13,13 +13,15 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::Host;
 use super::backing::{Piece, Store};
-use super::errors::{Refusal, length};
+use super::errors::{invalid, length};
 use super::memory::ALIGNMENT_BYTES;
 use super::space::Reservation;
 use super::span::Span;
-use crate::driver::{DriverResult, Exportable, Held, PhysicalId, VirtualMemory};
+use super::{Device, Host};
+use crate::driver::call::{calls, forward};
+use crate::driver::refusal::{Done, Refusal};
+use crate::driver::{Exportable, Held, PhysicalId, VirtualMemory};
 use crate::ids::DeviceId;
 
 const GRANULARITY_BYTES: u64 = ALIGNMENT_BYTES as u64;
@@ -57,11 +59,7 @@ impl Space {
     }
 
     /// The reservation that holds a range, and the range in it as offset and size.
-    fn within(
-        &mut self,
-        address: u64,
-        size_bytes: u64,
-    ) -> Result<(&mut Reservation, usize, usize), Refusal> {
+    fn within(&mut self, address: u64, size_bytes: u64) -> Done<(&mut Reservation, usize, usize)> {
         check_whole("address", address)?;
         check_whole("size", size_bytes)?;
         let before = self.reservations.range_mut(..=address).next_back();
@@ -73,21 +71,21 @@ impl Space {
         });
         found.ok_or_else(|| {
             let message = format!("{size_bytes} bytes at {address:#x} are not in one reservation");
-            Refusal::Illegal(message)
+            invalid(message)
         })
     }
 
-    fn unreserve(&mut self, address: u64, size_bytes: u64) -> Result<(), Refusal> {
+    fn unreserve(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         let found = self.reservations.get(&address);
         let exact = found.filter(|reservation| reservation.size_bytes() as u64 == size_bytes);
         let Some(reservation) = exact else {
             let message = format!("no reservation of {size_bytes} bytes starts at {address:#x}");
-            return Err(Refusal::Illegal(message));
+            return Err(invalid(message));
         };
         let mappings = reservation.mappings();
         if mappings > 0 {
             let message = format!("{mappings} pieces are mapped in the range at {address:#x}");
-            return Err(Refusal::Illegal(message));
+            return Err(invalid(message));
         }
         self.reservations.remove(&address);
         Ok(())
@@ -100,7 +98,7 @@ impl Space {
         id
     }
 
-    fn store(&mut self) -> Result<Arc<Store>, Refusal> {
+    fn store(&mut self) -> Done<Arc<Store>> {
         let store = match self.store.take() {
             Some(store) => store,
             None => Store::open()?,
@@ -114,17 +112,17 @@ impl Space {
         self.store.as_deref()
     }
 
-    fn piece(&self, id: PhysicalId) -> Result<&Arc<Piece>, Refusal> {
+    fn piece(&self, id: PhysicalId) -> Done<&Arc<Piece>> {
         self.pieces.get(&id).ok_or_else(|| unknown(id))
     }
 
-    fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> Result<(), Refusal> {
+    fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> Done<()> {
         let piece = Arc::clone(self.piece(id)?);
         if piece.size_bytes() as u64 != size_bytes {
             let piece_bytes = piece.size_bytes();
             let message =
                 format!("a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
-            return Err(Refusal::Illegal(message));
+            return Err(invalid(message));
         }
         let (reservation, offset, _) = self.within(address, size_bytes)?;
         reservation.map(offset, &piece)
@@ -132,19 +130,33 @@ impl Space {
 }
 
 fn unknown(id: PhysicalId) -> Refusal {
-    Refusal::Illegal(format!("no piece {} is held", id.0))
+    invalid(format!("no piece {} is held", id.0))
 }
 
-fn check_whole(what: &str, bytes: u64) -> Result<(), Refusal> {
+fn check_whole(what: &str, bytes: u64) -> Done<()> {
     if bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES) {
         return Ok(());
     }
     let message = format!("{what} {bytes:#x} is not a positive multiple of {GRANULARITY_BYTES:#x}");
-    Err(Refusal::Illegal(message))
+    Err(invalid(message))
 }
 
-impl Host {
-    fn new_piece(&self, size_bytes: u64, exportable: Exportable) -> Result<PhysicalId, Refusal> {
+impl Device {
+    fn reserve(&self, size_bytes: u64) -> Done<u64> {
+        check_whole("size", size_bytes)?;
+        let size = length(size_bytes)?;
+        let reservation = Reservation::take(size)?;
+        let address = reservation.address();
+        self.memory.lock().space.reservations.insert(address, reservation);
+        Ok(address)
+    }
+
+    fn unreserve(&self, address: u64, size_bytes: u64) -> Done<()> {
+        let space = &mut self.memory.lock().space;
+        space.unreserve(address, size_bytes)
+    }
+
+    fn create(&self, size_bytes: u64, exportable: Exportable) -> Done<PhysicalId> {
         check_whole("size", size_bytes)?;
         let hold = self.budget.take(size_bytes)?;
         let size = length(size_bytes)?;
@@ -155,6 +167,53 @@ impl Host {
         };
         Ok(space.add(piece))
     }
+
+    fn release(&self, piece: PhysicalId) -> Done<()> {
+        let removed = self.memory.lock().space.pieces.remove(&piece);
+        // A piece that is mapped nowhere goes here, with no lock held.
+        removed.map(drop).ok_or_else(|| unknown(piece))
+    }
+
+    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> Done<()> {
+        let space = &mut self.memory.lock().space;
+        space.map(address, size_bytes, piece)
+    }
+
+    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> Done<()> {
+        let own = self.options.device;
+        if device != own {
+            let message = format!("device {device} asked; only device {own} exists here");
+            return Err(invalid(message));
+        }
+        let space = &mut self.memory.lock().space;
+        let (reservation, offset, size) = space.within(address, size_bytes)?;
+        reservation.open(offset, size)
+    }
+
+    /// Refused while submitted work on the range is unfinished.
+    fn unmap(&self, address: u64, size_bytes: u64) -> Done<()> {
+        let space = &mut self.memory.lock().space;
+        let (reservation, offset, size) = space.within(address, size_bytes)?;
+        reservation.unmap(offset, size)
+    }
+
+    fn export(&self, piece: PhysicalId) -> Done<OwnedFd> {
+        let space = &self.memory.lock().space;
+        match space.piece(piece)?.export() {
+            Some(descriptor) => Ok(descriptor?),
+            None => {
+                let message = format!("piece {} was not created exportable", piece.0);
+                Err(invalid(message))
+            }
+        }
+    }
+
+    /// The memory counts where it was created, not here.
+    fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
+        check_whole("size", size_bytes)?;
+        let piece = Piece::imported(descriptor, length(size_bytes)?)?;
+        Ok(self.memory.lock().space.add(piece))
+    }
 }
 
 impl VirtualMemory for Host {
@@ -162,75 +221,5 @@ impl VirtualMemory for Host {
         GRANULARITY_BYTES
     }
 
-    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
-        let refuse = |refusal: Refusal| refusal.of("reserve");
-        check_whole("size", size_bytes).map_err(refuse)?;
-        let size = length(size_bytes).map_err(refuse)?;
-        let reservation = Reservation::take(size).map_err(|error| refuse(error.into()))?;
-        let address = reservation.address();
-        self.memory.lock().space.reservations.insert(address, reservation);
-        Ok(address)
-    }
-
-    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let space = &mut self.memory.lock().space;
-        space.unreserve(address, size_bytes).map_err(|refusal| refusal.of("unreserve"))
-    }
-
-    fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
-        self.new_piece(size_bytes, exportable).map_err(|refusal| refusal.of("create"))
-    }
-
-    fn release(&self, piece: PhysicalId) -> DriverResult<()> {
-        let removed = self.memory.lock().space.pieces.remove(&piece);
-        // A piece that is mapped nowhere goes here, with no lock held.
-        removed.map(drop).ok_or_else(|| unknown(piece).of("release"))
-    }
-
-    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
-        let space = &mut self.memory.lock().space;
-        space.map(address, size_bytes, piece).map_err(|refusal| refusal.of("map"))
-    }
-
-    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
-        let refuse = |refusal: Refusal| refusal.of("set_access");
-        let own = self.options.device;
-        if device != own {
-            let message = format!("device {device} asked; only device {own} exists here");
-            return Err(refuse(Refusal::Illegal(message)));
-        }
-        let space = &mut self.memory.lock().space;
-        let (reservation, offset, size) = space.within(address, size_bytes).map_err(refuse)?;
-        reservation.open(offset, size).map_err(refuse)
-    }
-
-    /// Refused while submitted work on the range is unfinished.
-    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let refuse = |refusal: Refusal| refusal.of("unmap");
-        let space = &mut self.memory.lock().space;
-        let (reservation, offset, size) = space.within(address, size_bytes).map_err(refuse)?;
-        reservation.unmap(offset, size).map_err(refuse)
-    }
-
-    fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd> {
-        let refuse = |refusal: Refusal| refusal.of("export");
-        let space = &self.memory.lock().space;
-        match space.piece(piece).map_err(refuse)?.export() {
-            Some(descriptor) => descriptor.map_err(|error| refuse(error.into())),
-            None => {
-                let message = format!("piece {} was not created exportable", piece.0);
-                Err(refuse(Refusal::Illegal(message)))
-            }
-        }
-    }
-
-    /// The memory counts where it was created, not here.
-    fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId> {
-        let import = || {
-            check_whole("size", size_bytes)?;
-            Piece::imported(descriptor, length(size_bytes)?)
-        };
-        let piece = import().map_err(|refusal: Refusal| refusal.of("import"))?;
-        Ok(self.memory.lock().space.add(piece))
-    }
+    calls! { VirtualMemory forward Self::call; }
 }

@@ -13,6 +13,8 @@ use std::thread::JoinHandle;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::errors::invalid;
+use crate::driver::refusal::{Done, Refusal};
 use crate::ids::{EventId, StreamId};
 
 const WORKERS: usize = 4;
@@ -73,20 +75,22 @@ impl Queues {
         stream
     }
 
-    /// True when the stream was created here and lived.
-    pub(super) fn destroy_stream(&mut self, stream: StreamId) -> bool {
+    pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Done<()> {
         let created = stream.0 > FIRST_STREAM && stream.0 <= FIRST_STREAM + self.next_stream;
         match self.streams.get_mut(&stream) {
             Some(own) if created && !own.destroyed => {
                 own.destroyed = true;
-                true
+                Ok(())
             }
-            _ => false,
+            _ => Err(invalid(format!("stream {stream} was not created here or is gone"))),
         }
     }
 
-    pub(super) fn is_destroyed(&self, stream: StreamId) -> bool {
-        self.streams.get(&stream).is_some_and(|own| own.destroyed)
+    pub(super) fn check(&self, stream: StreamId) -> Done<()> {
+        match self.streams.get(&stream) {
+            Some(own) if own.destroyed => Err(invalid(format!("stream {stream} is destroyed"))),
+            _ => Ok(()),
+        }
     }
 
     /// Events that were created and not destroyed.
@@ -101,21 +105,21 @@ impl Queues {
         event
     }
 
-    pub(super) fn destroy_event(&mut self, event: EventId) -> bool {
-        self.events.remove(&event).is_some()
+    pub(super) fn destroy_event(&mut self, event: EventId) -> Done<()> {
+        self.events.remove(&event).map(drop).ok_or_else(|| unknown(event))
     }
 
-    /// The event's mark, `None` inside if it was never recorded; `None` if there is no such event.
-    pub(super) fn mark(&self, event: EventId) -> Option<Option<Mark>> {
-        self.events.get(&event).copied()
+    /// The event's mark, if it was ever recorded.
+    pub(super) fn mark(&self, event: EventId) -> Done<Option<Mark>> {
+        self.events.get(&event).copied().ok_or_else(|| unknown(event))
     }
 
-    /// Marks the point that the stream has reached. False if there is no such event.
-    pub(super) fn record(&mut self, event: EventId, stream: StreamId) -> bool {
+    /// Marks the point that the stream has reached.
+    pub(super) fn record(&mut self, event: EventId, stream: StreamId) -> Done<()> {
         let number = self.streams.entry(stream).or_default().submitted;
-        let Some(mark) = self.events.get_mut(&event) else { return false };
+        let mark = self.events.get_mut(&event).ok_or_else(|| unknown(event))?;
         *mark = Some(Mark { stream, number });
-        true
+        Ok(())
     }
 
     pub(super) fn is_passed(&self, mark: Mark) -> bool {
@@ -151,6 +155,10 @@ impl Queues {
         };
         self.streams.iter().find(|(_, own)| is_ready(own)).map(|(stream, _)| *stream)
     }
+}
+
+fn unknown(event: EventId) -> Refusal {
+    invalid(format!("event {event} is unknown"))
 }
 
 /// The queues, and whom to tell when something changed.

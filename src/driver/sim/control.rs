@@ -90,10 +90,10 @@ impl Sim {
     /// When there is no such event.
     pub fn complete_event(&self, event: EventId) {
         let mut state = self.state.lock();
-        match state.work.event(Call::QueryEvent, event) {
+        match state.work.event(event) {
             Ok(Event::Marked(mark)) => state.work.finish_early(mark),
             Ok(Event::Fresh | Event::Captured { .. }) => {}
-            Err(error) => panic!("complete_event: {}", error.message()),
+            Err(refusal) => panic!("complete_event: {}", refusal.message()),
         }
     }
 

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::{Sim, capture_active, invalid};
-use crate::driver::call::Call;
-use crate::driver::{Capture, CaptureStatus, DriverResult, NodeId};
+use super::{Done, Sim, State, capture_active, invalid};
+use crate::driver::call::{calls, forward};
+use crate::driver::{Capture, CaptureStatus, NodeId};
 use crate::ids::{StreamId, ThreadNumber};
 
 /// All captures that have not ended.
@@ -65,72 +65,66 @@ impl Graphs {
 
     /// Refuses a call that waits when its thread captures.
     #[inline]
-    pub(super) fn check_may_wait(&self, call: Call) -> DriverResult<()> {
+    pub(super) fn check_may_wait(&self) -> Done<()> {
         if self.is_idle() {
             return Ok(());
         }
         let own = ThreadNumber::current();
         match self.captures.values().find(|run| run.thread == own) {
-            Some(run) => {
-                Err(capture_active(call, format!("this thread captures stream {}", run.origin)))
-            }
+            Some(run) => Err(capture_active(format!("this thread captures stream {}", run.origin))),
             None => Ok(()),
         }
     }
 
     /// Refuses a call that waits for `stream` when that is captured or the thread captures.
-    pub(super) fn check_may_wait_for(&self, call: Call, stream: StreamId) -> DriverResult<()> {
-        self.check_not_captured(call, stream)?;
-        self.check_may_wait(call)
+    pub(super) fn check_may_wait_for(&self, stream: StreamId) -> Done<()> {
+        self.check_not_captured(stream)?;
+        self.check_may_wait()
     }
 
     /// Refuses a call that is not legal for a captured stream.
-    pub(super) fn check_not_captured(&self, call: Call, stream: StreamId) -> DriverResult<()> {
+    pub(super) fn check_not_captured(&self, stream: StreamId) -> Done<()> {
         if self.branches.contains_key(&stream) {
             let message = format!("stream {stream} is being captured");
-            return Err(capture_active(call, message));
+            return Err(capture_active(message));
         }
         Ok(())
     }
 
     /// Refuses a call that waits for everything while anything is captured, and breaks all captures.
-    pub(super) fn check_none(&mut self, call: Call) -> DriverResult<()> {
+    pub(super) fn check_none(&mut self) -> Done<()> {
         let Some(origin) = self.captures.values().next().map(|run| run.origin) else {
             return Ok(());
         };
         self.captures.values_mut().for_each(|run| run.broken = true);
-        Err(capture_active(call, format!("stream {origin} is being captured")))
+        Err(capture_active(format!("stream {origin} is being captured")))
     }
 
     /// The error of a call that asks whether an event of a capture has finished.
-    pub(super) fn refuse_captured(&self, call: Call, capture: u64) -> DriverResult<bool> {
+    pub(super) fn refuse_captured(&self, capture: u64) -> Done<bool> {
         if self.captures.contains_key(&capture) {
             let message = format!("the event belongs to capture {capture}");
-            return Err(capture_active(call, message));
+            return Err(capture_active(message));
         }
         let message = format!("the event belongs to capture {capture}, which has ended");
-        Err(invalid(call, message))
+        Err(invalid(message))
     }
 
     /// Refuses a submission to a stream whose capture broke.
-    pub(super) fn check_takes_work(&self, call: Call, stream: StreamId) -> DriverResult<()> {
+    pub(super) fn check_takes_work(&self, stream: StreamId) -> Done<()> {
         match self.branches.get(&stream) {
-            Some(branch) => check_sound(call, branch.capture, &self.captures),
+            Some(branch) => check_sound(branch.capture, &self.captures),
             None => Ok(()),
         }
     }
 
     /// Turns a submission to a captured stream into a node. `None`: the stream runs.
-    pub(super) fn add_node(
-        &mut self,
-        call: Call,
-        stream: StreamId,
-    ) -> DriverResult<Option<(u64, NodeId)>> {
+    pub(super) fn add_node(&mut self, stream: StreamId) -> Done<Option<(u64, NodeId)>> {
         let Some(branch) = self.branches.get_mut(&stream) else {
             return Ok(None);
         };
         let capture = branch.capture;
-        check_sound(call, capture, &self.captures)?;
+        check_sound(capture, &self.captures)?;
         self.last_node += 1;
         let id = NodeId(self.last_node);
         let dependencies = std::mem::replace(&mut branch.frontier, vec![id]);
@@ -140,17 +134,11 @@ impl Graphs {
     }
 
     /// Makes `stream` wait for an event of a capture, which draws it into that capture.
-    pub(super) fn join(
-        &mut self,
-        call: Call,
-        stream: StreamId,
-        capture: u64,
-        node: NodeId,
-    ) -> DriverResult<()> {
+    pub(super) fn join(&mut self, stream: StreamId, capture: u64, node: NodeId) -> Done<()> {
         if !self.captures.contains_key(&capture) {
-            return self.refuse_captured(call, capture).map(drop);
+            return self.refuse_captured(capture).map(drop);
         }
-        check_sound(call, capture, &self.captures)?;
+        check_sound(capture, &self.captures)?;
         let branch =
             self.branches.entry(stream).or_insert_with(|| Branch { capture, frontier: Vec::new() });
         if branch.capture != capture {
@@ -158,7 +146,7 @@ impl Graphs {
             self.break_capture(capture);
             self.break_capture(other);
             let message = format!("the wait would merge captures {capture} and {other}");
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
         if !branch.frontier.contains(&node) {
             branch.frontier.push(node);
@@ -167,17 +155,13 @@ impl Graphs {
     }
 
     /// Refuses a captured stream's wait for an event from outside, which breaks the capture.
-    pub(super) fn check_no_wait_outside(
-        &mut self,
-        call: Call,
-        stream: StreamId,
-    ) -> DriverResult<()> {
+    pub(super) fn check_no_wait_outside(&mut self, stream: StreamId) -> Done<()> {
         let Some(capture) = self.branches.get(&stream).map(|branch| branch.capture) else {
             return Ok(());
         };
         self.break_capture(capture);
         let message = format!("captured stream {stream} cannot wait for an event from outside");
-        Err(invalid(call, message))
+        Err(invalid(message))
     }
 
     /// Breaks the capture that a stream belongs to.
@@ -193,16 +177,15 @@ impl Graphs {
         }
     }
 
-    fn begin(&mut self, stream: StreamId) -> DriverResult<u64> {
+    fn begin(&mut self, stream: StreamId) -> Done<u64> {
         // Numbers are unique in the process, not only in this device.
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let call = Call::Begin;
         if stream == StreamId::DEFAULT {
-            return Err(invalid(call, "the default stream cannot be captured"));
+            return Err(invalid("the default stream cannot be captured"));
         }
         if self.branches.contains_key(&stream) {
             let message = format!("stream {stream} is being captured already");
-            return Err(capture_active(call, message));
+            return Err(capture_active(message));
         }
         let capture = NEXT.fetch_add(1, Ordering::Relaxed);
         let run = Run { origin: stream, thread: ThreadNumber::current(), broken: false };
@@ -212,26 +195,26 @@ impl Graphs {
         Ok(capture)
     }
 
-    fn end(&mut self, stream: StreamId) -> DriverResult<()> {
-        let call = Call::End;
-        let branch = self.branch(call, stream)?;
+    fn end(&mut self, stream: StreamId) -> Done<()> {
+        let branch = self.branch(stream)?;
         let capture = branch.capture;
         let run = &self.captures[&capture];
         if run.origin != stream {
             let message = format!("capture {capture} began on stream {}", run.origin);
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
-        let sound = check_sound(call, capture, &self.captures);
+        let sound = check_sound(capture, &self.captures);
         let unjoined = self.unjoined(capture, &branch.frontier);
         self.captures.remove(&capture);
         self.branches.retain(|_, branch| branch.capture != capture);
         self.nodes.retain(|_, node| node.capture != capture);
         sound?;
         match unjoined {
-            Some(stream) => Err(invalid(
-                call,
-                format!("stream {stream} was not joined before capture {capture} ended"),
-            )),
+            Some(stream) => {
+                let message =
+                    format!("stream {stream} was not joined before capture {capture} ended");
+                Err(invalid(message))
+            }
             None => Ok(()),
         }
     }
@@ -274,20 +257,15 @@ impl Graphs {
     }
 
     /// The capture of a stream, which these nodes must belong to.
-    pub(super) fn check_nodes(
-        &self,
-        call: Call,
-        stream: StreamId,
-        nodes: &[NodeId],
-    ) -> DriverResult<u64> {
-        let capture = self.branch(call, stream)?.capture;
-        check_sound(call, capture, &self.captures)?;
+    pub(super) fn check_nodes(&self, stream: StreamId, nodes: &[NodeId]) -> Done<u64> {
+        let capture = self.branch(stream)?.capture;
+        check_sound(capture, &self.captures)?;
         let own = |node: &NodeId| self.nodes.get(node).is_some_and(|n| n.capture == capture);
         match nodes.iter().find(|node| !own(node)) {
             None => Ok(capture),
             Some(other) => {
                 let message = format!("node {} does not belong to capture {capture}", other.0);
-                Err(invalid(call, message))
+                Err(invalid(message))
             }
         }
     }
@@ -300,72 +278,63 @@ impl Graphs {
         id
     }
 
-    fn branch(&self, call: Call, stream: StreamId) -> DriverResult<&Branch> {
+    fn branch(&self, stream: StreamId) -> Done<&Branch> {
         let branch = self.branches.get(&stream);
-        branch.ok_or_else(|| invalid(call, format!("stream {stream} is not being captured")))
+        branch.ok_or_else(|| invalid(format!("stream {stream} is not being captured")))
     }
 }
 
-fn check_sound(call: Call, capture: u64, captures: &HashMap<u64, Run>) -> DriverResult<()> {
+fn check_sound(capture: u64, captures: &HashMap<u64, Run>) -> Done<()> {
     if captures[&capture].broken {
         let message = format!("capture {capture} is broken and must be ended");
-        return Err(capture_active(call, message));
+        return Err(capture_active(message));
     }
     Ok(())
 }
 
-impl Capture for Sim {
+impl State {
     /// It is only counted: no call but a wait for the device breaks a capture here.
-    fn expect_captures(&self, expected: bool) -> DriverResult<()> {
-        let state = &mut *self.enter_other(Call::ExpectCaptures);
-        let before = state.graphs.expected;
+    fn expect_captures(&mut self, expected: bool) -> Done<()> {
+        let before = self.graphs.expected;
         let after = if expected { before.checked_add(1) } else { before.checked_sub(1) };
-        state.graphs.expected = after
-            .ok_or_else(|| invalid(Call::ExpectCaptures, "no captures were expected".to_owned()))?;
+        self.graphs.expected = after.ok_or_else(|| invalid("no captures were expected"))?;
         Ok(())
     }
 
-    fn expected(&self) -> DriverResult<u64> {
-        Ok(self.enter_other(Call::Expected).graphs.expected)
+    fn expected(&mut self) -> Done<u64> {
+        Ok(self.graphs.expected)
     }
 
-    fn begin(&self, stream: StreamId) -> DriverResult<u64> {
-        let state = &mut *self.enter_other(Call::Begin);
-        state.work.stream(Call::Begin, stream)?;
-        state.graphs.begin(stream)
+    fn begin(&mut self, stream: StreamId) -> Done<u64> {
+        self.work.stream(stream)?;
+        self.graphs.begin(stream)
     }
 
-    fn end(&self, stream: StreamId) -> DriverResult<()> {
-        let state = &mut *self.enter_other(Call::End);
-        let capture = state.graphs.branch(Call::End, stream)?.capture;
-        let ended = state.graphs.end(stream);
-        if !state.graphs.is_open(capture) {
-            state.pools.graph_is_gone(capture);
+    fn end(&mut self, stream: StreamId) -> Done<()> {
+        let capture = self.graphs.branch(stream)?.capture;
+        let ended = self.graphs.end(stream);
+        if !self.graphs.is_open(capture) {
+            self.pools.graph_is_gone(capture);
         }
         ended
     }
 
-    fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>> {
-        let call = Call::Frontier;
-        let state = self.enter_other(call);
-        let branch = state.graphs.branch(call, stream)?;
-        check_sound(call, branch.capture, &state.graphs.captures)?;
+    fn frontier(&mut self, stream: StreamId) -> Done<Vec<NodeId>> {
+        let branch = self.graphs.branch(stream)?;
+        check_sound(branch.capture, &self.graphs.captures)?;
         Ok(branch.frontier.clone())
     }
 
-    fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>> {
-        let call = Call::Dependencies;
-        let state = self.enter_other(call);
-        match state.graphs.nodes.get(&node) {
+    fn dependencies(&mut self, node: NodeId) -> Done<Vec<NodeId>> {
+        match self.graphs.nodes.get(&node) {
             Some(node) => Ok(node.dependencies.clone()),
-            None => Err(invalid(call, format!("no capture has node {}", node.0))),
+            None => Err(invalid(format!("no capture has node {}", node.0))),
         }
     }
 
-    fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()> {
-        let call = Call::AddToFrontier;
-        let graphs = &mut self.enter_other(call).graphs;
-        graphs.check_nodes(call, stream, nodes)?;
+    fn add_to_frontier(&mut self, stream: StreamId, nodes: &[NodeId]) -> Done<()> {
+        let graphs = &mut self.graphs;
+        graphs.check_nodes(stream, nodes)?;
         if let Some(branch) = graphs.branches.get_mut(&stream) {
             branch.frontier.extend_from_slice(nodes);
             branch.frontier.sort_unstable();
@@ -373,13 +342,8 @@ impl Capture for Sim {
         }
         Ok(())
     }
+}
 
-    fn free_behind(
-        &self,
-        address: u64,
-        stream: StreamId,
-        nodes: &[NodeId],
-    ) -> DriverResult<NodeId> {
-        self.enter_other(Call::FreeBehind).free_behind(address, stream, nodes)
-    }
+impl Capture for Sim {
+    calls! { Capture forward Self::call; }
 }

@@ -13,12 +13,10 @@ use std::os::unix::fs::MetadataExt;
 use hashbrown::HashMap;
 
 use super::ranges::{AddressSpace, Budget};
-use super::{AddressOrder, GRANULARITY_BYTES, Sim, invalid, not_supported};
-use crate::driver::call::Call;
-use crate::driver::{
-    DriverResult, Exportable, Fabric, FabricHandle, Held, PhysicalId, VirtualMemory,
-};
-use crate::error::{DriverError, DriverErrorKind};
+use super::{AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, invalid, not_supported};
+use crate::driver::call::{calls, forward};
+use crate::driver::{Exportable, Fabric, FabricHandle, Held, PhysicalId, VirtualMemory};
+use crate::error::DriverErrorKind;
 use crate::ids::DeviceId;
 
 /// All reservations, pieces and mappings.
@@ -118,29 +116,28 @@ impl Mappings {
         held.pieces = self.pieces.len() as u64;
     }
 
-    fn piece(&mut self, call: Call, id: PhysicalId) -> DriverResult<&mut Piece> {
+    fn piece(&mut self, id: PhysicalId) -> Done<&mut Piece> {
         let held = self.pieces.get_mut(&id).filter(|piece| piece.holds > 0);
-        held.ok_or_else(|| invalid(call, format!("no piece {} is held", id.0)))
+        held.ok_or_else(|| invalid(format!("no piece {} is held", id.0)))
     }
 
-    fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> DriverResult<()> {
-        let call = Call::Map;
-        check_whole(call, "address", address)?;
-        let piece_bytes = self.piece(call, id)?.size_bytes;
+    fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> Done<()> {
+        check_whole("address", address)?;
+        let piece_bytes = self.piece(id)?.size_bytes;
         if size_bytes != piece_bytes {
             let message =
                 format!("a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
         if !self.space.holds(address, size_bytes) {
             let message = format!("{size_bytes} bytes at {address:#x} are not all reserved");
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
         if let Some(other) = self.first_mapped_in(address, size_bytes) {
             let message = format!("{size_bytes} bytes at {address:#x}: {other:#x} is mapped");
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
-        self.piece(call, id)?.mappings += 1;
+        self.piece(id)?.mappings += 1;
         let mapping = Mapping { size_bytes, piece: id, accessible: false, peers: Vec::new() };
         self.mapped.insert(address, mapping);
         Ok(())
@@ -153,7 +150,7 @@ impl Mappings {
     }
 
     /// Starts of the pieces that fill the range exactly.
-    fn whole_pieces(&self, call: Call, address: u64, size_bytes: u64) -> DriverResult<Vec<u64>> {
+    fn whole_pieces(&self, address: u64, size_bytes: u64) -> Done<Vec<u64>> {
         let mut starts = Vec::new();
         let mut covered = 0;
         while covered < size_bytes {
@@ -169,7 +166,7 @@ impl Mappings {
                  cover {covered} bytes",
                 starts.len()
             );
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
         Ok(starts)
     }
@@ -195,37 +192,30 @@ impl Mappings {
     }
 }
 
-impl VirtualMemory for Sim {
-    fn granularity_bytes(&self) -> u64 {
-        GRANULARITY_BYTES
+impl State {
+    fn reserve(&mut self, size_bytes: u64) -> Done<u64> {
+        self.pass(self.options.costs.reserve.of(size_bytes));
+        check_whole("size", size_bytes)?;
+        self.mappings.space.take(size_bytes)
     }
 
-    fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
-        let call = Call::Reserve;
-        let mut state = self.enter(call, self.options.costs.reserve.of(size_bytes));
-        check_whole(call, "size", size_bytes)?;
-        state.mappings.space.take(call, size_bytes)
-    }
-
-    fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let call = Call::Unreserve;
-        let mut state = self.enter(call, self.options.costs.reserve.of(size_bytes));
-        let mappings = &mut state.mappings;
-        mappings.space.check_exact(call, address, size_bytes)?;
+    fn unreserve(&mut self, address: u64, size_bytes: u64) -> Done<()> {
+        self.pass(self.options.costs.reserve.of(size_bytes));
+        let mappings = &mut self.mappings;
+        mappings.space.check_exact(address, size_bytes)?;
         if let Some(start) = mappings.first_mapped_in(address, size_bytes) {
             let message = format!("{size_bytes} bytes at {address:#x}: {start:#x} is mapped");
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
-        mappings.space.give(call, address, size_bytes)
+        mappings.space.give(address, size_bytes)
     }
 
-    fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
-        let call = Call::Create;
-        let mut state = self.enter(call, self.options.costs.create.of(size_bytes));
-        check_whole(call, "size", size_bytes)?;
-        state.budget.check(call, size_bytes)?;
-        state.budget.take(size_bytes);
-        let mappings = &mut state.mappings;
+    fn create(&mut self, size_bytes: u64, exportable: Exportable) -> Done<PhysicalId> {
+        self.pass(self.options.costs.create.of(size_bytes));
+        check_whole("size", size_bytes)?;
+        self.budget.check(size_bytes)?;
+        self.budget.take(size_bytes);
+        let mappings = &mut self.mappings;
         mappings.last_piece += 1;
         let id = PhysicalId(mappings.last_piece);
         let piece = Piece { size_bytes, exportable, holds: 1, mappings: 0, exported: None };
@@ -233,124 +223,127 @@ impl VirtualMemory for Sim {
         Ok(id)
     }
 
-    fn release(&self, piece: PhysicalId) -> DriverResult<()> {
-        let call = Call::Release;
-        let state = &mut *self.enter(call, 0);
-        let size_bytes = state.mappings.pieces.get(&piece).map_or(0, |p| p.size_bytes);
-        state.pass(self.options.costs.release.of(size_bytes));
-        state.mappings.piece(call, piece)?.holds -= 1;
-        state.mappings.drop_unused(piece, &mut state.budget);
+    fn release(&mut self, piece: PhysicalId) -> Done<()> {
+        let size_bytes = self.mappings.pieces.get(&piece).map_or(0, |p| p.size_bytes);
+        self.pass(self.options.costs.release.of(size_bytes));
+        self.mappings.piece(piece)?.holds -= 1;
+        self.mappings.drop_unused(piece, &mut self.budget);
         Ok(())
     }
 
-    fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
-        let mut state = self.enter(Call::Map, self.options.costs.map.of(size_bytes));
-        state.mappings.map(address, size_bytes, piece)
+    fn map(&mut self, address: u64, size_bytes: u64, piece: PhysicalId) -> Done<()> {
+        self.pass(self.options.costs.map.of(size_bytes));
+        self.mappings.map(address, size_bytes, piece)
     }
 
-    fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
-        let call = Call::SetAccess;
+    fn set_access(&mut self, address: u64, size_bytes: u64, device: DeviceId) -> Done<()> {
         let cost_ns = self.options.costs.set_access.of(size_bytes);
-        let mut state = self.enter(call, cost_ns);
+        self.pass(cost_ns);
         let own = self.options.device;
-        if device != own && !state.peers.contains(&device) {
+        if device != own && !self.peers.contains(&device) {
             let message = format!("device {device} is neither device {own} nor an enabled peer");
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
-        let starts = state.mappings.whole_pieces(call, address, size_bytes)?;
-        state.pass(cost_ns * (starts.len() as u64 - 1));
+        let starts = self.mappings.whole_pieces(address, size_bytes)?;
+        self.pass(cost_ns * (starts.len() as u64 - 1));
         for start in starts {
-            let mapping = state.mappings.mapped.get_mut(&start);
+            let mapping = self.mappings.mapped.get_mut(&start);
             mapping.expect("whole_pieces found it").allow(device, own);
         }
         Ok(())
     }
 
-    fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let call = Call::Unmap;
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         let cost_ns = self.options.costs.unmap.of(size_bytes);
-        let state = &mut *self.enter(call, cost_ns);
-        let starts = state.mappings.whole_pieces(call, address, size_bytes)?;
-        state.pass(cost_ns * (starts.len() as u64 - 1));
-        state.mappings.unmap(&starts, &mut state.budget);
+        self.pass(cost_ns);
+        let starts = self.mappings.whole_pieces(address, size_bytes)?;
+        self.pass(cost_ns * (starts.len() as u64 - 1));
+        self.mappings.unmap(&starts, &mut self.budget);
         Ok(())
-    }
-
-    fn fabric(&self) -> Option<&dyn Fabric> {
-        self.options.fabric.then_some(self as _)
     }
 
     /// The descriptor names the piece as long as the piece is held or mapped; unlike on a real
     /// device it does not keep the piece alive.
-    fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd> {
-        let call = Call::Export;
-        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
-        let held = state.mappings.piece(call, piece)?;
+    fn export(&mut self, piece: PhysicalId) -> Done<OwnedFd> {
+        self.pass(self.options.costs.export.fixed_ns);
+        let held = self.mappings.piece(piece)?;
         if held.exportable == Exportable::No {
             let message = format!("piece {} was not created exportable", piece.0);
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
-        let host = |error: io::Error| host_failed(call, &error);
         let exported = match held.exported.take() {
             Some(exported) => exported,
-            None => Exported::new().map_err(host)?,
+            None => Exported::new().map_err(host_failed)?,
         };
-        let reader = exported.reader.try_clone().map_err(host);
+        let reader = exported.reader.try_clone().map_err(host_failed);
         held.exported = Some(exported);
         Ok(reader?.into())
     }
 
     /// Knows the descriptors of this device only, and gives the same piece, held once more.
-    fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId> {
-        let call = Call::Import;
-        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
-        let identity = FileIdentity::of(descriptor).map_err(|error| host_failed(call, &error))?;
-        let mut pieces = state.mappings.pieces.iter_mut();
+    fn import(&mut self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
+        self.pass(self.options.costs.export.fixed_ns);
+        let identity = FileIdentity::of(descriptor).map_err(host_failed)?;
+        let mut pieces = self.mappings.pieces.iter_mut();
         let found = pieces.find(|(_, piece)| {
             let exported = piece.exported.as_ref();
             exported.is_some_and(|exported| exported.identity == identity)
         });
         let Some((id, piece)) = found else {
             let message = "the descriptor is not of a living piece of this simulated device";
-            return Err(not_supported(call, message));
+            return Err(not_supported(message));
         };
         if piece.size_bytes != size_bytes {
             let message = format!("the piece has {} bytes, not {size_bytes}", piece.size_bytes);
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
         piece.holds += 1;
         Ok(*id)
     }
 }
 
+impl VirtualMemory for Sim {
+    fn granularity_bytes(&self) -> u64 {
+        GRANULARITY_BYTES
+    }
+
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        self.state.lock().options.fabric.then_some(self as _)
+    }
+
+    calls! { VirtualMemory forward Self::sized; }
+}
+
 /// A handle is the piece's number: it names a piece that is gone no more than a descriptor does.
-impl Fabric for Sim {
-    fn export_handle(&self, piece: PhysicalId) -> DriverResult<FabricHandle> {
-        let call = Call::ExportHandle;
-        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
-        if state.mappings.piece(call, piece)?.exportable != Exportable::Fabric {
+impl State {
+    fn export_handle(&mut self, piece: PhysicalId) -> Done<FabricHandle> {
+        self.pass(self.options.costs.export.fixed_ns);
+        if self.mappings.piece(piece)?.exportable != Exportable::Fabric {
             let message = format!("piece {} was not created for the fabric", piece.0);
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
         let mut handle = [0; 64];
         handle[..8].copy_from_slice(&piece.0.to_le_bytes());
         Ok(FabricHandle(handle))
     }
 
-    fn import_handle(&self, handle: &FabricHandle) -> DriverResult<PhysicalId> {
-        let call = Call::ImportHandle;
-        let mut state = self.enter(call, self.options.costs.export.fixed_ns);
+    fn import_handle(&mut self, handle: &FabricHandle) -> Done<PhysicalId> {
+        self.pass(self.options.costs.export.fixed_ns);
         let (number, rest) = handle.0.split_first_chunk().expect("it is longer than a number");
         let id = PhysicalId(u64::from_le_bytes(*number));
-        let found = state.mappings.pieces.get_mut(&id);
+        let found = self.mappings.pieces.get_mut(&id);
         match found.filter(|piece| piece.exportable == Exportable::Fabric) {
             Some(piece) if rest.iter().all(|byte| *byte == 0) => {
                 piece.holds += 1;
                 Ok(id)
             }
-            _ => Err(invalid(call, "the handle is of no living piece of this simulated device")),
+            _ => Err(invalid("the handle is of no living piece of this simulated device")),
         }
     }
+}
+
+impl Fabric for Sim {
+    calls! { Fabric forward Self::sized; }
 }
 
 impl Exported {
@@ -368,15 +361,15 @@ impl FileIdentity {
     }
 }
 
-fn check_whole(call: Call, what: &str, bytes: u64) -> DriverResult<()> {
+fn check_whole(what: &str, bytes: u64) -> Done<()> {
     if bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES) {
         return Ok(());
     }
     let message = format!("{what} {bytes:#x} is not a positive multiple of {GRANULARITY_BYTES:#x}");
-    Err(invalid(call, message))
+    Err(invalid(message))
 }
 
-fn host_failed(call: Call, error: &io::Error) -> DriverError {
+fn host_failed(error: io::Error) -> Refusal {
     let code = error.raw_os_error().unwrap_or(0);
-    DriverError::new(DriverErrorKind::Other, call.name(), code.into(), error.to_string())
+    Refusal::new(DriverErrorKind::Other, code.into(), error.to_string())
 }

@@ -9,14 +9,15 @@
 
 use std::collections::BTreeSet;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
-use super::call::Call;
+use super::call::{Call, calls, forward};
+use super::refusal::{Done, Refusal};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools, Peers,
     ProcessUsage, Processes, VirtualMemory,
 };
-use crate::error::{DriverError, DriverErrorKind};
+use crate::error::DriverErrorKind;
 use crate::ids::{DeviceId, EventId, StreamId};
 use crate::size::MIB;
 
@@ -117,12 +118,12 @@ impl Default for SimOptions {
 /// are refused. A call that waits finishes what it would wait for, in every [`EventMode`].
 #[derive(Debug)]
 pub struct Sim {
-    options: SimOptions,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
+    options: SimOptions,
     now_ns: u64,
     counts: [u64; Call::ALL.len()],
     budget: Budget,
@@ -149,21 +150,26 @@ impl Sim {
             graphs: Graphs::default(),
             pools: Pools::new(),
             peers: BTreeSet::new(),
+            options,
         };
-        Self { options, state: Mutex::new(state) }
+        Self { state: Mutex::new(state) }
     }
 
-    /// Opens the books for one call: counts it and lets its cost pass.
-    fn enter(&self, call: Call, cost_ns: u64) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock();
+    /// Does a call and counts it. The call lets its cost pass.
+    fn sized<T>(&self, call: Call, act: impl FnOnce(&mut State) -> Done<T>) -> DriverResult<T> {
+        let state = &mut *self.state.lock();
         state.counts[call as usize] += 1;
-        state.pass(cost_ns);
-        state
+        act(state).map_err(|refusal| refusal.of(call))
     }
 
-    /// [`enter`](Self::enter) for calls without a cost of their own.
-    fn enter_other(&self, call: Call) -> MutexGuard<'_, State> {
-        self.enter(call, self.options.costs.other.fixed_ns)
+    /// [`sized`](Self::sized) for parts whose calls have no cost of their own.
+    fn call<T>(&self, call: Call, act: impl FnOnce(&mut State) -> Done<T>) -> DriverResult<T> {
+        self.sized(call, |state| {
+            if !matches!(call, Call::Allocate | Call::Free) {
+                state.pass(state.options.costs.other.fixed_ns);
+            }
+            act(state)
+        })
     }
 }
 
@@ -185,208 +191,180 @@ impl State {
     }
 
     /// Checks the stream of a submission; on a captured stream it becomes a node.
-    fn submit(&mut self, call: Call, stream: StreamId) -> DriverResult<()> {
-        self.work.stream(call, stream)?;
-        self.graphs.add_node(call, stream).map(drop)
+    fn submit(&mut self, stream: StreamId) -> Done<()> {
+        self.work.stream(stream)?;
+        self.graphs.add_node(stream).map(drop)
     }
 
     /// Whether device code could reach all of these bytes.
-    fn check_reachable(&self, call: Call, address: u64, size_bytes: u64) -> DriverResult<()> {
+    fn check_reachable(&self, address: u64, size_bytes: u64) -> Done<()> {
         if self.memory.holds(address, size_bytes)
             || self.mappings.holds(address, size_bytes)
             || self.pools.holds(address, size_bytes)
         {
             return Ok(());
         }
-        Err(invalid(call, format!("{size_bytes} bytes at {address:#x} are not all valid memory")))
-    }
-}
-
-impl Driver for Sim {
-    fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            device: self.options.device,
-            name: self.options.name.clone(),
-            driver: "sim",
-            total_bytes: self.options.total_bytes,
-        }
+        Err(invalid(format!("{size_bytes} bytes at {address:#x} are not all valid memory")))
     }
 
-    fn make_current(&self) -> DriverResult<()> {
-        drop(self.enter_other(Call::MakeCurrent));
+    fn make_current(&mut self) -> Done<()> {
         Ok(())
     }
 
-    fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        let state = self.enter_other(Call::MemoryInfo);
+    fn memory_info(&mut self) -> Done<MemoryInfo> {
         Ok(MemoryInfo {
-            free_bytes: state.budget.free_bytes(),
-            total_bytes: state.budget.total_bytes,
+            free_bytes: self.budget.free_bytes(),
+            total_bytes: self.budget.total_bytes,
         })
     }
 
-    fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        let call = Call::Allocate;
-        let mut state = self.enter(call, self.options.costs.allocate.of(size_bytes));
-        state.budget.check(call, size_bytes)?;
-        let address = state.memory.take(call, size_bytes)?;
-        state.budget.take(size_bytes);
+    fn allocate(&mut self, size_bytes: u64) -> Done<u64> {
+        self.pass(self.options.costs.allocate.of(size_bytes));
+        self.budget.check(size_bytes)?;
+        let address = self.memory.take(size_bytes)?;
+        self.budget.take(size_bytes);
         Ok(address)
     }
 
     /// Finishes nothing: a real device usually waits for running work here, but no caller may rely
     /// on it.
-    fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let call = Call::Free;
-        let mut state = self.enter(call, self.options.costs.free.of(size_bytes));
-        state.graphs.check_may_wait(call)?;
-        state.memory.give(call, address, size_bytes)?;
-        state.budget.give(size_bytes);
+    fn free(&mut self, address: u64, size_bytes: u64) -> Done<()> {
+        self.pass(self.options.costs.free.of(size_bytes));
+        self.graphs.check_may_wait()?;
+        self.memory.give(address, size_bytes)?;
+        self.budget.give(size_bytes);
         Ok(())
     }
 
-    fn create_stream(&self) -> DriverResult<StreamId> {
-        Ok(self.enter_other(Call::CreateStream).work.create_stream())
+    fn create_stream(&mut self) -> Done<StreamId> {
+        Ok(self.work.create_stream())
     }
 
-    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        let call = Call::DestroyStream;
-        let mut state = self.enter_other(call);
-        state.graphs.check_not_captured(call, stream)?;
-        state.work.destroy_stream(stream)
+    fn destroy_stream(&mut self, stream: StreamId) -> Done<()> {
+        self.graphs.check_not_captured(stream)?;
+        self.work.destroy_stream(stream)
     }
 
-    fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
-        let call = Call::SynchronizeStream;
-        let mut state = self.enter_other(call);
-        state.graphs.check_may_wait_for(call, stream)?;
-        let stream = state.work.stream(call, stream)?;
-        state.finish_stream(stream);
+    fn synchronize_stream(&mut self, stream: StreamId) -> Done<()> {
+        self.graphs.check_may_wait_for(stream)?;
+        let stream = self.work.stream(stream)?;
+        self.finish_stream(stream);
         Ok(())
     }
 
-    fn synchronize_device(&self) -> DriverResult<()> {
-        let call = Call::SynchronizeDevice;
-        let mut state = self.enter_other(call);
-        state.graphs.check_none(call)?;
-        let ready_ns = state.work.finish_all();
-        state.synchronized_at(ready_ns);
+    fn synchronize_device(&mut self) -> Done<()> {
+        self.graphs.check_none()?;
+        let ready_ns = self.work.finish_all();
+        self.synchronized_at(ready_ns);
         Ok(())
     }
 
-    fn create_event(&self) -> DriverResult<EventId> {
-        Ok(self.enter_other(Call::CreateEvent).work.create_event())
+    fn create_event(&mut self) -> Done<EventId> {
+        Ok(self.work.create_event())
     }
 
-    fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
-        let call = Call::RecordEvent;
-        let state = &mut *self.enter_other(call);
-        state.work.event(call, event)?;
-        let index = state.work.stream(call, stream)?;
-        let recorded = match state.graphs.add_node(call, stream)? {
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Done<()> {
+        self.work.event(event)?;
+        let index = self.work.stream(stream)?;
+        let recorded = match self.graphs.add_node(stream)? {
             Some((capture, node)) => Event::Captured { capture, node },
-            None => Event::Marked(state.work.mark(index, state.now_ns)),
+            None => Event::Marked(self.work.mark(index, self.now_ns)),
         };
-        state.work.set_event(event, recorded);
+        self.work.set_event(event, recorded);
         Ok(())
     }
 
-    fn query_event(&self, event: EventId) -> DriverResult<bool> {
-        let call = Call::QueryEvent;
-        let state = self.enter_other(call);
-        state.graphs.check_may_wait(call)?;
-        match state.work.event(call, event)? {
+    fn query_event(&mut self, event: EventId) -> Done<bool> {
+        self.graphs.check_may_wait()?;
+        match self.work.event(event)? {
             Event::Fresh => Ok(true),
-            Event::Marked(mark) => Ok(state.work.is_finished(mark, state.now_ns)),
-            Event::Captured { capture, .. } => state.graphs.refuse_captured(call, capture),
+            Event::Marked(mark) => Ok(self.work.is_finished(mark, self.now_ns)),
+            Event::Captured { capture, .. } => self.graphs.refuse_captured(capture),
         }
     }
 
-    fn synchronize_event(&self, event: EventId) -> DriverResult<()> {
-        let call = Call::SynchronizeEvent;
-        let mut state = self.enter_other(call);
-        state.graphs.check_may_wait(call)?;
-        match state.work.event(call, event)? {
+    fn synchronize_event(&mut self, event: EventId) -> Done<()> {
+        self.graphs.check_may_wait()?;
+        match self.work.event(event)? {
             Event::Fresh => Ok(()),
             Event::Marked(mark) => {
-                let ready_ns = state.work.finish(mark);
-                state.synchronized_at(ready_ns);
+                let ready_ns = self.work.finish(mark);
+                self.synchronized_at(ready_ns);
                 Ok(())
             }
-            Event::Captured { capture, .. } => {
-                state.graphs.refuse_captured(call, capture).map(drop)
-            }
+            Event::Captured { capture, .. } => self.graphs.refuse_captured(capture).map(drop),
         }
     }
 
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()> {
-        let call = Call::WaitEvent;
-        let state = &mut *self.enter_other(call);
-        let event = state.work.event(call, event)?;
-        let index = state.work.stream(call, stream)?;
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Done<()> {
+        let event = self.work.event(event)?;
+        let index = self.work.stream(stream)?;
         match event {
             Event::Fresh => Ok(()),
             Event::Marked(mark) => {
-                state.graphs.check_no_wait_outside(call, stream)?;
-                state.work.wait(index, mark, state.now_ns);
+                self.graphs.check_no_wait_outside(stream)?;
+                self.work.wait(index, mark, self.now_ns);
                 Ok(())
             }
-            Event::Captured { capture, node } => state.graphs.join(call, stream, capture, node),
+            Event::Captured { capture, node } => self.graphs.join(stream, capture, node),
         }
     }
 
-    fn destroy_event(&self, event: EventId) -> DriverResult<()> {
-        let mut state = self.enter_other(Call::DestroyEvent);
-        state.work.destroy_event(event)
+    fn destroy_event(&mut self, event: EventId) -> Done<()> {
+        self.work.destroy_event(event)
     }
 
-    fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        let call = Call::Copy;
-        let mut state = self.enter_other(call);
-        state.check_reachable(call, to, size_bytes)?;
-        state.check_reachable(call, from, size_bytes)?;
+    fn copy(&mut self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> Done<()> {
+        self.check_reachable(to, size_bytes)?;
+        self.check_reachable(from, size_bytes)?;
         if to.abs_diff(from) < size_bytes {
             let message = format!("{size_bytes} bytes at {to:#x} and {from:#x} overlap");
-            return Err(invalid(call, message));
+            return Err(invalid(message));
         }
-        state.submit(call, stream)
+        self.submit(stream)
     }
 
-    fn copy_from_host(&self, to: u64, from: &[u8], stream: StreamId) -> DriverResult<()> {
-        let call = Call::CopyFromHost;
-        let mut state = self.enter_other(call);
-        state.check_reachable(call, to, from.len() as u64)?;
-        state.graphs.check_may_wait_for(call, stream)?;
-        let stream = state.work.stream(call, stream)?;
-        state.finish_stream(stream);
+    fn copy_from_host(&mut self, to: u64, from: &[u8], stream: StreamId) -> Done<()> {
+        self.check_reachable(to, from.len() as u64)?;
+        self.graphs.check_may_wait_for(stream)?;
+        let stream = self.work.stream(stream)?;
+        self.finish_stream(stream);
         Ok(())
     }
 
     /// Fills `to` with zeros: there is no memory to read.
-    fn copy_to_host(&self, to: &mut [u8], from: u64, stream: StreamId) -> DriverResult<()> {
-        let call = Call::CopyToHost;
-        let mut state = self.enter_other(call);
-        state.check_reachable(call, from, to.len() as u64)?;
-        state.graphs.check_may_wait_for(call, stream)?;
-        let stream = state.work.stream(call, stream)?;
-        state.finish_stream(stream);
+    fn copy_to_host(&mut self, to: &mut [u8], from: u64, stream: StreamId) -> Done<()> {
+        self.check_reachable(from, to.len() as u64)?;
+        self.graphs.check_may_wait_for(stream)?;
+        let stream = self.work.stream(stream)?;
+        self.finish_stream(stream);
         to.fill(0);
         Ok(())
     }
 
-    fn fill(&self, to: u64, _byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()> {
-        let call = Call::Fill;
-        let mut state = self.enter_other(call);
-        state.check_reachable(call, to, size_bytes)?;
-        state.submit(call, stream)
+    fn fill(&mut self, to: u64, _byte: u8, size_bytes: u64, stream: StreamId) -> Done<()> {
+        self.check_reachable(to, size_bytes)?;
+        self.submit(stream)
     }
 
-    fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
-        let call = Call::CaptureStatus;
-        let mut state = self.enter_other(call);
-        state.work.stream(call, stream)?;
-        Ok(state.graphs.status(stream))
+    fn capture_status(&mut self, stream: StreamId) -> Done<CaptureStatus> {
+        self.work.stream(stream)?;
+        Ok(self.graphs.status(stream))
     }
+
+    /// Only this process can hold memory that does not exist.
+    fn list(&mut self) -> Done<Vec<ProcessUsage>> {
+        Ok(vec![ProcessUsage { process: std::process::id(), used_bytes: self.budget.used_bytes }])
+    }
+}
+
+impl Driver for Sim {
+    fn info(&self) -> DeviceInfo {
+        let SimOptions { device, name, total_bytes, .. } = self.state.lock().options.clone();
+        DeviceInfo { device, name, driver: "sim", total_bytes }
+    }
+
+    calls! { Driver forward Self::call; }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         Some(self)
@@ -397,7 +375,7 @@ impl Driver for Sim {
     }
 
     fn peers(&self) -> Option<&dyn Peers> {
-        (self.options.reachable_devices > 0).then_some(self as &dyn Peers)
+        (self.state.lock().options.reachable_devices > 0).then_some(self as &dyn Peers)
     }
 
     fn capture(&self) -> Option<&dyn Capture> {
@@ -409,28 +387,26 @@ impl Driver for Sim {
     }
 }
 
-/// Only this process can hold memory that does not exist.
 impl Processes for Sim {
-    fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
-        let state = self.enter_other(Call::List);
-        Ok(vec![ProcessUsage { process: std::process::id(), used_bytes: state.budget.used_bytes }])
-    }
+    calls! { Processes forward Self::call; }
 }
 
 // The codes are CUDA's, so that a message reads the same on a real device.
 
-fn invalid(call: Call, message: impl Into<String>) -> DriverError {
-    DriverError::new(DriverErrorKind::InvalidValue, call.name(), 1, message)
+const INVALID: i64 = 1;
+
+fn invalid(message: impl Into<String>) -> Refusal {
+    Refusal::new(DriverErrorKind::InvalidValue, INVALID, message)
 }
 
-fn out_of_memory(call: Call, message: impl Into<String>) -> DriverError {
-    DriverError::new(DriverErrorKind::OutOfMemory, call.name(), 2, message)
+fn out_of_memory(message: impl Into<String>) -> Refusal {
+    Refusal::new(DriverErrorKind::OutOfMemory, 2, message)
 }
 
-fn not_supported(call: Call, message: impl Into<String>) -> DriverError {
-    DriverError::new(DriverErrorKind::NotSupported, call.name(), 801, message)
+fn not_supported(message: impl Into<String>) -> Refusal {
+    Refusal::new(DriverErrorKind::NotSupported, 801, message)
 }
 
-fn capture_active(call: Call, message: impl Into<String>) -> DriverError {
-    DriverError::new(DriverErrorKind::CaptureActive, call.name(), 900, message)
+fn capture_active(message: impl Into<String>) -> Refusal {
+    Refusal::new(DriverErrorKind::CaptureActive, 900, message)
 }

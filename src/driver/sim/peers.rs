@@ -3,53 +3,50 @@
 //! They are ordinals and nothing more: there is no memory behind their addresses, so a copy checks
 //! this device's side only.
 
-use super::{Sim, invalid, not_supported};
-use crate::driver::call::Call;
-use crate::driver::{DriverResult, Peers};
+use super::{Done, Sim, State, invalid, not_supported};
+use crate::driver::Peers;
+use crate::driver::call::{calls, forward};
 use crate::ids::{DeviceId, StreamId};
 
-impl Sim {
+impl State {
     /// Whether `other` is one of the lowest ordinals that are not this device's own.
     pub(super) fn reaches(&self, other: DeviceId) -> bool {
         let own = self.options.device;
         let before = other.0 - u32::from(own < other);
         other != own && before < self.options.reachable_devices
     }
-}
 
-impl Peers for Sim {
-    fn can_access(&self, other: DeviceId) -> DriverResult<bool> {
-        let _state = self.enter_other(Call::CanAccess);
+    fn can_access(&mut self, other: DeviceId) -> Done<bool> {
         Ok(self.reaches(other))
     }
 
-    fn enable_access(&self, other: DeviceId) -> DriverResult<()> {
-        let call = Call::EnableAccess;
-        let mut state = self.enter_other(call);
+    fn enable_access(&mut self, other: DeviceId) -> Done<()> {
         if !self.reaches(other) {
             let message = format!("device {} cannot reach device {other}", self.options.device);
-            return Err(not_supported(call, message));
+            return Err(not_supported(message));
         }
-        state.peers.insert(other);
+        self.peers.insert(other);
         Ok(())
     }
 
     fn copy_peer(
-        &self,
+        &mut self,
         to: (DeviceId, u64),
         from: (DeviceId, u64),
         size_bytes: u64,
         stream: StreamId,
-    ) -> DriverResult<()> {
-        let call = Call::CopyPeer;
-        let mut state = self.enter_other(call);
+    ) -> Done<()> {
         for (device, address) in [to, from] {
             if device == self.options.device {
-                state.check_reachable(call, address, size_bytes)?;
-            } else if !state.peers.contains(&device) {
-                return Err(invalid(call, format!("access to device {device} is not enabled")));
+                self.check_reachable(address, size_bytes)?;
+            } else if !self.peers.contains(&device) {
+                return Err(invalid(format!("access to device {device} is not enabled")));
             }
         }
-        state.submit(call, stream)
+        self.submit(stream)
     }
+}
+
+impl Peers for Sim {
+    calls! { Peers forward Self::call; }
 }

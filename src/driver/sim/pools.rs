@@ -17,12 +17,10 @@ use super::graph::Graphs;
 use super::idle::{Freed, Idle, IdleRanges};
 use super::ranges::{AddressSpace, Budget};
 use super::work::Work;
-use super::{AddressOrder, Sim, State, invalid, not_supported};
-use crate::driver::call::Call;
-use crate::driver::keepers::{Keepers, NO_KEEPER};
-use crate::driver::{
-    CaptureStatus, DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools, NodeId,
-};
+use super::{AddressOrder, Done, INVALID, Sim, State, invalid, not_supported};
+use crate::driver::call::{calls, forward};
+use crate::driver::pool_books::{KeepsPoolBooks, PoolBooks};
+use crate::driver::{CaptureStatus, DriverPoolId, DriverPoolUsage, MemoryPools, NodeId};
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
 
@@ -58,21 +56,13 @@ enum Home {
 
 #[derive(Debug, Default)]
 struct Pool {
-    destroyed: bool,
-    threshold_bytes: u64,
-    keepers: Keepers,
-    usage: DriverPoolUsage,
+    books: PoolBooks,
     /// Start and size. Idle ranges do not reach from one into the next.
     segments: BTreeMap<u64, u64>,
     idle: IdleRanges,
 }
 
 impl Pool {
-    fn reset_high_marks(&mut self) {
-        self.usage.used_high_bytes = self.usage.used_bytes;
-        self.usage.reserved_high_bytes = self.usage.reserved_bytes;
-    }
-
     /// Opens ranges to everybody whose free has been reached.
     fn settle(&mut self, work: &Work, graphs: &Graphs, now_ns: u64) {
         let reached = |freed: Freed| match freed {
@@ -102,26 +92,23 @@ impl Pool {
     /// from the device.
     fn grow(
         &mut self,
-        call: Call,
         size_bytes: u64,
         on: StreamId,
         space: &mut AddressSpace,
         budget: &mut Budget,
-    ) -> DriverResult<()> {
+    ) -> Done<()> {
         let whole = align_up(size_bytes, PAGE_BYTES);
         let moved = self.pages(Some(on)).map(|(_, bytes)| bytes).sum::<u64>().min(whole);
         let missing = whole - moved;
         let roomy = align_up(missing, STEP_BYTES);
         let taken = if roomy <= budget.free_bytes() { roomy } else { missing };
-        budget.check(call, taken)?;
-        let start = space.take(call, moved + taken)?;
+        budget.check(taken)?;
+        let start = space.take(moved + taken)?;
         let freed = self.move_pages(moved, on, space);
         budget.take(taken);
         self.segments.insert(start, moved + taken);
         self.idle.insert(start, Idle { size_bytes: moved + taken, freed }, &self.segments);
-        self.usage.reserved_bytes += taken;
-        let high = &mut self.usage.reserved_high_bytes;
-        *high = (*high).max(self.usage.reserved_bytes);
+        self.books.grow(taken);
         Ok(())
     }
 
@@ -177,13 +164,13 @@ impl Pool {
 
     /// Gives back idle pages, of the largest ranges first, while more than `keep_bytes` are held.
     fn release(&mut self, keep_bytes: u64, space: &mut AddressSpace, budget: &mut Budget) {
-        while self.usage.reserved_bytes > keep_bytes {
+        while self.books.usage.reserved_bytes > keep_bytes {
             let Some((first, there)) = self.pages(None).next() else { break };
-            let excess = align_up(self.usage.reserved_bytes - keep_bytes, STEP_BYTES);
+            let excess = align_up(self.books.usage.reserved_bytes - keep_bytes, STEP_BYTES);
             let part = there.min(excess);
             self.unmap(first, part, space);
             budget.give(part);
-            self.usage.reserved_bytes -= part;
+            self.books.usage.reserved_bytes -= part;
         }
     }
 }
@@ -222,9 +209,9 @@ impl Pools {
         budget: &mut Budget,
     ) {
         for pool in &mut self.pools {
-            if pool.usage.reserved_bytes > pool.threshold_bytes {
+            if pool.books.usage.reserved_bytes > pool.books.threshold_bytes {
                 pool.settle(work, graphs, now_ns);
-                pool.release(pool.threshold_bytes, &mut self.space, budget);
+                pool.release(pool.books.threshold_bytes, &mut self.space, budget);
             }
         }
     }
@@ -233,41 +220,30 @@ impl Pools {
     pub(super) fn graph_is_gone(&mut self, capture: u64) {
         let of_graph = self.live.extract_if(.., |_, live| live.home == Home::Graph(capture));
         for (address, Live { size_bytes, .. }) in of_graph {
-            self.graphs.usage.used_bytes -= size_bytes;
+            self.graphs.books.usage.used_bytes -= size_bytes;
             let range = Idle { size_bytes, freed: None };
             self.graphs.idle.insert(address, range, &self.graphs.segments);
         }
     }
 
-    fn index(&self, call: Call, pool: DriverPoolId) -> DriverResult<usize> {
+    fn index(&self, pool: DriverPoolId) -> Done<usize> {
         let index = usize::try_from(pool.0).ok();
-        let found = index.filter(|i| self.pools.get(*i).is_some_and(|pool| !pool.destroyed));
-        found.ok_or_else(|| invalid(call, format!("there is no pool {}", pool.0)))
-    }
-
-    fn pool(&mut self, call: Call, pool: DriverPoolId) -> DriverResult<&mut Pool> {
-        let index = self.index(call, pool)?;
-        Ok(&mut self.pools[index])
+        let found = index.filter(|i| self.pools.get(*i).is_some_and(|pool| !pool.books.destroyed));
+        found.ok_or_else(|| invalid(format!("there is no pool {}", pool.0)))
     }
 }
 
 impl State {
-    fn allocate_async(
-        &mut self,
-        pool: DriverPoolId,
-        bytes: u64,
-        on: StreamId,
-    ) -> DriverResult<u64> {
-        let call = Call::AllocateAsync;
-        let index = self.pools.index(call, pool)?;
+    fn allocate_async(&mut self, pool: DriverPoolId, bytes: u64, on: StreamId) -> Done<u64> {
+        let index = self.pools.index(pool)?;
         if bytes == 0 {
-            return Err(invalid(call, "0 bytes asked"));
+            return Err(invalid("0 bytes asked"));
         }
         if bytes > self.budget.total_bytes {
-            return self.budget.check(call, bytes).map(|()| 0);
+            return self.budget.check(bytes).map(|()| 0);
         }
-        self.work.stream(call, on)?;
-        self.graphs.check_takes_work(call, on)?;
+        self.work.stream(on)?;
+        self.graphs.check_takes_work(on)?;
         let size_bytes = align_up(bytes, MIN_BLOCK_BYTES);
         let (pools, now_ns) = (&mut self.pools, self.now_ns);
         let (pool, home) = match self.graphs.status(on) {
@@ -279,23 +255,21 @@ impl State {
         let address = match pool.take(size_bytes, on, &behind) {
             Some(address) => address,
             None => {
-                pool.grow(call, size_bytes, on, &mut pools.space, &mut self.budget)?;
+                pool.grow(size_bytes, on, &mut pools.space, &mut self.budget)?;
                 pool.take(size_bytes, on, &behind).expect("just grown for it")
             }
         };
-        pool.usage.used_bytes += size_bytes;
-        pool.usage.used_high_bytes = pool.usage.used_high_bytes.max(pool.usage.used_bytes);
+        pool.books.allocate(size_bytes);
         pools.live.insert(address, Live { size_bytes, home });
-        self.submit(call, on)?;
+        self.submit(on)?;
         Ok(address)
     }
 
-    fn free_async(&mut self, address: u64, on: StreamId) -> DriverResult<()> {
-        let call = Call::FreeAsync;
-        let live = self.live_at(call, address)?;
-        let stream = self.work.stream(call, on)?;
-        self.check_may_free(call, address, live.home, on)?;
-        let freed = match self.graphs.add_node(call, on)? {
+    fn free_async(&mut self, address: u64, on: StreamId) -> Done<()> {
+        let live = self.live_at(address)?;
+        let stream = self.work.stream(on)?;
+        self.check_may_free(address, live.home, on)?;
+        let freed = match self.graphs.add_node(on)? {
             Some((_, node)) => Freed::At(node),
             None => Freed::On(on, self.work.mark(stream, self.now_ns)),
         };
@@ -308,19 +282,18 @@ impl State {
         address: u64,
         on: StreamId,
         nodes: &[NodeId],
-    ) -> DriverResult<NodeId> {
-        let call = Call::FreeBehind;
-        let live = self.live_at(call, address)?;
-        let capture = self.graphs.check_nodes(call, on, nodes)?;
-        self.check_may_free(call, address, live.home, on)?;
+    ) -> Done<NodeId> {
+        let live = self.live_at(address)?;
+        let capture = self.graphs.check_nodes(on, nodes)?;
+        self.check_may_free(address, live.home, on)?;
         let node = self.graphs.add_leaf(capture, nodes);
         self.take_back(address, live, Freed::At(node));
         Ok(node)
     }
 
-    fn live_at(&self, call: Call, address: u64) -> DriverResult<Live> {
+    fn live_at(&self, address: u64) -> Done<Live> {
         let live = self.pools.live.get(&address).copied();
-        live.ok_or_else(|| invalid(call, format!("nothing starts at {address:#x}")))
+        live.ok_or_else(|| invalid(format!("nothing starts at {address:#x}")))
     }
 
     fn take_back(&mut self, address: u64, live: Live, freed: Freed) {
@@ -329,7 +302,7 @@ impl State {
             Home::Pool(index) => &mut self.pools.pools[index],
             Home::Graph(_) => &mut self.pools.graphs,
         };
-        pool.usage.used_bytes -= live.size_bytes;
+        pool.books.usage.used_bytes -= live.size_bytes;
         let range = Idle { size_bytes: live.size_bytes, freed: Some(freed) };
         pool.idle.insert(address, range, &pool.segments);
         if let Home::Pool(index) = live.home {
@@ -339,20 +312,14 @@ impl State {
 
     /// A captured stream frees what its own capture asked for; other streams free everything else,
     /// and what a capture asked for once it has ended.
-    fn check_may_free(
-        &self,
-        call: Call,
-        address: u64,
-        home: Home,
-        on: StreamId,
-    ) -> DriverResult<()> {
+    fn check_may_free(&self, address: u64, home: Home, on: StreamId) -> Done<()> {
         match (self.graphs.status(on), home) {
             (CaptureStatus::None, Home::Pool(_)) => Ok(()),
             (CaptureStatus::None, Home::Graph(capture)) if !self.graphs.is_open(capture) => Ok(()),
             (CaptureStatus::Active { capture }, Home::Graph(own)) if own == capture => Ok(()),
             _ => {
                 let message = format!("{address:#x} and stream {on} are not in the same capture");
-                Err(invalid(call, message))
+                Err(invalid(message))
             }
         }
     }
@@ -361,123 +328,76 @@ impl State {
     /// left goes when somebody synchronises.
     fn release_destroyed(&mut self, index: usize) {
         let pool = &mut self.pools.pools[index];
-        if pool.destroyed && pool.usage.used_bytes == 0 {
+        if pool.books.destroyed && pool.books.usage.used_bytes == 0 {
             pool.settle(&self.work, &self.graphs, self.now_ns);
             pool.release(0, &mut self.pools.space, &mut self.budget);
         }
     }
-}
 
-impl MemoryPools for Sim {
-    fn default_pool(&self) -> DriverResult<DriverPoolId> {
-        drop(self.enter_other(Call::DefaultPool));
+    fn default_pool(&mut self) -> Done<DriverPoolId> {
         Ok(DriverPoolId(0))
     }
 
-    fn create_pool(&self) -> DriverResult<DriverPoolId> {
-        let pools = &mut self.enter_other(Call::CreatePool).pools.pools;
+    fn create_pool(&mut self) -> Done<DriverPoolId> {
+        let pools = &mut self.pools.pools;
         pools.push(Pool::default());
         Ok(DriverPoolId(pools.len() as u64 - 1))
     }
 
-    fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
-        let call = Call::DestroyPool;
-        let state = &mut *self.enter_other(call);
+    fn destroy_pool(&mut self, pool: DriverPoolId) -> Done<()> {
         if pool.0 == 0 {
-            return Err(invalid(call, "the default pool cannot be destroyed"));
+            return Err(invalid("the default pool cannot be destroyed"));
         }
-        let index = state.pools.index(call, pool)?;
-        let pool = &mut state.pools.pools[index];
-        pool.destroyed = true;
-        pool.threshold_bytes = 0;
-        state.release_destroyed(index);
+        let index = self.pools.index(pool)?;
+        let pool = &mut self.pools.pools[index];
+        pool.books.destroyed = true;
+        pool.books.threshold_bytes = 0;
+        self.release_destroyed(index);
         Ok(())
     }
 
-    fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
-        let call = Call::SetReleaseThreshold;
-        let state = &mut *self.enter_other(call);
-        state.pools.pool(call, pool)?.threshold_bytes = bytes;
-        Ok(())
-    }
-
-    fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
-        let call = Call::ReleaseThreshold;
-        Ok(self.enter_other(call).pools.pool(call, pool)?.threshold_bytes)
-    }
-
-    fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
-        let call = Call::KeepMemory;
-        let state = &mut *self.enter_other(call);
-        let pool = state.pools.pool(call, pool)?;
-        let changed = pool.keepers.after(keep, pool.threshold_bytes);
-        let (keepers, set) = changed.ok_or_else(|| invalid(call, NO_KEEPER.to_owned()))?;
-        pool.keepers = keepers;
-        pool.threshold_bytes = set.unwrap_or(pool.threshold_bytes);
-        Ok(())
-    }
-
-    fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
-        // Nothing else is done here.
-        let call = Call::AllowReuse;
-        self.enter_other(call).pools.pool(call, pool).map(drop)
-    }
-
-    fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
-        let call = Call::OpenPool;
-        let state = &mut *self.enter_other(call);
-        state.pools.pool(call, pool)?;
+    fn open_pool(&mut self, pool: DriverPoolId, other: DeviceId) -> Done<()> {
+        self.pools.index(pool)?;
         if self.reaches(other) {
             return Ok(());
         }
-        Err(not_supported(call, format!("device {other} cannot reach this one")))
+        Err(not_supported(format!("device {other} cannot reach this one")))
     }
 
-    fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {
-        let mut state = self.enter_other(Call::AllocateAsync);
-        state.allocate_async(pool, bytes, on)
-    }
-
-    fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()> {
-        self.enter_other(Call::FreeAsync).free_async(address, on)
-    }
-
-    fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
-        let call = Call::Trim;
-        let state = &mut *self.enter_other(call);
-        let index = state.pools.index(call, pool)?;
-        let pool = &mut state.pools.pools[index];
-        pool.settle(&state.work, &state.graphs, state.now_ns);
-        pool.release(keep_bytes, &mut state.pools.space, &mut state.budget);
+    fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {
+        let index = self.pools.index(pool)?;
+        let pool = &mut self.pools.pools[index];
+        pool.settle(&self.work, &self.graphs, self.now_ns);
+        pool.release(keep_bytes, &mut self.pools.space, &mut self.budget);
         Ok(())
     }
 
-    fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
-        let call = Call::Usage;
-        Ok(self.enter_other(call).pools.pool(call, pool)?.usage)
+    fn graph_usage(&mut self) -> Done<DriverPoolUsage> {
+        Ok(self.pools.graphs.books.usage)
     }
 
-    fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
-        let call = Call::ResetHighMarks;
-        let state = &mut *self.enter_other(call);
-        state.pools.pool(call, pool)?.reset_high_marks();
+    fn reset_graph_high_marks(&mut self) -> Done<()> {
+        self.pools.graphs.books.reset_high_marks();
         Ok(())
     }
 
-    fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
-        Ok(self.enter_other(Call::GraphUsage).pools.graphs.usage)
-    }
-
-    fn reset_graph_high_marks(&self) -> DriverResult<()> {
-        self.enter_other(Call::ResetGraphHighMarks).pools.graphs.reset_high_marks();
+    fn trim_graphs(&mut self) -> Done<()> {
+        let graphs = &mut self.pools.graphs;
+        graphs.settle(&self.work, &self.graphs, self.now_ns);
+        graphs.release(0, &mut self.pools.space, &mut self.budget);
         Ok(())
     }
+}
 
-    fn trim_graphs(&self) -> DriverResult<()> {
-        let state = &mut *self.enter_other(Call::TrimGraphs);
-        let graphs = &mut state.pools.graphs;
-        graphs.settle(&state.work, &state.graphs, state.now_ns);
-        graphs.release(0, &mut state.pools.space, &mut state.budget);
-        Ok(())
+impl KeepsPoolBooks for State {
+    const INVALID: i64 = INVALID;
+
+    fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
+        let index = self.pools.index(pool)?;
+        Ok(&mut self.pools.pools[index].books)
     }
+}
+
+impl MemoryPools for Sim {
+    calls! { MemoryPools forward Self::call; }
 }

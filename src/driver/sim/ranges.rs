@@ -5,9 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{AddressOrder, GRANULARITY_BYTES, invalid, out_of_memory};
-use crate::driver::DriverResult;
-use crate::driver::call::Call;
+use super::{AddressOrder, Done, GRANULARITY_BYTES, invalid, out_of_memory};
 use crate::size::align_up;
 
 /// Bytes of the device that are in use, of all it has.
@@ -24,13 +22,13 @@ impl Budget {
     }
 
     /// Whether so many bytes are free.
-    pub(super) fn check(&self, call: Call, size_bytes: u64) -> DriverResult<()> {
+    pub(super) fn check(&self, size_bytes: u64) -> Done<()> {
         if size_bytes <= self.free_bytes() {
             return Ok(());
         }
         let (free, total) = (self.free_bytes(), self.total_bytes);
         let message = format!("{size_bytes} bytes asked, {free} of {total} bytes free");
-        Err(out_of_memory(call, message))
+        Err(out_of_memory(message))
     }
 
     /// Uses bytes that a [`check`](Self::check) found free.
@@ -68,13 +66,13 @@ impl AddressSpace {
     }
 
     /// Takes the next range, which is the lowest that fits if ranges are used again.
-    pub(super) fn take(&mut self, call: Call, size_bytes: u64) -> DriverResult<u64> {
+    pub(super) fn take(&mut self, size_bytes: u64) -> Done<u64> {
         if size_bytes == 0 {
-            return Err(invalid(call, "0 bytes asked"));
+            return Err(invalid("0 bytes asked"));
         }
         let short = |left: u64| {
             let message = format!("{size_bytes} bytes asked, {left} bytes of addresses left");
-            out_of_memory(call, message)
+            out_of_memory(message)
         };
         let left = self.end - self.next;
         if size_bytes > self.end {
@@ -105,8 +103,8 @@ impl AddressSpace {
     }
 
     /// Takes back a range, which must be given out at exactly this address and size.
-    pub(super) fn give(&mut self, call: Call, address: u64, size_bytes: u64) -> DriverResult<()> {
-        self.check_exact(call, address, size_bytes)?;
+    pub(super) fn give(&mut self, address: u64, size_bytes: u64) -> Done<()> {
+        self.check_exact(address, size_bytes)?;
         self.live.remove(&address);
         if self.order != AddressOrder::Lowest {
             return Ok(());
@@ -143,22 +141,17 @@ impl AddressSpace {
                 self.live.insert(from, to - from);
             }
         }
-        self.give(Call::Trim, address, size_bytes).expect("given out a moment ago");
+        self.give(address, size_bytes).expect("given out a moment ago");
     }
 
     /// Whether a range is given out at exactly this address and size.
-    pub(super) fn check_exact(
-        &self,
-        call: Call,
-        address: u64,
-        size_bytes: u64,
-    ) -> DriverResult<()> {
+    pub(super) fn check_exact(&self, address: u64, size_bytes: u64) -> Done<()> {
         match self.live.get(&address) {
             Some(&held) if held == size_bytes => Ok(()),
             Some(held) => {
-                Err(invalid(call, format!("{address:#x} holds {held} bytes, not {size_bytes}")))
+                Err(invalid(format!("{address:#x} holds {held} bytes, not {size_bytes}")))
             }
-            None => Err(invalid(call, format!("nothing starts at {address:#x}"))),
+            None => Err(invalid(format!("nothing starts at {address:#x}"))),
         }
     }
 

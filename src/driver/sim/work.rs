@@ -7,10 +7,8 @@
 
 use hashbrown::HashMap;
 
-use super::{EventMode, invalid};
-use crate::driver::call::Call;
-use crate::driver::{DriverResult, NodeId};
-use crate::error::DriverError;
+use super::{Done, EventMode, Refusal, invalid};
+use crate::driver::NodeId;
 use crate::ids::{EventId, StreamId};
 
 /// A point of a stream.
@@ -116,16 +114,13 @@ impl Work {
         }
     }
 
-    pub(super) fn destroy_stream(&mut self, stream: StreamId) -> DriverResult<()> {
+    pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Done<()> {
         match self.by_id.get(&stream) {
             Some(&index) if self.streams[index].life == Life::Created => {
                 self.streams[index].life = Life::Destroyed;
                 Ok(())
             }
-            _ => Err(invalid(
-                Call::DestroyStream,
-                format!("stream {stream} was not created here or is destroyed"),
-            )),
+            _ => Err(invalid(format!("stream {stream} was not created here or is destroyed"))),
         }
     }
 
@@ -146,10 +141,10 @@ impl Work {
     /// Finds a stream, makes room for one that is known by its handle alone, and refuses a
     /// destroyed one.
     #[inline]
-    pub(super) fn stream(&mut self, call: Call, id: StreamId) -> DriverResult<usize> {
+    pub(super) fn stream(&mut self, id: StreamId) -> Done<usize> {
         match self.by_id.get(&id) {
             Some(&index) if self.streams[index].life == Life::Destroyed => {
-                Err(invalid(call, format!("stream {id} is destroyed")))
+                Err(invalid(format!("stream {id} is destroyed")))
             }
             Some(&index) => Ok(index),
             None => Ok(self.add_stream(id, Life::Named)),
@@ -163,17 +158,17 @@ impl Work {
         id
     }
 
-    pub(super) fn destroy_event(&mut self, event: EventId) -> DriverResult<()> {
+    pub(super) fn destroy_event(&mut self, event: EventId) -> Done<()> {
         match self.events.remove(&event) {
             Some(_) => Ok(()),
-            None => Err(unknown_event(Call::DestroyEvent, event)),
+            None => Err(unknown_event(event)),
         }
     }
 
     #[inline]
-    pub(super) fn event(&self, call: Call, event: EventId) -> DriverResult<Event> {
+    pub(super) fn event(&self, event: EventId) -> Done<Event> {
         let found = self.events.get(&event).copied();
-        found.ok_or_else(|| unknown_event(call, event))
+        found.ok_or_else(|| unknown_event(event))
     }
 
     pub(super) fn set_event(&mut self, event: EventId, to: Event) {
@@ -291,6 +286,6 @@ impl Work {
     }
 }
 
-fn unknown_event(call: Call, event: EventId) -> DriverError {
-    invalid(call, format!("event {event} was never created or is destroyed"))
+fn unknown_event(event: EventId) -> Refusal {
+    invalid(format!("event {event} was never created or is destroyed"))
 }

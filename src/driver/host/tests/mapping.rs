@@ -21,7 +21,7 @@ fn refused<T: std::fmt::Debug>(result: DriverResult<T>) -> String {
 
 /// Bytes that the pieces' file takes, and its length.
 fn stored(host: &Host) -> (u64, u64) {
-    host.memory.lock().space.store_for_tests().map_or((0, 0), |s| s.taken_and_length_bytes())
+    host.device.memory.lock().space.store_for_tests().map_or((0, 0), |s| s.taken_and_length_bytes())
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn work_runs_over_the_border_of_neighbouring_pieces_only() {
 #[test]
 fn memory_counts_until_a_piece_is_neither_held_nor_mapped() {
     let host = host();
-    let free = || host.memory_info().unwrap().free_bytes;
+    let free = || host.device.memory_info().unwrap().free_bytes;
     let base = host.reserve(1024 * PAGE).unwrap();
     assert_eq!(free(), 64 * MIB, "address space costs nothing");
     let piece = mapped(&host, base, 4 * PAGE);

@@ -87,8 +87,8 @@ fn short_memory_is_taken_from_idle_pools_but_not_from_unfinished_work() {
     );
     gate.open();
     // Waits without synchronising the pools: only the shortage makes the first give back.
-    let end = host.work.lock().end_of(A);
-    host.work.synchronize(&[end]);
+    let end = host.device.work.lock().end_of(A);
+    host.device.work.synchronize(&[end]);
     assert_eq!(reserved(&host, one), 40 * MIB);
     host.allocate_async(two, 40 * MIB, B).unwrap();
     assert_eq!((reserved(&host, one), reserved(&host, two)), (0, 40 * MIB));

@@ -1,0 +1,78 @@
+//! What `sim` and `host` know of a stream-ordered pool, wherever its memory comes from.
+
+use super::keepers::{Keepers, NO_KEEPER};
+use super::refusal::{Done, Refusal};
+use super::{DriverPoolId, DriverPoolUsage};
+use crate::error::DriverErrorKind;
+
+#[derive(Debug, Default)]
+pub(super) struct PoolBooks {
+    /// Nobody can name it any more; it stays until its memory is idle.
+    pub(super) destroyed: bool,
+    pub(super) threshold_bytes: u64,
+    keepers: Keepers,
+    pub(super) usage: DriverPoolUsage,
+}
+
+impl PoolBooks {
+    /// Counts bytes that the pool gave out.
+    pub(super) fn allocate(&mut self, bytes: u64) {
+        let usage = &mut self.usage;
+        usage.used_bytes += bytes;
+        usage.used_high_bytes = usage.used_high_bytes.max(usage.used_bytes);
+    }
+
+    /// Counts bytes that the pool took from the device.
+    pub(super) fn grow(&mut self, bytes: u64) {
+        let usage = &mut self.usage;
+        usage.reserved_bytes += bytes;
+        usage.reserved_high_bytes = usage.reserved_high_bytes.max(usage.reserved_bytes);
+    }
+
+    pub(super) fn reset_high_marks(&mut self) {
+        self.usage.used_high_bytes = self.usage.used_bytes;
+        self.usage.reserved_high_bytes = self.usage.reserved_bytes;
+    }
+}
+
+/// The calls of [`MemoryPools`](super::MemoryPools) that look at a pool's books only.
+pub(super) trait KeepsPoolBooks {
+    /// The code of an error of the kind `InvalidValue`.
+    const INVALID: i64;
+
+    /// The books of a pool that was not destroyed.
+    fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks>;
+
+    fn set_release_threshold(&mut self, pool: DriverPoolId, bytes: u64) -> Done<()> {
+        self.books(pool)?.threshold_bytes = bytes;
+        Ok(())
+    }
+
+    fn release_threshold(&mut self, pool: DriverPoolId) -> Done<u64> {
+        Ok(self.books(pool)?.threshold_bytes)
+    }
+
+    fn keep_memory(&mut self, pool: DriverPoolId, keep: bool) -> Done<()> {
+        let books = self.books(pool)?;
+        let changed = books.keepers.after(keep, books.threshold_bytes);
+        let none = || Refusal::new(DriverErrorKind::InvalidValue, Self::INVALID, NO_KEEPER);
+        let (keepers, set) = changed.ok_or_else(none)?;
+        books.keepers = keepers;
+        books.threshold_bytes = set.unwrap_or(books.threshold_bytes);
+        Ok(())
+    }
+
+    /// Nothing else is done here.
+    fn allow_reuse(&mut self, pool: DriverPoolId) -> Done<()> {
+        self.books(pool).map(drop)
+    }
+
+    fn usage(&mut self, pool: DriverPoolId) -> Done<DriverPoolUsage> {
+        Ok(self.books(pool)?.usage)
+    }
+
+    fn reset_high_marks(&mut self, pool: DriverPoolId) -> Done<()> {
+        self.books(pool)?.reset_high_marks();
+        Ok(())
+    }
+}
