@@ -6,7 +6,8 @@
 //! All methods may be called from any thread. Addresses and sizes are bytes of device memory.
 //! Every call may fail with a [`DriverError`], whose kind says what is wrong; unless its text says
 //! otherwise, a call that failed changed nothing. Read next: `sim` (no memory, any size), `host` (real
-//! memory, same semantics), `intercept` (what stands in front of another driver).
+//! memory, same semantics), `intercept` (what stands in front of another driver), `call` (the table of the
+//! calls: a new one is entered there too).
 
 #![expect(clippy::missing_errors_doc, reason = "all calls fail alike: see the header")]
 

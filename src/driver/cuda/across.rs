@@ -8,7 +8,7 @@
 //! Source: CUDA driver API, `cuEventRecord` (event and stream of one context) and `cuStreamWaitEvent`, which
 //! takes events of any.
 
-use super::api::Status;
+use super::api::{Status, got};
 use super::{Cuda, NO_TIMING, NON_BLOCKING};
 use crate::driver::{CaptureStatus, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
@@ -73,8 +73,7 @@ impl Cuda {
         let ours = match *bridge {
             Some(ours) => ours,
             None => {
-                let mut made = 0;
-                self.api.stream_create(&mut made, NON_BLOCKING).ok()?;
+                let made = got(|made| self.api.stream_create(made, NON_BLOCKING))?;
                 *bridge.insert(made)
             }
         };
@@ -84,10 +83,8 @@ impl Cuda {
 
     /// The driver's number of a device.
     pub(super) fn number_of(&self, other: DeviceId) -> DriverResult<i32> {
-        let mut device = 0;
         let ordinal = i32::try_from(other.0).unwrap_or(i32::MAX);
-        self.api.device_get(&mut device, ordinal).ok()?;
-        Ok(device)
+        got(|device| self.api.device_get(device, ordinal))
     }
 
     /// The primary context of another device, which is held from then on: what is opened to it would go with
@@ -98,8 +95,7 @@ impl Cuda {
         if let Some((_, context)) = held.iter().find(|(known, _)| *known == device) {
             return Ok(*context);
         }
-        let mut context = 0;
-        self.api.context_retain(&mut context, device).ok()?;
+        let context = got(|context| self.api.context_retain(context, device))?;
         held.push((device, context));
         Ok(context)
     }

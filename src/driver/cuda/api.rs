@@ -66,6 +66,14 @@ impl Status {
     }
 }
 
+/// Returns what a call writes to its first argument.
+#[inline]
+pub(super) fn got<T: Default>(call: impl FnOnce(&mut T) -> Status) -> DriverResult<T> {
+    let mut value = T::default();
+    call(&mut value).ok()?;
+    Ok(value)
+}
+
 /// What a code means to an allocator.
 pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     match code {
@@ -376,47 +384,36 @@ fn missing(message: String) -> DriverError {
     DriverError::new(DriverErrorKind::NotSupported, "load libcuda", 0, message)
 }
 
+macro_rules! has {
+    ($api:ident: $($function:ident),*) => { $($api.$function.is_some())&&* };
+}
+
 /// What a driver can do at all: an older one lacks the functions.
 impl Api {
     pub(super) fn has_virtual_memory(&self) -> bool {
-        self.granularity.is_some()
-            && self.address_reserve.is_some()
-            && self.address_free.is_some()
-            && self.piece_create.is_some()
-            && self.piece_release.is_some()
-            && self.piece_map.is_some()
-            && self.piece_unmap.is_some()
-            && self.set_access.is_some()
+        has!(self: granularity, address_reserve, address_free, set_access)
+            && has!(self: piece_create, piece_release, piece_map, piece_unmap)
     }
 
     /// Memory of graphs is counted where the driver counts it.
     pub(super) fn has_pools(&self) -> bool {
-        self.pool_default.is_some()
-            && self.pool_create.is_some()
-            && self.pool_destroy.is_some()
-            && self.pool_allocate.is_some()
-            && self.pool_free.is_some()
-            && self.pool_trim.is_some()
-            && self.pool_get.is_some()
-            && self.pool_set.is_some()
+        has!(self: pool_default, pool_create, pool_destroy, pool_allocate, pool_free)
+            && has!(self: pool_trim, pool_get, pool_set)
     }
 
     pub(super) fn has_captures(&self) -> bool {
         (self.capture_info_3.is_some() || self.capture_info_2.is_some())
             && (self.capture_set_2.is_some() || self.capture_set_1.is_some())
             && (self.node_dependencies_2.is_some() || self.node_dependencies_1.is_some())
-            && self.capture_begin.is_some()
-            && self.capture_end.is_some()
-            && self.graph_add_free.is_some()
-            && self.graph_destroy.is_some()
+            && has!(self: capture_begin, capture_end, graph_add_free, graph_destroy)
     }
 
     pub(super) fn has_ipc(&self) -> bool {
-        self.ipc_share.is_some() && self.ipc_open.is_some() && self.ipc_close.is_some()
+        has!(self: ipc_share, ipc_open, ipc_close)
     }
 
     pub(super) fn has_peers(&self) -> bool {
-        self.peer_possible.is_some() && self.peer_enable.is_some() && self.copy_peer.is_some()
+        has!(self: peer_possible, peer_enable, copy_peer)
     }
 }
 

@@ -7,6 +7,7 @@
 //! again the next time.
 
 use super::Cuda;
+use super::api::got;
 use super::mapping::DESCRIPTOR;
 use crate::driver::{DriverResult, Fabric, FabricHandle, PhysicalId, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
@@ -71,9 +72,7 @@ impl Fabric for Cuda {
     fn import_handle(&self, handle: &FabricHandle) -> DriverResult<PhysicalId> {
         self.check_fabric("cuMemImportFromShareableHandle")?;
         let _entered = self.enter()?;
-        let mut piece = 0;
-        self.api.piece_import_fabric(&mut piece, &handle.0, FABRIC).ok()?;
-        Ok(PhysicalId(piece))
+        got(|piece| self.api.piece_import_fabric(piece, &handle.0, FABRIC)).map(PhysicalId)
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use hashbrown::HashMap;
 
 use super::Cuda;
-use super::api::Api;
+use super::api::{Api, got};
 use crate::driver::{DriverResult, HoldsWork};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
@@ -46,8 +46,7 @@ impl Numbers {
     /// All of them zero. The context is held as long as they live.
     fn new(cuda: &Cuda) -> DriverResult<Self> {
         let api = cuda.api;
-        let mut context = 0;
-        api.context_retain(&mut context, cuda.device).ok()?;
+        let context = got(|context| api.context_retain(context, cuda.device))?;
         let mut numbers = Self { api, device: cuda.device, context, here: 0, there: 0 };
         let _entered = cuda.enter()?;
         api.host_allocate(&mut numbers.here, NUMBERS * size_of::<u32>(), SEEN_BY_DEVICES).ok()?;

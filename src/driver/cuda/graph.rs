@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::api::Api;
+use super::api::{Api, got};
 use super::{Cuda, RELAXED};
 use crate::driver::{Capture, CaptureStatus, DriverResult, NodeId};
 use crate::error::{DriverError, DriverErrorKind};
@@ -116,8 +116,7 @@ impl Cuda {
     /// all the same.
     pub fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
         let _entered = self.enter()?;
-        let mut graph = 0;
-        self.api.capture_end(stream.0, &mut graph).ok()?;
+        let graph = got(|graph| self.api.capture_end(stream.0, graph))?;
         let mut exec = 0;
         let ready = self.api.graph_instantiate(&mut exec, graph, 0).ok();
         let destroyed = self.api.graph_destroy(graph).ok();
@@ -160,8 +159,7 @@ impl Capture for Cuda {
 
     fn end(&self, stream: StreamId) -> DriverResult<()> {
         let _entered = self.enter()?;
-        let mut graph = 0;
-        self.api.capture_end(stream.0, &mut graph).ok()?;
+        let graph = got(|graph| self.api.capture_end(stream.0, graph))?;
         self.api.graph_destroy(graph).ok()
     }
 

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::api::{AccessDescription, AllocationProperties, Location};
+use super::api::{AccessDescription, AllocationProperties, Location, got};
 use super::{Cuda, size};
 use crate::driver::{DriverResult, Exportable, Fabric, PhysicalId, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
@@ -32,19 +32,15 @@ impl Cuda {
     }
 
     pub(super) fn ask_granularity(&self) -> DriverResult<u64> {
-        let mut bytes = 0;
-        self.api.granularity(&mut bytes, &self.properties(0), 0).ok()?;
+        let bytes: usize = got(|bytes| self.api.granularity(bytes, &self.properties(0), 0))?;
         Ok(bytes as u64)
     }
 
     /// Makes a piece that may leave as the kinds of handles that `handles` has bits for.
     pub(super) fn create_with(&self, size_bytes: u64, handles: u32) -> DriverResult<PhysicalId> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
-        let mut piece = 0;
-        let properties = self.properties(handles);
-        self.api.piece_create(&mut piece, size(size_bytes)?, &properties, 0).ok()?;
-        Ok(PhysicalId(piece))
+        let _ready = self.enter_relaxed()?;
+        let (bytes, properties) = (size(size_bytes)?, self.properties(handles));
+        got(|piece| self.api.piece_create(piece, bytes, &properties, 0)).map(PhysicalId)
     }
 
     fn check_descriptors(&self, call: &'static str) -> DriverResult<()> {
@@ -62,16 +58,13 @@ impl VirtualMemory for Cuda {
     }
 
     fn reserve(&self, size_bytes: u64) -> DriverResult<u64> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
-        let mut address = 0;
-        self.api.address_reserve(&mut address, size(size_bytes)?, 0, 0, 0).ok()?;
-        Ok(address)
+        let _ready = self.enter_relaxed()?;
+        let bytes = size(size_bytes)?;
+        got(|address| self.api.address_reserve(address, bytes, 0, 0, 0))
     }
 
     fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.address_free(address, size(size_bytes)?).ok()
     }
 
@@ -95,20 +88,17 @@ impl VirtualMemory for Cuda {
     }
 
     fn release(&self, piece: PhysicalId) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.piece_release(piece.0).ok()
     }
 
     fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.piece_map(address, size(size_bytes)?, 0, piece.0, 0).ok()
     }
 
     fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         let id = if device == self.info.device {
             self.device
         } else {
@@ -119,8 +109,7 @@ impl VirtualMemory for Cuda {
     }
 
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.piece_unmap(address, size(size_bytes)?).ok()
     }
 
@@ -142,10 +131,8 @@ impl VirtualMemory for Cuda {
     fn import(&self, descriptor: OwnedFd, _size_bytes: u64) -> DriverResult<PhysicalId> {
         self.check_descriptors("cuMemImportFromShareableHandle")?;
         let _entered = self.enter()?;
-        let mut piece = 0;
         // The number stands for itself, in the place of a pointer. A wrong size fails at `map`.
         let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(u64::MAX);
-        self.api.piece_import(&mut piece, number, DESCRIPTOR).ok()?;
-        Ok(PhysicalId(piece))
+        got(|piece| self.api.piece_import(piece, number, DESCRIPTOR)).map(PhysicalId)
     }
 }

@@ -40,7 +40,7 @@ use super::{
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 use across::INVALID_HANDLE;
-use api::{Api, Status, api};
+use api::{Api, Status, api, got};
 #[cfg(feature = "cudarc")]
 pub use cudarc::{CudaVec, stream_of};
 #[cfg(feature = "cudarc")]
@@ -154,8 +154,8 @@ impl Cuda {
     ///
     /// [`DriverError`] when there is no CUDA driver, or it cannot start.
     pub fn count() -> DriverResult<u32> {
-        let mut count = 0;
-        api()?.device_count(&mut count).ok()?;
+        let api = api()?;
+        let count: i32 = got(|count| api.device_count(count))?;
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
@@ -165,9 +165,8 @@ impl Cuda {
     ///
     /// [`DriverError`] when there is no CUDA driver.
     pub fn driver_version() -> DriverResult<i32> {
-        let mut version = 0;
-        api()?.driver_version(&mut version).ok()?;
-        Ok(version)
+        let api = api()?;
+        got(|version| api.driver_version(version))
     }
 
     /// Opens a device and holds its primary context.
@@ -178,15 +177,13 @@ impl Cuda {
     pub fn open(device: DeviceId) -> DriverResult<Self> {
         let api = api()?;
         let ordinal = i32::try_from(device.0).unwrap_or(i32::MAX);
-        let mut handle = 0;
-        api.device_get(&mut handle, ordinal).ok()?;
+        let handle = got(|handle| api.device_get(handle, ordinal))?;
         let mut name = [0; 256];
         api.device_name(&mut name, 256, handle).ok()?;
-        let mut total = 0;
-        api.device_total(&mut total, handle).ok()?;
+        let total = got(|total| api.device_total(total, handle))?;
         let has = |attribute| {
-            let mut value = 0;
-            api.device_attribute(&mut value, attribute, handle).ok().is_ok() && value != 0
+            got(|value| api.device_attribute(value, attribute, handle))
+                .is_ok_and(|value| value != 0)
         };
         let can = Abilities {
             virtual_memory: has(attribute::VIRTUAL_MEMORY) && api.has_virtual_memory(),
@@ -198,8 +195,7 @@ impl Cuda {
             peers: api.has_peers(),
             fabric: has(attribute::FABRIC),
         };
-        let mut context = 0;
-        api.context_retain(&mut context, handle).ok()?;
+        let context = got(|context| api.context_retain(context, handle))?;
         let mut bus = [0; 32];
         let has_bus = api.device_bus(&mut bus, 32, handle).ok().is_ok();
         let info =
@@ -268,10 +264,15 @@ impl Cuda {
         call().ok()
     }
 
+    /// Makes the context current and allows calls that would break a capture, while the guards live.
+    fn enter_relaxed(&self) -> DriverResult<(Option<Relaxed>, Entered)> {
+        let entered = self.enter()?;
+        Ok((self.relax(), entered))
+    }
+
     #[inline]
     fn enter_context(&self, context: u64) -> DriverResult<Entered> {
-        let mut current = 0;
-        self.api.context_current(&mut current).ok()?;
+        let current = got(|current| self.api.context_current(current))?;
         if current == context {
             return Ok(Entered(None));
         }
@@ -330,23 +331,19 @@ impl Driver for Cuda {
     }
 
     fn allocate(&self, size_bytes: u64) -> DriverResult<u64> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
-        let mut address = 0;
-        self.api.memory_allocate(&mut address, size(size_bytes)?).ok()?;
-        Ok(address)
+        let _ready = self.enter_relaxed()?;
+        let bytes = size(size_bytes)?;
+        got(|address| self.api.memory_allocate(address, bytes))
     }
 
     fn free(&self, address: u64, _size_bytes: u64) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.memory_free(address).ok()
     }
 
     fn create_stream(&self) -> DriverResult<StreamId> {
         let _entered = self.enter()?;
-        let mut stream = 0;
-        self.api.stream_create(&mut stream, NON_BLOCKING).ok()?;
+        let stream = got(|stream| self.api.stream_create(stream, NON_BLOCKING))?;
         self.streams.lock().insert(stream);
         Ok(StreamId(stream))
     }
@@ -378,9 +375,7 @@ impl Driver for Cuda {
 
     fn create_event(&self) -> DriverResult<EventId> {
         let _entered = self.enter()?;
-        let mut event = 0;
-        self.api.event_create(&mut event, NO_TIMING).ok()?;
-        Ok(EventId(event))
+        got(|event| self.api.event_create(event, NO_TIMING)).map(EventId)
     }
 
     fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {

@@ -1,6 +1,6 @@
 //! Other processes and other devices.
 
-use super::api::IpcHandle;
+use super::api::{IpcHandle, got};
 use super::{Cuda, size};
 use crate::driver::{DriverResult, Ipc, Peers};
 use crate::ids::{DeviceId, StreamId};
@@ -20,14 +20,11 @@ impl Ipc for Cuda {
 
     fn open(&self, handle: &[u8; 64]) -> DriverResult<u64> {
         let _entered = self.enter()?;
-        let mut address = 0;
-        self.api.ipc_open(&mut address, IpcHandle(*handle), LAZY_PEERS).ok()?;
-        Ok(address)
+        got(|address| self.api.ipc_open(address, IpcHandle(*handle), LAZY_PEERS))
     }
 
     fn close(&self, address: u64) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.ipc_close(address).ok()
     }
 }
@@ -35,9 +32,7 @@ impl Ipc for Cuda {
 impl Peers for Cuda {
     fn can_access(&self, other: DeviceId) -> DriverResult<bool> {
         let other = self.number_of(other)?;
-        let mut can = 0;
-        self.api.peer_possible(&mut can, other, self.device).ok()?;
-        Ok(can != 0)
+        got(|can| self.api.peer_possible(can, other, self.device)).map(|can| can != 0)
     }
 
     fn enable_access(&self, other: DeviceId) -> DriverResult<()> {

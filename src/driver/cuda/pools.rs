@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-use super::api::{AccessDescription, Location, PoolProperties};
+use super::api::{AccessDescription, Location, PoolProperties, got};
 use super::{Cuda, foreign, size};
 use crate::driver::keepers::{Keepers, NO_KEEPER};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
@@ -43,14 +43,11 @@ static KEEPERS: Mutex<BTreeMap<DriverPoolId, Keepers>> = Mutex::new(BTreeMap::ne
 
 impl MemoryPools for Cuda {
     fn default_pool(&self) -> DriverResult<DriverPoolId> {
-        let mut pool = 0;
-        self.api.pool_default(&mut pool, self.device).ok()?;
-        Ok(DriverPoolId(pool))
+        got(|pool| self.api.pool_default(pool, self.device)).map(DriverPoolId)
     }
 
     fn create_pool(&self) -> DriverResult<DriverPoolId> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         let properties = PoolProperties {
             kind: 1,
             handles: 0,
@@ -60,8 +57,7 @@ impl MemoryPools for Cuda {
             usage: 0,
             reserved: [0; 54],
         };
-        let mut pool = 0;
-        self.api.pool_create(&mut pool, &properties).ok()?;
+        let pool = got(|pool| self.api.pool_create(pool, &properties))?;
         self.own_pools.lock().insert(pool);
         Ok(DriverPoolId(pool))
     }
@@ -73,8 +69,7 @@ impl MemoryPools for Cuda {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
         }
         let mut keepers = KEEPERS.lock();
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.pool_destroy(pool.0).ok()?;
         own.remove(&pool.0);
         keepers.remove(&pool);
@@ -87,9 +82,7 @@ impl MemoryPools for Cuda {
     }
 
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
-        let mut bytes = 0;
-        self.api.pool_get(pool.0, attribute::RELEASE_THRESHOLD, &mut bytes).ok()?;
-        Ok(bytes)
+        got(|bytes| self.api.pool_get(pool.0, attribute::RELEASE_THRESHOLD, bytes))
     }
 
     fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
@@ -133,16 +126,12 @@ impl MemoryPools for Cuda {
     }
 
     fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.pool_trim(pool.0, size(keep_bytes)?).ok()
     }
 
     fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
-        let get = |what| {
-            let mut value = 0;
-            self.api.pool_get(pool.0, what, &mut value).ok().map(|()| value)
-        };
+        let get = |what| got(|value| self.api.pool_get(pool.0, what, value));
         Ok(DriverPoolUsage {
             used_bytes: get(attribute::USED)?,
             used_high_bytes: get(attribute::USED_HIGH)?,
@@ -163,10 +152,7 @@ impl MemoryPools for Cuda {
         if self.api.graph_memory_get.is_none() {
             return Ok(DriverPoolUsage::default());
         }
-        let get = |what| {
-            let mut value = 0;
-            self.api.graph_memory_get(self.device, what, &mut value).ok().map(|()| value)
-        };
+        let get = |what| got(|value| self.api.graph_memory_get(self.device, what, value));
         Ok(DriverPoolUsage {
             used_bytes: get(graph::USED)?,
             used_high_bytes: get(graph::USED_HIGH)?,
@@ -189,8 +175,7 @@ impl MemoryPools for Cuda {
         if self.api.graph_memory_trim.is_none() {
             return Ok(());
         }
-        let _entered = self.enter()?;
-        let _relaxed = self.relax();
+        let _ready = self.enter_relaxed()?;
         self.api.graph_memory_trim(self.device).ok()
     }
 }
