@@ -1,9 +1,8 @@
 //! What `sim` and `host` know of a stream-ordered pool, wherever its memory comes from.
 
 use super::keepers::{Keepers, NO_KEEPER};
-use super::refusal::{Done, Refusal};
+use super::refusal::{Done, invalid};
 use super::{DriverPoolId, DriverPoolUsage};
-use crate::error::DriverErrorKind;
 
 #[derive(Debug, Default)]
 pub(super) struct PoolBooks {
@@ -37,9 +36,6 @@ impl PoolBooks {
 
 /// The calls of [`MemoryPools`](super::MemoryPools) that look at a pool's books only.
 pub(super) trait KeepsPoolBooks {
-    /// The code of an error of the kind `InvalidValue`.
-    const INVALID: i64;
-
     /// The books of a pool that was not destroyed.
     fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks>;
 
@@ -55,8 +51,7 @@ pub(super) trait KeepsPoolBooks {
     fn keep_memory(&mut self, pool: DriverPoolId, keep: bool) -> Done<()> {
         let books = self.books(pool)?;
         let changed = books.keepers.after(keep, books.threshold_bytes);
-        let none = || Refusal::new(DriverErrorKind::InvalidValue, Self::INVALID, NO_KEEPER);
-        let (keepers, set) = changed.ok_or_else(none)?;
+        let (keepers, set) = changed.ok_or_else(|| invalid(NO_KEEPER))?;
         books.keepers = keepers;
         books.threshold_bytes = set.unwrap_or(books.threshold_bytes);
         Ok(())

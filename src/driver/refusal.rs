@@ -3,15 +3,19 @@
 use super::call::Call;
 use crate::error::{DriverError, DriverErrorKind};
 
-/// Kind, code and text of a [`DriverError`] without its call.
+/// Kind, code and text of a [`DriverError`] without its call. Without a code it has the device's for the kind.
 #[derive(Debug)]
-pub(super) struct Refusal(Box<(DriverErrorKind, i64, String)>);
+pub(super) struct Refusal(Box<(DriverErrorKind, Option<i64>, String)>);
 
 /// What a call returns before its name is put on an error.
 pub(super) type Done<T> = Result<T, Refusal>;
 
 impl Refusal {
-    pub(super) fn new(kind: DriverErrorKind, code: i64, message: impl Into<String>) -> Self {
+    pub(super) fn new(
+        kind: DriverErrorKind,
+        code: Option<i64>,
+        message: impl Into<String>,
+    ) -> Self {
         Self(Box::new((kind, code, message.into())))
     }
 
@@ -20,8 +24,25 @@ impl Refusal {
     }
 
     /// The error of a driver's call.
-    pub(super) fn of(self, call: Call) -> DriverError {
+    pub(super) fn of(self, call: Call, code_of: fn(DriverErrorKind) -> i64) -> DriverError {
         let (kind, code, message) = *self.0;
-        DriverError::new(kind, call.name(), code, message)
+        DriverError::new(kind, call.name(), code.unwrap_or_else(|| code_of(kind)), message)
     }
+}
+
+/// The caller may not ask for this.
+pub(super) fn invalid(message: impl Into<String>) -> Refusal {
+    Refusal::new(DriverErrorKind::InvalidValue, None, message)
+}
+
+pub(super) fn out_of_memory(message: impl Into<String>) -> Refusal {
+    Refusal::new(DriverErrorKind::OutOfMemory, None, message)
+}
+
+/// Refuses what is not a positive multiple of the granularity.
+pub(super) fn check_whole(what: &str, bytes: u64, granularity_bytes: u64) -> Done<()> {
+    if bytes > 0 && bytes.is_multiple_of(granularity_bytes) {
+        return Ok(());
+    }
+    Err(invalid(format!("{what} {bytes:#x} is not a positive multiple of {granularity_bytes:#x}")))
 }

@@ -17,8 +17,7 @@ use rustix::fs::{
 };
 
 use super::budget::Hold;
-use super::errors::invalid;
-use crate::driver::refusal::Done;
+use crate::driver::refusal::{Done, invalid};
 
 /// The file system of memory files with ordinary pages. Huge pages may fault when they run out.
 ///

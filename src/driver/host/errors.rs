@@ -8,20 +8,12 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::driver::refusal::{Done, Refusal};
+use crate::driver::refusal::{Done, Refusal, out_of_memory};
 use crate::error::DriverErrorKind;
-
-/// The code of what the caller may not ask for.
-pub(super) const INVALID: i64 = 0;
-
-pub(super) fn invalid(message: impl Into<String>) -> Refusal {
-    Refusal::new(DriverErrorKind::InvalidValue, INVALID, message)
-}
 
 /// More than the device has left.
 pub(super) fn short(asked_bytes: u64, free_bytes: u64) -> Refusal {
-    let message = format!("{asked_bytes} bytes asked for, {free_bytes} free");
-    Refusal::new(DriverErrorKind::OutOfMemory, 0, message)
+    out_of_memory(format!("{asked_bytes} bytes asked for, {free_bytes} free"))
 }
 
 impl From<Errno> for Refusal {
@@ -36,7 +28,7 @@ impl From<io::Error> for Refusal {
         let short =
             code == Errno::NOMEM.raw_os_error() || error.kind() == io::ErrorKind::OutOfMemory;
         let kind = if short { DriverErrorKind::OutOfMemory } else { DriverErrorKind::Other };
-        Self::new(kind, code.into(), format!("the system said: {error}"))
+        Self::new(kind, Some(code.into()), format!("the system said: {error}"))
     }
 }
 

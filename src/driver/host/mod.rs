@@ -28,12 +28,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::call::{Call, calls, forward};
-use super::refusal::Done;
+use super::refusal::{Done, invalid};
 use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, Held, MemoryInfo, MemoryPools};
 use super::{HoldsWork, ProcessUsage, Processes, VirtualMemory};
 use crate::ids::{DeviceId, EventId, StreamId};
 use budget::Budget;
-use errors::{invalid, length};
+use errors::length;
 use memory::Region;
 use pools::Pools;
 use span::{Part, Span};
@@ -141,7 +141,7 @@ impl Host {
     }
 
     fn call<T>(&self, call: Call, act: impl FnOnce(&Device) -> Done<T>) -> DriverResult<T> {
-        act(&self.device).map_err(|refusal| refusal.of(call))
+        act(&self.device).map_err(|refusal| refusal.of(call, |_| 0))
     }
 }
 

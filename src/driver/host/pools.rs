@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::budget::Budget;
-use super::errors::{INVALID, invalid, length, short};
+use super::errors::{length, short};
 use super::memory::Region;
 use super::span::{Part, Span};
 use super::work::{Mark, Queues};
 use super::{Device, Host, Memory};
 use crate::driver::call::{Call, calls, forward};
 use crate::driver::pool_books::{KeepsPoolBooks, PoolBooks};
-use crate::driver::refusal::Done;
+use crate::driver::refusal::{Done, invalid};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
@@ -319,8 +319,6 @@ impl PoolCall<'_> {
 }
 
 impl KeepsPoolBooks for PoolCall<'_> {
-    const INVALID: i64 = INVALID;
-
     fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
         Ok(&mut self.pools.pool(pool)?.books)
     }

@@ -14,10 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
 
 use super::backing::Piece;
-use super::errors::invalid;
 use super::memory::AddressRange;
 use super::span::Part;
-use crate::driver::refusal::Done;
+use crate::driver::refusal::{Done, invalid};
 
 /// One range of reserved address space.
 #[derive(Debug)]

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::backing::{Piece, Store};
-use super::errors::{invalid, length};
+use super::errors::length;
 use super::memory::ALIGNMENT_BYTES;
 use super::space::Reservation;
 use super::span::Span;
 use super::{Device, Host};
 use crate::driver::call::{calls, forward};
-use crate::driver::refusal::{Done, Refusal};
+use crate::driver::refusal::{Done, Refusal, check_whole, invalid};
 use crate::driver::{Exportable, Held, PhysicalId, VirtualMemory};
 use crate::ids::DeviceId;
 
@@ -60,8 +60,8 @@ impl Space {
 
     /// The reservation that holds a range, and the range in it as offset and size.
     fn within(&mut self, address: u64, size_bytes: u64) -> Done<(&mut Reservation, usize, usize)> {
-        check_whole("address", address)?;
-        check_whole("size", size_bytes)?;
+        check_whole("address", address, GRANULARITY_BYTES)?;
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         let before = self.reservations.range_mut(..=address).next_back();
         let found = before.and_then(|(start, reservation)| {
             let offset = usize::try_from(address - start).ok()?;
@@ -133,17 +133,9 @@ fn unknown(id: PhysicalId) -> Refusal {
     invalid(format!("no piece {} is held", id.0))
 }
 
-fn check_whole(what: &str, bytes: u64) -> Done<()> {
-    if bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES) {
-        return Ok(());
-    }
-    let message = format!("{what} {bytes:#x} is not a positive multiple of {GRANULARITY_BYTES:#x}");
-    Err(invalid(message))
-}
-
 impl Device {
     fn reserve(&self, size_bytes: u64) -> Done<u64> {
-        check_whole("size", size_bytes)?;
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         let size = length(size_bytes)?;
         let reservation = Reservation::take(size)?;
         let address = reservation.address();
@@ -157,7 +149,7 @@ impl Device {
     }
 
     fn create(&self, size_bytes: u64, exportable: Exportable) -> Done<PhysicalId> {
-        check_whole("size", size_bytes)?;
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         let hold = self.budget.take(size_bytes)?;
         let size = length(size_bytes)?;
         let space = &mut self.memory.lock().space;
@@ -210,7 +202,7 @@ impl Device {
 
     /// The memory counts where it was created, not here.
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
-        check_whole("size", size_bytes)?;
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         let piece = Piece::imported(descriptor, length(size_bytes)?)?;
         Ok(self.memory.lock().space.add(piece))
     }

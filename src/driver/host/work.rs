@@ -13,8 +13,7 @@ use std::thread::JoinHandle;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::errors::invalid;
-use crate::driver::refusal::{Done, Refusal};
+use crate::driver::refusal::{Done, Refusal, invalid};
 use crate::ids::{EventId, StreamId};
 
 const WORKERS: usize = 4;

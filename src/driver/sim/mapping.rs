@@ -13,7 +13,9 @@ use std::os::unix::fs::MetadataExt;
 use hashbrown::HashMap;
 
 use super::ranges::{AddressSpace, Budget};
-use super::{AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, invalid, not_supported};
+use super::{
+    AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, check_whole, invalid, not_supported,
+};
 use crate::driver::call::{calls, forward};
 use crate::driver::{Exportable, Fabric, FabricHandle, Held, PhysicalId, VirtualMemory};
 use crate::error::DriverErrorKind;
@@ -122,7 +124,7 @@ impl Mappings {
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> Done<()> {
-        check_whole("address", address)?;
+        check_whole("address", address, GRANULARITY_BYTES)?;
         let piece_bytes = self.piece(id)?.size_bytes;
         if size_bytes != piece_bytes {
             let message =
@@ -195,7 +197,7 @@ impl Mappings {
 impl State {
     fn reserve(&mut self, size_bytes: u64) -> Done<u64> {
         self.pass(self.options.costs.reserve.of(size_bytes));
-        check_whole("size", size_bytes)?;
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         self.mappings.space.take(size_bytes)
     }
 
@@ -212,7 +214,7 @@ impl State {
 
     fn create(&mut self, size_bytes: u64, exportable: Exportable) -> Done<PhysicalId> {
         self.pass(self.options.costs.create.of(size_bytes));
-        check_whole("size", size_bytes)?;
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         self.budget.check(size_bytes)?;
         self.budget.take(size_bytes);
         let mappings = &mut self.mappings;
@@ -361,15 +363,7 @@ impl FileIdentity {
     }
 }
 
-fn check_whole(what: &str, bytes: u64) -> Done<()> {
-    if bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES) {
-        return Ok(());
-    }
-    let message = format!("{what} {bytes:#x} is not a positive multiple of {GRANULARITY_BYTES:#x}");
-    Err(invalid(message))
-}
-
 fn host_failed(error: io::Error) -> Refusal {
     let code = error.raw_os_error().unwrap_or(0);
-    Refusal::new(DriverErrorKind::Other, code.into(), error.to_string())
+    Refusal::new(DriverErrorKind::Other, Some(code.into()), error.to_string())
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 
 use super::call::{Call, calls, forward};
-use super::refusal::{Done, Refusal};
+use super::refusal::{Done, Refusal, check_whole, invalid, out_of_memory};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools, Peers,
     ProcessUsage, Processes, VirtualMemory,
@@ -159,7 +159,7 @@ impl Sim {
     fn sized<T>(&self, call: Call, act: impl FnOnce(&mut State) -> Done<T>) -> DriverResult<T> {
         let state = &mut *self.state.lock();
         state.counts[call as usize] += 1;
-        act(state).map_err(|refusal| refusal.of(call))
+        act(state).map_err(|refusal| refusal.of(call, code_of))
     }
 
     /// [`sized`](Self::sized) for parts whose calls have no cost of their own.
@@ -391,22 +391,21 @@ impl Processes for Sim {
     calls! { Processes forward Self::call; }
 }
 
-// The codes are CUDA's, so that a message reads the same on a real device.
-
-const INVALID: i64 = 1;
-
-fn invalid(message: impl Into<String>) -> Refusal {
-    Refusal::new(DriverErrorKind::InvalidValue, INVALID, message)
-}
-
-fn out_of_memory(message: impl Into<String>) -> Refusal {
-    Refusal::new(DriverErrorKind::OutOfMemory, 2, message)
+/// The codes are CUDA's, so that a message reads the same on a real device.
+fn code_of(kind: DriverErrorKind) -> i64 {
+    match kind {
+        DriverErrorKind::InvalidValue => 1,
+        DriverErrorKind::OutOfMemory => 2,
+        DriverErrorKind::NotSupported => 801,
+        DriverErrorKind::CaptureActive => 900,
+        _ => 0,
+    }
 }
 
 fn not_supported(message: impl Into<String>) -> Refusal {
-    Refusal::new(DriverErrorKind::NotSupported, 801, message)
+    Refusal::new(DriverErrorKind::NotSupported, None, message)
 }
 
 fn capture_active(message: impl Into<String>) -> Refusal {
-    Refusal::new(DriverErrorKind::CaptureActive, 900, message)
+    Refusal::new(DriverErrorKind::CaptureActive, None, message)
 }

@@ -17,7 +17,7 @@ use super::graph::Graphs;
 use super::idle::{Freed, Idle, IdleRanges};
 use super::ranges::{AddressSpace, Budget};
 use super::work::Work;
-use super::{AddressOrder, Done, INVALID, Sim, State, invalid, not_supported};
+use super::{AddressOrder, Done, Sim, State, invalid, not_supported};
 use crate::driver::call::{calls, forward};
 use crate::driver::pool_books::{KeepsPoolBooks, PoolBooks};
 use crate::driver::{CaptureStatus, DriverPoolId, DriverPoolUsage, MemoryPools, NodeId};
@@ -390,8 +390,6 @@ impl State {
 }
 
 impl KeepsPoolBooks for State {
-    const INVALID: i64 = INVALID;
-
     fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
         let index = self.pools.index(pool)?;
         Ok(&mut self.pools.pools[index].books)
