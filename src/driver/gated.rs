@@ -251,12 +251,15 @@ impl<D: HoldsWork> Gates<D> {
     }
 }
 
-fn forced(times: u64, patience: Duration) -> DriverError {
+fn check_forced(times: u64, patience: Duration) -> DriverResult<()> {
+    if times == 0 {
+        return Ok(());
+    }
     let message = format!(
         "held work was let go before its time {times} times: the device did not go on within \
          {patience:?} (CUDA_DEVICE_MAX_CONNECTIONS=32 lets more streams of a GPU run apart)"
     );
-    DriverError::new(DriverErrorKind::Other, "finish_all", 0, message)
+    Err(DriverError::new(DriverErrorKind::Other, "finish_all", 0, message))
 }
 
 impl<D: HoldsWork> Brake for Gated<D> {
@@ -296,10 +299,8 @@ impl<D: HoldsWork> Brake for Gated<D> {
         let events = gates.lanes().open_until(stream, mark);
         let before = gates.lanes().forced;
         events.into_iter().map(|event| gates.reach(event)).fold(Ok(()), Result::and)?;
-        match gates.lanes().forced - before {
-            0 => Ok(()),
-            times => Err(forced(times, gates.patience)),
-        }
+        let times = gates.lanes().forced - before;
+        check_forced(times, gates.patience)
     }
 
     fn finish_all(&self) -> DriverResult<()> {
@@ -311,10 +312,8 @@ impl<D: HoldsWork> Brake for Gated<D> {
             streams.into_iter().flat_map(|stream| lanes.open_until(stream, u64::MAX)).collect();
         drop(lanes);
         events.into_iter().map(|event| gates.reach(event)).fold(Ok(()), Result::and)?;
-        match std::mem::take(&mut gates.lanes().forced) {
-            0 => Ok(()),
-            times => Err(forced(times, gates.patience)),
-        }
+        let times = std::mem::take(&mut gates.lanes().forced);
+        check_forced(times, gates.patience)
     }
 }
 

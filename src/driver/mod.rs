@@ -21,6 +21,7 @@ mod call;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub mod cuda;
 mod faulty;
+mod free_ranges;
 mod gated;
 mod held;
 mod holders;

@@ -5,7 +5,6 @@
 //! No file here can shrink: ours are sealed against it, and a descriptor from elsewhere is taken
 //! only if it is sealed too. A mapping of a file that shrank would fault.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use rustix::fs::{
 };
 
 use super::budget::Hold;
+use crate::driver::free_ranges::FreeRanges;
 use crate::driver::refusal::{Done, invalid};
 
 /// The file system of memory files with ordinary pages. Huge pages may fault when they run out.
@@ -107,8 +107,7 @@ pub(super) struct Store {
 #[derive(Debug, Default)]
 struct Ranges {
     end: u64,
-    /// Start and size of what nobody has. No two touch.
-    free: BTreeMap<u64, u64>,
+    free: FreeRanges,
 }
 
 impl Store {
@@ -121,12 +120,7 @@ impl Store {
     /// The lowest free range that is large enough, or a new one at the end.
     fn take(&self, size_bytes: u64) -> io::Result<u64> {
         let mut ranges = self.ranges.lock();
-        let found = ranges.free.iter().find(|(_, free_bytes)| **free_bytes >= size_bytes);
-        if let Some((&start, &free_bytes)) = found {
-            ranges.free.remove(&start);
-            if free_bytes > size_bytes {
-                ranges.free.insert(start + size_bytes, free_bytes - size_bytes);
-            }
+        if let Some(start) = ranges.free.take(size_bytes) {
             return Ok(start);
         }
         let start = ranges.end;
@@ -142,19 +136,7 @@ impl Store {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // If the system keeps the memory the range is as good as before; its bytes mean nothing.
         let _ = fallocate(&self.file, hole, start, size_bytes);
-        let mut ranges = self.ranges.lock();
-        let (mut start, mut size_bytes) = (start, size_bytes);
-        if let Some(after_bytes) = ranges.free.remove(&(start + size_bytes)) {
-            size_bytes += after_bytes;
-        }
-        if let Some((&before, &before_bytes)) = ranges.free.range(..start).next_back()
-            && before + before_bytes == start
-        {
-            ranges.free.remove(&before);
-            start = before;
-            size_bytes += before_bytes;
-        }
-        ranges.free.insert(start, size_bytes);
+        self.ranges.lock().free.give(start, size_bytes);
     }
 
     /// Memory that the file takes now, and how long it is.

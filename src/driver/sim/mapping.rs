@@ -135,20 +135,21 @@ impl Mappings {
             let message = format!("{size_bytes} bytes at {address:#x} are not all reserved");
             return Err(invalid(message));
         }
-        if let Some(other) = self.first_mapped_in(address, size_bytes) {
-            let message = format!("{size_bytes} bytes at {address:#x}: {other:#x} is mapped");
-            return Err(invalid(message));
-        }
+        self.check_unmapped(address, size_bytes)?;
         self.piece(id)?.mappings += 1;
         let mapping = Mapping { size_bytes, piece: id, accessible: false, peers: Vec::new() };
         self.mapped.insert(address, mapping);
         Ok(())
     }
 
-    fn first_mapped_in(&self, address: u64, size_bytes: u64) -> Option<u64> {
-        let below = self.mapped.range(..address + size_bytes).next_back();
-        let (start, mapping) = below?;
-        (start + mapping.size_bytes > address).then_some(*start)
+    fn check_unmapped(&self, address: u64, size_bytes: u64) -> Done<()> {
+        match self.mapped.range(..address + size_bytes).next_back() {
+            Some((start, mapping)) if start + mapping.size_bytes > address => {
+                let message = format!("{size_bytes} bytes at {address:#x}: {start:#x} is mapped");
+                Err(invalid(message))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Starts of the pieces that fill the range exactly.
@@ -205,10 +206,7 @@ impl State {
         self.pass(self.options.costs.reserve.of(size_bytes));
         let mappings = &mut self.mappings;
         mappings.space.check_exact(address, size_bytes)?;
-        if let Some(start) = mappings.first_mapped_in(address, size_bytes) {
-            let message = format!("{size_bytes} bytes at {address:#x}: {start:#x} is mapped");
-            return Err(invalid(message));
-        }
+        mappings.check_unmapped(address, size_bytes)?;
         mappings.space.give(address, size_bytes)
     }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{AddressOrder, Done, GRANULARITY_BYTES, invalid, out_of_memory};
+use crate::driver::free_ranges::FreeRanges;
 use crate::size::align_up;
 
 /// Bytes of the device that are in use, of all it has.
@@ -53,8 +54,8 @@ pub(super) struct AddressSpace {
     /// No address from here on was given out, up to `end`.
     next: u64,
     end: u64,
-    /// Start and length of what came back below `next`; no two touch.
-    holes: BTreeMap<u64, u64>,
+    /// What came back below `next`.
+    holes: FreeRanges,
     /// Start and size of what is given out; the size is as asked, not rounded.
     live: BTreeMap<u64, u64>,
 }
@@ -62,7 +63,7 @@ pub(super) struct AddressSpace {
 impl AddressSpace {
     pub(super) fn new(start: u64, end: u64, order: AddressOrder) -> Self {
         debug_assert!(start.is_multiple_of(GRANULARITY_BYTES) && start < end);
-        Self { order, next: start, end, holes: BTreeMap::new(), live: BTreeMap::new() }
+        Self { order, next: start, end, holes: FreeRanges::default(), live: BTreeMap::new() }
     }
 
     /// Takes the next range, which is the lowest that fits if ranges are used again.
@@ -79,15 +80,8 @@ impl AddressSpace {
             return Err(short(left));
         }
         let span = align_up(size_bytes, GRANULARITY_BYTES);
-        let hole = self.holes.iter().find(|(_, len)| **len >= span);
-        let address = match hole.map(|(start, len)| (*start, *len)) {
-            Some((start, len)) => {
-                self.holes.remove(&start);
-                if len > span {
-                    self.holes.insert(start + span, len - span);
-                }
-                start
-            }
+        let address = match self.holes.take(span) {
+            Some(start) => start,
             None if span <= left && self.order == AddressOrder::Falling => {
                 self.end -= span;
                 self.end
@@ -109,21 +103,10 @@ impl AddressSpace {
         if self.order != AddressOrder::Lowest {
             return Ok(());
         }
-        let mut start = address;
-        let mut end = address + align_up(size_bytes, GRANULARITY_BYTES);
-        if let Some((&below, &len)) = self.holes.range(..start).next_back()
-            && below + len == start
-        {
-            self.holes.remove(&below);
-            start = below;
-        }
-        if let Some(len) = self.holes.remove(&end) {
-            end += len;
-        }
+        let (start, end) = self.holes.give(address, align_up(size_bytes, GRANULARITY_BYTES));
         if end == self.next {
+            self.holes.remove(start);
             self.next = start;
-        } else {
-            self.holes.insert(start, end - start);
         }
         Ok(())
     }
