@@ -94,7 +94,7 @@ impl Book {
 /// A device of some bytes on another one, of which `D` is a handle.
 pub type Part<D> = Intercepted<D, Share<D>>;
 
-/// What a [`Part`] may have of its device, and has.
+/// The size of a [`Part`], and what it has allocated.
 #[derive(Debug)]
 pub struct Share<D: Driver> {
     device: D,

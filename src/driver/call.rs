@@ -1,10 +1,10 @@
 //! The driver's calls: the methods of the driver's traits that can fail, in one table.
 //!
-//! `calls! { Trait then with.. }` passes the calls of one trait to the macro `then`, behind `with..`; whatever
-//! needs a list of the calls is written from it. A call stands there as a name for [`Call`] and its signature.
-//! `stream: StreamId as stream` is an argument that an interceptor translates with its method `stream`. A file
-//! that uses the table imports the types of the signatures. Methods that cannot fail (`info`,
-//! `granularity_bytes`, the accessors of parts) are no calls.
+//! `calls! { Trait then with.. }` passes the calls of one trait to the macro `then`, behind `with..`;
+//! everything that needs a list of the calls is written from it. An entry is the name in [`Call`] and the
+//! signature. `stream: StreamId as stream` is an argument that an interceptor translates with its method
+//! `stream`. A file that uses the table imports the types of the signatures. Methods that cannot fail
+//! (`info`, `granularity_bytes`, the accessors of parts) are no calls.
 
 use std::sync::Arc;
 
@@ -110,8 +110,8 @@ macro_rules! calls {
 }
 pub(super) use calls;
 
-/// `forward! { via; calls }` writes these methods of a trait: each is `via(self, call, act)`, where `act` calls
-/// the method of the same name on what it gets.
+/// `forward! { via; calls }` writes these methods of a trait: each is `via(self, call, act)`, where `act`
+/// calls the method of the same name on its argument.
 macro_rules! forward {
     ($via:expr; $($variant:ident $name:ident(
         $($arg:ident: $type:ty $(as $meaning:ident)?),*

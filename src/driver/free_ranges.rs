@@ -1,4 +1,4 @@
-//! Ranges that nobody holds: addresses of `sim`, places in the file of `host`.
+//! Free ranges: addresses of `sim`, and parts of the file that backs pieces of `host`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub(super) struct FreeRanges(BTreeMap<u64, u64>);
 
 impl FreeRanges {
-    /// Takes so many bytes off the lowest range that has them.
+    /// Allocates from the lowest range that is large enough.
     pub(super) fn take(&mut self, size_bytes: u64) -> Option<u64> {
         let (&start, &free_bytes) = self.0.iter().find(|(_, free)| **free >= size_bytes)?;
         self.0.remove(&start);
@@ -27,7 +27,7 @@ impl FreeRanges {
         (first, end)
     }
 
-    /// Forgets the range that starts here.
+    /// Removes the range that starts at `start`.
     pub(super) fn remove(&mut self, start: u64) {
         self.0.remove(&start);
     }

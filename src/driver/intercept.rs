@@ -1,8 +1,8 @@
 //! One driver in front of another: what is done to calls, streams and addresses on the way.
 //!
-//! [`Intercepted`] passes every call of every part to an [`Interceptor`], which has a method for each call. By
-//! default that does the call on the driver behind it; one method surrounds all calls, others translate the
-//! streams and addresses that calls name.
+//! [`Intercepted`] passes every call of every part to an [`Interceptor`], which has a method for each call.
+//! By default that does the call on the driver behind it; one method surrounds all calls, others translate
+//! the streams and addresses that calls name.
 //! Read next: `faulty` (calls that fail), `gated` (work held back), `recorded` (other addresses).
 
 use std::fmt;
@@ -32,7 +32,7 @@ macro_rules! hooks {
     };
 }
 
-/// What an argument of a call means to the inner driver.
+/// Translates an argument of a call for the inner driver.
 macro_rules! translated {
     ($self:ident $inner:ident $arg:ident) => {
         $arg

@@ -1,4 +1,4 @@
-//! What `sim` and `host` know of a stream-ordered pool, wherever its memory comes from.
+//! The counters and settings of a stream-ordered pool, for `sim` and `host`.
 
 use super::keepers::{Keepers, NO_KEEPER};
 use super::refusal::{Done, invalid};
@@ -6,7 +6,7 @@ use super::{DriverPoolId, DriverPoolUsage};
 
 #[derive(Debug, Default)]
 pub(super) struct PoolBooks {
-    /// Nobody can name it any more; it stays until its memory is idle.
+    /// No call finds it any more; it stays until its memory is free.
     pub(super) destroyed: bool,
     pub(super) threshold_bytes: u64,
     keepers: Keepers,
@@ -14,14 +14,14 @@ pub(super) struct PoolBooks {
 }
 
 impl PoolBooks {
-    /// Counts bytes that the pool gave out.
+    /// Counts allocated bytes.
     pub(super) fn allocate(&mut self, bytes: u64) {
         let usage = &mut self.usage;
         usage.used_bytes += bytes;
         usage.used_high_bytes = usage.used_high_bytes.max(usage.used_bytes);
     }
 
-    /// Counts bytes that the pool took from the device.
+    /// Counts bytes reserved from the device.
     pub(super) fn grow(&mut self, bytes: u64) {
         let usage = &mut self.usage;
         usage.reserved_bytes += bytes;
@@ -34,7 +34,7 @@ impl PoolBooks {
     }
 }
 
-/// The calls of [`MemoryPools`](super::MemoryPools) that look at a pool's books only.
+/// The calls of [`MemoryPools`](super::MemoryPools) that use nothing but a pool's books.
 pub(super) trait KeepsPoolBooks {
     /// The books of a pool that was not destroyed.
     fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks>;

@@ -3,11 +3,12 @@
 use super::call::Call;
 use crate::error::{DriverError, DriverErrorKind};
 
-/// Kind, code and text of a [`DriverError`] without its call. Without a code it has the device's for the kind.
+/// Kind, code and text of a [`DriverError`] without its call. Without a code it gets the device's code for
+/// the kind.
 #[derive(Debug)]
 pub(super) struct Refusal(Box<(DriverErrorKind, Option<i64>, String)>);
 
-/// What a call returns before its name is put on an error.
+/// Result of a call before its name is put on an error.
 pub(super) type Done<T> = Result<T, Refusal>;
 
 impl Refusal {
