@@ -139,7 +139,7 @@ pub enum PickleProblem {
     #[error("more than {0} values, the limit")]
     Values(u64),
     /// Far more small values than a recording has.
-    #[error("needs more than {} times the decoded bytes of memory", super::MEMORY_FACTOR)]
+    #[error("{}", super::budget::OverBudget)]
     Memory,
 }
 

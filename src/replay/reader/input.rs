@@ -21,8 +21,6 @@ pub(super) struct Input<'a> {
     /// Decoded bytes before the buffer's first.
     before: u64,
     limit_bytes: u64,
-    /// What a parser that knows only `io::Error` must be told apart by later.
-    failure: Option<Failure>,
 }
 
 impl<'a> Input<'a> {
@@ -34,7 +32,6 @@ impl<'a> Input<'a> {
             end: 0,
             before: 0,
             limit_bytes,
-            failure: None,
         }
     }
 
@@ -87,11 +84,6 @@ impl<'a> Input<'a> {
         Ok(true)
     }
 
-    /// The failure behind the last `io::Error` that the [`Read`] side returned.
-    pub(super) fn take_failure(&mut self) -> Option<Failure> {
-        self.failure.take()
-    }
-
     fn refill(&mut self) -> Result<(), Failure> {
         self.before += self.end as u64;
         self.start = 0;
@@ -113,27 +105,5 @@ impl<'a> Input<'a> {
             return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
         }
         Ok(())
-    }
-}
-
-impl Read for Input<'_> {
-    #[inline]
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let failed = || io::Error::other("see `take_failure`");
-        // A parser may read on to close what is open. The first failure is the one that counts.
-        if self.failure.is_some() {
-            return Err(failed());
-        }
-        let at_hand = match self.peek() {
-            Ok(at_hand) => at_hand,
-            Err(failure) => {
-                self.failure = Some(failure);
-                return Err(failed());
-            }
-        };
-        let count = at_hand.len().min(into.len());
-        into[..count].copy_from_slice(&at_hand[..count]);
-        self.consume(count);
-        Ok(count)
     }
 }

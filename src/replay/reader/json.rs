@@ -1,85 +1,184 @@
-//! The JSON form of a snapshot, read as a stream: no tree of values is built.
+//! The JSON form of a snapshot, parsed into a [`Heap`] of values as a pickle is.
 //!
-//! Nesting is limited by `serde_json` (128 levels). What is wrong in the content is kept beside
-//! the parser, because its errors are texts; a path is kept for both kinds of error. Each entry
-//! of the trace needs more text than a sixth of its memory, so the bound on memory holds by itself.
+//! Nesting is limited by `serde_json` (128 levels). What lies under a key that is not read is skipped.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt;
+use std::io;
 
-use serde::de::{
-    DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor,
-};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::Limits;
-use super::error::{Failure, Mismatch};
-use super::fields::{
-    BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields, SettingsFields,
-};
+use super::error::Failure;
+use super::heap::{Constant, Heap, Value};
 use super::input::Input;
-use super::parts::{Beside, Parts, push_sparingly};
 use super::path::Path;
-use super::stack_reader::{StackRoom, StackSeed};
 use super::words::Word;
-use crate::config::TorchVersion;
-use crate::replay::{Trace, TraceEvent};
 
-/// Reads a snapshot.
-pub(super) fn parse(input: &mut Input<'_>, limits: &Limits) -> Result<Trace, Failure> {
-    let (path, mismatch, stacks, beside) = Default::default();
-    let place = Place { limits, path, mismatch, stacks, beside };
-    let mut parser = serde_json::Deserializer::from_reader(&mut *input);
-    let result =
-        Snapshot(&place).deserialize(&mut parser).and_then(|parts| parser.end().map(|()| parts));
-    drop(parser);
-    let stacks = place.stacks.take().finish();
-    result.map(|parts| Parts { stacks, ..parts }.into_trace(limits)).map_err(|e| {
-        let path = place.path.borrow().to_string();
-        if let Some(failure) = input.take_failure() {
-            failure
-        } else if let Some(mismatch) = place.mismatch.take() {
-            Failure::Content { path, mismatch }
-        } else {
-            Failure::Json { at: input.offset(), path, problem: e.to_string() }
-        }
-    })
-}
+/// The most items of a list that wait before they enter the heap.
+const PIECE_ITEMS: usize = 1024;
 
-/// Where the parser stands and what it disliked.
-struct Place<'l> {
-    limits: &'l Limits,
-    path: RefCell<Path>,
-    mismatch: RefCell<Option<Mismatch>>,
-    stacks: RefCell<StackRoom>,
-    /// Of the list that is read.
-    beside: RefCell<Beside>,
-}
+/// Numbers from here on are beyond 64 bits: 2^63. The parser reads no whole number below as a float.
+const HUGE: f64 = 9_223_372_036_854_775_808.0;
 
-impl Place<'_> {
-    fn refuse<E: Error>(&self, mismatch: Mismatch) -> E {
-        self.mismatch.replace(Some(mismatch));
-        E::custom("not a snapshot")
-    }
-
-    fn at_key<T, E>(&self, key: Word, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        self.path.borrow_mut().enter_key(key.text());
-        let value = read()?;
-        self.path.borrow_mut().leave();
-        Ok(value)
-    }
-}
-
-/// Refuses a text where something else is expected, without repeating it: it may be all of the file.
-macro_rules! refuse_text {
-    () => {
-        fn visit_str<E: Error>(self, _: &str) -> Result<Self::Value, E> {
-            Err(E::invalid_type(Unexpected::Other("a text"), &self))
-        }
+/// Parses a file and returns its values.
+pub(super) fn parse(input: &mut Input<'_>) -> Result<Heap, Failure> {
+    let decoded_bytes = Cell::new(input.offset());
+    let mut source = Source { input, decoded_bytes: &decoded_bytes, failure: None };
+    let mut builder = Builder {
+        heap: Heap::new(),
+        stack: Vec::new(),
+        path: Path::default(),
+        decoded_bytes: &decoded_bytes,
     };
+    let mut parser = serde_json::Deserializer::from_reader(&mut source);
+    let root = builder.deserialize(&mut parser).and_then(|root| parser.end().map(|()| root));
+    drop(parser);
+    let (failure, at) = (source.failure, decoded_bytes.get());
+    let Builder { mut heap, path, .. } = builder;
+    let path = path.to_string();
+    heap.decoded_bytes = at;
+    heap.root = root.map_err(|e| {
+        failure.unwrap_or_else(|| Failure::Json { at, path, problem: e.to_string() })
+    })?;
+    Ok(heap)
+}
+
+/// Feeds the parser, which passes on no failure but an `io::Error`.
+struct Source<'s, 'i> {
+    input: &'s mut Input<'i>,
+    decoded_bytes: &'s Cell<u64>,
+    failure: Option<Failure>,
+}
+
+impl io::Read for Source<'_, '_> {
+    #[inline]
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let failed = || io::Error::other("see `failure`");
+        // A parser may read on to close what is open. The first failure is the one that counts.
+        if self.failure.is_some() {
+            return Err(failed());
+        }
+        let at_hand = match self.input.peek() {
+            Ok(at_hand) => at_hand,
+            Err(failure) => {
+                self.failure = Some(failure);
+                return Err(failed());
+            }
+        };
+        let count = at_hand.len().min(into.len());
+        into[..count].copy_from_slice(&at_hand[..count]);
+        self.input.consume(count);
+        self.decoded_bytes.set(self.input.offset());
+        Ok(count)
+    }
+}
+
+/// Builds the values.
+struct Builder<'b> {
+    heap: Heap,
+    /// Items of the containers that are open, without those that are in the heap already.
+    stack: Vec<Value>,
+    /// Where the parser is.
+    path: Path,
+    decoded_bytes: &'b Cell<u64>,
+}
+
+impl Builder<'_> {
+    fn push<E: Error>(&mut self, value: Value) -> Result<(), E> {
+        self.heap.budget.room(&mut self.stack, 1).map_err(E::custom)?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    /// Moves the items from `from` on into `list`.
+    fn append<E: Error>(&mut self, list: Value, from: usize) -> Result<(), E> {
+        self.heap.append(list, &self.stack[from..]).map_err(E::custom)?;
+        self.stack.truncate(from);
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for &mut Builder<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Value, D::Error> {
+        self.heap.budget.decoded(self.decoded_bytes.get());
+        d.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Builder<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E: Error>(self, b: bool) -> Result<Value, E> {
+        Ok(Value::constant(if b { Constant::True } else { Constant::False }))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Value, E> {
+        self.heap.signed(number).map_err(E::custom)
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Value, E> {
+        self.heap.int(number).map_err(E::custom)
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Value, E> {
+        let is_huge = number.abs() >= HUGE;
+        Ok(Value::constant(if is_huge { Constant::Huge } else { Constant::Float }))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
+        self.heap.budget.decoded(self.decoded_bytes.get());
+        self.heap.text_or_word(text.as_bytes()).map_err(E::custom)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::constant(Constant::None))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let list = self.heap.list().map_err(A::Error::custom)?;
+        let from = self.stack.len();
+        for index in 0.. {
+            self.path.enter_index(index);
+            let item = items.next_element_seed(&mut *self)?;
+            self.path.leave();
+            let Some(item) = item else { break };
+            self.push(item)?;
+            if self.stack.len() - from == PIECE_ITEMS {
+                self.append(list, from)?;
+            }
+        }
+        self.append(list, from)?;
+        Ok(list)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let dict = self.heap.dict().map_err(A::Error::custom)?;
+        let from = self.stack.len();
+        while let Some(key) = map.next_key_seed(Key)? {
+            let Some(key) = key else {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            self.path.enter_key(key.text());
+            let value = map.next_value_seed(&mut *self)?;
+            self.path.leave();
+            self.push(Value::word(key))?;
+            self.push(value)?;
+        }
+        self.heap.set_items(dict, &self.stack[from..]).map_err(A::Error::custom)?;
+        self.stack.truncate(from);
+        Ok(dict)
+    }
 }
 
 /// A key that is read, or `None`.
-pub(super) struct Key;
+struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
     type Value = Option<Word>;
@@ -98,375 +197,5 @@ impl Visitor<'_> for Key {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
         Ok(Word::from_text(text).filter(|w| w.is_key()))
-    }
-}
-
-/// A value of a field. Texts that are no word are cut to `text_chars`.
-pub(super) struct Value {
-    pub(super) text_chars: usize,
-}
-
-impl<'de> DeserializeSeed<'de> for Value {
-    type Value = Scalar;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Scalar, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Value {
-    type Value = Scalar;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_bool<E: Error>(self, b: bool) -> Result<Scalar, E> {
-        Ok(Scalar::Bool(b))
-    }
-
-    fn visit_i64<E: Error>(self, i: i64) -> Result<Scalar, E> {
-        Ok(Scalar::Int(i.into()))
-    }
-
-    fn visit_u64<E: Error>(self, i: u64) -> Result<Scalar, E> {
-        Ok(Scalar::Int(i.into()))
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Scalar, E> {
-        Ok(Scalar::Other("a number that is not whole or beyond 64 bits"))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
-        Ok(match Word::from_text(text) {
-            Some(word) => Scalar::Word(word),
-            None if text.len() <= self.text_chars => Scalar::Text(text.to_owned()),
-            None => Scalar::Text(text.chars().take(self.text_chars).collect()),
-        })
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Scalar, E> {
-        Ok(Scalar::None)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Scalar, A::Error> {
-        let mut numbers = [0_u64; 2];
-        let mut count = 0;
-        let mut whole = true;
-        while let Some(number) = items.next_element_seed(Number)? {
-            match (number, numbers.get_mut(count)) {
-                (Some(number), Some(place)) => *place = number,
-                _ => whole = false,
-            }
-            count += 1;
-        }
-        Ok(if whole && count == numbers.len() {
-            Scalar::Pair(numbers[0], numbers[1])
-        } else {
-            Scalar::Other("a list")
-        })
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut items: A) -> Result<Scalar, A::Error> {
-        while items.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Scalar::Other("a dictionary"))
-    }
-}
-
-/// A whole number of 64 bits, or `None` for anything else.
-struct Number;
-
-impl<'de> DeserializeSeed<'de> for Number {
-    type Value = Option<u64>;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        let value = Value { text_chars: 0 }.deserialize(d)?;
-        Ok(match value {
-            Scalar::Int(i) => u64::try_from(i).ok(),
-            _ => None,
-        })
-    }
-}
-
-/// One entry, field by field.
-struct Entry<'p, 'l, F> {
-    place: &'p Place<'l>,
-    fields: F,
-}
-
-impl<'de, F: Fields> DeserializeSeed<'de> for Entry<'_, '_, F> {
-    type Value = Option<F::Entry>;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de, F: Fields> Visitor<'de> for Entry<'_, '_, F> {
-    type Value = Option<F::Entry>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(F::WHAT)
-    }
-
-    refuse_text!();
-
-    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
-        let place = self.place;
-        while let Some(key) = map.next_key_seed(Key)? {
-            match key {
-                Some(Word::Blocks) if F::HAS_BLOCKS => {
-                    let mut blocks = place.at_key(Word::Blocks, || {
-                        map.next_value_seed(Entries::<BlockFields>::new(place))
-                    })?;
-                    blocks.shrink_to_fit();
-                    self.fields.set_blocks(blocks);
-                }
-                Some(Word::Frames) if F::HAS_STACK => {
-                    let seed = StackSeed(&place.stacks);
-                    self.fields.set_stack(map.next_value_seed(seed)?);
-                }
-                Some(key) if F::wants(key) => place.at_key(key, || {
-                    let seed = Value { text_chars: SHOWN_CHARS };
-                    let value = map.next_value_seed(seed)?;
-                    let set = self.fields.set(key, &value);
-                    set.map_err(|e| place.refuse(e))
-                })?,
-                _ => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
-        }
-        self.fields.finish(&mut place.beside.borrow_mut()).map_err(|e| place.refuse(e))
-    }
-}
-
-/// A list of entries.
-struct Entries<'p, 'l, F> {
-    place: &'p Place<'l>,
-    of: std::marker::PhantomData<F>,
-}
-
-impl<'p, 'l, F: Fields> Entries<'p, 'l, F> {
-    fn new(place: &'p Place<'l>) -> Self {
-        Self { place, of: std::marker::PhantomData }
-    }
-}
-
-impl<'de, F: Fields> DeserializeSeed<'de> for Entries<'_, '_, F> {
-    type Value = Vec<F::Entry>;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de, F: Fields> Visitor<'de> for Entries<'_, '_, F> {
-    type Value = Vec<F::Entry>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list, each item {}", F::WHAT)
-    }
-
-    refuse_text!();
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        let mut entries = Vec::new();
-        for index in 0.. {
-            self.place.path.borrow_mut().enter_index(index);
-            let seed = Entry { place: self.place, fields: F::default() };
-            let item = items.next_element_seed(seed)?;
-            self.place.path.borrow_mut().leave();
-            match item {
-                Some(Some(entry)) => push_sparingly(&mut entries, entry),
-                Some(None) => {}
-                None => break,
-            }
-        }
-        Ok(entries)
-    }
-}
-
-/// The events of each device: the wanted one is kept, or the one with the most.
-struct Devices<'p, 'l>(&'p Place<'l>);
-
-/// A device and what happened on it.
-#[derive(Default)]
-struct DeviceEvents {
-    device: Option<u32>,
-    events: Vec<TraceEvent>,
-    /// Devices that have events.
-    devices: u32,
-    beside: Beside,
-}
-
-impl<'de> DeserializeSeed<'de> for Devices<'_, '_> {
-    type Value = DeviceEvents;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Devices<'_, '_> {
-    type Value = DeviceEvents;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list with a list of trace entries per device")
-    }
-
-    refuse_text!();
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(DeviceEvents::default())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        let place = self.0;
-        let mut kept = DeviceEvents::default();
-        let mut count = 0_u32;
-        loop {
-            let present = if place.limits.device.is_none_or(|wanted| wanted == count) {
-                place.path.borrow_mut().enter_index(count as usize);
-                place.beside.take();
-                let entries = items.next_element_seed(Entries::<EventFields>::new(place))?;
-                place.path.borrow_mut().leave();
-                let present = entries.is_some();
-                kept.devices += u32::from(entries.as_ref().is_some_and(|e| !e.is_empty()));
-                if let Some(events) = entries.filter(|e| e.len() > kept.events.len()) {
-                    kept.events = events;
-                    kept.device = Some(count);
-                    kept.beside = place.beside.take();
-                }
-                present
-            } else {
-                items.next_element::<IgnoredAny>()?.is_some()
-            };
-            if !present {
-                break;
-            }
-            count = count.saturating_add(1);
-        }
-        match place.limits.device {
-            Some(wanted) if wanted >= count => Err(place.refuse(Mismatch::new(
-                "events of the device that was asked for",
-                format!("{count} devices and no device {wanted}"),
-            ))),
-            _ => Ok(kept),
-        }
-    }
-}
-
-/// The settings; only the configuration string is read.
-struct Settings<'p, 'l>(&'p Place<'l>);
-
-impl<'de> DeserializeSeed<'de> for Settings<'_, '_> {
-    type Value = SettingsFields;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<SettingsFields, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Settings<'_, '_> {
-    type Value = SettingsFields;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a dictionary of settings")
-    }
-
-    refuse_text!();
-
-    fn visit_unit<E: Error>(self) -> Result<SettingsFields, E> {
-        Ok(SettingsFields::default())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SettingsFields, A::Error> {
-        let mut fields = SettingsFields::default();
-        while let Some(key) = map.next_key_seed(Key)? {
-            match key.filter(|key| SettingsFields::KEYS.contains(key)) {
-                Some(key) => self.0.at_key(key, || {
-                    let value = map.next_value_seed(Value { text_chars: usize::MAX })?;
-                    fields.set(key, value).map_err(|e| self.0.refuse(e))
-                })?,
-                None => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(fields)
-    }
-}
-
-/// The whole file.
-struct Snapshot<'p, 'l>(&'p Place<'l>);
-
-impl<'de> DeserializeSeed<'de> for Snapshot<'_, '_> {
-    type Value = Parts;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Parts, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Snapshot<'_, '_> {
-    type Value = Parts;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a snapshot: a dictionary, or a list of segments")
-    }
-
-    refuse_text!();
-
-    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Parts, A::Error> {
-        Ok(Parts {
-            segments: Entries::<SegmentFields>::new(self.0).visit_seq(items)?,
-            ..Parts::default()
-        })
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parts, A::Error> {
-        let place = self.0;
-        let mut parts = Parts::default();
-        let mut has_segments = false;
-        while let Some(key) = map.next_key_seed(Key)? {
-            match key {
-                Some(key @ Word::Segments) => {
-                    has_segments = true;
-                    parts.segments = Vec::new();
-                    parts.segments = place.at_key(key, || {
-                        map.next_value_seed(Entries::<SegmentFields>::new(place))
-                    })?;
-                }
-                Some(key @ Word::DeviceTraces) => {
-                    parts.events = Vec::new();
-                    let kept = place.at_key(key, || map.next_value_seed(Devices(place)))?;
-                    parts.events = kept.events;
-                    parts.device = kept.device;
-                    parts.beside = kept.beside;
-                    parts.other_devices = kept.devices.saturating_sub(1);
-                }
-                Some(key @ Word::HostSegments) => {
-                    parts.host_segments = place.at_key(key, || {
-                        map.next_value_seed(Entries::<SegmentFields>::new(place))
-                    })?;
-                }
-                Some(key @ Word::HostTraces) => {
-                    parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
-                    parts.host_events = place
-                        .at_key(key, || map.next_value_seed(Entries::<EventFields>::new(place)))?;
-                }
-                Some(key @ Word::AllocatorSettings) => {
-                    let fields = place.at_key(key, || map.next_value_seed(Settings(place)))?;
-                    fields.finish(&mut parts);
-                }
-                _ => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
-        }
-        if has_segments {
-            Ok(parts)
-        } else {
-            Err(place.refuse(Mismatch::new("the key segments", "no such key")))
-        }
     }
 }

@@ -3,13 +3,17 @@
 //! Files come from anybody, so every byte is hostile: nothing is executed, nothing recurses,
 //! nothing is allocated because a header claims it, and memory stays below
 //! [`MEMORY_FACTOR`] times the decoded bytes. Layers, from the file inwards: `encoding` unpacks,
-//! `input` counts and limits, `pickle` and `json` understand the syntax, `fields` the meaning.
-//! Read next: `pickle`, where the memory is decided.
+//! `input` counts and limits, `pickle` and `json` parse the values of a file into a `heap`, and
+//! `interpret` reads the snapshot out of it, the entries as `fields` lists them.
+//! Read next: `heap`, where the memory is decided.
 
+mod budget;
 mod encoding;
 mod error;
 mod fields;
+mod heap;
 mod input;
+mod interpret;
 mod json;
 mod parts;
 mod path;
@@ -92,16 +96,16 @@ pub fn read_bytes(
     let in_file = |e: error::Failure| e.in_file(name);
     let source = encoding::decoder(bytes, progress, limits.decoded_bytes).map_err(in_file)?;
     let mut input = Input::new(source, limits.decoded_bytes);
-    match encoding::format(&mut input).map_err(in_file)? {
-        Format::Pickle => {
-            let heap = pickle::parse(&mut input, limits).map_err(in_file)?;
-            // The decompressor's window goes before the trace comes.
-            drop(input);
-            pickle::interpret(heap, limits).map_err(in_file)
-        }
-        Format::Rmm => rmm::parse(input).map_err(in_file),
-        Format::Json => json::parse(&mut input, limits).map_err(in_file),
-    }
+    let format = encoding::format(&mut input).map_err(in_file)?;
+    let heap = match format {
+        Format::Pickle => pickle::parse(&mut input, limits),
+        Format::Json => json::parse(&mut input),
+        Format::Rmm => return rmm::parse(input).map_err(in_file),
+    };
+    let heap = heap.map_err(in_file)?;
+    // The decompressor's window is freed before the trace is made.
+    drop(input);
+    interpret::interpret(heap, &format, limits).map_err(in_file)
 }
 
 #[cfg(test)]

@@ -41,23 +41,6 @@ pub(super) struct Beside {
     pub(super) annotations: Vec<Annotation>,
 }
 
-impl Beside {
-    pub(super) fn annotate(&mut self, address: u64, size_bytes: u64, text: String) {
-        let events_before = self.events;
-        push_sparingly(
-            &mut self.annotations,
-            Annotation { events_before, address, size_bytes, text },
-        );
-    }
-
-    /// Bytes that the annotations hold.
-    pub(super) fn held_bytes(&self) -> u64 {
-        let room = self.annotations.capacity() * size_of::<Annotation>();
-        let last = self.annotations.last().map_or(0, |annotation| annotation.text.len());
-        (room + last) as u64
-    }
-}
-
 impl Parts {
     /// The trace: segments of the device only, by address.
     ///

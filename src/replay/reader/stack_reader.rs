@@ -1,157 +1,122 @@
-//! Stacks out of a stream of JSON.
+//! Stacks out of the values of a file.
 //!
-//! What is no list of frames is passed over, and so is a stack without room: no recording is refused for
-//! its stacks. They may hold a multiple of the text that frames took in the file.
+//! A file may name one list of frames, or one frame, from everywhere, so each is read once and remembered by
+//! the number of its container. A stack that is none, or that has no room, is left out: no recording is
+//! refused for its stacks.
 
-use std::cell::RefCell;
-use std::fmt;
+use std::borrow::Cow;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-
-use super::fields::Scalar;
-use super::json::{Key, Value};
+use super::budget::Budget;
+use super::heap::{Heap, Value, View};
 use super::words::Word;
 use crate::replay::stacks::{Frame, Room, StackBuilder, StackId, Stacks, TEXT_MAX_BYTES};
 
-/// What stacks may hold for each byte that their frames took at least.
+/// What stacks may hold for each decoded byte, so that there is room for everything else.
 const STACKS_FACTOR: u64 = 2;
-/// What they may hold however short the frames are.
+/// What they may hold however small the file is.
 const FREE_BYTES: u64 = 64 * 1024;
 
-/// Stacks, and how much they may hold.
-#[derive(Default)]
-pub(super) struct StackRoom {
-    builder: StackBuilder,
-    held_bytes: u64,
-    seen_bytes: u64,
+/// What was read of a container.
+#[derive(Clone, Copy, Default)]
+enum Seen {
+    #[default]
+    Nothing,
+    Frame(Option<u32>),
+    Stack(Option<StackId>),
 }
 
-impl StackRoom {
-    pub(super) fn finish(self) -> Stacks {
-        self.builder.finish()
-    }
+/// Reads stacks and keeps them.
+#[derive(Default)]
+pub(super) struct StackReader {
+    builder: StackBuilder,
+    /// By the number of a container; as long as there are containers, once a stack was seen.
+    seen: Vec<Seen>,
+    held_bytes: u64,
+}
 
-    fn with<T>(&mut self, act: impl FnOnce(&mut StackBuilder, Room<'_>) -> T) -> T {
-        let Self { builder, held_bytes, seen_bytes } = self;
-        let allowed_bytes = *seen_bytes * STACKS_FACTOR + FREE_BYTES;
-        act(builder, &mut |bytes| {
+impl StackReader {
+    /// The stack that `value` lists.
+    pub(super) fn read(
+        &mut self,
+        heap: &Heap,
+        value: Value,
+        budget: &mut Budget,
+    ) -> Option<StackId> {
+        let View::List(list) = heap.view(value) else { return None };
+        let Self { builder, seen, held_bytes } = self;
+        let room: Room<'_> = &mut |bytes| {
             let held = *held_bytes + bytes;
-            let fits = held <= allowed_bytes;
+            let allowed = heap.decoded_bytes * STACKS_FACTOR + FREE_BYTES;
+            let fits = held <= allowed && budget.charge(bytes).is_ok();
             *held_bytes = if fits { held } else { *held_bytes };
             fits
-        })
-    }
-
-    /// Adds a frame to the stack that is being read. Whether more are wanted.
-    fn add(&mut self, frame: Frame<'_>) -> bool {
-        self.seen_bytes += (frame.file.len() + frame.function.len()) as u64;
-        self.with(|builder, room| {
-            let number = builder.frame(frame, room);
-            builder.add(number)
-        })
-    }
-}
-
-/// Passes over every value that is not of the awaited kind.
-macro_rules! pass_over {
-    ($($visit:ident: $kind:ty,)*) => {
-        $(fn $visit<E: Error>(self, _: $kind) -> Result<Self::Value, E> { Ok(None) })*
-
-        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(None)
+        };
+        if seen.is_empty() {
+            let count = heap.container_count();
+            if !room((count * size_of::<Seen>()) as u64) {
+                return None;
+            }
+            seen.resize(count, Seen::Nothing);
         }
-    };
-}
-
-/// The list of an event's frames.
-pub(super) struct StackSeed<'s>(pub(super) &'s RefCell<StackRoom>);
-
-impl<'de> DeserializeSeed<'de> for StackSeed<'_> {
-    type Value = Option<StackId>;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for StackSeed<'_> {
-    type Value = Option<StackId>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of frames")
-    }
-
-    pass_over!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str,);
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        while let Some(frame) = items.next_element_seed(FrameSeed)? {
-            let Some(OwnFrame { file, line, function }) = frame else { continue };
-            let frame = Frame { file: &file, line, function: &function };
-            if !self.0.borrow_mut().add(frame) {
-                while items.next_element::<IgnoredAny>()?.is_some() {}
+        if let Seen::Stack(known) = seen[list] {
+            return known;
+        }
+        for frame in heap.items(value)? {
+            let View::Dict(dict) = heap.view(frame) else { continue };
+            let number = match seen[dict] {
+                Seen::Frame(known) => known,
+                _ => builder.frame(frame_of(heap, dict).as_frame(), room),
+            };
+            seen[dict] = Seen::Frame(number);
+            if !builder.add(number) {
                 break;
             }
         }
-        Ok(self.0.borrow_mut().with(|builder, room| builder.end(room)))
+        let stack = builder.end(room);
+        seen[list] = Seen::Stack(stack);
+        stack
+    }
+
+    pub(super) fn finish(self) -> Stacks {
+        self.builder.finish()
     }
 }
 
-#[derive(Default)]
-struct OwnFrame {
-    file: String,
+/// A frame with texts of its own where they had to be made.
+struct OwnFrame<'h> {
+    file: Cow<'h, str>,
     line: u32,
-    function: String,
+    function: Cow<'h, str>,
 }
 
-/// One frame.
-struct FrameSeed;
-
-impl<'de> DeserializeSeed<'de> for FrameSeed {
-    type Value = Option<OwnFrame>;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
-        d.deserialize_any(self)
+impl OwnFrame<'_> {
+    fn as_frame(&self) -> Frame<'_> {
+        Frame { file: &self.file, line: self.line, function: &self.function }
     }
 }
 
-impl<'de> Visitor<'de> for FrameSeed {
-    type Value = Option<OwnFrame>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a frame (a dictionary)")
-    }
-
-    pass_over!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str,);
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut frame = OwnFrame::default();
-        while let Some(key) = map.next_key_seed(Key)? {
-            let Some(key @ (Word::Filename | Word::Line | Word::Name)) = key else {
-                map.next_value::<IgnoredAny>()?;
-                continue;
-            };
-            let value = map.next_value_seed(Value { text_chars: TEXT_CHARS_MAX })?;
-            let text = || value.text().unwrap_or_default().to_owned();
-            match (key, &value) {
-                (Word::Filename, _) => frame.file = text(),
-                (Word::Name, _) => frame.function = text(),
-                (_, Scalar::Int(line)) => frame.line = u32::try_from(*line).unwrap_or(0),
-                _ => {}
-            }
-        }
-        Ok(Some(frame))
-    }
+fn frame_of(heap: &Heap, dict: usize) -> OwnFrame<'_> {
+    let record = heap.record(dict);
+    // Of a path its end matters, of a function its beginning.
+    let text = |key: Word, cut: fn(&[u8]) -> &[u8]| match record[key as usize] {
+        None => Cow::Borrowed(""),
+        Some(value) => match heap.view(value) {
+            View::Word(word) => Cow::Borrowed(word.text()),
+            View::Text(at) => String::from_utf8_lossy(cut(heap.text(at))),
+            _ => Cow::Borrowed(""),
+        },
+    };
+    let line = match record[Word::Line as usize].map(|value| heap.view(value)) {
+        Some(View::Int(line)) => u32::try_from(line).unwrap_or(0),
+        _ => 0,
+    };
+    OwnFrame { file: text(Word::Filename, tail), line, function: text(Word::Name, head) }
 }
 
-/// How much of a text is looked at for its end: longer paths than this no system has.
-const TEXT_CHARS_MAX: usize = 16 * TEXT_MAX_BYTES;
+fn head(text: &[u8]) -> &[u8] {
+    &text[..text.len().min(TEXT_MAX_BYTES)]
+}
+
+fn tail(text: &[u8]) -> &[u8] {
+    &text[text.len().saturating_sub(TEXT_MAX_BYTES)..]
+}

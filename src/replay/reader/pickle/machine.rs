@@ -5,13 +5,13 @@
 
 use std::collections::HashMap;
 
-use super::budget::OverBudget;
-use super::heap::{Constant, Heap, Value, View};
 use super::opcode as op;
 use crate::replay::reader::Limits;
+use crate::replay::reader::budget::OverBudget;
 use crate::replay::reader::error::{Failure, PickleProblem};
+use crate::replay::reader::heap::{Constant, Heap, Value, View};
 use crate::replay::reader::input::Input;
-use crate::replay::reader::words::{WORD_MAX_BYTES, Word};
+use crate::replay::reader::words::WORD_MAX_BYTES;
 
 /// What an entry of the sparse memo takes, with room for the table's load.
 const SPARSE_ENTRY_BYTES: u64 = 64;
@@ -278,10 +278,7 @@ impl Machine<'_, '_> {
     }
 
     fn push_int(&mut self, number: i64) -> Result<(), Stop> {
-        let value = match u64::try_from(number) {
-            Ok(number) => self.heap.int(number)?,
-            Err(_) => Value::negative(number.unsigned_abs()),
-        };
+        let value = self.heap.signed(number)?;
         self.push(value)
     }
 
@@ -326,14 +323,7 @@ impl Machine<'_, '_> {
                 if !self.input.fill(short)? {
                     return Err(PickleProblem::Ends.into());
                 }
-                match std::str::from_utf8(short).ok().and_then(Word::from_text) {
-                    Some(word) => Value::word(word),
-                    None => {
-                        let text = self.heap.start_text(len as u64)?;
-                        self.heap.push_bytes(short)?;
-                        text
-                    }
-                }
+                self.heap.text_or_word(short)?
             }
             _ if is_text => {
                 let text = self.heap.start_text(len)?;
@@ -435,18 +425,18 @@ impl Machine<'_, '_> {
     }
 
     fn append(&mut self, opcode: &'static str, list: Value, from: usize) -> Result<(), Stop> {
-        let View::List(list) = self.heap.view(list) else {
+        if !matches!(self.heap.view(list), View::List(_)) {
             return Err(misses(opcode, "a list"));
-        };
+        }
         self.heap.append(list, &self.stack[from..])?;
         self.stack.truncate(from);
         Ok(())
     }
 
     fn set_items(&mut self, opcode: &'static str, dict: Value, from: usize) -> Result<(), Stop> {
-        let View::Dict(dict) = self.heap.view(dict) else {
+        if !matches!(self.heap.view(dict), View::Dict(_)) {
             return Err(misses(opcode, "a dictionary"));
-        };
+        }
         let pairs = &self.stack[from..];
         if !pairs.len().is_multiple_of(2) {
             return Err(misses(opcode, "a value for each key"));

@@ -1,4 +1,4 @@
-//! The values of a pickle: numbers, words and references of eight bytes, and their containers.
+//! The values of a file: numbers, words and references of eight bytes, and their containers.
 //!
 //! Everything variable lies in one array of bytes: texts, tuples, pieces of lists and the records
 //! of dictionaries, with each value in one to ten bytes (a low group of seven bits first). A
@@ -6,7 +6,7 @@
 //! numbered; nothing points at memory.
 
 use super::budget::{Budget, OverBudget};
-use crate::replay::reader::words::{KEYS, Word};
+use super::words::{KEYS, WORD_MAX_BYTES, Word};
 
 /// A value: three bits of kind, 61 bits of content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,12 @@ impl Value {
         }
     }
 
+    /// Where the content lies, or the number of the container.
+    fn place(self) -> usize {
+        // Offsets and numbers of containers are 32 bits wide.
+        usize::try_from(self.0 >> KIND_BITS).unwrap_or(usize::MAX)
+    }
+
     fn as_word(self) -> Option<Word> {
         (self.0 & ((1 << KIND_BITS) - 1) == WORD).then(|| Word::at(self.0 >> KIND_BITS))?
     }
@@ -100,9 +106,9 @@ struct Container {
     len: u32,
 }
 
-/// All values of one pickle.
+/// All values of one file.
 #[derive(Debug)]
-pub(in crate::replay::reader) struct Heap {
+pub(super) struct Heap {
     bytes: Vec<u8>,
     containers: Vec<Container>,
     pub(super) root: Value,
@@ -132,6 +138,25 @@ impl Heap {
         let at = self.here()?;
         self.push_bytes(&number.to_le_bytes())?;
         Ok(Value::of(OTHER_INT, u64::from(at) << 1 | 1))
+    }
+
+    pub(super) fn signed(&mut self, number: i64) -> Result<Value, OverBudget> {
+        match u64::try_from(number) {
+            Ok(number) => self.int(number),
+            Err(_) => Ok(Value::negative(number.unsigned_abs())),
+        }
+    }
+
+    /// The text, or the word that it is.
+    pub(super) fn text_or_word(&mut self, text: &[u8]) -> Result<Value, OverBudget> {
+        let short = Some(text).filter(|text| text.len() <= WORD_MAX_BYTES);
+        let short = short.and_then(|text| str::from_utf8(text).ok());
+        if let Some(word) = short.and_then(Word::from_text) {
+            return Ok(Value::word(word));
+        }
+        let value = self.start_text(text.len() as u64)?;
+        self.push_bytes(text)?;
+        Ok(value)
     }
 
     /// Starts a text; its bytes follow by [`Self::push_bytes`].
@@ -172,7 +197,7 @@ impl Heap {
     }
 
     /// Adds a piece to a list.
-    pub(super) fn append(&mut self, list: usize, items: &[Value]) -> Result<(), OverBudget> {
+    pub(super) fn append(&mut self, list: Value, items: &[Value]) -> Result<(), OverBudget> {
         if items.is_empty() {
             return Ok(());
         }
@@ -180,7 +205,7 @@ impl Heap {
         let count = u32::try_from(items.len()).map_err(|_| OverBudget)?;
         self.push_bytes(&NOWHERE.to_le_bytes())?;
         self.push_items(items)?;
-        let container = &mut self.containers[list];
+        let container = &mut self.containers[list.place()];
         container.len = container.len.checked_add(count).ok_or(OverBudget)?;
         let last = std::mem::replace(&mut container.tail, at);
         if last == NOWHERE {
@@ -194,8 +219,8 @@ impl Heap {
 
     /// Sets the items of a dictionary, keys and values in turn. Keys that are not read are left
     /// out. The record is written anew, so it never holds more than one value per key.
-    pub(super) fn set_items(&mut self, dict: usize, pairs: &[Value]) -> Result<(), OverBudget> {
-        let mut record = self.record(dict);
+    pub(super) fn set_items(&mut self, dict: Value, pairs: &[Value]) -> Result<(), OverBudget> {
+        let mut record = self.record(dict.place());
         let mut changed = false;
         for pair in pairs.chunks_exact(2) {
             if let Some(key) = pair[0].as_word().filter(|w| w.is_key()) {
@@ -215,7 +240,7 @@ impl Heap {
         for value in record.into_iter().flatten() {
             self.push_number(value.0)?;
         }
-        self.containers[dict].head = at;
+        self.containers[dict.place()].head = at;
         Ok(())
     }
 
@@ -285,8 +310,7 @@ impl Heap {
 
     pub(super) fn view(&self, value: Value) -> View {
         let content = value.0 >> KIND_BITS;
-        // Offsets and numbers of containers are 32 bits wide.
-        let place = usize::try_from(content).unwrap_or(usize::MAX);
+        let place = value.place();
         match value.0 & ((1 << KIND_BITS) - 1) {
             INT => View::Int(content),
             OTHER_INT if content & 1 == 0 => View::Negative(content >> 1),

@@ -1,17 +1,18 @@
-//! What the reader of a pickle may hold, in proportion to the bytes decoded so far.
+//! What a reader may hold, in proportion to the bytes decoded so far.
 //!
 //! All together may hold [`MEMORY_FACTOR`] times the decoded bytes. A decompressor's window is at
-//! most twice the output, three times while it grows; the machine gets the other half.
+//! most twice the output, three times while it grows; the heap of values gets the other half.
 
-use crate::replay::reader::MEMORY_FACTOR;
+use super::MEMORY_FACTOR;
 
 /// Bytes that may be held however small the file is.
 const FREE_BYTES: u64 = 256 * 1024;
-/// The machine's share while a decompressor is at work beside it.
-const MACHINE_FACTOR: u64 = MEMORY_FACTOR / 2;
+/// The share of the heap while a decompressor is at work beside it.
+const HEAP_FACTOR: u64 = MEMORY_FACTOR / 2;
 
 /// More would be held than the decoded bytes allow.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("needs more than {MEMORY_FACTOR} times the decoded bytes of memory")]
 pub(super) struct OverBudget;
 
 /// Counts bytes held.
@@ -26,9 +27,9 @@ impl Budget {
         Self { held_bytes: 0, allowed_bytes: FREE_BYTES }
     }
 
-    /// Allows what `decoded_bytes` allow the machine.
+    /// Allows what `decoded_bytes` allow the heap.
     pub(super) fn decoded(&mut self, decoded_bytes: u64) {
-        self.allowed_bytes = decoded_bytes * MACHINE_FACTOR + FREE_BYTES;
+        self.allowed_bytes = decoded_bytes * HEAP_FACTOR + FREE_BYTES;
     }
 
     /// Allows what `decoded_bytes` allow when nothing else is held any more.

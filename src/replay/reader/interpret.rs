@@ -1,4 +1,4 @@
-//! Reads the snapshot out of the values of a pickle.
+//! Reads the snapshot out of the values of a file, whatever its syntax.
 //!
 //! Goes only as deep as a snapshot is, so cycles end as a mismatch. A value that many places share
 //! is read once per place; since each reading is charged to the budget first, a small file cannot
@@ -6,23 +6,23 @@
 
 use std::cmp::Reverse;
 
+use super::Limits;
 use super::budget::{Budget, OverBudget};
-use super::heap::{Constant, Heap, Items, Value, View};
+use super::encoding::Format;
+use super::error::{Failure, Mismatch, PickleProblem};
+use super::fields::{Entry, SHOWN_CHARS, Scalar, needed};
+use super::heap::{Constant, Heap, Items, Record, Value, View};
+use super::parts::{Beside, Parts};
+use super::path::Path;
 use super::stack_reader::StackReader;
+use super::words::Word;
 use crate::config::TorchVersion;
-use crate::replay::Trace;
-use crate::replay::reader::Limits;
-use crate::replay::reader::error::{Failure, Mismatch, PickleProblem};
-use crate::replay::reader::fields::{
-    BlockFields, EventFields, Fields, SHOWN_CHARS, Scalar, SegmentFields, SettingsFields,
-};
-use crate::replay::reader::parts::{Beside, Parts};
-use crate::replay::reader::path::Path;
-use crate::replay::reader::words::Word;
+use crate::replay::{MadeHere, StackId, Trace};
 
-/// Reads a snapshot.
-pub(in crate::replay::reader) fn interpret(
+/// Reads a snapshot from the values of a file in the syntax `format`.
+pub(super) fn interpret(
     mut heap: Heap,
+    format: &Format,
     limits: &Limits,
 ) -> Result<Trace, Failure> {
     let mut budget = heap.take_budget();
@@ -39,20 +39,24 @@ pub(in crate::replay::reader) fn interpret(
         Err(Stop::Mismatch(mismatch)) => {
             Err(Failure::Content { path: interpreter.path.to_string(), mismatch })
         }
-        Err(Stop::OverBudget) => {
-            Err(Failure::Pickle { at: heap.decoded_bytes, problem: PickleProblem::Memory })
+        Err(Stop::OverBudget(e)) => {
+            let (at, path) = (heap.decoded_bytes, interpreter.path.to_string());
+            Err(match format {
+                Format::Json => Failure::Json { at, path, problem: e.to_string() },
+                _ => Failure::Pickle { at, problem: PickleProblem::Memory },
+            })
         }
     }
 }
 
-struct Interpreter<'h> {
+pub(super) struct Interpreter<'h> {
     heap: &'h Heap,
     limits: &'h Limits,
     path: Path,
-    budget: Budget,
+    pub(super) budget: Budget,
     stacks: StackReader,
     /// Of the list that is read.
-    beside: Beside,
+    pub(super) beside: Beside,
 }
 
 /// A device's list of trace entries, with remarks among them.
@@ -62,9 +66,9 @@ struct DeviceList {
     len: usize,
 }
 
-enum Stop {
+pub(super) enum Stop {
     Mismatch(Mismatch),
-    OverBudget,
+    OverBudget(OverBudget),
 }
 
 impl From<Mismatch> for Stop {
@@ -74,8 +78,8 @@ impl From<Mismatch> for Stop {
 }
 
 impl From<OverBudget> for Stop {
-    fn from(_: OverBudget) -> Self {
-        Self::OverBudget
+    fn from(over: OverBudget) -> Self {
+        Self::OverBudget(over)
     }
 }
 
@@ -84,61 +88,54 @@ impl<'h> Interpreter<'h> {
         let mut parts = Parts::default();
         let root = self.heap.root;
         if let View::List(_) = self.heap.view(root) {
-            parts.segments = self.entries::<SegmentFields>(root)?;
+            parts.segments = self.entries(root)?;
             return Ok(parts);
         }
-        let expected = "a snapshot: a dictionary, or a list of segments";
-        let record = self.heap.record_of(root);
-        let record = record.ok_or_else(|| self.mismatch(expected, root))?;
-        let segments = record[Word::Segments as usize]
-            .ok_or_else(|| Mismatch::new("the key segments", "no such key"))?;
-        parts.segments = self.at_key(Word::Segments, |me| me.entries::<SegmentFields>(segments))?;
-        if let Some(settings) = record[Word::AllocatorSettings as usize] {
-            let fields = self.at_key(Word::AllocatorSettings, |me| me.settings(settings))?;
-            fields.finish(&mut parts);
-        }
-        if let Some(devices) = record[Word::DeviceTraces as usize] {
-            self.at_key(Word::DeviceTraces, |me| me.devices(devices, &mut parts))?;
-        }
-        if let Some(host) = record[Word::HostSegments as usize] {
-            parts.host_segments =
-                self.at_key(Word::HostSegments, |me| me.entries::<SegmentFields>(host))?;
-        }
-        if let Some(host) = record[Word::HostTraces as usize] {
+        let record = &self.record("a snapshot: a dictionary, or a list of segments", root)?;
+        let segments = self.at(record, Word::Segments, Self::entries)?;
+        parts.segments = needed(segments, "the key segments")?;
+        self.at(record, Word::AllocatorSettings, |me, settings| me.settings(settings, &mut parts))?;
+        self.at(record, Word::DeviceTraces, |me, devices| me.devices(devices, &mut parts))?;
+        let host_segments = self.at(record, Word::HostSegments, Self::entries)?;
+        parts.host_segments = host_segments.unwrap_or_default();
+        if let Some(events) = self.at(record, Word::HostTraces, Self::entries)? {
             parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
-            parts.host_events =
-                self.at_key(Word::HostTraces, |me| me.entries::<EventFields>(host))?;
+            parts.host_events = events;
         }
         Ok(parts)
     }
 
-    fn settings(&mut self, settings: Value) -> Result<SettingsFields, Stop> {
-        let mut fields = SettingsFields::default();
+    fn settings(&mut self, settings: Value, parts: &mut Parts) -> Result<(), Stop> {
         if self.heap.view(settings) == View::Constant(Constant::None) {
-            return Ok(fields);
+            return Ok(());
         }
-        let record = self.heap.record_of(settings);
-        let record = record.ok_or_else(|| self.mismatch("a dictionary of settings", settings))?;
-        for key in SettingsFields::KEYS {
-            if let Some(value) = record[key as usize] {
-                let value = self.at_key(key, |me| me.setting(value))?;
-                self.at_key(key, |_| Ok(fields.set(key, value)?))?;
-            }
+        let record = &self.record("a dictionary of settings", settings)?;
+        parts.conf = self.at(record, Word::Conf, Self::conf)?.unwrap_or_default();
+        let limit_bytes = self.field(record, Word::LimitBytes, Scalar::number_or_none)?.flatten();
+        let total_bytes = self.field(record, Word::TotalBytes, Scalar::number)?;
+        let total_bytes = total_bytes.filter(|bytes| *bytes > 0);
+        let is_ours = record[Word::Stratalloc as usize].is_some();
+        parts.made_here = is_ours.then_some(MadeHere { limit_bytes, total_bytes });
+        if record[Word::MaxRoundThreshold as usize].is_some() {
+            parts.torch = Some(TorchVersion::V2_13);
         }
-        Ok(fields)
+        Ok(())
     }
 
-    /// A setting; texts are whole.
-    fn setting(&mut self, value: Value) -> Result<Scalar, Stop> {
-        let View::Text(at) = self.heap.view(value) else {
-            return Ok(self.scalar(value, SHOWN_CHARS));
-        };
-        let text = self.heap.text(at);
-        self.budget.charge(text.len() as u64)?;
-        // Replacing what is no text would take three times its place, and more while it grows.
-        let text = str::from_utf8(text);
-        let text = text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?;
-        Ok(Scalar::Text(text.to_owned()))
+    /// The configuration string; None is the empty one.
+    fn conf(&mut self, conf: Value) -> Result<String, Stop> {
+        match self.heap.view(conf) {
+            View::Constant(Constant::None) => Ok(String::new()),
+            View::Word(word) => Ok(word.text().to_owned()),
+            View::Text(at) => {
+                let text = self.heap.text(at);
+                self.budget.charge(text.len() as u64)?;
+                // Replacing what is no text would take three times its place, and more while it grows.
+                let text = str::from_utf8(text);
+                Ok(text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?.to_owned())
+            }
+            _ => Err(self.mismatch("a configuration string or None", conf)),
+        }
     }
 
     /// Reads the events of the wanted device, or of the one with the most.
@@ -182,7 +179,7 @@ impl<'h> Interpreter<'h> {
             }
             self.path.enter_index(number as usize);
             self.beside = Beside::default();
-            let events = self.entries::<EventFields>(list)?;
+            let events = self.entries(list)?;
             self.path.leave();
             let before = parts.device.is_none_or(|chosen| number < chosen);
             let (more, equal) =
@@ -197,48 +194,50 @@ impl<'h> Interpreter<'h> {
     }
 
     /// The entries of a list.
-    fn entries<F: Fields>(&mut self, list: Value) -> Result<Vec<F::Entry>, Stop> {
+    pub(super) fn entries<T: Entry>(&mut self, list: Value) -> Result<Vec<T>, Stop> {
         let items = self.items("a list of entries", list)?;
         let mut entries = self.budget.vec_of(items.len())?;
         for (index, item) in items.enumerate() {
             self.path.enter_index(index);
-            entries.extend(self.entry::<F>(item)?);
+            let record = self.record(T::WHAT, item)?;
+            entries.extend(T::read(self, &record)?);
             self.path.leave();
         }
         Ok(entries)
     }
 
-    fn entry<F: Fields>(&mut self, value: Value) -> Result<Option<F::Entry>, Stop> {
-        let record = self.heap.record_of(value);
-        let record = record.ok_or_else(|| self.mismatch(F::WHAT, value))?;
-        let mut fields = F::default();
-        for (&key, value) in Word::ALL.iter().zip(record) {
-            let Some(value) = value else { continue };
-            if F::HAS_BLOCKS && key == Word::Blocks {
-                let blocks = self.at_key(key, |me| me.entries::<BlockFields>(value))?;
-                fields.set_blocks(blocks);
-            } else if F::HAS_STACK && key == Word::Frames {
-                fields.set_stack(self.stacks.read(self.heap, value, &mut self.budget));
-            } else if F::wants(key) {
-                let scalar = self.scalar(value, SHOWN_CHARS);
-                self.at_key(key, |_| Ok(fields.set(key, &scalar)?))?;
-            }
-        }
-        let held_bytes = self.beside.held_bytes();
-        let entry = fields.finish(&mut self.beside)?;
-        self.budget.charge(self.beside.held_bytes().saturating_sub(held_bytes))?;
-        Ok(entry)
+    /// The stack of an entry.
+    pub(super) fn stack(&mut self, record: &Record) -> Option<StackId> {
+        self.stacks.read(self.heap, record[Word::Frames as usize]?, &mut self.budget)
     }
 
-    fn at_key<T>(
+    /// What `read` makes of the value under `key`; `None` without the key.
+    pub(super) fn field<T>(
         &mut self,
+        record: &Record,
         key: Word,
-        read: impl FnOnce(&mut Self) -> Result<T, Stop>,
-    ) -> Result<T, Stop> {
+        read: impl FnOnce(Scalar) -> Result<T, Mismatch>,
+    ) -> Result<Option<T>, Stop> {
+        self.at(record, key, |me, value| Ok(read(me.scalar(value))?))
+    }
+
+    /// What `read` finds in the value under `key`; `None` without the key.
+    pub(super) fn at<T>(
+        &mut self,
+        record: &Record,
+        key: Word,
+        read: impl FnOnce(&mut Self, Value) -> Result<T, Stop>,
+    ) -> Result<Option<T>, Stop> {
+        let Some(value) = record[key as usize] else { return Ok(None) };
         self.path.enter_key(key.text());
-        let value = read(self)?;
+        let found = read(self, value)?;
         self.path.leave();
-        Ok(value)
+        Ok(Some(found))
+    }
+
+    fn record(&self, expected: &'static str, value: Value) -> Result<Record, Stop> {
+        let record = self.heap.record_of(value);
+        record.ok_or_else(|| self.mismatch(expected, value))
     }
 
     fn items(&self, expected: &'static str, value: Value) -> Result<Items<'h>, Stop> {
@@ -247,12 +246,11 @@ impl<'h> Interpreter<'h> {
     }
 
     fn mismatch(&self, expected: &'static str, found: Value) -> Stop {
-        let found = self.scalar(found, SHOWN_CHARS);
-        Stop::Mismatch(found.mismatch(expected))
+        Stop::Mismatch(self.scalar(found).mismatch(expected))
     }
 
-    /// A value as a field sees it; texts that are no word are cut to `text_bytes` or a little less.
-    fn scalar(&self, value: Value, text_bytes: usize) -> Scalar {
+    /// A value as a field sees it; texts that are no word are cut to [`SHOWN_CHARS`].
+    fn scalar(&self, value: Value) -> Scalar {
         match self.heap.view(value) {
             View::Constant(Constant::None) => Scalar::None,
             View::Constant(Constant::False) => Scalar::Bool(false),
@@ -265,8 +263,10 @@ impl<'h> Interpreter<'h> {
             View::Word(word) => Scalar::Word(word),
             View::Text(at) => {
                 let text = self.heap.text(at);
-                let shown = &text[..text.len().min(text_bytes)];
-                Scalar::Text(String::from_utf8_lossy(shown).into_owned())
+                // No character takes more than four bytes.
+                let text = String::from_utf8_lossy(&text[..text.len().min(4 * SHOWN_CHARS)]);
+                let end = text.char_indices().nth(SHOWN_CHARS).map_or(text.len(), |(end, _)| end);
+                Scalar::Text(text[..end].to_owned())
             }
             View::Dict(_) => Scalar::Other("a dictionary"),
             View::List(_) | View::Tuple(_) => {
