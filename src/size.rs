@@ -56,6 +56,12 @@ impl PoolKind {
         if rounded_bytes <= SMALL_REQUEST_MAX_BYTES { Self::Small } else { Self::Large }
     }
 
+    /// The pool of a segment of `size_bytes`, where nothing else names it: small ones have one size.
+    #[must_use]
+    pub const fn of_segment(size_bytes: u64) -> Self {
+        if size_bytes <= SMALL_SEGMENT_BYTES { Self::Small } else { Self::Large }
+    }
+
     /// 0 for small and 1 for large, to index tables by kind.
     #[inline]
     #[must_use]

@@ -224,6 +224,28 @@ fn the_smallest_json_entries_stay_within_six_times() {
     assert_within("segments", peak, bytes.len() as u64);
 }
 
+#[test]
+fn many_tiny_json_values_stay_within_six_times() {
+    for unit in
+        ["[],", "{},", "0,", "null,", "\"\",", "\"a\",", "[[0]],", "{\"size\":0},", "-1,", "1e9,"]
+    {
+        for (head, tail) in [("[", "0]"), (r#"{"segments":[],"device_traces":[["#, "0]]}")] {
+            let bytes = repeated(head.as_bytes(), unit.as_bytes(), tail.as_bytes());
+            let (result, peak) = read_all(&bytes);
+            assert!(result.unwrap_err().to_string().len() < 1000);
+            assert_within(unit, peak, bytes.len() as u64);
+        }
+    }
+    let keys = repeated(br#"[{"size":0"#, br#","size":0"#, b"}]");
+    let (_, peak) = read_all(&keys);
+    assert_within("one key of JSON, set again and again", peak, keys.len() as u64);
+    let text = r#"{"segments":[],"allocator_settings":{"PYTORCH_CUDA_ALLOC_CONF":""#;
+    let bytes = repeated(text.as_bytes(), b"x", b"\"}}");
+    let (result, peak) = read_all(&bytes);
+    assert_eq!(result.unwrap().conf.len(), 4 << 20);
+    assert_within("a long configuration string of JSON", peak, bytes.len() as u64);
+}
+
 /// An event with frames, each different from the others, as JSON.
 fn json_event(frames: &str) -> String {
     format!(r#"{{"action":"alloc","addr":0,"size":1,"stream":0,"frames":[{frames}]}}"#)

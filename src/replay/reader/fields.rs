@@ -9,7 +9,7 @@ use super::words::Word;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::replay::{Annotation, TraceEvent};
-use crate::size::{PoolKind, SMALL_SEGMENT_BYTES};
+use crate::size::PoolKind;
 
 /// A value without structure, or a pair of numbers: all that fields hold.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub(super) enum Scalar {
     Other(&'static str),
 }
 
-/// How much of an unknown text an error repeats.
+/// How much of a text that is no word a field keeps, and an error repeats.
 pub(super) const SHOWN_CHARS: usize = 80;
 
 impl Scalar {
@@ -34,10 +34,7 @@ impl Scalar {
             Self::Bool(b) => b.to_string(),
             Self::Int(i) => i.to_string(),
             Self::Word(word) => format!("{:?}", word.text()),
-            Self::Text(text) => {
-                let shown: String = text.chars().take(SHOWN_CHARS).collect();
-                format!("{shown:?}")
-            }
+            Self::Text(text) => format!("{text:?}"),
             Self::Pair(a, b) => format!("({a}, {b})"),
             Self::Other(what) => (*what).to_owned(),
         }
@@ -260,16 +257,14 @@ impl Entry for ListedSegment {
         let size_bytes = needed(size, "the key total_size")?;
         let mut blocks = needed(blocks, "the key blocks")?;
         lay_blocks(address, size_bytes, &mut blocks)?;
-        // The smallest files leave the kind out; small segments have one size of their own.
-        let unsaid =
-            if size_bytes <= SMALL_SEGMENT_BYTES { PoolKind::Small } else { PoolKind::Large };
         Ok(Some(Self {
             device,
             layout: SegmentLayout {
                 address,
                 size_bytes,
                 stream: needed(stream, "the key stream")?,
-                kind: kind.unwrap_or(unsaid),
+                // The smallest files leave it out.
+                kind: kind.unwrap_or(PoolKind::of_segment(size_bytes)),
                 pool: pool.unwrap_or(PoolId::DEFAULT),
                 expandable: expandable.unwrap_or(false),
                 blocks,

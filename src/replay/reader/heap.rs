@@ -252,11 +252,6 @@ impl Heap {
         }
     }
 
-    /// The account of what is held, to go on with.
-    pub(super) fn take_budget(&mut self) -> Budget {
-        std::mem::replace(&mut self.budget, Budget::new())
-    }
-
     /// How many lists and dictionaries there are: the number of each is below.
     pub(super) fn container_count(&self) -> usize {
         self.containers.len()

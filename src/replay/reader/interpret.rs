@@ -25,7 +25,7 @@ pub(super) fn interpret(
     format: &Format,
     limits: &Limits,
 ) -> Result<Trace, Failure> {
-    let mut budget = heap.take_budget();
+    let mut budget = std::mem::replace(&mut heap.budget, Budget::new());
     budget.decoded_and_dropped(heap.decoded_bytes);
     let (path, stacks) = (Path::default(), StackReader::default());
     let beside = Beside::default();

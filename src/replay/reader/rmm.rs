@@ -26,9 +26,9 @@ const CHUNK_ROWS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Said {
-    Allocate,
-    Failure,
-    Free,
+    Allocate = 0,
+    Failure = 1,
+    Free = 2,
 }
 
 /// A row, with the action in the two highest bits of the size.
@@ -44,12 +44,8 @@ const _: () = assert!(EIB < 1 << ACTION_SHIFT);
 
 impl Row {
     fn new(action: Said, address: u64, size_bytes: u64, stream: StreamId) -> Self {
-        let action: u64 = match action {
-            Said::Allocate => 0,
-            Said::Failure => 1,
-            Said::Free => 2,
-        };
-        Self { address, size_and_action: size_bytes | action << ACTION_SHIFT, stream }
+        let size_and_action = size_bytes | (action as u64) << ACTION_SHIFT;
+        Self { address, size_and_action, stream }
     }
 
     fn action(&self) -> Said {

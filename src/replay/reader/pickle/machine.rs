@@ -53,7 +53,7 @@ struct Machine<'m, 'i> {
     /// Memo entries 0, 1, 2, ...; picklers number them so.
     dense: Vec<Value>,
     /// Memo entries beyond the dense ones.
-    sparse: HashMap<u32, Value>,
+    sparse: HashMap<u64, Value>,
     values: u64,
 }
 
@@ -135,39 +135,25 @@ impl Machine<'_, '_> {
                 self.bytes::<8>()?;
                 self.push(Value::constant(Constant::Float))?;
             }
-            op::BININT1 => {
-                let [n] = self.bytes()?;
-                self.push_int(n.into())?;
-            }
-            op::BININT2 => {
-                let n = u16::from_le_bytes(self.bytes()?);
-                self.push_int(n.into())?;
-            }
+            op::BININT1 => self.unsigned::<1>()?,
+            op::BININT2 => self.unsigned::<2>()?,
             op::BININT => {
                 let n = i32::from_le_bytes(self.bytes()?);
-                self.push_int(n.into())?;
+                let value = self.heap.signed(n.into())?;
+                self.push(value)?;
             }
             op::LONG1 => {
-                let [len] = self.bytes()?;
-                self.long(len.into())?;
+                let len = self.number::<1>()?;
+                self.long(len)?;
             }
             op::LONG4 => {
                 let len = i32::from_le_bytes(self.bytes()?);
                 let len = u64::try_from(len).map_err(|_| PickleProblem::NegativeLength)?;
                 self.long(len)?;
             }
-            op::SHORT_BINUNICODE | op::SHORT_BINBYTES => {
-                let [len] = self.bytes()?;
-                self.text_or_bytes(opcode, len.into())?;
-            }
-            op::BINUNICODE | op::BINBYTES => {
-                let len = u32::from_le_bytes(self.bytes()?);
-                self.text_or_bytes(opcode, len.into())?;
-            }
-            op::BINUNICODE8 | op::BINBYTES8 => {
-                let len = u64::from_le_bytes(self.bytes()?);
-                self.text_or_bytes(opcode, len)?;
-            }
+            op::SHORT_BINUNICODE | op::SHORT_BINBYTES => self.text_or_bytes::<1>(opcode)?,
+            op::BINUNICODE | op::BINBYTES => self.text_or_bytes::<4>(opcode)?,
+            op::BINUNICODE8 | op::BINBYTES8 => self.text_or_bytes::<8>(opcode)?,
             _ => return self.step_structure(opcode),
         }
         Ok(true)
@@ -224,27 +210,12 @@ impl Machine<'_, '_> {
             op::MEMOIZE => {
                 let top = self.top("MEMOIZE")?;
                 let entries = self.dense.len() + self.sparse.len();
-                let index = u32::try_from(entries).map_err(|_| PickleProblem::Memory)?;
-                self.remember(index, top)?;
+                self.remember(entries as u64, top)?;
             }
-            op::BINPUT => {
-                let [index] = self.bytes()?;
-                let top = self.top("BINPUT")?;
-                self.remember(index.into(), top)?;
-            }
-            op::LONG_BINPUT => {
-                let index = u32::from_le_bytes(self.bytes()?);
-                let top = self.top("LONG_BINPUT")?;
-                self.remember(index, top)?;
-            }
-            op::BINGET => {
-                let [index] = self.bytes()?;
-                self.recall(index.into())?;
-            }
-            op::LONG_BINGET => {
-                let index = u32::from_le_bytes(self.bytes()?);
-                self.recall(index)?;
-            }
+            op::BINPUT => self.put::<1>("BINPUT")?,
+            op::LONG_BINPUT => self.put::<4>("LONG_BINPUT")?,
+            op::BINGET => self.recall::<1>()?,
+            op::LONG_BINGET => self.recall::<4>()?,
             _ => {
                 let problem = if let Some(name) = op::named(op::CONSTRUCTING, opcode) {
                     PickleProblem::Constructs(name)
@@ -267,6 +238,13 @@ impl Machine<'_, '_> {
         Ok(bytes)
     }
 
+    /// A number of `N` bytes, at most 8, the low byte first.
+    fn number<const N: usize>(&mut self) -> Result<u64, Stop> {
+        let mut wide = [0; 8];
+        wide[..N].copy_from_slice(&self.bytes::<N>()?);
+        Ok(u64::from_le_bytes(wide))
+    }
+
     fn push(&mut self, value: Value) -> Result<(), Stop> {
         self.values += 1;
         if self.values > self.limits.values {
@@ -277,8 +255,9 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn push_int(&mut self, number: i64) -> Result<(), Stop> {
-        let value = self.heap.signed(number)?;
+    fn unsigned<const N: usize>(&mut self) -> Result<(), Stop> {
+        let number = self.number::<N>()?;
+        let value = self.heap.int(number)?;
         self.push(value)
     }
 
@@ -314,7 +293,9 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    fn text_or_bytes(&mut self, opcode: u8, len: u64) -> Result<(), Stop> {
+    /// A text, or bytes, with a length of `N` bytes before it.
+    fn text_or_bytes<const N: usize>(&mut self, opcode: u8) -> Result<(), Stop> {
+        let len = self.number::<N>()?;
         let is_text = matches!(opcode, op::SHORT_BINUNICODE | op::BINUNICODE | op::BINUNICODE8);
         let mut short = [0; WORD_MAX_BYTES];
         let value = match usize::try_from(len) {
@@ -446,8 +427,14 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn remember(&mut self, index: u32, value: Value) -> Result<(), Stop> {
-        let place = index as usize;
+    fn put<const N: usize>(&mut self, opcode: &'static str) -> Result<(), Stop> {
+        let index = self.number::<N>()?;
+        let top = self.top(opcode)?;
+        self.remember(index, top)
+    }
+
+    fn remember(&mut self, index: u64, value: Value) -> Result<(), Stop> {
+        let place = usize::try_from(index).unwrap_or(usize::MAX);
         if let Some(entry) = self.dense.get_mut(place) {
             *entry = value;
         } else if place == self.dense.len() && self.sparse.is_empty() {
@@ -462,9 +449,11 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn recall(&mut self, index: u32) -> Result<(), Stop> {
-        let dense = self.dense.get(index as usize);
+    fn recall<const N: usize>(&mut self) -> Result<(), Stop> {
+        let index = self.number::<N>()?;
+        let dense = usize::try_from(index).ok().and_then(|place| self.dense.get(place));
         let value = dense.or_else(|| self.sparse.get(&index)).copied();
-        self.push(value.ok_or(PickleProblem::Memo(index))?)
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        self.push(value.ok_or(PickleProblem::Memo(number))?)
     }
 }
