@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 #[cfg(feature = "cli")]
 use super::callers::Callers;
 use super::recording::Recording;
-use crate::history::Action;
 use crate::ids::StreamId;
 use crate::replay::{StackId, Trace};
 
@@ -202,13 +201,9 @@ struct StacksOfBlocks {
 
 impl StacksOfBlocks {
     fn of(trace: &Trace, seeded: u32) -> Self {
-        let is_request = |action| matches!(action, Action::Alloc | Action::OutOfMemory);
         let of_requests = match trace.stacks.is_empty() {
             true => Vec::new(),
-            false => {
-                let requests = trace.events.iter().filter(|event| is_request(event.action));
-                requests.map(|event| event.stack).collect()
-            }
+            false => trace.requests().map(|event| event.stack).collect(),
         };
         Self { seeded, of_requests }
     }

@@ -9,7 +9,7 @@ use super::recording::Recording;
 use super::trial::{Room, watch};
 use crate::allocator::DeviceAllocator;
 use crate::config::Config;
-use crate::history::{Action, Frame, RecordOptions, Snapshot, Stack, StackLevel, StackProvider};
+use crate::history::{Frame, RecordOptions, Snapshot, Stack, StackLevel, StackProvider};
 use crate::replay::{ReplayError, StackId, Trace};
 use crate::strategies::Strategy;
 
@@ -76,9 +76,7 @@ impl RecordedStacks {
             });
             Arc::new(Recorded(frames.collect()))
         });
-        let is_request = |action| matches!(action, Action::Alloc | Action::OutOfMemory);
-        let requests = trace.events.iter().filter(|event| is_request(event.action));
-        let of_requests = requests.map(|event| event.stack).collect();
+        let of_requests = trace.requests().map(|event| event.stack).collect();
         Self { stacks: stacks.collect(), of_requests, next: AtomicUsize::new(0) }
     }
 }

@@ -25,6 +25,8 @@ pub use reader::{Limits, TraceError};
 pub(crate) use run::{Manner, run_as, walk};
 pub use run::{ReplayError, Run, is_served, run};
 pub use stacks::{Frame, StackId, Stacks};
+#[cfg(feature = "cli")]
+pub(crate) use start::free_block;
 pub use start::{LiveBlock, Start};
 pub use trace::{Annotation, HostMemory, MadeHere, Trace, TraceEvent, UnknownEntries};
 pub use verify::{Misfit, Verification, verify, verify_recording};

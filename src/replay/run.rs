@@ -187,14 +187,8 @@ pub(crate) fn run_as<A: DeviceAllocator>(
     brake: Option<Arc<dyn Brake>>,
     manner: Manner<'_>,
 ) -> Result<Run, ReplayError> {
-    let mut runner = Runner::new(workload, allocator, brake)?;
-    let mut before = workload.seeded as usize;
-    if !manner.held.is_empty() {
-        before = 0;
-        for (id, allocation) in manner.held {
-            runner.blocks[id as usize] = Some(allocation);
-        }
-    }
+    let mut before = if manner.held.is_empty() { workload.seeded as usize } else { 0 };
+    let mut runner = Runner::new(workload, allocator, brake, manner.held)?;
     let begin = Instant::now();
     let mut result = Run::default();
     let mut times = Vec::new();
@@ -281,12 +275,9 @@ pub(crate) fn walk<A: DeviceAllocator>(
     held: Vec<(u32, Allocation)>,
     mut look: impl FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<(), ReplayError> {
-    let mut runner = Runner::new(workload, allocator, brake)?;
     let mut counts = PassCounts::default();
     let before = if held.is_empty() { 0 } else { workload.seeded as usize };
-    for (id, allocation) in held {
-        runner.blocks[id as usize] = Some(allocation);
-    }
+    let mut runner = Runner::new(workload, allocator, brake, held)?;
     for (at, &op) in workload.ops.iter().enumerate().skip(before.saturating_sub(1)) {
         let failures = counts.ooms;
         if at >= before {
@@ -356,15 +347,16 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         workload: &Workload,
         allocator: &'a A,
         brake: Option<Arc<dyn Brake>>,
+        held: Vec<(u32, Allocation)>,
     ) -> Result<Self, ReplayError> {
         check_heaps(pairs(workload))?;
         create_pools(workload, allocator)?;
-        Ok(Self {
-            allocator,
-            lanes: brake.map(LaneWork::new),
-            blocks: (0..workload.blocks).map(|_| None).collect(),
-            first_out_of_memory: None,
-        })
+        let mut blocks: Vec<_> = (0..workload.blocks).map(|_| None).collect();
+        for (id, allocation) in held {
+            blocks[id as usize] = Some(allocation);
+        }
+        let lanes = brake.map(LaneWork::new);
+        Ok(Self { allocator, lanes, blocks, first_out_of_memory: None })
     }
 
     fn steps(&mut self, ops: &[Op], counts: &mut PassCounts) -> Result<(), ReplayError> {

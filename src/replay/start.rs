@@ -12,7 +12,7 @@ use super::trace::{Trace, TraceEvent};
 use crate::config::Settings;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::size::{MIB, MIN_BLOCK_BYTES, PoolKind, SMALL_SEGMENT_BYTES};
+use crate::size::{MIB, MIN_BLOCK_BYTES, PoolKind};
 
 /// A block that lived before the first event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,35 +41,13 @@ impl LiveBlock {
     }
 }
 
-/// A segment, or a run of pages, that was there before the first event.
-#[cfg(feature = "cli")]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HeldBefore {
-    pub(crate) address: u64,
-    pub(crate) size_bytes: u64,
-    pub(crate) stream: StreamId,
-    pub(crate) kind: PoolKind,
-    pub(crate) pool: PoolId,
-    pub(crate) expandable: bool,
-}
-
-/// Memory that was held before the first event.
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    size_bytes: u64,
-    stream: StreamId,
-    kind: PoolKind,
-    pool: PoolId,
-    expandable: bool,
-}
-
 /// What was there before the first event.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
     /// Blocks that lived, by address.
     pub blocks: Vec<LiveBlock>,
-    /// Memory that was held, by address.
-    held: BTreeMap<u64, Held>,
+    /// Segments and runs of pages that were held, by address, without their blocks.
+    held: BTreeMap<u64, SegmentLayout>,
 }
 
 impl Start {
@@ -122,13 +100,10 @@ impl Start {
         }
     }
 
-    /// What was held, by address.
+    /// Segments and runs of pages that were held, by address, without their blocks.
     #[cfg(feature = "cli")]
-    pub(crate) fn held(&self) -> impl Iterator<Item = HeldBefore> {
-        self.held.iter().map(|(&address, held)| {
-            let Held { size_bytes, stream, kind, pool, expandable } = *held;
-            HeldBefore { address, size_bytes, stream, kind, pool, expandable }
-        })
+    pub(crate) fn held(&self) -> impl Iterator<Item = &SegmentLayout> {
+        self.held.values()
     }
 
     /// Bytes that were held.
@@ -169,17 +144,8 @@ impl Start {
             let inside = rest.partition_point(|block| block.address < end);
             let (own, others) = rest.split_at(inside);
             rest = others;
-            let blocks = tiles(own, address, end, held, settings)?;
-            let Held { size_bytes, stream, kind, pool, expandable } = *held;
-            segments.push(SegmentLayout {
-                address,
-                size_bytes,
-                stream,
-                kind,
-                pool,
-                expandable,
-                blocks,
-            });
+            let blocks = tiles(own, held, settings)?;
+            segments.push(SegmentLayout { blocks, ..*held });
         }
         rest.is_empty().then_some(segments)
     }
@@ -188,26 +154,19 @@ impl Start {
 /// The blocks of one segment, live and free, without gaps.
 fn tiles(
     live: &[LiveBlock],
-    start: u64,
-    end: u64,
-    held: &Held,
+    held: &SegmentLayout,
     settings: &Settings,
 ) -> Option<Vec<BlockLayout>> {
     let mut blocks = Vec::new();
-    let mut at = start;
-    let free = |address, size_bytes| BlockLayout {
-        address,
-        size_bytes,
-        requested_bytes: 0,
-        state: BlockStateName::Inactive,
-    };
+    let mut at = held.address;
+    let end = held.address + held.size_bytes;
     for (i, block) in live.iter().enumerate() {
         let address = block.address;
         if address < at || !address.is_multiple_of(MIN_BLOCK_BYTES) || block.stream != held.stream {
             return None;
         }
         if address > at {
-            blocks.push(free(at, address - at));
+            blocks.push(free_block(at, address));
         }
         let next = live.get(i + 1).map_or(end, |next| next.address);
         let room = next.checked_sub(address)?;
@@ -235,9 +194,15 @@ fn tiles(
         at = address + size_bytes;
     }
     if at < end {
-        blocks.push(free(at, end - at));
+        blocks.push(free_block(at, end));
     }
     Some(blocks)
+}
+
+/// A free block from one address to another.
+pub(crate) fn free_block(address: u64, end: u64) -> BlockLayout {
+    let (size_bytes, state) = (end - address, BlockStateName::Inactive);
+    BlockLayout { address, size_bytes, requested_bytes: 0, state }
 }
 
 /// The stretches of addresses at which pages were ever mapped.
@@ -269,7 +234,7 @@ fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
 /// On the way back.
 struct Back {
     blocks: HashMap<u64, LiveBlock>,
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, SegmentLayout>,
     /// Kinds of expandable memory by stream and address, to tell those of what comes back.
     kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
     /// Everything that was ever mapped, by address: where each stretch without a gap begins and ends. Each
@@ -282,9 +247,8 @@ impl Back {
         let (blocks, held, kinds) = Default::default();
         let mut back = Self { blocks, held, kinds, mapped: ever_mapped(trace) };
         for segment in &trace.segments {
-            let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, .. } =
-                *segment;
-            back.held.insert(address, Held { size_bytes, stream, kind, pool, expandable });
+            let SegmentLayout { address, stream, kind, pool, expandable, .. } = *segment;
+            back.held.insert(address, SegmentLayout { blocks: Vec::new(), ..*segment });
             if expandable {
                 back.kinds.insert((stream, address), (kind, pool));
             }
@@ -308,7 +272,7 @@ impl Back {
     }
 
     fn undo(&mut self, event: &TraceEvent) {
-        let TraceEvent { action, address, size_bytes, stream, .. } = *event;
+        let TraceEvent { action, address, size_bytes, .. } = *event;
         match action {
             Action::Alloc => {
                 self.blocks.remove(&address);
@@ -319,18 +283,17 @@ impl Back {
                 self.held.remove(&address);
             }
             Action::SegmentFree => {
-                let kind = match size_bytes <= SMALL_SEGMENT_BYTES {
-                    true => PoolKind::Small,
-                    false => PoolKind::Large,
-                };
-                let pool = event.pool;
-                self.held
-                    .insert(address, Held { size_bytes, stream, kind, pool, expandable: false });
+                let kind = PoolKind::of_segment(size_bytes);
+                self.hold(event.in_segment(kind, event.pool, false));
             }
             Action::SegmentMap => self.unmap(address, size_bytes),
             Action::SegmentUnmap => self.map(event),
             Action::Snapshot | Action::OutOfMemory => {}
         }
+    }
+
+    fn hold(&mut self, segment: SegmentLayout) {
+        self.held.insert(segment.address, segment);
     }
 
     /// The block of a free that is undone.
@@ -349,19 +312,16 @@ impl Back {
     /// Takes pages out of the run that holds them.
     fn unmap(&mut self, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
-        let before = self.held.range(..=address).next_back().map(|(at, held)| (*at, *held));
-        let Some((at, held)) = before
-            .filter(|(at, held)| held.expandable && at.saturating_add(held.size_bytes) >= end)
-        else {
+        let held_end = |held: &SegmentLayout| held.address.saturating_add(held.size_bytes);
+        let before = self.held.range(..=address).next_back().map(|(_, held)| held.clone());
+        let Some(held) = before.filter(|held| held.expandable && held_end(held) >= end) else {
             return;
         };
-        self.held.remove(&at);
-        if address > at {
-            self.held.insert(at, Held { size_bytes: address - at, ..held });
-        }
-        let held_end = at.saturating_add(held.size_bytes);
-        if held_end > end {
-            self.held.insert(end, Held { size_bytes: held_end - end, ..held });
+        self.held.remove(&held.address);
+        for (from, to) in [(held.address, address), (end, held_end(&held))] {
+            if from < to {
+                self.hold(SegmentLayout { address: from, size_bytes: to - from, ..held.clone() });
+            }
         }
         self.kinds.entry((held.stream, address)).or_insert((held.kind, held.pool));
     }
@@ -384,24 +344,25 @@ impl Back {
             false => (PoolKind::Small, PoolId::DEFAULT),
         };
         let (kind, pool) = nearest.map_or(by_size, |(_, found)| found);
-        let mut held = Held { size_bytes, stream, kind, pool, expandable: true };
-        let mut start = address;
-        let joins = |other: &Held| other.expandable && (other.stream, other.kind) == (stream, kind);
+        let mut held = event.in_segment(kind, pool, true);
+        let joins = |other: &SegmentLayout| {
+            other.expandable && (other.stream, other.kind) == (stream, kind)
+        };
         if let Some((&at, before)) = self.held.range(..address).next_back()
             && joins(before)
             && at.saturating_add(before.size_bytes) == address
         {
             held.size_bytes = held.size_bytes.saturating_add(before.size_bytes);
-            start = at;
+            held.address = at;
             self.held.remove(&at);
         }
-        let end = start.saturating_add(held.size_bytes);
-        if let Some(behind) = self.held.get(&end).copied().filter(joins) {
+        let end = held.address.saturating_add(held.size_bytes);
+        if let Some(behind) = self.held.get(&end).filter(|behind| joins(behind)) {
             held.size_bytes = held.size_bytes.saturating_add(behind.size_bytes);
             self.held.remove(&end);
         }
-        self.held.insert(start, held);
-        self.kinds.insert((stream, start), (kind, pool));
+        self.kinds.insert((stream, held.address), (kind, pool));
+        self.hold(held);
     }
 }
 

@@ -3,10 +3,13 @@
 //! Filled by the readers from any encoding; hostile until it exists. Addresses and sizes are
 //! bytes.
 
+use serde::Serialize;
+
 use super::stacks::{StackId, Stacks};
 use crate::config::{Compat, Config, TorchVersion};
 use crate::history::{Action, BlockStateName, Entry, Event, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
+use crate::size::PoolKind;
 
 /// One recording.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -52,7 +55,7 @@ pub struct Annotation {
 }
 
 /// What a recording contains about pinned host memory. Bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostMemory {
     /// Allocated from the system at the end.
     pub reserved_bytes: u64,
@@ -133,6 +136,12 @@ impl Trace {
         }
     }
 
+    /// The entries of requests, served or not.
+    #[cfg(feature = "analysis")]
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &TraceEvent> {
+        self.events.iter().filter(|event| event.is_request())
+    }
+
     /// Returns the configuration as it acted when the recording was made. PyTorch's recordings follow the
     /// rules of their version, unless `config` names another one; those of this library name their rules.
     #[must_use]
@@ -211,6 +220,23 @@ impl TraceEvent {
             stack: None,
             time_us: 0,
         }
+    }
+
+    /// The segment, or the run of pages, of a segment event, without blocks.
+    pub(crate) fn in_segment(
+        &self,
+        kind: PoolKind,
+        pool: PoolId,
+        expandable: bool,
+    ) -> SegmentLayout {
+        let Self { address, size_bytes, stream, .. } = *self;
+        SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks: Vec::new() }
+    }
+
+    /// Whether a program asked for memory.
+    #[cfg(feature = "analysis")]
+    pub(crate) fn is_request(&self) -> bool {
+        matches!(self.action, Action::Alloc | Action::OutOfMemory)
     }
 
     /// The pool, in recordings that say it.

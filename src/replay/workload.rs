@@ -89,15 +89,18 @@ pub(super) enum Group<'a> {
     },
 }
 
+/// Whether the block of a free is free at once.
+fn is_at_once(free: &TraceEvent, next: Option<&TraceEvent>) -> bool {
+    next.is_some_and(|e| e.action == Action::FreeCompleted && e.address == free.address)
+}
+
 /// Cuts the events into groups.
 pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
     let mut rest = events;
     std::iter::from_fn(move || {
         let first = rest.first()?;
         if first.action == Action::FreeRequested {
-            let at_once = rest.get(1).is_some_and(|next| {
-                next.action == Action::FreeCompleted && next.address == first.address
-            });
+            let at_once = is_at_once(first, rest.get(1));
             rest = &rest[1 + usize::from(at_once)..];
             return Some(Group::Free { requested: first, at_once });
         }
@@ -131,14 +134,9 @@ impl Lanes {
         let mut spans = Vec::new();
         for (at, event) in events.iter().enumerate() {
             match event.action {
-                Action::FreeRequested => {
-                    let at_once = events.get(at + 1).is_some_and(|next| {
-                        next.action == Action::FreeCompleted && next.address == event.address
-                    });
-                    if !at_once {
-                        open.insert(event.address, spans.len());
-                        spans.push((at, usize::MAX));
-                    }
+                Action::FreeRequested if !is_at_once(event, events.get(at + 1)) => {
+                    open.insert(event.address, spans.len());
+                    spans.push((at, usize::MAX));
                 }
                 Action::FreeCompleted => {
                     if let Some(span) = open.remove(&event.address) {

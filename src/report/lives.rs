@@ -7,12 +7,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::Serialize;
+
 use super::columns::Columns;
 use crate::config::Settings;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::replay::{PoolRouting, StackId, Start, Trace, TraceEvent};
-use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind, SMALL_SEGMENT_BYTES};
+use crate::replay::{PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
+use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 
 /// What no device has: more is taken for this much, so that sums stay numbers.
 const MOST_BYTES: u64 = 1 << 44;
@@ -63,7 +65,7 @@ pub(crate) struct Failure {
 }
 
 /// The most of something, and a moment at which it was so much.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Peak {
     pub(crate) moment: u32,
     pub(crate) bytes: u64,
@@ -151,15 +153,9 @@ impl Lives {
             }
             let Segment { address, size_bytes, kind, expandable, .. } = segment;
             let blocks = Vec::new();
-            layout.push(SegmentLayout {
-                address,
-                size_bytes,
-                stream,
-                kind,
-                pool,
-                expandable,
-                blocks,
-            });
+            let held =
+                SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks };
+            layout.push(held);
         }
         let mut rest = blocks.as_slice();
         for segment in &mut layout {
@@ -178,15 +174,9 @@ impl Lives {
 fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout> {
     let mut blocks = Vec::new();
     let mut at = start;
-    let free = |address: u64, to: u64| BlockLayout {
-        address,
-        size_bytes: to - address,
-        requested_bytes: 0,
-        state: BlockStateName::Inactive,
-    };
     for block in live.iter().filter(|block| block.address >= start) {
         if block.address > at {
-            blocks.push(free(at, block.address));
+            blocks.push(free_block(at, block.address));
         }
         let state = match moment < block.freed {
             true => BlockStateName::ActiveAllocated,
@@ -197,7 +187,7 @@ fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout>
         at = at.max(block.address.saturating_add(block.size_bytes));
     }
     if at < end {
-        blocks.push(free(at, end));
+        blocks.push(free_block(at, end));
     }
     blocks
 }
@@ -233,17 +223,7 @@ fn place<T: Copy + Eq + std::hash::Hash>(
 
 impl Walk<'_> {
     fn begin(&mut self, start: &Start) {
-        for held in start.held() {
-            self.hold(
-                0,
-                held.address,
-                held.size_bytes,
-                held.stream,
-                held.kind,
-                held.pool,
-                held.expandable,
-            );
-        }
+        start.held().for_each(|held| self.hold(0, held));
         let layout = start.layout(self.settings);
         let sizes: HashMap<u64, u64> = layout
             .iter()
@@ -274,12 +254,9 @@ impl Walk<'_> {
             Action::FreeCompleted => self.end(moment, address),
             Action::SegmentAlloc | Action::SegmentMap => {
                 let expandable = action == Action::SegmentMap;
-                let kind = match size_bytes <= SMALL_SEGMENT_BYTES {
-                    true => PoolKind::Small,
-                    false => PoolKind::Large,
-                };
+                let kind = PoolKind::of_segment(size_bytes);
                 let pool = event.said_pool().unwrap_or_else(|| self.routing.pool_at(address));
-                self.hold(moment, address, size_bytes, stream, kind, pool, expandable);
+                self.hold(moment, &event.in_segment(kind, pool, expandable));
             }
             Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),
             Action::Snapshot => {}
@@ -384,17 +361,8 @@ impl Walk<'_> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "an event and a start have these alike")]
-    fn hold(
-        &mut self,
-        born: u32,
-        address: u64,
-        size_bytes: u64,
-        stream: StreamId,
-        kind: PoolKind,
-        pool: PoolId,
-        expandable: bool,
-    ) {
+    fn hold(&mut self, born: u32, segment: &SegmentLayout) {
+        let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, .. } = *segment;
         let size_bytes = size_bytes.min(MOST_BYTES).min(u64::MAX - address);
         if size_bytes == 0 {
             return;
@@ -411,16 +379,9 @@ impl Walk<'_> {
         let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
         self.held.insert(address, self.lives.segments.len());
         self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
-        self.lives.segments.push(Segment {
-            born,
-            gone: NEVER,
-            stream,
-            pool,
-            address,
-            size_bytes,
-            kind,
-            expandable,
-        });
+        let gone = NEVER;
+        let held = Segment { born, gone, stream, pool, address, size_bytes, kind, expandable };
+        self.lives.segments.push(held);
     }
 
     /// Gives a range back. Of runs of pages that reach beyond it the rest stays.

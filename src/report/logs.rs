@@ -14,9 +14,7 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let mut events: Vec<TraceEvent> = Vec::new();
     let mut seen: Vec<Event> = Vec::new();
     let mut segments = Vec::new();
-    let is_request =
-        |event: &&TraceEvent| matches!(event.action, Action::Alloc | Action::OutOfMemory);
-    let mut requests = recording.trace.events.iter().filter(is_request);
+    let mut requests = recording.trace.requests();
     let last = recording.workload.ops.len().saturating_sub(1);
     let mut time_us = 0;
     let seeded = recording.workload.seeded as usize;

@@ -4,7 +4,6 @@ use crate::analysis::{
     Advice, Headline, Need, Recording, Room, SearchOptions, Tried, watch, without_files,
 };
 use crate::config::{Config, KeyTable};
-use crate::history::Action;
 use crate::replay::{Op, ReplayError};
 
 use super::lives::Lives;
@@ -100,10 +99,9 @@ pub(crate) fn points(lives: &Lives) -> usize {
 /// The point of the curve that each operation of the workload belongs to: requests are in the order of the
 /// recorded ones, and everything else belongs to the request before it.
 fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
-    let is_request = |action| matches!(action, Action::Alloc | Action::OutOfMemory);
     let events = recording.trace.events.iter().zip(1_u32..);
-    let requests: Vec<u32> =
-        events.filter(|(event, _)| is_request(event.action)).map(|(_, moment)| moment).collect();
+    let requests = events.filter(|(event, _)| event.is_request());
+    let requests: Vec<u32> = requests.map(|(_, moment)| moment).collect();
     let (count, moments) = (points(lives) as u64, u64::from(lives.events) + 1);
     let seeded = recording.workload.seeded;
     let mut moment = 0;
