@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::holders::{Holders, LiveBlock, stack_of};
 use super::recording::Recording;
 use super::trial::{Room, open_with_start, without_files};
@@ -30,7 +32,7 @@ pub enum Moment {
 }
 
 /// Why memory is reserved. Bytes; no byte is in two of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Causes {
     /// Requested, and live.
     pub requested_bytes: u64,
@@ -50,10 +52,7 @@ impl Causes {
     /// All of them: what is reserved.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        let Self { requested_bytes, rounding_bytes, waiting_bytes, .. } = *self;
-        let in_use = [requested_bytes, rounding_bytes, waiting_bytes];
-        let free = [self.split_rest_bytes, self.idle_segment_bytes, self.driver_bytes];
-        in_use.into_iter().chain(free).fold(0, u64::saturating_add)
+        self.rows().into_iter().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }
 
     fn of(segment: &SegmentLayout) -> Self {
@@ -156,6 +155,17 @@ impl Picture {
     }
 }
 
+impl Picture {
+    /// What a layout shows, without a replay and without holders.
+    pub(crate) fn of_layout(layout: &[SegmentLayout], moment: Moment, operations: usize) -> Self {
+        let mut heaps = heaps_of(layout);
+        let mut causes = Causes::default();
+        heaps.iter().for_each(|heap| causes.add(&heap.causes));
+        heaps.sort_by_key(|heap| std::cmp::Reverse(heap.causes.total_bytes()));
+        Self { moment, operations, failed: None, causes, heaps, holders: Holders::default() }
+    }
+}
+
 /// The operation behind which the moment is.
 fn find(
     recording: &Recording,
@@ -240,28 +250,26 @@ fn paint(
         ControlFlow::Break(())
     })?;
     let layout = strategy.control().caching.map(|caching| caching.layout()).unwrap_or_default();
-    let mut heaps = heaps_of(&layout);
-    let mut causes = Causes::default();
-    heaps.iter().for_each(|heap| causes.add(&heap.causes));
+    let mut picture = Picture::of_layout(&layout, moment, at + 1);
+    let causes = &mut picture.causes;
     if layout.is_empty() {
         // An allocator without a layout holds the live blocks at least.
         causes.requested_bytes = live.iter().map(|block| block.requested_bytes).sum();
     }
     causes.driver_bytes = sim.used_bytes().saturating_sub(causes.total_bytes());
-    heaps.sort_by_key(|heap| std::cmp::Reverse(heap.causes.total_bytes()));
-    let failed = match (moment, recording.workload.ops[at]) {
+    picture.failed = match (moment, recording.workload.ops[at]) {
         (
             Moment::FirstFailure,
             Op::Allocate { id, bytes, stream, .. } | Op::AllocateInVain { id, bytes, stream },
         ) => Some(Failed { requested_bytes: bytes, stream, stack: stack_of(recording, id) }),
         _ => None,
     };
-    let holders = Holders::of(recording, &live);
-    Ok(Picture { moment, operations: at + 1, failed, causes, heaps, holders })
+    picture.holders = Holders::of(recording, &live);
+    Ok(picture)
 }
 
 /// Why the memory of each heap of a layout is reserved.
-pub(super) fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
+fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     let mut heaps: BTreeMap<(StreamId, PoolId), HeapCauses> = BTreeMap::new();
     for segment in layout {
         let SegmentLayout { stream, pool, .. } = *segment;

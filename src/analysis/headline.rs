@@ -13,6 +13,7 @@ use super::streams::Streams;
 #[cfg(feature = "cli")]
 use super::why::Why;
 use super::words::{counted_as, grouped, mib, near, part};
+use crate::size::MIB;
 
 /// The least part of the need that a setting has to save.
 const WORTH: f64 = 0.02;
@@ -223,7 +224,7 @@ fn cannot_help_sentence(least: Option<&Tried>, recording: &Recording) -> String 
             with_failed(recording)
         );
     };
-    let over = |bytes: u64| in_mib(bytes).saturating_sub(in_mib(limit));
+    let over = |bytes: u64| bytes.div_ceil(MIB).saturating_sub(limit.div_ceil(MIB));
     if live > limit {
         return format!(
             "No setting can help: the live bytes alone ({} MiB{}) exceed the limit ({} MiB) by {} MiB.",
@@ -244,11 +245,6 @@ fn cannot_help_sentence(least: Option<&Tried>, recording: &Recording) -> String 
     };
     let limit = mib(limit);
     format!("No setting that was tried runs under the limit of {limit} MiB: {why}.")
-}
-
-/// Whole MiB, as they are shown.
-fn in_mib(bytes: u64) -> u64 {
-    bytes.div_ceil(crate::size::MIB)
 }
 
 /// Words for live bytes that count a request that failed.

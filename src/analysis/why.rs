@@ -1,12 +1,10 @@
 //! The moments of a recording that matter, under the recorded configuration.
 
-use super::causes::{Causes, Moment, Picture, heaps_of};
-use super::holders::Holders;
+use super::causes::{Moment, Picture};
 use super::recording::Recording;
 use super::streams::Streams;
 use super::trial::Room;
 use crate::config::Compat;
-use crate::history::SegmentLayout;
 use crate::replay::ReplayError;
 
 /// Where the reserved bytes are at the moments that matter.
@@ -46,16 +44,5 @@ impl Why {
     /// The moments, the most important one first.
     pub(crate) fn pictures(&self) -> impl Iterator<Item = &Picture> {
         self.main.iter().chain(&self.reserved)
-    }
-}
-
-impl Picture {
-    /// What a layout shows, without a replay and without holders.
-    pub(crate) fn of_layout(layout: &[SegmentLayout], moment: Moment, operations: usize) -> Self {
-        let mut heaps = heaps_of(layout);
-        let mut causes = Causes::default();
-        heaps.iter().for_each(|heap| causes.add(&heap.causes));
-        heaps.sort_by_key(|heap| std::cmp::Reverse(heap.causes.total_bytes()));
-        Self { moment, operations, failed: None, causes, heaps, holders: Holders::default() }
     }
 }

@@ -170,6 +170,17 @@ impl Picture {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Moment {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::FirstFailure => "first failure",
+            Self::PeakLive => "peak of live bytes",
+            Self::PeakReserved => "peak of reserved bytes",
+        }
+    }
+}
+
 /// A stream and its pool.
 #[cfg(feature = "cli")]
 pub(crate) fn heap_name(heap: &HeapCauses) -> String {
@@ -209,6 +220,21 @@ impl Advice {
     pub(crate) fn choices(&self, recording: &Recording) -> Vec<Choice> {
         let both = [self.worth_in_pytorch(recording), self.worth_in_ours(recording)];
         both.into_iter().flatten().map(|tried| self.choice(tried)).collect()
+    }
+
+    /// How many settings were searched, and how many dropped.
+    pub(crate) fn searched(&self) -> String {
+        let searched = counted_as(self.tried.len() as u64, "setting", "settings");
+        let dropped = match self.passed_over {
+            0 => String::new(),
+            some => {
+                format!(
+                    "; {} dropped because three others were already better",
+                    grouped(some as u64)
+                )
+            }
+        };
+        format!("{searched} searched to the end{dropped}")
     }
 
     /// What to set for this setting.

@@ -17,6 +17,21 @@ pub(crate) struct Column {
     pub(crate) live_peak_at: u32,
 }
 
+impl Column {
+    /// Adds the moments of the column that follows.
+    fn take_in(&mut self, next: &Self) {
+        if next.live_max_bytes > self.live_max_bytes {
+            self.live_max_bytes = next.live_max_bytes;
+            self.live_peak_at = next.live_peak_at;
+        }
+        self.live_min_bytes = self.live_min_bytes.min(next.live_min_bytes);
+        self.live_last_bytes = next.live_last_bytes;
+        self.reserved_max_bytes = self.reserved_max_bytes.max(next.reserved_max_bytes);
+        self.reserved_min_bytes = self.reserved_min_bytes.min(next.reserved_min_bytes);
+        self.reserved_last_bytes = next.reserved_last_bytes;
+    }
+}
+
 /// All moments of a recording, in equal parts: each column says the least, the most and the last of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
@@ -55,29 +70,21 @@ impl Columns {
             self.end_us = self.end_us.max(time_us);
         }
         let time_us = self.end_us;
-        if self.of(moment) >= self.columns.len() {
-            self.columns.push(Column {
-                first: moment,
-                time_us,
-                live_min_bytes: live_bytes,
-                live_max_bytes: live_bytes,
-                live_last_bytes: live_bytes,
-                reserved_min_bytes: reserved_bytes,
-                reserved_max_bytes: reserved_bytes,
-                reserved_last_bytes: reserved_bytes,
-                live_peak_at: moment,
-            });
-        }
-        if let Some(column) = self.columns.last_mut() {
-            if live_bytes > column.live_max_bytes {
-                column.live_max_bytes = live_bytes;
-                column.live_peak_at = moment;
-            }
-            column.live_min_bytes = column.live_min_bytes.min(live_bytes);
-            column.live_last_bytes = live_bytes;
-            column.reserved_max_bytes = column.reserved_max_bytes.max(reserved_bytes);
-            column.reserved_min_bytes = column.reserved_min_bytes.min(reserved_bytes);
-            column.reserved_last_bytes = reserved_bytes;
+        let one = Column {
+            first: moment,
+            time_us,
+            live_min_bytes: live_bytes,
+            live_max_bytes: live_bytes,
+            live_last_bytes: live_bytes,
+            reserved_min_bytes: reserved_bytes,
+            reserved_max_bytes: reserved_bytes,
+            reserved_last_bytes: reserved_bytes,
+            live_peak_at: moment,
+        };
+        let is_new = self.of(moment) >= self.columns.len();
+        match self.columns.last_mut().filter(|_| !is_new) {
+            Some(column) => column.take_in(&one),
+            None => self.columns.push(one),
         }
     }
 
@@ -94,17 +101,7 @@ pub(crate) fn fewer(columns: &[Column], most: usize) -> Vec<Column> {
     let each = columns.len().div_ceil(most.max(1));
     let joined = columns.chunks(each).map(|part| {
         let mut one = part[0];
-        for column in &part[1..] {
-            if column.live_max_bytes > one.live_max_bytes {
-                one.live_max_bytes = column.live_max_bytes;
-                one.live_peak_at = column.live_peak_at;
-            }
-            one.live_min_bytes = one.live_min_bytes.min(column.live_min_bytes);
-            one.live_last_bytes = column.live_last_bytes;
-            one.reserved_max_bytes = one.reserved_max_bytes.max(column.reserved_max_bytes);
-            one.reserved_min_bytes = one.reserved_min_bytes.min(column.reserved_min_bytes);
-            one.reserved_last_bytes = column.reserved_last_bytes;
-        }
+        part[1..].iter().for_each(|column| one.take_in(column));
         one
     });
     joined.collect()

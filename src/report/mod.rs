@@ -118,8 +118,6 @@ impl Report {
             notes.push(format!("Shown with PyTorch's default settings: {error}"));
         }
         let config = config.ok();
-        let device = trace.device;
-        let conf = trace.conf.clone();
         notes.extend(trace.host.as_ref().map(HostMemory::sentence));
         if trace.events.is_empty() {
             notes.push("The file has no history: only what lived at the end is shown.".to_owned());
@@ -135,13 +133,10 @@ impl Report {
             return Ok(sheet::sheet(
                 &Parts {
                     name,
-                    device,
-                    conf: &conf,
                     notes: &notes,
+                    trace: &trace,
                     lives: &lives,
-                    stacks: &trace.stacks,
-                    annotations: &trace.annotations,
-                    limit: limit_of(&trace, config.as_ref(), &options.memory),
+                    limit: limit_of(&trace, config.as_ref(), &options.memory).map(LimitData::of),
                     advice: &advice,
                     needs: &needs,
                 },
@@ -168,16 +163,10 @@ impl Report {
         Ok(sheet::sheet(
             &Parts {
                 name,
-                device,
-                conf: &conf,
                 notes: &notes,
+                trace,
                 lives: &lives,
-                stacks: &trace.stacks,
-                annotations: &trace.annotations,
-                limit: recording.limit.map(|limit| LimitData {
-                    bytes: limit.bytes,
-                    source: limit.source.to_string(),
-                }),
+                limit: recording.limit.map(LimitData::of),
                 advice: &AdviceData::of(&recording, &advice, &why),
                 needs: &NeedsData::of(&settings, settings::points(&lives)),
             },
@@ -218,12 +207,11 @@ fn began_late(lives: &Lives) -> Option<String> {
 }
 
 /// The limit of a recording that is not repeated: as the caller sets it, or as its failed requests show.
-fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<LimitData> {
-    let limit = memory.limit().or_else(|| match memory.fraction {
+fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<Limit> {
+    memory.limit().or_else(|| match memory.fraction {
         None => Limit::shown_by_failures(trace, config),
         Some(_) => None,
-    })?;
-    Some(LimitData { bytes: limit.bytes, source: limit.source.to_string() })
+    })
 }
 
 /// The figures of the recorded events, without a replay.

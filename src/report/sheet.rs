@@ -7,23 +7,20 @@ use serde::Serialize;
 use super::columns::{Column, fewer};
 use super::headline::Headline;
 use super::holders::{Holder, Holders};
-use super::lives::{Lives, NEVER};
+use super::lives::{Lives, NEVER, Peak};
 use super::rows::{Kept, Room};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
-use crate::analysis::{Callers, Category, Compared, counted_as};
+use crate::analysis::{Callers, Category, Compared, Limit, counted_as};
 use crate::ids::PoolId;
-use crate::replay::Annotation;
+use crate::replay::{Annotation, StackId, Trace};
 
 /// What a sheet is made of.
 pub(crate) struct Parts<'a> {
     pub(crate) name: &'a str,
-    pub(crate) device: u32,
-    pub(crate) conf: &'a str,
     pub(crate) notes: &'a [String],
+    pub(crate) trace: &'a Trace,
     pub(crate) lives: &'a Lives,
-    pub(crate) stacks: &'a crate::replay::Stacks,
-    pub(crate) annotations: &'a [Annotation],
     pub(crate) limit: Option<LimitData>,
     pub(crate) advice: &'a AdviceData,
     pub(crate) needs: &'a NeedsData,
@@ -37,6 +34,12 @@ pub(crate) struct LimitData {
     pub(crate) source: String,
 }
 
+impl LimitData {
+    pub(crate) fn of(limit: Limit) -> Self {
+        Self { bytes: limit.bytes, source: limit.source.to_string() }
+    }
+}
+
 #[derive(Serialize)]
 struct Sheet<'a> {
     name: &'a str,
@@ -48,8 +51,8 @@ struct Sheet<'a> {
     has_times: bool,
     duration_us: u64,
     limit: Option<&'a LimitData>,
-    peak_reserved: Mark,
-    peak_live: Mark,
+    peak_reserved: Peak,
+    peak_live: Peak,
     columns: ColumnsData,
     failures: FailuresData,
     /// Moment, text and bytes of the block.
@@ -70,12 +73,6 @@ struct Sheet<'a> {
     headline: &'a Headline,
     advice: &'a AdviceData,
     needs: &'a NeedsData,
-}
-
-#[derive(Serialize)]
-struct Mark {
-    moment: u32,
-    bytes: u64,
 }
 
 /// Each list holds differences to the number before.
@@ -179,7 +176,7 @@ pub(crate) const COLUMNS: usize = 8192;
 /// The data as text that may stand inside a page's script element: at most `most` bytes of it. None where
 /// even the least does not fit.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
-    let callers = Callers::of(parts.stacks, Compared::Code);
+    let callers = Callers::of(&parts.trace.stacks, Compared::Code);
     let headline = headline(parts.lives, &callers);
     let mut bytes = most;
     let mut found: Option<String> = None;
@@ -242,7 +239,7 @@ fn as_text(
     headline: &Headline,
     detail: &Detail,
 ) -> (String, bool) {
-    let Parts { name, device, conf, notes, lives, limit, advice, needs, .. } = parts;
+    let Parts { name, notes, trace, lives, limit, advice, needs } = parts;
     let kept = Kept::of(lives, detail.room);
     let table = stack_table(parts, callers, &kept, detail);
     let mut notes = notes.to_vec();
@@ -252,10 +249,10 @@ fn as_text(
     let segments = segments(&kept, base, unit, &mut heaps);
     let blocks = blocks(lives, &kept, base, unit, &mut heaps, &table);
     let columns = &lives.columns;
-    let (name, conf) = (cut(name, detail.texts), cut(conf, detail.texts));
+    let (name, conf) = (cut(name, detail.texts), cut(&trace.conf, detail.texts));
     let sheet = Sheet {
         name: &name,
-        device: *device,
+        device: trace.device,
         conf: &conf,
         notes: notes.iter().map(|note| cut(note, detail.texts)).collect(),
         events: lives.events,
@@ -263,14 +260,11 @@ fn as_text(
         has_times: lives.has_times(),
         duration_us: columns.end_us - columns.begin_us,
         limit: limit.as_ref(),
-        peak_reserved: Mark {
-            moment: lives.peak_reserved.moment,
-            bytes: lives.peak_reserved.bytes,
-        },
-        peak_live: Mark { moment: lives.peak_live.moment, bytes: lives.peak_live.bytes },
+        peak_reserved: lives.peak_reserved,
+        peak_live: lives.peak_live,
         columns: columns_data(lives, detail.columns),
         failures: failures(lives, &table, detail.failures),
-        annotations: annotations(parts.annotations, detail),
+        annotations: annotations(&trace.annotations, detail),
         moments: kept.moments.clone(),
         base: format!("{base:#x}"),
         unit,
@@ -326,7 +320,7 @@ fn pool_data(pool: &PoolId) -> PoolData {
 }
 
 /// Differences to the number before.
-fn differences(numbers: impl Iterator<Item = u64>) -> Vec<i128> {
+pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> Vec<i128> {
     let mut before = 0;
     numbers
         .map(|number| {
@@ -524,31 +518,27 @@ fn stack_table(
     detail: &Detail,
 ) -> StackTable {
     let lives = parts.lives;
-    let mut weight: BTreeMap<crate::replay::StackId, u128> = BTreeMap::new();
-    for row in &kept.rows {
-        if let Some(stack) = row.block.stack {
-            let span = row.block.freed.min(lives.events + 1).saturating_sub(row.block.born);
-            let area = u128::from(row.block.requested_bytes) * u128::from(span);
+    let mut weight: BTreeMap<StackId, u128> = BTreeMap::new();
+    let mut add = |stack: Option<StackId>, area: u128| {
+        if let Some(stack) = stack {
             let all = weight.entry(stack).or_default();
             *all = all.saturating_add(area);
         }
+    };
+    for row in &kept.rows {
+        let span = row.block.freed.min(lives.events + 1).saturating_sub(row.block.born);
+        add(row.block.stack, u128::from(row.block.requested_bytes) * u128::from(span));
     }
     for (_, moment) in listed_moments(lives) {
         for holder in Holders::of(lives, callers, moment).holders.iter().take(detail.holders) {
-            if let Some(stack) = holder.stack {
-                let area = u128::from(holder.requested_bytes) * u128::from(lives.events + 1);
-                let all = weight.entry(stack).or_default();
-                *all = all.saturating_add(area);
-            }
+            add(holder.stack, u128::from(holder.requested_bytes) * u128::from(lives.events + 1));
         }
     }
     for failure in lives.failures.iter().take(detail.failures) {
-        if let Some(stack) = failure.stack {
-            *weight.entry(stack).or_default() += u128::MAX / 1_000_000;
-        }
+        add(failure.stack, u128::MAX / 1_000_000);
     }
     let mut stacks: Vec<_> = weight.into_iter().collect();
     stacks.sort_by_key(|(_, weight)| std::cmp::Reverse(*weight));
     let stacks = stacks.into_iter().map(|(stack, _)| stack);
-    StackTable::of(parts.stacks, callers, stacks, detail.stack_bytes)
+    StackTable::of(&parts.trace.stacks, callers, stacks, detail.stack_bytes)
 }

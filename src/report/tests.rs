@@ -127,12 +127,9 @@ fn sheet_of(trace: &Trace, most: usize) -> Option<(String, serde_json::Value)> {
     let (advice, needs) = (AdviceData::default(), NeedsData::default());
     let parts = Parts {
         name: "</script><img src=x>",
-        device: 0,
-        conf: "",
         notes: &[],
+        trace,
         lives: &lives,
-        stacks: &trace.stacks,
-        annotations: &trace.annotations,
         limit: None,
         advice: &advice,
         needs: &needs,

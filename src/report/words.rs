@@ -3,9 +3,8 @@
 use serde::Serialize;
 
 use super::settings::Setting;
-use crate::analysis::{
-    Advice, Choice, Moment, Picture, Recording, Streams, Why, counted_as, grouped, heap_name,
-};
+use super::sheet::differences;
+use crate::analysis::{Advice, Choice, Picture, Recording, Streams, Why, heap_name};
 
 /// What to set, and why memory is reserved.
 #[derive(Debug, Default, Serialize)]
@@ -70,11 +69,7 @@ impl PictureData {
             |causes: &crate::analysis::Causes| causes.rows().map(|(_, bytes)| bytes).to_vec();
         let heaps = picture.heaps.iter().take(HEAPS);
         Self {
-            name: match picture.moment {
-                Moment::FirstFailure => "first failure",
-                Moment::PeakLive => "peak of live bytes",
-                Moment::PeakReserved => "peak of reserved bytes",
-            },
+            name: picture.moment.name(),
             sentence: picture.sentence(streams),
             causes: picture.causes.rows().map(|(name, _)| name).to_vec(),
             all: bytes(&picture.causes),
@@ -88,14 +83,7 @@ impl PictureData {
 impl AdviceData {
     pub(crate) fn of(recording: &Recording, advice: &Advice, why: &Why) -> Self {
         let choices = advice.choices(recording).into_iter();
-        let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
-        let dropped = match advice.passed_over {
-            0 => String::new(),
-            some => format!(
-                "; {} dropped because three others were already better",
-                grouped(some as u64)
-            ),
-        };
+        let searched = advice.searched();
         let cut_short =
             if advice.is_cut_short { "; time ran out before all were tried" } else { "" };
         Self {
@@ -103,7 +91,7 @@ impl AdviceData {
             is_searched: true,
             set: choices.map(|Choice { whose, set, needs }| (whose, set, needs)).collect(),
             limit: recording.limit_sentence(),
-            searched: Some(format!("{searched} searched to the end{dropped}{cut_short}.")),
+            searched: Some(format!("{searched}{cut_short}.")),
             unknown: advice.unknown(recording),
             pictures: why.pictures().map(|p| PictureData::of(p, &why.streams)).collect(),
         }
@@ -112,14 +100,7 @@ impl AdviceData {
 
 impl NeedsData {
     pub(crate) fn of(settings: &[Setting], points: usize) -> Self {
-        let differences = |curve: &[u64]| {
-            let before = std::iter::once(0).chain(curve.iter().copied());
-            curve
-                .iter()
-                .zip(before)
-                .map(|(now, before)| i128::from(*now) - i128::from(before))
-                .collect()
-        };
+        let differences = |curve: &[u64]| differences(curve.iter().copied());
         #[expect(clippy::cast_precision_loss, reason = "shown to people")]
         let row = |setting: &Setting| {
             let cost = setting.need.cost;
