@@ -9,18 +9,19 @@ use serde_json::{Value, json};
 
 use crate::analysis::{
     Advice, AdviceOptions, BESIDES, Callers, Causes, Choice, CodeHolder, Compared, ForTorch,
-    Headline, Holders, Moment, Picture, Recording, Streams, Tried, Why, counted_as, grouped,
-    heap_name, with_failed,
+    Headline, Holders, Picture, Recording, Streams, Tried, Why, counted_as, grouped, heap_name,
+    with_failed,
 };
 use crate::config::{TorchVersion, shown};
 use crate::replay::{Frame, FrameKind, StackId, Stacks, Trace};
 use crate::report;
 
 use super::assertion::{Assertion, Verdict, fits};
-use super::outcome::{Outcome, out, tell};
-use super::recordings::{Devices, Recordings, tell_start};
-use super::settings;
-use super::show::{LUCK, Side, device_ms, emphasised, mib, progress, shown_conf, table};
+use super::outcome::{Outcome, out};
+use super::recordings::{Devices, Recordings, limit_json};
+use super::show::{
+    LUCK, NEED_HEADING, Side, emphasised, joined, mib, need_cells, progress, shown_conf, table,
+};
 
 /// Arguments of `advise`.
 #[derive(Args, Debug)]
@@ -71,12 +72,7 @@ impl Advise {
 }
 
 fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome, Box<dyn Error>> {
-    let own = settings::recorded(&trace.conf);
-    if let Err(error) = &own {
-        tell(format_args!("note: {}: compared with PyTorch's default: {error}", shown(name)));
-    }
-    let recording = Recording::new(trace, own.ok(), args.recordings.memory());
-    tell_start(name, &recording);
+    let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
     let options = args.options();
     let bar = progress(1, &format!("trying settings on {}", shown(name)));
     let mut advice = Advice::search(&recording, &options, &|done, known| {
@@ -174,21 +170,8 @@ fn write_tried(
     recording: &Recording,
     options: &AdviceOptions,
 ) -> std::io::Result<()> {
-    let row = |what: String, tried: &Tried| {
-        let cost = tried.need.cost;
-        let told = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
-        vec![
-            what,
-            tried.need.in_mib(),
-            told(cost.map(|cost| cost.retries)),
-            told(cost.map(|cost| cost.device_calls)),
-            cost.map_or_else(
-                || "-".to_owned(),
-                |cost| device_ms(cost.device_ns, recording.figures.duration_us),
-            ),
-            mib(tried.need.reserved_unlimited_bytes as f64),
-        ]
-    };
+    let row =
+        |what: String, tried: &Tried| need_cells(what, tried.need.in_mib(), &tried.need, recording);
     let others = advice.tried.iter().filter(|tried| tried.conf != advice.recorded.conf);
     let named = match advice.headline(recording) {
         Headline::Worth(choice) => Some(choice.conf.as_str()),
@@ -202,28 +185,11 @@ fn write_tried(
     if let Some(modelled) = &advice.modelled {
         rows.push(row(format!("{} (a model)", modelled.conf), modelled));
     }
-    let heading = [
-        ("configuration", Side::Left),
-        ("needs MiB", Side::Right),
-        ("retries", Side::Right),
-        ("device calls", Side::Right),
-        ("device ms", Side::Right),
-        ("reserved without a limit", Side::Right),
-    ];
     let mut out = out();
-    table(&mut out, &heading, &rows)?;
-    let searched = counted_as(advice.tried.len() as u64, "setting", "settings");
-    let passed = advice.passed_over;
-    write!(out, "{searched} searched to the end")?;
-    if passed > 0 {
-        write!(
-            out,
-            "; {} dropped because three others were already better",
-            grouped(passed as u64)
-        )?;
-    }
-    let failed = with_failed(recording);
-    writeln!(out, "; live bytes alone: {} MiB{failed}", mib(recording.live_peak_bytes as f64))?;
+    table(&mut out, &NEED_HEADING, &rows)?;
+    let (searched, failed) = (advice.searched(), with_failed(recording));
+    let live = mib(recording.live_peak_bytes as f64);
+    writeln!(out, "{searched}; live bytes alone: {live} MiB{failed}")?;
     writeln!(out, "needs: the smallest device size from which on no request fails. {BESIDES}")?;
     if recording.figures.duration_us.is_some() {
         writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
@@ -251,28 +217,21 @@ fn write_picture(picture: &Picture, streams: &Streams) -> std::io::Result<()> {
     writeln!(out, "{}", picture.sentence(streams))?;
     let total = picture.causes.total_bytes();
     let mut heading = vec![("MiB reserved", Side::Left), ("all", Side::Right), ("", Side::Right)];
-    let names: Vec<String> = picture.heaps.iter().take(HEAPS_SHOWN).map(heap_name).collect();
-    let has_several = picture.heaps.len() > 1;
-    if has_several {
-        heading.extend(names.iter().map(|name| (name.as_str(), Side::Right)));
-    }
+    let several = if picture.heaps.len() > 1 { HEAPS_SHOWN } else { 0 };
+    let heaps = || picture.heaps.iter().take(several);
+    let names: Vec<String> = heaps().map(heap_name).collect();
+    heading.extend(names.iter().map(|name| (name.as_str(), Side::Right)));
     let mut rows = Vec::new();
     for (at, (name, bytes)) in picture.causes.rows().into_iter().enumerate() {
         if bytes == 0 && name != "requested and live" {
             continue;
         }
         let mut row = vec![name.to_owned(), mib(bytes as f64), percent(bytes, total)];
-        if has_several {
-            let heaps = picture.heaps.iter().take(HEAPS_SHOWN);
-            row.extend(heaps.map(|heap| mib(heap.causes.rows()[at].1 as f64)));
-        }
+        row.extend(heaps().map(|heap| mib(heap.causes.rows()[at].1 as f64)));
         rows.push(row);
     }
     let mut sum = vec!["together".to_owned(), mib(total as f64), percent(total, total)];
-    if has_several {
-        let heaps = picture.heaps.iter().take(HEAPS_SHOWN);
-        sum.extend(heaps.map(|heap| mib(heap.causes.total_bytes() as f64)));
-    }
+    sum.extend(heaps().map(|heap| mib(heap.causes.total_bytes() as f64)));
     rows.push(sum);
     table(&mut out, &heading, &rows)?;
     writeln!(out)
@@ -374,15 +333,7 @@ fn tried_json(tried: &Tried) -> Value {
 }
 
 fn causes_json(causes: &Causes) -> Value {
-    json!({
-        "reserved_bytes": causes.total_bytes(),
-        "requested_bytes": causes.requested_bytes,
-        "rounding_bytes": causes.rounding_bytes,
-        "waiting_bytes": causes.waiting_bytes,
-        "split_rest_bytes": causes.split_rest_bytes,
-        "idle_segment_bytes": causes.idle_segment_bytes,
-        "driver_bytes": causes.driver_bytes,
-    })
+    joined([json!({"reserved_bytes": causes.total_bytes()}), json!(causes)])
 }
 
 fn picture_json(picture: &Picture, streams: &Streams) -> Value {
@@ -394,11 +345,7 @@ fn picture_json(picture: &Picture, streams: &Streams) -> Value {
         one["largest_free_bytes"] = json!(heap.largest_free_bytes);
         one
     });
-    all["moment"] = json!(match picture.moment {
-        Moment::FirstFailure => "first failure",
-        Moment::PeakLive => "peak of live bytes",
-        Moment::PeakReserved => "peak of reserved bytes",
-    });
+    all["moment"] = json!(picture.moment.name());
     all["operations"] = json!(picture.operations);
     all["failed_bytes"] = json!(picture.failed.map(|failed| failed.requested_bytes));
     all["why"] = json!(picture.sentence(streams));
@@ -484,7 +431,7 @@ fn as_json(
         causes["streams"] = streams.collect();
     }
     let holders = why.main.as_ref().map(|picture| &picture.holders);
-    json!({
+    let found = json!({
         "trace": name,
         "sentence": advice.sentence_with_holder(recording, why),
         "headline": advice.headline(recording).name(),
@@ -498,15 +445,9 @@ fn as_json(
         },
         "set": advice.choices(recording).into_iter().map(|choice| choice.set).collect::<Vec<_>>(),
         "not_shown": advice.unknown(recording),
-        "limit_bytes": recording.limit.map(|limit| limit.bytes),
-        "limit_from": recording.limit.map(|limit| limit.source.to_string()),
-        "limit_inferred": recording.limit_is_inferred(),
-        "unknown_entries": recording.trace.unknown.entries,
-        "host": recording.trace.host.map(|host| json!({
-            "reserved_bytes": host.reserved_bytes,
-            "live_bytes": host.live_bytes,
-            "peak_reserved_bytes": host.peak_reserved_bytes,
-        })),
+    });
+    let figures = json!({
+        "host": recording.trace.host,
         "recorded": {
             "conf": recording.trace.conf,
             "needs_bytes": advice.recorded.need.needs_bytes,
@@ -518,5 +459,6 @@ fn as_json(
         "passed_over": advice.passed_over,
         "causes": causes,
         "holders": holders.map(|holders| holders_json(holders, stacks, &callers, compared)),
-    })
+    });
+    joined([found, limit_json(recording), figures])
 }

@@ -4,16 +4,17 @@ use std::error::Error;
 use std::io::Write;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::analysis::{BESIDES, Need, Recording, Room, SearchOptions, Trial, measure};
 use crate::config::{Compat, Config, TorchVersion, shown};
 use crate::replay::Trace;
 
 use super::outcome::{Outcome, out, tell};
-use super::recordings::{Devices, Recordings, tell_start};
-use super::settings;
-use super::show::{LUCK, Side, device_ms, mib, progress, shown_conf, table};
+use super::recordings::{Devices, Recordings, limit_json};
+use super::show::{
+    LUCK, NEED_HEADING, Side, UNKNOWN, joined, mib, need_cells, progress, shown_conf, table, told,
+};
 
 /// Arguments of `compare`.
 #[derive(Args, Debug)]
@@ -45,57 +46,12 @@ const DEFAULT_CONFS: [&str; 7] = [
 /// Passes over each recording: times come from all but the first.
 const PASSES: u32 = 5;
 
-/// What one configuration does with one recording, under the limit unless a name says otherwise.
-#[derive(Clone, Serialize)]
+/// What one configuration does with one recording: the trial is under the limit.
+#[derive(Clone)]
 struct Row {
-    trace: String,
     conf: String,
-    /// The smallest device on which no request fails; null if none suffices.
-    needs_bytes: Option<u64>,
-    /// What it needs with lucky addresses; null if that is the same.
-    needs_with_luck_bytes: Option<u64>,
-    /// Smaller devices on which it ran by luck.
-    lucky_bytes: Vec<u64>,
-    /// What a run on the smallest device costs.
-    needs_retries: Option<u64>,
-    needs_device_calls: Option<u64>,
-    needs_device_ms: Option<f64>,
-    #[serde(skip)]
-    needs_device_ns: Option<u64>,
-    reserved_unlimited_bytes: u64,
-    limit_bytes: Option<u64>,
-    limit_from: Option<String>,
-    limit_inferred: bool,
-    /// Entries of the recording with unknown actions, which are ignored.
-    unknown_entries: u64,
-    peak_reserved_bytes: i64,
-    peak_allocated_bytes: i64,
-    waste: f64,
-    device_calls: i64,
-    retries: i64,
-    ooms: u64,
-    device_ms: f64,
-    ns_per_op: f64,
-}
-
-/// The file's own figures. What no file tells is null.
-#[derive(Serialize)]
-struct Recorded<'a> {
-    trace: &'a str,
-    conf: &'a str,
-    recorded_conf: &'a str,
-    limit_bytes: Option<u64>,
-    limit_from: Option<String>,
-    limit_inferred: bool,
-    /// Entries of the recording with unknown actions, which are ignored.
-    unknown_entries: u64,
-    peak_reserved_bytes: u64,
-    peak_allocated_bytes: Option<u64>,
-    device_calls: u64,
-    retries: Option<u64>,
-    ooms: u64,
-    /// From the first event to the last, in milliseconds.
-    duration_ms: Option<f64>,
+    need: Need,
+    trial: Trial,
 }
 
 /// A configuration as its string says it, and parsed.
@@ -114,12 +70,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
     let confs = for_torch(confs, args);
     let mut all = Vec::new();
     let mut compare = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
-        let own = settings::recorded(&trace.conf);
-        if let Err(error) = &own {
-            tell(format_args!("note: {}: no row as recorded: {error}", shown(name)));
-        }
-        let recording = Recording::new(trace, own.ok(), args.recordings.memory());
-        tell_start(name, &recording);
+        let recording = args.recordings.recording(name, trace, "no row as recorded");
         let confs = with_own(&confs, args.conf.is_empty(), &recording);
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();
@@ -129,14 +80,14 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
             let mut need = Need::search(&recording, config, &options)?;
             need.try_other_addresses(&recording, config, &SearchOptions::QUICK)?;
             let trial = measure(&recording, config, Room::Limited, PASSES)?;
-            rows.push(row(name, text, &recording, need, &trial));
+            rows.push(Row { conf: text.clone(), need, trial });
             bar.inc(1);
         }
         bar.finish_and_clear();
         if args.json {
             write_json(name, &recording, &rows, args.conf.is_empty())?;
         } else {
-            rows.sort_by_key(|row| row.needs_bytes.unwrap_or(u64::MAX));
+            rows.sort_by_key(|row| row.need.needs_bytes.unwrap_or(u64::MAX));
             write_table(name, &recording, &rows)?;
             write_difference(&recording, &rows, own_row(&confs, &recording))?;
             writeln!(out())?;
@@ -190,33 +141,38 @@ fn own_row<'a>(confs: &'a [Said], recording: &Recording) -> Option<&'a str> {
     row.map(|(text, _)| text.as_str())
 }
 
-fn row(trace: &str, text: &str, recording: &Recording, need: Need, trial: &Trial) -> Row {
-    let s = &trial.run.statistics;
-    let (reserved, allocated) = (s.reserved_bytes.all.peak, s.allocated_bytes.all.peak);
-    let cost = need.cost;
-    Row {
-        trace: trace.to_owned(),
-        conf: text.to_owned(),
-        needs_bytes: need.needs_bytes,
-        needs_with_luck_bytes: need.with_luck_bytes,
-        lucky_bytes: need.lucky_bytes,
-        needs_retries: cost.map(|cost| cost.retries),
-        needs_device_calls: cost.map(|cost| cost.device_calls),
-        needs_device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),
-        needs_device_ns: cost.map(|cost| cost.device_ns),
-        reserved_unlimited_bytes: need.reserved_unlimited_bytes,
-        limit_bytes: recording.limit.map(|limit| limit.bytes),
-        limit_from: recording.limit.map(|limit| limit.source.to_string()),
-        limit_inferred: recording.limit_is_inferred(),
-        unknown_entries: recording.trace.unknown.entries,
-        peak_reserved_bytes: reserved,
-        peak_allocated_bytes: allocated,
-        waste: if reserved > 0 { 1.0 - allocated as f64 / reserved as f64 } else { 0.0 },
-        device_calls: s.num_device_alloc + s.num_device_free,
-        retries: s.num_alloc_retries,
-        ooms: trial.run.ooms,
-        device_ms: trial.device_ns as f64 / 1e6,
-        ns_per_op: trial.run.ns_per_op,
+impl Row {
+    fn peak_reserved_bytes(&self) -> i64 {
+        self.trial.run.statistics.reserved_bytes.all.peak
+    }
+
+    fn json(&self, trace: &str, recording: &Recording) -> Value {
+        let Self { conf, need, trial } = self;
+        let (s, cost) = (&trial.run.statistics, need.cost);
+        let (reserved, allocated) = (self.peak_reserved_bytes(), s.allocated_bytes.all.peak);
+        let waste = if reserved > 0 { 1.0 - allocated as f64 / reserved as f64 } else { 0.0 };
+        let need = json!({
+            "trace": trace,
+            "conf": conf,
+            "needs_bytes": need.needs_bytes,
+            "needs_with_luck_bytes": need.with_luck_bytes,
+            "lucky_bytes": need.lucky_bytes,
+            "needs_retries": cost.map(|cost| cost.retries),
+            "needs_device_calls": cost.map(|cost| cost.device_calls),
+            "needs_device_ms": cost.map(|cost| cost.device_ns as f64 / 1e6),
+            "reserved_unlimited_bytes": need.reserved_unlimited_bytes,
+        });
+        let under_limit = json!({
+            "peak_reserved_bytes": reserved,
+            "peak_allocated_bytes": allocated,
+            "waste": waste,
+            "device_calls": s.num_device_alloc + s.num_device_free,
+            "retries": s.num_alloc_retries,
+            "ooms": trial.run.ooms,
+            "device_ms": trial.device_ns as f64 / 1e6,
+            "ns_per_op": trial.run.ns_per_op,
+        });
+        joined([need, limit_json(recording), under_limit])
     }
 }
 
@@ -226,80 +182,60 @@ fn write_json(
     recording: &Recording,
     rows: &[Row],
     with_recorded: bool,
-) -> Result<(), Box<dyn Error>> {
+) -> std::io::Result<()> {
     let mut out = out();
     for row in rows {
-        writeln!(out, "{}", serde_json::to_string(row)?)?;
+        writeln!(out, "{}", row.json(name, recording))?;
     }
     if with_recorded {
-        let figures = &recording.figures;
-        let recorded = Recorded {
-            trace: name,
-            conf: RECORDED,
-            recorded_conf: &recording.trace.conf,
-            limit_bytes: recording.limit.map(|limit| limit.bytes),
-            limit_from: recording.limit.map(|limit| limit.source.to_string()),
-            limit_inferred: recording.limit_is_inferred(),
-            unknown_entries: recording.trace.unknown.entries,
-            peak_reserved_bytes: figures.peak_reserved_bytes,
-            peak_allocated_bytes: figures.peak_allocated_bytes,
-            device_calls: figures.device_allocs + figures.device_frees,
-            retries: figures.retries,
-            ooms: figures.ooms,
-            duration_ms: figures.duration_us.map(|us| us as f64 / 1e3),
-        };
-        writeln!(out, "{}", serde_json::to_string(&recorded)?)?;
+        writeln!(out, "{}", recorded_json(name, recording))?;
     }
     Ok(())
 }
 
+/// The file's own figures. Null is what the file does not contain.
+fn recorded_json(name: &str, recording: &Recording) -> Value {
+    let figures = &recording.figures;
+    let conf = json!({"trace": name, "conf": RECORDED, "recorded_conf": recording.trace.conf});
+    let figures = json!({
+        "peak_reserved_bytes": figures.peak_reserved_bytes,
+        "peak_allocated_bytes": figures.peak_allocated_bytes,
+        "device_calls": figures.device_allocs + figures.device_frees,
+        "retries": figures.retries,
+        "ooms": figures.ooms,
+        "duration_ms": figures.duration_us.map(|us| us as f64 / 1e3),
+    });
+    joined([conf, limit_json(recording), figures])
+}
+
 /// The row of the file's own figures.
 const RECORDED: &str = "recorded";
-/// What a file or a device does not tell.
-const UNKNOWN: &str = "-";
-
-fn told<T: ToString>(value: Option<T>) -> String {
-    value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
-}
 
 fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Result<()> {
     let limit = recording.limit;
-    let mut heading = vec![
-        ("configuration", Side::Left),
-        ("needs MiB", Side::Right),
-        ("retries", Side::Right),
-        ("device calls", Side::Right),
-        ("device ms", Side::Right),
-        ("reserved without a limit", Side::Right),
-    ];
+    let mut heading = NEED_HEADING.to_vec();
     if limit.is_some() {
         heading.extend([("reserved MiB", Side::Right), ("oom", Side::Right)]);
     }
     heading.push(("ns/op", Side::Right));
-    let least = rows.iter().filter_map(|row| row.needs_bytes).min();
-    let differ = rows.iter().any(|row| row.needs_bytes != least);
-    let needs = |row: &Row| match row.needs_bytes {
+    let least = rows.iter().filter_map(|row| row.need.needs_bytes).min();
+    let differ = rows.iter().any(|row| row.need.needs_bytes != least);
+    let needs = |need: &Need| match need.needs_bytes {
         None => "none fits".to_owned(),
         Some(bytes) => {
             let star = if differ && Some(bytes) == least { "*" } else { "" };
-            let luck = row.needs_with_luck_bytes.map(|bytes| mib(bytes as f64));
+            let luck = need.with_luck_bytes.map(|bytes| mib(bytes as f64));
             let luck = luck.map_or_else(String::new, |luck| format!(" ({luck} with luck)"));
             format!("{star}{}{luck}", mib(bytes as f64))
         }
     };
-    let cells = rows.iter().map(|row| {
-        let mut cells = vec![
-            shown_conf(&row.conf),
-            needs(row),
-            told(row.needs_retries),
-            told(row.needs_device_calls),
-            told(row.needs_device_ns.map(|ns| device_ms(ns, recording.figures.duration_us))),
-            mib(row.reserved_unlimited_bytes as f64),
-        ];
+    let cells = rows.iter().map(|Row { conf, need, trial }| {
+        let mut cells = need_cells(shown_conf(conf), needs(need), need, recording);
         if limit.is_some() {
-            cells.extend([mib(row.peak_reserved_bytes as f64), row.ooms.to_string()]);
+            let reserved = trial.run.statistics.reserved_bytes.all.peak;
+            cells.extend([mib(reserved as f64), trial.run.ooms.to_string()]);
         }
-        cells.push(format!("{:.0}", row.ns_per_op));
+        cells.push(format!("{:.0}", trial.run.ns_per_op));
         cells
     });
     let figures = &recording.figures;
@@ -329,15 +265,15 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
          there."
     )?;
     writeln!(out, "{BESIDES}")?;
-    if rows.iter().any(|row| row.needs_with_luck_bytes.is_some()) {
+    if rows.iter().any(|row| row.need.with_luck_bytes.is_some()) {
         writeln!(out, "{LUCK}")?;
     }
     if let Some(limit) = limit {
         let bytes = mib(limit.bytes as f64);
         writeln!(out, "reserved MiB and oom: under the limit of {bytes} MiB ({}).", limit.source)?;
     }
-    for row in rows.iter().filter(|row| row.needs_bytes.is_some()) {
-        if let Some(lucky) = row.lucky_bytes.first() {
+    for row in rows.iter().filter(|row| row.need.needs_bytes.is_some()) {
+        if let Some(lucky) = row.need.lucky_bytes.first() {
             let (conf, bytes) = (shown_conf(&row.conf), mib(*lucky as f64));
             writeln!(out, "{conf} ran by luck on {bytes} MiB too, and failed on more.")?;
         }
@@ -356,9 +292,9 @@ fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> s
         return Ok(());
     };
     let figures = &recording.figures;
-    let reserved = u64::try_from(row.peak_reserved_bytes).unwrap_or(0);
+    let reserved = u64::try_from(row.peak_reserved_bytes()).unwrap_or(0);
     if !has_figures(recording)
-        || (reserved, row.ooms) == (figures.peak_reserved_bytes, figures.ooms)
+        || (reserved, row.trial.run.ooms) == (figures.peak_reserved_bytes, figures.ooms)
     {
         return Ok(());
     }
@@ -389,7 +325,7 @@ fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
         for conf in confs {
             let rows = ranks.iter().map(|(name, rows)| {
                 let row = rows.iter().find(|row| row.conf == *conf);
-                (name, row.map(|row| row.needs_bytes.unwrap_or(u64::MAX)))
+                (name, row.map(|row| row.need.needs_bytes.unwrap_or(u64::MAX)))
             });
             let Some(rows) =
                 rows.map(|(name, bytes)| Some((name, bytes?))).collect::<Option<Vec<_>>>()
@@ -430,6 +366,7 @@ mod tests {
     use super::*;
     use crate::allocator::{Allocation, DeviceAllocator, Request, Token};
     use crate::analysis::Memory;
+    use crate::cli::settings;
     use crate::driver::Driver;
     use crate::error::{AllocError, FreeError};
     use crate::ids::{OwnerId, PoolId, StreamId};
@@ -468,12 +405,13 @@ mod tests {
         let counting = settings::parse("--conf", "backend:straight,layers:[statistics]").unwrap();
         for config in [config, counting] {
             let trial = measure(&recording, &config, Room::Limited, 1).unwrap();
-            let row = row("none", "backend:straight", &recording, Need::default(), &trial);
-            assert_eq!(row.peak_allocated_bytes, 20 << 20);
-            assert_eq!(row.peak_reserved_bytes, 40 << 20);
+            let row = Row { conf: "backend:straight".to_owned(), need: Need::default(), trial };
+            let row = row.json("none", &recording);
+            assert_eq!(row["peak_allocated_bytes"], 20 << 20);
+            assert_eq!(row["peak_reserved_bytes"], 40 << 20);
             // Three blocks came and one went; the others go after the recording.
-            assert_eq!((row.device_calls, row.ooms), (4, 0));
-            assert!((row.waste - 0.5).abs() < 1e-9);
+            assert_eq!((&row["device_calls"], &row["ooms"]), (&json!(4), &json!(0)));
+            assert!((row["waste"].as_f64().unwrap() - 0.5).abs() < 1e-9);
         }
     }
 }

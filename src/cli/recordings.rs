@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::{Value, json};
 
 use crate::analysis::{Memory, Recording, counted_as};
 use crate::config::{Config, Size, shown};
@@ -57,6 +58,17 @@ impl Recordings {
     /// What was said of the memory.
     pub(crate) fn memory(&self) -> Memory {
         Memory { total_bytes: self.total_memory, fraction: self.memory_fraction }
+    }
+
+    /// The recording of a trace under its own configuration; if that cannot be used, a note names the `lack`.
+    pub(crate) fn recording(&self, name: &str, trace: Trace, lack: &str) -> Recording {
+        let own = settings::recorded(&trace.conf);
+        if let Err(error) = &own {
+            tell(format_args!("note: {}: {lack}: {error}", shown(name)));
+        }
+        let recording = Recording::new(trace, own.ok(), self.memory());
+        tell_start(name, &recording);
+        recording
     }
 
     /// What `--conf` says, looked at before any recording is read.
@@ -205,6 +217,16 @@ impl<'a> Source<'a> {
         std::io::stdin().lock().take(most).read_to_end(&mut kept).map_err(|e| format!("-: {e}"))?;
         Ok(Self::Kept(kept))
     }
+}
+
+/// The limit of a recording, and how many of its entries have unknown actions, which are ignored.
+pub(crate) fn limit_json(recording: &Recording) -> Value {
+    json!({
+        "limit_bytes": recording.limit.map(|limit| limit.bytes),
+        "limit_from": recording.limit.map(|limit| limit.source.to_string()),
+        "limit_inferred": recording.limit_is_inferred(),
+        "unknown_entries": recording.trace.unknown.entries,
+    })
 }
 
 /// Says from where replays of a recording start that begins late.

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::analysis::{
     Memory, Need, Recording, Room, SearchOptions, counted, counted_as, measure_watched, snapshot_of,
@@ -19,9 +19,9 @@ use crate::stats::Statistics;
 use super::device::{Device, Opened};
 use super::files;
 use super::outcome::{BadWords, Outcome, out};
-use super::recordings::{Devices, Recordings, tell_start};
+use super::recordings::{Devices, Recordings, limit_json, tell_start};
 use super::settings;
-use super::show::{mib, progress, shown_conf, shown_path};
+use super::show::{joined, mib, progress, shown_conf, shown_path};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -53,68 +53,19 @@ pub(crate) struct Replay {
     pub(crate) json: bool,
 }
 
-#[derive(Serialize)]
-struct Row<'a> {
-    trace: &'a str,
-    conf: &'a str,
-    device: &'a str,
-    allocations: u64,
-    frees: u64,
-    peak_requested_bytes: i64,
-    peak_allocated_bytes: i64,
-    peak_reserved_bytes: i64,
-    device_allocs: i64,
-    device_frees: i64,
-    retries: i64,
-    ooms: u64,
-    empty_caches_inferred: u32,
-    device_ms: Option<f64>,
-    ns_per_op: f64,
-    wall_s: f64,
-    #[serde(flatten)]
-    verified: Option<Verified>,
-    recorded_ooms: u64,
-    first_out_of_memory: Option<String>,
-    limit_bytes: Option<u64>,
-    limit_from: Option<String>,
-    limit_inferred: bool,
-    /// Entries of the recording with unknown actions, which are ignored.
-    unknown_entries: u64,
-    #[serde(flatten)]
-    needed: Option<Needed>,
-}
-
-/// What does not depend on the limit; told in JSON only, because it takes many replays.
-#[derive(Serialize)]
-struct Needed {
-    reserved_unlimited_bytes: u64,
-    needs_bytes: Option<u64>,
-    needs_with_luck_bytes: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct Verified {
-    address_mismatches: u64,
-    segment_mismatches: u64,
-    layout_mismatches: u64,
-    first_mismatch: Option<String>,
-    /// What the recording probably lacks, if something differs.
-    probably_lacks: Option<&'static str>,
-}
-
 pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
-    if args.verify && args.device != Device::Sim {
-        let why = "--verify needs --device sim: no other answers with recorded addresses";
-        return Err(BadWords(why.to_owned()).into());
-    }
-    if args.stats.is_some() && args.recordings.files.len() > 1 {
-        return Err(BadWords("--stats writes the statistics of one trace".to_owned()).into());
-    }
-    if args.snapshot.is_some() && args.recordings.files.len() > 1 {
-        return Err(BadWords("--snapshot writes the snapshot of one trace".to_owned()).into());
-    }
-    if args.snapshot.is_some() && args.device != Device::Sim {
-        let why = "--snapshot needs --device sim";
+    let (stats, snapshot) = (args.stats.is_some(), args.snapshot.is_some());
+    let (several, real) = (args.recordings.files.len() > 1, args.device != Device::Sim);
+    let refused = [
+        (
+            args.verify && real,
+            "--verify needs --device sim: no other answers with recorded addresses",
+        ),
+        (stats && several, "--stats writes the statistics of one trace"),
+        (snapshot && several, "--snapshot writes the snapshot of one trace"),
+        (snapshot && real, "--snapshot needs --device sim"),
+    ];
+    if let Some((_, why)) = refused.into_iter().find(|(is_refused, _)| *is_refused) {
         return Err(BadWords(why.to_owned()).into());
     }
     for file in [&args.stats, &args.snapshot].into_iter().flatten() {
@@ -125,8 +76,7 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
         None => None,
     };
     // Statistics are one device's.
-    let one = args.stats.is_some() || args.snapshot.is_some();
-    let wanted = if one { Devices::First } else { Devices::Each };
+    let wanted = if stats || snapshot { Devices::First } else { Devices::Each };
     args.recordings.each(wanted, &mut |name, trace| replay_one(args, asked.as_ref(), name, trace))
 }
 
@@ -185,20 +135,27 @@ fn replay_one(
         let saved = snapshot_of(&recording, &config)?.save(file);
         saved.map_err(|error| format!("{}: {error}", shown_path(file)))?;
     }
+    // It does not depend on the limit, and takes many replays.
     let needed = match args.json && args.device == Device::Sim {
         true => {
             let mut need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
             need.try_other_addresses(&recording, &config, &SearchOptions::QUICK)?;
-            Some(Needed {
-                reserved_unlimited_bytes: need.reserved_unlimited_bytes,
-                needs_bytes: need.needs_bytes,
-                needs_with_luck_bytes: need.with_luck_bytes,
+            json!({
+                "reserved_unlimited_bytes": need.reserved_unlimited_bytes,
+                "needs_bytes": need.needs_bytes,
+                "needs_with_luck_bytes": need.with_luck_bytes,
             })
         }
-        false => None,
+        false => Value::Null,
     };
-    let ran = Ran { run: run.as_ref(), verification: verification.as_ref() };
-    report(args, name, text, &recording, statistics, &ran, needed)?;
+    let done = Done::of(&recording, statistics, run.as_ref(), verification.as_ref());
+    let heading = [name, text, &args.device.to_string()];
+    if args.json {
+        writeln!(out(), "{}", joined([done.json(heading), needed]))?;
+    } else {
+        done.write(heading, args.recordings.memory() != Memory::default())?;
+        write_limit(&recording)?;
+    }
     let exact = verification.as_ref().is_none_or(Verification::is_exact);
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
 }
@@ -279,66 +236,143 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn 
 }
 
 /// What was done: a pass or several, or a verification, or both.
-#[derive(Clone, Copy)]
-struct Ran<'a> {
-    run: Option<&'a Repeated>,
+struct Done<'a> {
+    recording: &'a Recording,
+    statistics: &'a Statistics,
+    run: Option<&'a Run>,
     verification: Option<&'a Verification>,
+    device_ns: Option<u64>,
+    allocations: u64,
+    frees: u64,
+    ooms: u64,
+    wall_s: f64,
+    ns_per_op: f64,
 }
 
-fn report(
-    args: &Replay,
-    name: &str,
-    conf: &str,
-    recording: &Recording,
-    statistics: &Statistics,
-    ran: &Ran<'_>,
-    needed: Option<Needed>,
-) -> Result<(), Box<dyn Error>> {
-    let Ran { run: repeated, verification } = *ran;
-    let run = repeated.map(|(run, _)| run);
-    let device_ns = repeated.and_then(|(_, device_ns)| *device_ns);
-    let row = Row {
-        trace: name,
-        conf,
-        device: &args.device.to_string(),
-        allocations: run
-            .map_or_else(|| verification.map_or(0, |v| v.allocations), |r| r.allocations),
-        frees: run.map_or_else(|| verification.map_or(0, |v| v.frees), |r| r.frees),
-        peak_requested_bytes: statistics.requested_bytes.all.peak,
-        peak_allocated_bytes: statistics.allocated_bytes.all.peak,
-        peak_reserved_bytes: statistics.reserved_bytes.all.peak,
-        device_allocs: statistics.num_device_alloc,
-        device_frees: statistics.num_device_free,
-        retries: statistics.num_alloc_retries,
-        ooms: run.map_or_else(|| verification.map_or(0, |v| v.ooms), |r| r.ooms),
-        recorded_ooms: recording.figures.ooms,
-        empty_caches_inferred: recording.workload.empty_caches,
-        device_ms: device_ns.map(|ns| ns as f64 / 1e6),
-        ns_per_op: run.map_or(0.0, |r| (r.ns_per_op * 10.0).round() / 10.0),
-        wall_s: run.map_or_else(|| verification.map_or(0.0, |v| v.wall_s), |r| r.wall_s),
-        first_out_of_memory: run
-            .and_then(|r| r.first_out_of_memory.as_ref())
-            .map(|report| report.to_string().trim_end().to_owned()),
-        verified: verification.map(|v| Verified {
-            address_mismatches: v.address_mismatches,
-            segment_mismatches: v.segment_mismatches,
-            layout_mismatches: v.layout_mismatches,
-            first_mismatch: v.first_mismatch.clone(),
-            probably_lacks: (!v.is_exact()).then(|| recording.probably_lacks(v)),
-        }),
-        limit_bytes: recording.limit.map(|limit| limit.bytes),
-        limit_from: recording.limit.map(|limit| limit.source.to_string()),
-        limit_inferred: recording.limit_is_inferred(),
-        unknown_entries: recording.trace.unknown.entries,
-        needed,
-    };
-    if args.json {
-        writeln!(out(), "{}", serde_json::to_string(&row)?)?;
-    } else {
-        write_row(&row, args.recordings.memory() != Memory::default())?;
-        write_limit(recording)?;
+impl<'a> Done<'a> {
+    fn of(
+        recording: &'a Recording,
+        statistics: &'a Statistics,
+        repeated: Option<&'a Repeated>,
+        verification: Option<&'a Verification>,
+    ) -> Self {
+        let run = repeated.map(|(run, _)| run);
+        let of_run = run.map(|r| (r.allocations, r.frees, r.ooms, r.wall_s));
+        let verified = || verification.map(|v| (v.allocations, v.frees, v.ooms, v.wall_s));
+        let (allocations, frees, ooms, wall_s) = of_run.or_else(verified).unwrap_or_default();
+        let device_ns = repeated.and_then(|(_, device_ns)| *device_ns);
+        let ns_per_op = run.map_or(0.0, |run| (run.ns_per_op * 10.0).round() / 10.0);
+        Self {
+            recording,
+            statistics,
+            run,
+            verification,
+            device_ns,
+            allocations,
+            frees,
+            ooms,
+            wall_s,
+            ns_per_op,
+        }
     }
-    Ok(())
+
+    fn first_out_of_memory(&self) -> Option<String> {
+        let report = self.run?.first_out_of_memory.as_ref()?;
+        Some(report.to_string().trim_end().to_owned())
+    }
+
+    /// What the recording probably lacks, if something differs.
+    fn probably_lacks(&self) -> Option<&'static str> {
+        let differs = self.verification.filter(|verification| !verification.is_exact())?;
+        Some(self.recording.probably_lacks(differs))
+    }
+
+    fn json(&self, [trace, conf, device]: [&str; 3]) -> Value {
+        let s = self.statistics;
+        let run = json!({
+            "trace": trace,
+            "conf": conf,
+            "device": device,
+            "allocations": self.allocations,
+            "frees": self.frees,
+            "peak_requested_bytes": s.requested_bytes.all.peak,
+            "peak_allocated_bytes": s.allocated_bytes.all.peak,
+            "peak_reserved_bytes": s.reserved_bytes.all.peak,
+            "device_allocs": s.num_device_alloc,
+            "device_frees": s.num_device_free,
+            "retries": s.num_alloc_retries,
+            "ooms": self.ooms,
+            "empty_caches_inferred": self.recording.workload.empty_caches,
+            "device_ms": self.device_ns.map(|ns| ns as f64 / 1e6),
+            "ns_per_op": self.ns_per_op,
+            "wall_s": self.wall_s,
+        });
+        let verified = self.verification.map(|v| {
+            json!({
+                "address_mismatches": v.address_mismatches,
+                "segment_mismatches": v.segment_mismatches,
+                "layout_mismatches": v.layout_mismatches,
+                "first_mismatch": v.first_mismatch,
+                "probably_lacks": self.probably_lacks(),
+            })
+        });
+        let recorded = json!({
+            "recorded_ooms": self.recording.figures.ooms,
+            "first_out_of_memory": self.first_out_of_memory(),
+        });
+        joined([run, verified.unwrap_or_default(), recorded, limit_json(self.recording)])
+    }
+
+    fn write(&self, [trace, conf, device]: [&str; 3], room_is_said: bool) -> std::io::Result<()> {
+        let s = self.statistics;
+        let bytes = |n: i64| mib(n as f64);
+        let mut out = out();
+        writeln!(out, "{}  [{}] on {}", shown(trace), shown_conf(conf), device)?;
+        writeln!(
+            out,
+            "  {}, {}, {} out of memory, {}, {} of empty_cache",
+            counted_as(self.allocations, "allocation", "allocations"),
+            counted_as(self.frees, "free", "frees"),
+            self.ooms,
+            counted_as(s.num_alloc_retries.unsigned_abs(), "retry", "retries"),
+            counted_as(self.recording.workload.empty_caches.into(), "call", "calls")
+        )?;
+        writeln!(
+            out,
+            "  peak MiB: requested {}, allocated {}, reserved {}; device allocations {}, frees {}",
+            bytes(s.requested_bytes.all.peak),
+            bytes(s.allocated_bytes.all.peak),
+            bytes(s.reserved_bytes.all.peak),
+            s.num_device_alloc,
+            s.num_device_free
+        )?;
+        if let Some(note) = may_have_had_more(self.recording.figures.ooms, self.ooms, room_is_said)
+        {
+            writeln!(out, "  {note}")?;
+        }
+        if let Some(report) = self.first_out_of_memory() {
+            writeln!(out, "  first: {}", report.replace('\n', "\n    "))?;
+        }
+        if self.ns_per_op > 0.0 {
+            writeln!(out, "  {:.1} ns an operation, {:.2} s in all", self.ns_per_op, self.wall_s)?;
+        }
+        if let Some(verified) = self.verification {
+            writeln!(
+                out,
+                "  mismatches: {} addresses, {} segment events, {} segments of the final layout",
+                verified.address_mismatches,
+                verified.segment_mismatches,
+                verified.layout_mismatches
+            )?;
+            if let Some(first) = &verified.first_mismatch {
+                writeln!(out, "  first: {}", shortened(first))?;
+            }
+            if let Some(lacks) = self.probably_lacks() {
+                writeln!(out, "  the recording probably lacks {lacks}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Says which limit held if nobody asked for it.
@@ -361,51 +395,4 @@ fn shortened(text: &str) -> String {
         Some((end, _)) => format!("{} ... (--json has all of it)", &text[..end]),
         None => text.to_owned(),
     }
-}
-
-fn write_row(row: &Row<'_>, room_is_said: bool) -> std::io::Result<()> {
-    let bytes = |n: i64| mib(n as f64);
-    let mut out = out();
-    writeln!(out, "{}  [{}] on {}", shown(row.trace), shown_conf(row.conf), row.device)?;
-    writeln!(
-        out,
-        "  {}, {}, {} out of memory, {}, {} of empty_cache",
-        counted_as(row.allocations, "allocation", "allocations"),
-        counted_as(row.frees, "free", "frees"),
-        row.ooms,
-        counted_as(row.retries.unsigned_abs(), "retry", "retries"),
-        counted_as(row.empty_caches_inferred.into(), "call", "calls")
-    )?;
-    writeln!(
-        out,
-        "  peak MiB: requested {}, allocated {}, reserved {}; device allocations {}, frees {}",
-        bytes(row.peak_requested_bytes),
-        bytes(row.peak_allocated_bytes),
-        bytes(row.peak_reserved_bytes),
-        row.device_allocs,
-        row.device_frees
-    )?;
-    if let Some(note) = may_have_had_more(row.recorded_ooms, row.ooms, room_is_said) {
-        writeln!(out, "  {note}")?;
-    }
-    if let Some(report) = &row.first_out_of_memory {
-        writeln!(out, "  first: {}", report.replace('\n', "\n    "))?;
-    }
-    if row.ns_per_op > 0.0 {
-        writeln!(out, "  {:.1} ns an operation, {:.2} s in all", row.ns_per_op, row.wall_s)?;
-    }
-    if let Some(verified) = &row.verified {
-        writeln!(
-            out,
-            "  mismatches: {} addresses, {} segment events, {} segments of the final layout",
-            verified.address_mismatches, verified.segment_mismatches, verified.layout_mismatches
-        )?;
-        if let Some(first) = &verified.first_mismatch {
-            writeln!(out, "  first: {}", shortened(first))?;
-        }
-        if let Some(lacks) = verified.probably_lacks {
-            writeln!(out, "  the recording probably lacks {lacks}")?;
-        }
-    }
-    Ok(())
 }

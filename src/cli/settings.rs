@@ -19,6 +19,10 @@ pub(crate) struct BadConf {
 }
 
 impl BadConf {
+    fn new(source: &str, text: &str, error: ConfigError) -> Self {
+        Self { source: source.to_owned(), text: text.to_owned(), error: Box::new(error) }
+    }
+
     /// The same, of a recording's file.
     pub(crate) fn in_file(self, file: &str) -> Self {
         Self { source: format!("{file}: {}", self.source), ..self }
@@ -42,11 +46,7 @@ pub(crate) fn keys() -> KeyTable {
 pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
     let parsed = Config::parse(text, &keys());
     let known = parsed.and_then(|config| check_backend(text, &config).map(|()| config));
-    known.map_err(|error| BadConf {
-        source: source.to_owned(),
-        text: text.to_owned(),
-        error: Box::new(error),
-    })
+    known.map_err(|error| BadConf::new(source, text, error))
 }
 
 /// Parses what a recording says of its configuration. Recordings come from anybody, so that none of them
@@ -71,8 +71,7 @@ pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
     if let Some((variable, text)) = &said.source
         && let Err(error) = check_backend(text, &said.config)
     {
-        let error = Box::new(error);
-        return Err(BadConf { source: (*variable).to_owned(), text: text.clone(), error });
+        return Err(BadConf::new(variable, text, error));
     }
     Ok(said)
 }

@@ -4,8 +4,10 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 
 pub(crate) use super::table::{Side, table};
+use crate::analysis::{Need, Recording};
 use crate::config::shown;
 
 /// Explains needs with luck.
@@ -18,12 +20,57 @@ pub(crate) fn mib(bytes: f64) -> String {
 }
 
 /// What a device's calls take, in milliseconds, and which part of the recorded time that is.
-pub(crate) fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
+fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
     let (ms, recorded_us) = (device_ns as f64 / 1e6, recorded_us.unwrap_or(0));
     match recorded_us {
         0 => format!("{ms:.1}"),
         us => format!("{ms:.1} ({:.1}%)", ms * 1e5 / us as f64),
     }
+}
+
+/// What a file or a device does not show.
+pub(crate) const UNKNOWN: &str = "-";
+
+/// A value where it is known.
+pub(crate) fn told<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
+}
+
+/// The columns of [`need_cells`].
+pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
+    ("configuration", Side::Left),
+    ("needs MiB", Side::Right),
+    ("retries", Side::Right),
+    ("device calls", Side::Right),
+    ("device ms", Side::Right),
+    ("reserved without a limit", Side::Right),
+];
+
+/// What a recording needs under a configuration; `needs` is the need as a text.
+pub(crate) fn need_cells(
+    conf: String,
+    needs: String,
+    need: &Need,
+    recording: &Recording,
+) -> Vec<String> {
+    let (cost, recorded_us) = (need.cost, recording.figures.duration_us);
+    vec![
+        conf,
+        needs,
+        told(cost.map(|cost| cost.retries)),
+        told(cost.map(|cost| cost.device_calls)),
+        told(cost.map(|cost| device_ms(cost.device_ns, recorded_us))),
+        mib(need.reserved_unlimited_bytes as f64),
+    ]
+}
+
+/// One object with the fields of all.
+pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
+    let fields = objects.into_iter().filter_map(|object| match object {
+        Value::Object(fields) => Some(fields),
+        _ => None,
+    });
+    fields.flatten().collect()
 }
 
 /// A line that stands out on a terminal.

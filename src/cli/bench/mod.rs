@@ -21,7 +21,7 @@ use crate::ids::StreamId;
 use crate::registry::BuildOptions;
 use crate::strategies::Strategy;
 
-use super::device::Device;
+use super::device::{Device, Opened};
 use super::outcome::{BadWords, Outcome};
 use super::settings;
 use super::show::spinner;
@@ -65,21 +65,23 @@ impl Bench {
         raw_addresses: bool,
         streams: usize,
     ) -> Result<Built, Box<dyn Error>> {
-        let opened = self.device.open(None)?;
-        opened.driver.make_current()?;
-        let streams = opened.streams(streams)?;
+        let (Opened { driver, .. }, streams) = self.open(streams)?;
         let options = BuildOptions { raw_addresses };
-        let driver = opened.driver;
         let strategy = crate::registry::build(config, Arc::clone(&driver), options)?;
         Ok(Built { strategy, driver, streams })
     }
 
     /// The device's stream-ordered pool, and streams.
     fn open_pool(&self, streams: usize) -> Result<(Pool, Vec<StreamId>), Box<dyn Error>> {
+        let (opened, streams) = self.open(streams)?;
+        Ok((Pool::of(opened.driver)?, streams))
+    }
+
+    fn open(&self, streams: usize) -> Result<(Opened, Vec<StreamId>), Box<dyn Error>> {
         let opened = self.device.open(None)?;
         opened.driver.make_current()?;
         let streams = opened.streams(streams)?;
-        Ok((Pool::of(opened.driver)?, streams))
+        Ok((opened, streams))
     }
 }
 
