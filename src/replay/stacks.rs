@@ -156,8 +156,13 @@ fn next<T>(items: &[T]) -> Option<u32> {
     u32::try_from(items.len()).ok().filter(|&index| index < u32::MAX)
 }
 
+/// Makes room for one more, by half of what is there: doubling would hold three times the content
+/// while it moves, and the readers promise six times the file for everything.
 fn push<T>(into: &mut Vec<T>, item: T) {
-    super::reader::push_sparingly(into, item);
+    if into.len() == into.capacity() {
+        into.reserve_exact((into.len() / 2).max(1));
+    }
+    into.push(item);
 }
 
 /// The first [`TEXT_MAX_BYTES`] bytes of a text, or a little less.

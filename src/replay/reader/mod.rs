@@ -28,8 +28,6 @@ use std::path::Path;
 
 pub use error::{Mismatch, PickleProblem, TraceError};
 
-pub(super) use self::parts::push_sparingly;
-
 use self::encoding::Format;
 use self::input::Input;
 use super::Trace;

@@ -79,12 +79,3 @@ impl Parts {
         }
     }
 }
-
-/// Makes room for one more, by half of what is there: doubling would hold three times the content
-/// while it moves, and the readers promise six times the file for everything.
-pub(in crate::replay) fn push_sparingly<T>(into: &mut Vec<T>, item: T) {
-    if into.len() == into.capacity() {
-        into.reserve_exact((into.len() / 2).max(1));
-    }
-    into.push(item);
-}
