@@ -40,6 +40,45 @@ typedef enum {
   STRATALLOC_STATUS_INTERNAL = 10,
 } stratalloc_status;
 
+// A text that `stratalloc_text_write` writes, and what it is about.
+typedef enum {
+  // Of a handle: the counters as one flat JSON object of whole numbers. The keys are those of
+  // `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then the
+  // counters that only this strategy has. Those of `backend:cudaMallocAsync` are
+  // `malloc_async.deferred_frees` (frees that wait for the end of a capture),
+  // `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
+  // `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
+  // `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed).
+  STRATALLOC_TEXT_STATISTICS = 0,
+  // Of a handle: the counters as a table.
+  STRATALLOC_TEXT_SUMMARY = 1,
+  // Of a handle: every segment and block as JSON, in address order. Another thread may need more room a
+  // moment later.
+  STRATALLOC_TEXT_LAYOUT = 2,
+  // Of a handle: the name of the strategy in force.
+  STRATALLOC_TEXT_NAME = 3,
+  // Of a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
+  STRATALLOC_TEXT_METADATA = 4,
+  // Of a handle: a configuration string that has the effect of the settings in force. It is empty if all
+  // have the defaults of PyTorch's allocators.
+  STRATALLOC_TEXT_CONF = 5,
+  // Of a device's number: the counters of the allocator that PyTorch has on the device, as JSON. Opens no
+  // device: an unused one has zeros.
+  STRATALLOC_TEXT_TORCH_STATISTICS = 6,
+  // Of a device's number: the same counters as a table.
+  STRATALLOC_TEXT_TORCH_SUMMARY = 7,
+  // Of a device's number: the name of the strategy that PyTorch has on the device. Opens no device: for an
+  // unused one it is the environment's.
+  STRATALLOC_TEXT_TORCH_NAME = 8,
+  // Of 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
+  // scrapes. Names begin with `stratalloc_`; labels are `device`, `backend`, `allocator` (a small number)
+  // and, where a metric is of one kind of pool, `pool`. Walks over the free blocks, for the metric
+  // `stratalloc_fragmentation`.
+  STRATALLOC_TEXT_METRICS = 9,
+  // Of 0: the names of all keys that a configuration string can have now, between commas.
+  STRATALLOC_TEXT_CONF_KEYS = 10,
+} stratalloc_text;
+
 // A pool's blocks at one moment. Never looked into by its address.
 typedef struct stratalloc_checkpoint stratalloc_checkpoint;
 
@@ -358,43 +397,6 @@ stratalloc_status stratalloc_set_conf(uint64_t handle, const char *conf);
 stratalloc_status stratalloc_switch(uint64_t handle,
                                     const char *conf);
 
-// Writes the counters as one flat JSON object of whole numbers: the keys of
-// `torch.cuda.memory_stats()`, behind them `free_blocks`, `hits`, `misses` and `num_oom_rejections`, and at
-// last counters that only this strategy has. Those of
-// `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
-// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
-// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
-// `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed). `needed`,
-// if not null, is set to the bytes that all of it takes, with the zero at its end; a `size` of 0 only
-// asks for that.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_statistics_json(uint64_t handle,
-                                             char *buffer,
-                                             size_t size,
-                                             size_t *needed);
-
-// Writes the counters as a table for people, in the manner of `stratalloc_statistics_json`.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_summary(uint64_t handle, char *buffer, size_t size, size_t *needed);
-
-// Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
-// scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
-// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
-// Walks over the free blocks, for the metric `stratalloc_fragmentation`.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_metrics(char *buffer,
-                                     size_t size,
-                                     size_t *needed);
-
 // Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its
 // end, and returns the bytes that all of it takes. Empty text if no call of the thread has failed; a
 // call that succeeds leaves it alone. Returns 0 for a null buffer that has a size.
@@ -452,7 +454,7 @@ stratalloc_status stratalloc_base_allocation(uint64_t handle,
                                              uint64_t *size);
 
 // Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
-// than `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
+// than `STRATALLOC_TEXT_STATISTICS`; `backend:native` without layers waits for no call of the device.
 //
 // # Safety
 //
@@ -493,24 +495,6 @@ stratalloc_status stratalloc_device_count(int *count);
 stratalloc_status stratalloc_record_free(uint64_t handle,
                                          void *pointer);
 
-// Writes the name of the strategy in force, in the manner of `stratalloc_statistics_json`.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_name(uint64_t handle, char *buffer, size_t size, size_t *needed);
-
-// Writes every segment and block as JSON, in address order and in the manner of
-// `stratalloc_statistics_json`. Another thread may need more room a moment later.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_layout_json(uint64_t handle,
-                                         char *buffer,
-                                         size_t size,
-                                         size_t *needed);
-
 // Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a
 // free gives its memory back at once and waits for the device. For tools that look at every allocation. Such
 // blocks are in no counter, no history, no pool, no layer and under no limit; blocks from before stay as
@@ -527,6 +511,18 @@ stratalloc_status stratalloc_set_caching(uint64_t handle,
 //
 // `on` may be written.
 stratalloc_status stratalloc_caching(uint64_t handle, int *on);
+
+// Writes the text `kind`, a number of `stratalloc_text`, about `of`. `needed`, if not null, is set to the
+// bytes that all of it takes, with the zero at its end; a `size` of 0 stores only that.
+//
+// # Safety
+//
+// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+stratalloc_status stratalloc_text_write(uint64_t of,
+                                        uint32_t kind,
+                                        char *buffer,
+                                        size_t size,
+                                        size_t *needed);
 
 // Makes a pool with one user, the caller, and stores its name. `options` is a sum of
 // `STRATALLOC_POOL_USE_ON_OOM` and `STRATALLOC_POOL_NO_SPLIT`, or 0.
@@ -750,16 +746,6 @@ stratalloc_status stratalloc_history_set_metadata(uint64_t handle, const char *m
 stratalloc_status stratalloc_history_set_thread_metadata(uint64_t handle,
                                                          stratalloc_thread_metadata source);
 
-// Writes what was set last, or an empty text, in the manner of `stratalloc_statistics_json`.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_history_metadata(uint64_t handle,
-                                              char *buffer,
-                                              size_t size,
-                                              size_t *needed);
-
 // Names what the calling thread does from now on: entries have the name as their innermost frame. Every name
 // is taken back by a `stratalloc_context_pop` of the same thread.
 //
@@ -972,24 +958,6 @@ stratalloc_status stratalloc_torch_handle(int device, uint64_t *handle);
 // after a failure all the others are emptied, and the last one counts. Waits for the devices.
 stratalloc_status stratalloc_torch_empty_cache(void);
 
-// Writes the counters of the allocator that PyTorch has on a device, in the manner of
-// `stratalloc_statistics_json`. Opens no device: one that nobody has used has zeros.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_statistics_json(int device,
-                                                   char *buffer,
-                                                   size_t size,
-                                                   size_t *needed);
-
-// Writes the same counters as a table for people, in the manner of `stratalloc_summary`.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_summary(int device, char *buffer, size_t size, size_t *needed);
-
 // Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
 // stores its address. Zero bytes store null and are no error.
 //
@@ -1066,28 +1034,6 @@ stratalloc_status stratalloc_torch_scope_close(uint64_t handle, stratalloc_pool 
 stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
                                                 stratalloc_pool pool);
 
-// Writes the name of the strategy that PyTorch has on a device, in the manner of
-// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment
-// says.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_name(int device,
-                                        char *buffer,
-                                        size_t size,
-                                        size_t *needed);
-
-// Writes the names of all keys that a configuration string can say now, between commas, in the manner of
-// `stratalloc_statistics_json`.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_conf_keys(char *buffer,
-                                             size_t size,
-                                             size_t *needed);
-
 // Lets pages that PyTorch's allocators map leave the process, unless the environment says
 // `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
 // 0.
@@ -1115,14 +1061,6 @@ stratalloc_status stratalloc_torch_set_conf(const char *conf);
 //
 // `settings` may be written.
 stratalloc_status stratalloc_torch_settings(uint64_t handle, stratalloc_torch_settings_t *settings);
-
-// Writes a configuration string that has the effect of the settings in force, in the manner of
-// `stratalloc_statistics_json`. It is empty if all have the defaults of PyTorch's allocators.
-//
-// # Safety
-//
-// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-stratalloc_status stratalloc_torch_conf(uint64_t handle, char *buffer, size_t size, size_t *needed);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -22,10 +22,10 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 
 use stratalloc::ffi::{
-    Pool, Status, stratalloc_allocate, stratalloc_check_conf, stratalloc_create,
+    Pool, Status, Text, stratalloc_allocate, stratalloc_check_conf, stratalloc_create,
     stratalloc_destroy, stratalloc_free, stratalloc_last_error, stratalloc_pool_create,
     stratalloc_pool_release, stratalloc_pool_scope_close, stratalloc_pool_scope_open_thread,
-    stratalloc_record_stream, stratalloc_statistics_json, stratalloc_switch,
+    stratalloc_record_stream, stratalloc_switch, stratalloc_text_write,
 };
 
 fn create(conf: &str, device: &str) -> Result<u64, Status> {
@@ -184,15 +184,23 @@ fn a_cache_of_each_thread_is_refused() {
     assert!(last_error().contains("front"), "{}", last_error());
 }
 
-/// The counters of an allocator, as text.
-fn statistics(handle: u64) -> String {
+/// A text of the library.
+fn text(of: u64, kind: Text) -> Result<String, Status> {
     let (mut bytes, mut needed) = (vec![0u8; 1 << 14], 0);
     let start = bytes.as_mut_ptr().cast();
     // SAFETY: the buffer is as large as it is said to be, and the number is ours.
-    let status = unsafe { stratalloc_statistics_json(handle, start, bytes.len(), &raw mut needed) };
-    assert_eq!(status, Status::Ok);
-    bytes.truncate(needed - 1);
-    String::from_utf8(bytes).expect("it writes UTF-8")
+    match unsafe { stratalloc_text_write(of, kind as u32, start, bytes.len(), &raw mut needed) } {
+        Status::Ok => {
+            bytes.truncate(needed - 1);
+            Ok(String::from_utf8(bytes).expect("it writes UTF-8"))
+        }
+        other => Err(other),
+    }
+}
+
+/// The counters of an allocator, as text.
+fn statistics(handle: u64) -> String {
+    text(handle, Text::Statistics).expect("the handle is good")
 }
 
 #[test]

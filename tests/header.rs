@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files that export something, in the header's order.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "guard.rs",
     "lent.rs",
     "calls.rs",
     "figures.rs",
+    "text.rs",
     "pools.rs",
     "checkpoints.rs",
     "sharing.rs",

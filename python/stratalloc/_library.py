@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import ctypes.util
+import enum
 import os
 import pathlib
 import sys
@@ -38,10 +39,16 @@ class CacheInfo(ctypes.Structure):
     ]
 
 
+class TEXT(enum.IntEnum):
+    """``stratalloc_text``."""
+
+    STATISTICS, SUMMARY, LAYOUT, NAME, METADATA, CONF = range(6)
+    TORCH_STATISTICS, TORCH_SUMMARY, TORCH_NAME, METRICS, CONF_KEYS = range(6, 11)
+
+
 # Arguments of the calls that return a status.
 _CALLS = {
     "stratalloc_annotate": [c_uint64, POINTER(c_char_p), c_size_t],
-    "stratalloc_metrics": [c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_create": [c_char_p, c_char_p, POINTER(c_uint64)],
     "stratalloc_check_conf": [c_char_p],
     "stratalloc_destroy": [c_uint64],
@@ -52,8 +59,7 @@ _CALLS = {
     "stratalloc_set_memory_fraction": [c_uint64, c_double],
     "stratalloc_set_conf": [c_uint64, c_char_p],
     "stratalloc_switch": [c_uint64, c_char_p],
-    "stratalloc_statistics_json": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
-    "stratalloc_summary": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
+    "stratalloc_text_write": [c_uint64, c_uint32, c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_pool_create": [c_uint64, c_uint32, POINTER(Pool)],
     "stratalloc_pool_retain": [c_uint64, Pool],
     "stratalloc_pool_release": [c_uint64, Pool],
@@ -82,8 +88,6 @@ _CALLS = {
     "stratalloc_fragmentation": [c_uint64, POINTER(c_double)],
     "stratalloc_device_count": [POINTER(c_int)],
     "stratalloc_record_free": [c_uint64, c_void_p],
-    "stratalloc_name": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
-    "stratalloc_layout_json": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_set_caching": [c_uint64, c_int],
     "stratalloc_caching": [c_uint64, POINTER(c_int)],
     "stratalloc_pool_ensure": [c_uint64, Pool, c_uint32, c_void_p],
@@ -110,13 +114,10 @@ _CALLS = {
     "stratalloc_free_memory_callback_remove": [c_uint64, c_uint64],
     "stratalloc_callbacks_end": [c_void_p, c_uint64, POINTER(c_uint64)],
     "stratalloc_history_is_on": [c_uint64, POINTER(c_int)],
-    "stratalloc_history_metadata": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
     "stratalloc_compile_context_push": [c_char_p],
     "stratalloc_compile_context_pop": [],
     "stratalloc_torch_empty_cache": [],
     "stratalloc_torch_handle": [c_int, POINTER(c_uint64)],
-    "stratalloc_torch_statistics_json": [c_int, c_char_p, c_size_t, POINTER(c_size_t)],
-    "stratalloc_torch_summary": [c_int, c_char_p, c_size_t, POINTER(c_size_t)],
 }
 
 _lock = threading.Lock()
@@ -265,16 +266,16 @@ class Library:
         if status != 0:
             raise Error(status, self.last_error())
 
-    def text(self, name, *of):
-        """The text that a call writes about a handle, a device or all."""
+    def text(self, kind, of=0):
+        """A text about a handle, a device or all."""
         needed = c_size_t()
-        self.call(name, *of, None, 0, ctypes.byref(needed))
+        self.call("text_write", of, kind, None, 0, ctypes.byref(needed))
         while True:
             # Counters grow between two calls, and with them the text.
             size = needed.value + 256
             buffer = ctypes.create_string_buffer(size)
             try:
-                self.call(name, *of, buffer, size, ctypes.byref(needed))
+                self.call("text_write", of, kind, buffer, size, ctypes.byref(needed))
             except Error:
                 if needed.value <= size:
                     raise

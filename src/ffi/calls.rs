@@ -6,11 +6,10 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use super::guard::{self, Failure, Status, guard, status};
-use super::instance::{Instance, json};
+use super::instance::Instance;
+use super::pointers::{Buffer, Place, read};
 use super::table::{self, Keeper};
-use super::text::{Buffer, Place, read, write};
 use crate::ids::StreamId;
-use crate::stats::{Measured, metrics};
 
 /// A stream as callers have it: `cudaStream_t`, or any number.
 pub(super) fn stream_of(stream: *mut c_void) -> StreamId {
@@ -185,81 +184,6 @@ pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> 
         let text = unsafe { read(conf, "conf") }?;
         table::find(handle)?.switch(text)
     })
-}
-
-/// Writes the counters as one flat JSON object of whole numbers: the keys of
-/// `torch.cuda.memory_stats()`, behind them `free_blocks`, `hits`, `misses` and `num_oom_rejections`, and at
-/// last counters that only this strategy has. Those of
-/// `backend:cudaMallocAsync` are `malloc_async.deferred_frees` (frees that wait for the end of a capture),
-/// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
-/// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
-/// `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed). `needed`,
-/// if not null, is set to the bytes that all of it takes, with the zero at its end; a `size` of 0 only
-/// asks for that.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_statistics_json(
-    handle: u64,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || Ok(json(&table::find(handle)?.statistics()?));
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
-}
-
-/// Writes the counters as a table for people, in the manner of `stratalloc_statistics_json`.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_summary(
-    handle: u64,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || Ok(table::find(handle)?.statistics()?.summary());
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
-}
-
-/// Writes the counters of all allocators of this process as text in the OpenMetrics format, which Prometheus
-/// scrapes, in the manner of `stratalloc_statistics_json`. Names begin with `stratalloc_`; labels are
-/// `device`, `backend`, `allocator` (a small number) and, where a metric is of one kind of pool, `pool`.
-/// Walks over the free blocks, for the metric `stratalloc_fragmentation`.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_metrics(
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let measured = |(number, instance): (u64, Arc<Instance>)| {
-        let (device, backend) = (instance.driver.info().device, instance.name().to_owned());
-        // A strategy that counts nothing has no lines.
-        instance.statistics().ok().map(|statistics| Measured {
-            device,
-            backend,
-            number,
-            statistics,
-            fragmentation: instance
-                .caching()
-                .ok()
-                .and_then(|caching| caching.cache_info().ok().map(|info| info.fragmentation())),
-        })
-    };
-    let text = || Ok(metrics(&table::all().into_iter().filter_map(measured).collect::<Vec<_>>()));
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
 }
 
 /// Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its

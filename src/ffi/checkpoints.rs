@@ -8,9 +8,9 @@ use std::ffi::c_void;
 use super::calls::{pointer_to, stream_to};
 use super::guard::{Failure, Status, status};
 use super::lent::Objects;
+use super::pointers::Place;
 use super::pools::Pool;
 use super::table;
-use super::text::Place;
 use crate::allocator::PoolCheckpoint;
 
 /// A pool's blocks at one moment. Never looked into by its address.

@@ -2,15 +2,13 @@
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
-use std::ffi::{c_char, c_int, c_void};
-use std::fmt::Write as _;
+use std::ffi::{c_int, c_void};
 
 use super::calls::pointer_to;
 use super::device::device_count;
 use super::guard::{Failure, Status, status};
+use super::pointers::Place;
 use super::table;
-use super::text::{Place, write};
-use crate::history::SegmentLayout;
 
 /// What the device and the cache have, in bytes.
 #[repr(C)]
@@ -144,7 +142,7 @@ pub unsafe extern "C" fn stratalloc_base_allocation(
 }
 
 /// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
-/// than `stratalloc_statistics_json`; `backend:native` without layers waits for no call of the device.
+/// than `STRATALLOC_TEXT_STATISTICS`; `backend:native` without layers waits for no call of the device.
 ///
 /// # Safety
 ///
@@ -230,76 +228,6 @@ pub unsafe extern "C" fn stratalloc_device_count(count: *mut c_int) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_record_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| table::find(handle)?.record_free(pointer.addr() as u64))
-}
-
-/// Writes the name of the strategy in force, in the manner of `stratalloc_statistics_json`.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_name(
-    handle: u64,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || Ok(table::find(handle)?.name().to_owned());
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
-}
-
-/// Writes every segment and block as JSON, in address order and in the manner of
-/// `stratalloc_statistics_json`. Another thread may need more room a moment later.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_layout_json(
-    handle: u64,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || Ok(json_of(&table::find(handle)?.caching()?.layout()));
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
-}
-
-fn json_of(layout: &[SegmentLayout]) -> String {
-    let segments = layout.iter().map(|segment| {
-        let blocks = segment.blocks.iter().map(|block| {
-            format!(
-                r#"{{"address":{},"size":{},"requested_size":{},"state":"{}"}}"#,
-                block.address,
-                block.size_bytes,
-                block.requested_bytes,
-                block.state.name()
-            )
-        });
-        let blocks: Vec<_> = blocks.collect();
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = write!(
-            text,
-            r#"{{"address":{},"total_size":{},"stream":{},"segment_type":"{}","#,
-            segment.address,
-            segment.size_bytes,
-            segment.stream,
-            segment.kind.name()
-        );
-        let (pool, expandable) = (segment.pool, segment.expandable);
-        let _ = write!(
-            text,
-            r#""segment_pool_id":[{},{}],"is_expandable":{expandable},"blocks":[{}]}}"#,
-            pool.capture,
-            pool.user,
-            blocks.join(",")
-        );
-        text
-    });
-    format!("[{}]", segments.collect::<Vec<_>>().join(","))
 }
 
 /// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use super::gate::Gate;
 use super::guard::{Failure, Status, status};
+use super::pointers::{Place, read, read_any};
 use super::table;
-use super::text::{Place, read, read_any, write};
 use crate::history::{
     Action, Format, Frame, NameKind, RecordOptions, Stack, StackLevel, StackProvider,
 };
@@ -312,26 +312,6 @@ pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
         table::find(handle)?.recording().history().set_thread_metadata(source);
         Ok(())
     })
-}
-
-/// Writes what was set last, or an empty text, in the manner of `stratalloc_statistics_json`.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_history_metadata(
-    handle: u64,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || {
-        let metadata = table::find(handle)?.recording().history().metadata();
-        Ok(metadata.map(|text| text.to_string()).unwrap_or_default())
-    };
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
 }
 
 /// Removes the calling thread's last name.

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::guard::{Failure, Status, status};
 use super::instance::Instance;
 use super::lent::{Lent, Release};
+use super::pointers::Place;
 use super::snapshots::{Entry, with_entry};
 use super::table;
-use super::text::Place;
 use crate::history::TrackerId;
 use crate::ids::HookId;
 

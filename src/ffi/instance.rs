@@ -282,8 +282,8 @@ impl Instance {
         self.allocator.usage()
     }
 
-    pub(super) fn statistics(&self) -> Result<Statistics, Failure> {
-        Ok(self.allocator.statistics())
+    pub(super) fn statistics(&self) -> Statistics {
+        self.allocator.statistics()
     }
 
     /// Puts a further configuration string in force; another backend in it switches.
@@ -369,12 +369,4 @@ impl Instance {
             segments.iter().find(|s| (s.address..s.address + s.size_bytes).contains(&address));
         found.map(|segment| (segment.address, segment.size_bytes))
     }
-}
-
-/// The statistics as one flat JSON object, with PyTorch's keys and those of the strategy's own counters.
-pub(super) fn json(statistics: &Statistics) -> String {
-    let keys = statistics.keys();
-    // Names are letters, digits, dots and underscores, as `OwnCounter` asks: nothing to escape.
-    let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key:?}:{value}")).collect();
-    format!("{{{}}}", pairs.join(","))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::gate::{self, Gate};
 use super::guard::{Failure, Status, status};
-use super::text::Place;
+use super::pointers::Place;
 use crate::sync::Global;
 
 /// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,

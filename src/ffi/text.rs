@@ -1,200 +1,163 @@
-//! Text and numbers through bare pointers: in with checks, out with room to spare.
+//! Texts about allocators: counters, layouts, names and configurations.
 
-#![expect(unsafe_code, reason = "callers hand us pointers")]
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_int};
+use std::fmt::Write as _;
+use std::sync::Arc;
 
-use super::guard::{Failure, Status, status};
+use super::guard::{Failure, Status};
+use super::instance::Instance;
+use super::pointers::write;
+use super::{table, torch};
+use crate::history::SegmentLayout;
+use crate::registry::key_table;
+use crate::stats::{Measured, Statistics, metrics};
 
-/// The caller's text.
+/// A text that `stratalloc_text_write` writes, and what it is about.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Text {
+    /// Of a handle: the counters as one flat JSON object of whole numbers. The keys are those of
+    /// `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then the
+    /// counters that only this strategy has. Those of `backend:cudaMallocAsync` are
+    /// `malloc_async.deferred_frees` (frees that wait for the end of a capture),
+    /// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
+    /// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
+    /// `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed).
+    Statistics = 0,
+    /// Of a handle: the counters as a table.
+    Summary = 1,
+    /// Of a handle: every segment and block as JSON, in address order. Another thread may need more room a
+    /// moment later.
+    Layout = 2,
+    /// Of a handle: the name of the strategy in force.
+    Name = 3,
+    /// Of a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
+    Metadata = 4,
+    /// Of a handle: a configuration string that has the effect of the settings in force. It is empty if all
+    /// have the defaults of PyTorch's allocators.
+    Conf = 5,
+    /// Of a device's number: the counters of the allocator that PyTorch has on the device, as JSON. Opens no
+    /// device: an unused one has zeros.
+    TorchStatistics = 6,
+    /// Of a device's number: the same counters as a table.
+    TorchSummary = 7,
+    /// Of a device's number: the name of the strategy that PyTorch has on the device. Opens no device: for an
+    /// unused one it is the environment's.
+    TorchName = 8,
+    /// Of 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
+    /// scrapes. Names begin with `stratalloc_`; labels are `device`, `backend`, `allocator` (a small number)
+    /// and, where a metric is of one kind of pool, `pool`. Walks over the free blocks, for the metric
+    /// `stratalloc_fragmentation`.
+    Metrics = 9,
+    /// Of 0: the names of all keys that a configuration string can have now, between commas.
+    ConfKeys = 10,
+}
+
+/// Writes the text `kind`, a number of `stratalloc_text`, about `of`. `needed`, if not null, is set to the
+/// bytes that all of it takes, with the zero at its end; a `size` of 0 stores only that.
 ///
 /// # Safety
 ///
-/// `from` is null or points to bytes that end with a zero and stay as they are for `'a`.
-pub(super) unsafe fn read<'a>(from: *const c_char, what: &str) -> Result<&'a str, Failure> {
-    if from.is_null() {
-        return Err(Failure::null(what));
-    }
-    // SAFETY: not null, and the caller of the library keeps the rest, as the header asks.
-    let bytes = unsafe { CStr::from_ptr(from) };
-    let refuse =
-        |_| Failure::new(Status::InvalidArgument, format_args!("{what} is not text in UTF-8"));
-    bytes.to_str().map_err(refuse)
-}
-
-/// A place of the caller's for one result. Taken before the work, so that no work is lost.
-#[derive(Debug)]
-pub(super) struct Place<T>(*mut T);
-
-impl<T> Place<T> {
-    /// # Safety
-    ///
-    /// `to` is null or may be written during this call.
-    pub(super) unsafe fn new(to: *mut T, what: &str) -> Result<Self, Failure> {
-        if to.is_null() { Err(Failure::null(what)) } else { Ok(Self(to)) }
-    }
-
-    pub(super) fn put(self, value: T) {
-        // SAFETY: `new`'s caller promised that it may be written; unaligned, because C promises
-        // nothing about that.
-        unsafe { self.0.write_unaligned(value) };
-    }
-}
-
-/// The caller's text, or none for null.
-///
-/// # Safety
-///
-/// As [`read`] says.
-pub(super) unsafe fn read_any<'a>(
-    from: *const c_char,
-    what: &str,
-) -> Result<Option<&'a str>, Failure> {
-    if from.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: our caller's promise.
-    unsafe { read(from, what) }.map(Some)
-}
-
-/// Writes all of a text into a buffer of the caller's, which is looked at before the text is made. `needed`,
-/// if not null, is set to the bytes that it takes, with the zero at its end.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written during this call, each unless it is null.
-pub(super) unsafe fn write(
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_text_write(
+    of: u64,
+    kind: u32,
     buffer: *mut c_char,
     size: usize,
     needed: *mut usize,
-    text: impl FnOnce() -> Result<String, Failure>,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let buffer = unsafe { Buffer::new(buffer, size) }?;
-        buffer.put_all(&text()?, needed)
-    })
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, || text(of, kind)) }
 }
 
-/// The same with bytes, without a zero at their end.
-///
-/// # Safety
-///
-/// As [`write`] says.
-pub(super) unsafe fn write_bytes(
-    buffer: *mut c_void,
-    size: usize,
-    needed: *mut usize,
-    bytes: impl FnOnce() -> Result<Vec<u8>, Failure>,
-) -> Status {
-    status(|| {
-        if buffer.is_null() && size > 0 {
-            return Err(Failure::null("the buffer"));
-        }
-        let bytes = bytes()?;
-        if !needed.is_null() {
-            Place(needed).put(bytes.len());
-        }
-        if size == 0 {
-            return Ok(());
-        }
-        if bytes.len() > size {
-            return Err(too_small(bytes.len(), size));
-        }
-        // SAFETY: as many bytes as `size` may be written, our caller says, and none of ours lies there.
-        unsafe { buffer.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        Ok(())
-    })
+/// Makes the text of one kind.
+type Maker = fn(of: u64) -> Result<String, Failure>;
+
+const MAKERS: [(Text, Maker); 11] = [
+    (Text::Statistics, |handle| Ok(json(&table::find(handle)?.statistics()))),
+    (Text::Summary, |handle| Ok(table::find(handle)?.statistics().summary())),
+    (Text::Layout, |handle| Ok(layout_json(&table::find(handle)?.caching()?.layout()))),
+    (Text::Name, |handle| Ok(table::find(handle)?.name().to_owned())),
+    (Text::Metadata, |handle| {
+        let metadata = table::find(handle)?.recording().history().metadata();
+        Ok(metadata.map(|text| text.to_string()).unwrap_or_default())
+    }),
+    (Text::Conf, |handle| {
+        let config = table::find(handle)?.in_force().config;
+        Ok(config.to_text_over(torch::default_config()?.settings()))
+    }),
+    (Text::TorchStatistics, |device| Ok(json(&torch::statistics(ordinal(device))?))),
+    (Text::TorchSummary, |device| Ok(torch::statistics(ordinal(device))?.summary())),
+    (Text::TorchName, |device| torch::name_in_force(ordinal(device))),
+    (Text::Metrics, |_| Ok(metrics(&table::all().iter().map(measured).collect::<Vec<_>>()))),
+    (Text::ConfKeys, |_| Ok(key_table().names().collect::<Vec<_>>().join(","))),
+];
+
+fn text(of: u64, kind: u32) -> Result<String, Failure> {
+    let maker = MAKERS.iter().find(|(known, _)| *known as u32 == kind);
+    let unknown = || Failure::new(Status::InvalidArgument, format_args!("no text has kind {kind}"));
+    let (_, make) = maker.ok_or_else(unknown)?;
+    make(of)
 }
 
-#[cold]
-fn too_small(all: usize, size_bytes: usize) -> Failure {
-    let text = format_args!("{all} bytes are needed, the buffer has {size_bytes}");
-    Failure::new(Status::BufferTooSmall, text)
+/// The device that a number means; -1, which no device has, for one that is too large.
+fn ordinal(device: u64) -> c_int {
+    c_int::try_from(device).unwrap_or(-1)
 }
 
-/// A buffer of the caller's for text.
-#[derive(Debug)]
-pub(super) struct Buffer {
-    start: *mut c_char,
-    size_bytes: usize,
-}
-
-impl Buffer {
-    /// # Safety
-    ///
-    /// `start` is null or `size_bytes` bytes from it may be written during this call.
-    pub(super) unsafe fn new(start: *mut c_char, size_bytes: usize) -> Result<Self, Failure> {
-        if start.is_null() && size_bytes > 0 {
-            return Err(Failure::null("the buffer"));
-        }
-        Ok(Self { start, size_bytes })
-    }
-
-    /// Writes as much of `text` as fits, cut between characters, and a zero. Returns how many bytes
-    /// all of it needs, with the zero.
-    pub(super) fn put(self, text: &str) -> usize {
-        let needed = text.len() + 1;
-        if let Some(room) = self.size_bytes.checked_sub(1) {
-            let length = text.floor_char_boundary(room);
-            // SAFETY: `length` is less than the buffer's size, which `new`'s caller vouches for, and
-            // no text of ours lies in it.
-            unsafe { self.start.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), length) };
-            // SAFETY: as above: `length` is at most the size less one.
-            let end = unsafe { self.start.add(length) };
-            // SAFETY: as above: inside the buffer.
-            unsafe { end.write(0) };
-        }
-        needed
-    }
-
-    /// Writes all of `text` or nothing but a zero; tells `needed`, if there is such a place. A
-    /// buffer of no bytes only asks.
-    pub(super) fn put_all(self, text: &str, needed: *mut usize) -> Result<(), Failure> {
-        let (size_bytes, asks) = (self.size_bytes, self.size_bytes == 0);
-        let all = text.len() + 1;
-        let fits = all <= size_bytes;
-        self.put(if fits { text } else { "" });
-        if !needed.is_null() {
-            Place(needed).put(all);
-        }
-        if fits || asks {
-            return Ok(());
-        }
-        Err(too_small(all, size_bytes))
+fn measured((number, instance): &(u64, Arc<Instance>)) -> Measured {
+    let cache = instance.caching().and_then(|caching| Ok(caching.cache_info()?));
+    Measured {
+        device: instance.driver.info().device,
+        backend: instance.name().to_owned(),
+        number: *number,
+        statistics: instance.statistics(),
+        fragmentation: cache.ok().map(|info| info.fragmentation()),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The statistics as one flat JSON object, with PyTorch's keys and those of the strategy's own counters.
+fn json(statistics: &Statistics) -> String {
+    let keys = statistics.keys();
+    // Names are letters, digits, dots and underscores, as `OwnCounter` asks: nothing to escape.
+    let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key:?}:{value}")).collect();
+    format!("{{{}}}", pairs.join(","))
+}
 
-    fn put(text: &str, size: usize) -> (usize, Vec<u8>) {
-        let mut bytes = vec![7u8; 16];
-        // SAFETY: the buffer is as large as any `size` below.
-        let buffer = unsafe { Buffer::new(bytes.as_mut_ptr().cast(), size) }.unwrap();
-        (buffer.put(text), bytes)
-    }
-
-    #[test]
-    fn text_is_cut_between_characters_and_always_ends() {
-        assert_eq!(put("abc", 0), (4, vec![7; 16]));
-        assert_eq!(put("abc", 1).1[..2], [0, 7]);
-        assert_eq!(put("abc", 3).1[..4], [b'a', b'b', 0, 7]);
-        assert_eq!(put("abc", 4).1[..5], [b'a', b'b', b'c', 0, 7]);
-        assert_eq!(put("aé", 3).1[..3], [b'a', 0, 7]);
-    }
-
-    #[test]
-    fn all_or_nothing_tells_what_it_needs() {
-        let mut bytes = [7u8; 8];
-        let mut needed = 0;
-        for (size, fits) in [(0, true), (1, false), (3, false), (4, true)] {
-            // SAFETY: the buffer is as large as any of these.
-            let buffer = unsafe { Buffer::new(bytes.as_mut_ptr().cast(), size) }.unwrap();
-            assert_eq!(buffer.put_all("abc", &raw mut needed).is_ok(), fits, "{size}");
-            assert_eq!(std::mem::take(&mut needed), 4);
-        }
-        assert_eq!(bytes[..5], [b'a', b'b', b'c', 0, 7]);
-    }
+fn layout_json(layout: &[SegmentLayout]) -> String {
+    let segments = layout.iter().map(|segment| {
+        let blocks = segment.blocks.iter().map(|block| {
+            format!(
+                r#"{{"address":{},"size":{},"requested_size":{},"state":"{}"}}"#,
+                block.address,
+                block.size_bytes,
+                block.requested_bytes,
+                block.state.name()
+            )
+        });
+        let blocks: Vec<_> = blocks.collect();
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            r#"{{"address":{},"total_size":{},"stream":{},"segment_type":"{}","#,
+            segment.address,
+            segment.size_bytes,
+            segment.stream,
+            segment.kind.name()
+        );
+        let (pool, expandable) = (segment.pool, segment.expandable);
+        let _ = write!(
+            text,
+            r#""segment_pool_id":[{},{}],"is_expandable":{expandable},"blocks":[{}]}}"#,
+            pool.capture,
+            pool.user,
+            blocks.join(",")
+        );
+        text
+    });
+    format!("[{}]", segments.collect::<Vec<_>>().join(","))
 }

@@ -1,20 +1,18 @@
 //! PyTorch's way in a process of its own: an environment and a standard error stream for one test.
 
-use std::ffi::{c_char, c_int};
 use std::process::Command;
 use std::ptr::{null, null_mut};
 
 use stratalloc::config::VARIABLES;
 use stratalloc::ffi::{
-    Status, stratalloc_create, stratalloc_destroy, stratalloc_set_conf, stratalloc_switch,
+    Status, Text, stratalloc_create, stratalloc_destroy, stratalloc_set_conf, stratalloc_switch,
     stratalloc_torch_empty_cache, stratalloc_torch_free, stratalloc_torch_handle,
-    stratalloc_torch_init, stratalloc_torch_malloc, stratalloc_torch_statistics_json,
-    stratalloc_torch_summary,
+    stratalloc_torch_init, stratalloc_torch_malloc,
 };
 use stratalloc::registry;
 use stratalloc::strategies::plugin::Callbacks;
 
-use super::{create, last_error};
+use super::{create, last_error, text};
 
 /// Set in the processes that tests start.
 const PART: &str = "STRATALLOC_TEST_PART";
@@ -39,20 +37,6 @@ fn alone(test: &str, variables: &[(&str, &str)]) -> String {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("1 passed"), "{test} ran: {said}");
     errors
-}
-
-type Tell = unsafe extern "C" fn(c_int, *mut c_char, usize, *mut usize) -> Status;
-
-fn told(tell: Tell, device: c_int) -> Result<String, Status> {
-    let (mut bytes, mut needed) = (vec![0u8; 1 << 14], 0);
-    // SAFETY: the buffer is as large as it is said to be, and the number is ours.
-    match unsafe { tell(device, bytes.as_mut_ptr().cast(), bytes.len(), &raw mut needed) } {
-        Status::Ok => {
-            bytes.truncate(needed - 1);
-            Ok(String::from_utf8(bytes).expect("it writes UTF-8"))
-        }
-        other => Err(other),
-    }
 }
 
 #[test]
@@ -109,11 +93,11 @@ fn a_device_that_nobody_uses_is_not_opened_to_be_asked() {
         alone("a_device_that_nobody_uses_is_not_opened_to_be_asked", &[kind]);
         return;
     }
-    let all = told(stratalloc_torch_statistics_json, 3).unwrap();
+    let all = text(3, Text::TorchStatistics).unwrap();
     assert!(all.contains("\"allocated_bytes.all.peak\":0,"), "{all}");
-    assert!(told(stratalloc_torch_summary, 3).unwrap().contains("hits 0 "));
-    for device in [-1, 128, c_int::MAX] {
-        let refused = told(stratalloc_torch_statistics_json, device);
+    assert!(text(3, Text::TorchSummary).unwrap().contains("hits 0 "));
+    for device in [128, u64::from(u32::MAX), u64::MAX] {
+        let refused = text(device, Text::TorchStatistics);
         assert_eq!(refused, Err(Status::InvalidArgument), "{device}");
     }
     let mut handle = 77;
@@ -199,7 +183,7 @@ fn an_empty_cache_that_fails_is_told() {
     assert!(stratalloc_torch_malloc(666, 1, null_mut()).is_null());
     let block = stratalloc_torch_malloc(512, 1, null_mut());
     assert!(!block.is_null());
-    let all = told(stratalloc_torch_statistics_json, 1).unwrap();
+    let all = text(1, Text::TorchStatistics).unwrap();
     assert!(all.contains("\"allocation.all.current\":1,"), "{all}");
     stratalloc_torch_free(block, 512, 1, null_mut());
     assert_eq!(stratalloc_torch_empty_cache(), Status::Internal);

@@ -90,11 +90,11 @@ static void pools(uint64_t handle) {
 static void names(const char *expected) {
     char text[4096];
     size_t needed = 0;
-    IS(OK, stratalloc_torch_name(0, text, sizeof text, &needed));
+    IS(OK, stratalloc_text_write(0, STRATALLOC_TEXT_TORCH_NAME, text, sizeof text, &needed));
     CHECK(!strcmp(text, expected) && needed == strlen(expected) + 1);
-    IS(BUFFER_TOO_SMALL, stratalloc_torch_name(0, text, 2, &needed));
-    IS(INVALID_ARGUMENT, stratalloc_torch_name(-1, text, sizeof text, &needed));
-    IS(OK, stratalloc_torch_conf_keys(text, sizeof text, &needed));
+    IS(BUFFER_TOO_SMALL, stratalloc_text_write(0, STRATALLOC_TEXT_TORCH_NAME, text, 2, &needed));
+    IS(INVALID_ARGUMENT, stratalloc_text_write(-1, STRATALLOC_TEXT_TORCH_NAME, text, sizeof text, &needed));
+    IS(OK, stratalloc_text_write(0, STRATALLOC_TEXT_CONF_KEYS, text, sizeof text, &needed));
     CHECK(strstr(text, "max_split_size_mb,") && strstr(text, "layers") && !strchr(text, ' '));
 }
 

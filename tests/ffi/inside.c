@@ -32,8 +32,8 @@ static stratalloc_status call(void) {
         case 2: return stratalloc_destroy(handle);
         case 3: return stratalloc_switch(handle, "backend:cudaMallocAsync");
         case 4: return stratalloc_set_conf(handle, "max_split_size_mb:50");
-        case 5: return stratalloc_statistics_json(handle, text, sizeof text, &size);
-        case 6: return stratalloc_layout_json(handle, text, sizeof text, &size);
+        case 5: return stratalloc_text_write(handle, STRATALLOC_TEXT_STATISTICS, text, sizeof text, &size);
+        case 6: return stratalloc_text_write(handle, STRATALLOC_TEXT_LAYOUT, text, sizeof text, &size);
         case 7: return stratalloc_history_stop(handle);
         case 8: return stratalloc_history_start(handle, 3, 10, NULL, 1);
         case 9: return stratalloc_tracker_remove(handle, ids[0]);

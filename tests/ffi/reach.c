@@ -38,7 +38,7 @@ static uint64_t create(const char *conf) {
 
 static int has(uint64_t handle, const char *words) {
     static char json[1 << 16];
-    IS(OK, stratalloc_statistics_json(handle, json, sizeof json, NULL));
+    IS(OK, stratalloc_text_write(handle, STRATALLOC_TEXT_STATISTICS, json, sizeof json, NULL));
     return strstr(json, words) != NULL;
 }
 
@@ -53,13 +53,13 @@ static void figures(const char *conf) {
     IS(UNKNOWN_ADDRESS, stratalloc_base_allocation(handle, &handle, &base, &size));
     char text[4096], address[64];
     size_t needed = 0;
-    IS(OK, stratalloc_layout_json(handle, text, sizeof text, &needed));
+    IS(OK, stratalloc_text_write(handle, STRATALLOC_TEXT_LAYOUT, text, sizeof text, &needed));
     snprintf(address, sizeof address, "\"address\":%llu,\"size\":%llu,", (unsigned long long)(size_t)a,
              (unsigned long long)MIB);
     CHECK(strlen(text) + 1 == needed && strstr(text, address) && strstr(text, "active_allocated"));
-    IS(OK, stratalloc_name(handle, text, sizeof text, &needed));
+    IS(OK, stratalloc_text_write(handle, STRATALLOC_TEXT_NAME, text, sizeof text, &needed));
     CHECK(strcmp(text, "native") == 0 && needed == 7);
-    IS(BUFFER_TOO_SMALL, stratalloc_name(handle, text, 6, NULL));
+    IS(BUFFER_TOO_SMALL, stratalloc_text_write(handle, STRATALLOC_TEXT_NAME, text, 6, NULL));
     IS(OK, stratalloc_free(handle, a));
     IS(OK, stratalloc_reset_peaks(handle));
     IS(OK, stratalloc_usage(handle, &allocated, &peak, &reserved, &reserved_peak));
@@ -347,10 +347,10 @@ static void hooks(const char *conf) {
     IS(OK, stratalloc_history_start(handle, 2, 1000, NULL, 0));
     IS(OK, stratalloc_history_is_on(handle, &on));
     CHECK(on == 1);
-    IS(OK, stratalloc_history_metadata(handle, text, sizeof text, NULL));
+    IS(OK, stratalloc_text_write(handle, STRATALLOC_TEXT_METADATA, text, sizeof text, NULL));
     CHECK(strcmp(text, "") == 0);
     IS(OK, stratalloc_history_set_metadata(handle, "epoch"));
-    IS(OK, stratalloc_history_metadata(handle, text, sizeof text, NULL));
+    IS(OK, stratalloc_text_write(handle, STRATALLOC_TEXT_METADATA, text, sizeof text, NULL));
     CHECK(strcmp(text, "epoch") == 0);
     IS(OK, stratalloc_compile_context_push("[2/0]"));
     IS(OK, stratalloc_allocate(handle, 700, SEVEN, &a));
@@ -491,8 +491,8 @@ static void refused_by_all(uint64_t handle) {
     IS(UNKNOWN_HANDLE, stratalloc_cache_info(handle, &info));
     IS(UNKNOWN_HANDLE, stratalloc_base_allocation(handle, &n, &pointer, &n));
     IS(UNKNOWN_HANDLE, stratalloc_usage(handle, &n, &n, &n, &n));
-    IS(UNKNOWN_HANDLE, stratalloc_name(handle, NULL, 0, NULL));
-    IS(UNKNOWN_HANDLE, stratalloc_layout_json(handle, NULL, 0, NULL));
+    IS(UNKNOWN_HANDLE, stratalloc_text_write(handle, STRATALLOC_TEXT_NAME, NULL, 0, NULL));
+    IS(UNKNOWN_HANDLE, stratalloc_text_write(handle, STRATALLOC_TEXT_LAYOUT, NULL, 0, NULL));
     IS(UNKNOWN_HANDLE, stratalloc_set_caching(handle, 0));
     IS(UNKNOWN_HANDLE, stratalloc_caching(handle, &on));
     IS(UNKNOWN_HANDLE, stratalloc_pool_ensure(handle, pool, 0, &source));
@@ -509,7 +509,7 @@ static void refused_by_all(uint64_t handle) {
     IS(UNKNOWN_HANDLE, stratalloc_expandable_segments(handle, add_segment, &book));
     IS(UNKNOWN_HANDLE, stratalloc_set_reserve_class(handle, NULL, NULL));
     IS(UNKNOWN_HANDLE, stratalloc_history_is_on(handle, &on));
-    IS(UNKNOWN_HANDLE, stratalloc_history_metadata(handle, NULL, 0, NULL));
+    IS(UNKNOWN_HANDLE, stratalloc_text_write(handle, STRATALLOC_TEXT_METADATA, NULL, 0, NULL));
     IS(UNKNOWN_HANDLE, stratalloc_tracker_add(handle, see_entry, release, &book, &n));
     IS(UNKNOWN_HANDLE, stratalloc_tracker_remove(handle, 0));
     IS(UNKNOWN_HANDLE, stratalloc_oom_observer_add(handle, see_failure, release, &book, &n));
@@ -537,8 +537,8 @@ static void nulls(void) {
     IS(UNKNOWN_ADDRESS, stratalloc_base_allocation(handle, NULL, &pointer, &n));
     IS(INVALID_ARGUMENT, stratalloc_usage(handle, NULL, &n, &n, &n));
     IS(INVALID_ARGUMENT, stratalloc_usage(handle, &n, &n, &n, NULL));
-    IS(INVALID_ARGUMENT, stratalloc_name(handle, NULL, 1, NULL));
-    IS(INVALID_ARGUMENT, stratalloc_layout_json(handle, NULL, 1, NULL));
+    IS(INVALID_ARGUMENT, stratalloc_text_write(handle, STRATALLOC_TEXT_NAME, NULL, 1, NULL));
+    IS(INVALID_ARGUMENT, stratalloc_text_write(handle, STRATALLOC_TEXT_LAYOUT, NULL, 1, NULL));
     IS(INVALID_ARGUMENT, stratalloc_caching(handle, NULL));
     IS(INVALID_ARGUMENT, stratalloc_pool_ensure(handle, pool, 0, &half));
     IS(INVALID_ARGUMENT, stratalloc_pool_users(handle, pool, NULL));

@@ -55,12 +55,12 @@ int main(int argc, char **argv) {
     auto release = load<void(int, PoolId)>("stratalloc_torch_release_pool");
     auto handle_of = load<int(int, uint64_t *)>("stratalloc_torch_handle");
     auto destroy = load<int(uint64_t)>("stratalloc_destroy");
-    auto json = load<int(uint64_t, char *, size_t, size_t *)>("stratalloc_statistics_json");
+    auto json = load<int(uint64_t, uint32_t, char *, size_t, size_t *)>("stratalloc_text_write");
     auto counts = [&](int device, const char *words) {
         uint64_t handle = 0;
         std::vector<char> text(16384);
         CHECK(handle_of(device, &handle) == 0 && handle != 0);
-        CHECK(json(handle, text.data(), text.size(), nullptr) == 0);
+        CHECK(json(handle, 0, text.data(), text.size(), nullptr) == 0);
         return std::strstr(text.data(), words) != nullptr;
     };
 

@@ -18,12 +18,12 @@
 
 static int contains(uint64_t handle, const char *words) {
     size_t needed = 0;
-    OK(stratalloc_statistics_json(handle, NULL, 0, &needed));
+    OK(stratalloc_text_write(handle, STRATALLOC_TEXT_STATISTICS, NULL, 0, &needed));
     char *json = malloc(needed);
-    OK(stratalloc_statistics_json(handle, json, needed, NULL));
+    OK(stratalloc_text_write(handle, STRATALLOC_TEXT_STATISTICS, json, needed, NULL));
     CHECK(strlen(json) + 1 == needed && json[0] == '{');
     int found = strstr(json, words) != NULL;
-    CHECK(stratalloc_statistics_json(handle, json, needed - 1, &needed) ==
+    CHECK(stratalloc_text_write(handle, STRATALLOC_TEXT_STATISTICS, json, needed - 1, &needed) ==
           STRATALLOC_STATUS_BUFFER_TOO_SMALL);
     CHECK(json[0] == 0 && strlen(json) == 0);
     free(json);
@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
     CHECK(stratalloc_pool_release(handle, pool) == STRATALLOC_STATUS_BAD_POOL);
 
     size_t needed = 0;
-    OK(stratalloc_summary(handle, NULL, 0, &needed));
+    OK(stratalloc_text_write(handle, STRATALLOC_TEXT_SUMMARY, NULL, 0, &needed));
     CHECK(needed > 100);
     CHECK(strlen(stratalloc_version()) >= 5);
     OK(stratalloc_destroy(handle));

@@ -6,14 +6,14 @@ use std::ptr::without_provenance_mut;
 
 use quickcheck::{Arbitrary, Gen, QuickCheck};
 use stratalloc::ffi::{
-    Pool, Status, stratalloc_destroy, stratalloc_empty_cache, stratalloc_free,
+    Pool, Status, Text, stratalloc_destroy, stratalloc_empty_cache, stratalloc_free,
     stratalloc_pool_release, stratalloc_pool_retain, stratalloc_pool_scope_close,
     stratalloc_pool_scope_open_stream, stratalloc_pool_scope_open_thread, stratalloc_record_stream,
-    stratalloc_set_memory_fraction, stratalloc_statistics_json, stratalloc_torch_free,
-    stratalloc_torch_malloc, stratalloc_torch_record_stream, stratalloc_torch_release_pool,
+    stratalloc_set_memory_fraction, stratalloc_torch_free, stratalloc_torch_malloc,
+    stratalloc_torch_record_stream, stratalloc_torch_release_pool,
 };
 
-use super::{allocate, create};
+use super::{allocate, create, text};
 
 /// One call: which, and with what.
 #[derive(Clone, Copy, Debug)]
@@ -160,14 +160,8 @@ fn many_threads_share_allocators_that_come_and_go() {
             });
         }
     });
-    let mut text = vec![0; 16384];
-    // SAFETY: the buffer is as large as it is said to be.
-    let status = unsafe {
-        stratalloc_statistics_json(shared, text.as_mut_ptr(), text.len(), std::ptr::null_mut())
-    };
-    assert_eq!(status, Status::Ok);
-    let text: Vec<u8> = text.iter().map(|c| c.cast_unsigned()).take_while(|c| *c != 0).collect();
-    let counters: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+    let text = text(shared, Text::Statistics).unwrap();
+    let counters: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
     assert_eq!(counters.as_object().map(serde_json::Map::len), Some(126));
     assert_eq!(counters["allocation.all.current"], 0);
     assert_eq!(counters["allocation.all.allocated"], 6 * ROUNDS * 2);

@@ -89,7 +89,7 @@ uint64_t Allocator::open_new(DeviceIndex device) {
 
 void Allocator::prepare(DeviceIndex device, uint64_t handle) {
   if (open_count_ == 0) {
-    settings_.conf = conf_of(handle);
+    settings_.conf = text_of(handle, STRATALLOC_TEXT_CONF);
   }
   if (caching_ != caches_by_default_) {
     auto status = library.set_caching(handle, caching_);
@@ -145,7 +145,7 @@ void Allocator::configure(const std::string& conf) {
   std::lock_guard<std::mutex> guard(settings_lock_);
   check(library.torch_set_conf(conf.c_str()));
   if (auto handle = first_opened()) {
-    settings_.conf = conf_of(handle);
+    settings_.conf = text_of(handle, STRATALLOC_TEXT_CONF);
   }
 }
 
@@ -380,9 +380,7 @@ std::pair<size_t, size_t> Allocator::getMemoryInfo(DeviceIndex device) {
 }
 
 std::string Allocator::name() {
-  return text_of([&](char* buffer, size_t size, size_t* needed) {
-    return library.torch_name(likely_device(), buffer, size, needed);
-  });
+  return text_of(likely_device(), STRATALLOC_TEXT_TORCH_NAME);
 }
 
 } // namespace stratalloc_torch

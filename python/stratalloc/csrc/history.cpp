@@ -229,9 +229,7 @@ int64_t* field_of(DeviceStats& stats, std::string_view key) {
 } // namespace
 
 DeviceStats Allocator::getDeviceStats(DeviceIndex device) {
-  auto json = text_of([&](char* buffer, size_t size, size_t* needed) {
-    return library.torch_statistics_json(device, buffer, size, needed);
-  });
+  auto json = text_of(device, STRATALLOC_TEXT_TORCH_STATISTICS);
   DeviceStats stats;
   // One flat object of whole numbers, without spaces.
   std::string_view rest(json);
@@ -509,7 +507,7 @@ void Allocator::add_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.roundup_power2_divisions.assign(
       std::begin(settings.roundup_power2_divisions), std::end(settings.roundup_power2_divisions));
   // The library was changed by calls of its own: no string of PyTorch's has this effect.
-  auto conf = conf_of(handle);
+  auto conf = text_of(handle, STRATALLOC_TEXT_CONF);
   std::lock_guard<std::mutex> guard(settings_lock_);
   if (conf != settings_.conf) {
     info.last_allocator_settings = conf;

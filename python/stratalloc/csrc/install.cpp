@@ -32,7 +32,7 @@ std::string for_pytorch(const std::string& conf) {
 
 // Lets PyTorch's parsers pass over the keys that only the library knows.
 void make_keys_known() {
-  std::istringstream names(text_of(library.torch_conf_keys));
+  std::istringstream names(text_of(0, STRATALLOC_TEXT_CONF_KEYS));
   for (std::string name; std::getline(names, name, ',');) {
     Config::getMutableKeys().insert(name);
   }

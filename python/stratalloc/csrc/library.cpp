@@ -33,6 +33,22 @@ std::string last_error() {
   return text;
 }
 
+std::string text_of(uint64_t of, stratalloc_text kind) {
+  std::string text(256, '\0');
+  for (;;) {
+    size_t needed = 0;
+    auto status = library.text_write(of, kind, text.data(), text.size(), &needed);
+    if (status == STRATALLOC_STATUS_OK) {
+      text.resize(needed - 1);
+      return text;
+    }
+    if (status != STRATALLOC_STATUS_BUFFER_TOO_SMALL) {
+      fail(status);
+    }
+    text.resize(needed + 64);
+  }
+}
+
 void fail(stratalloc_status status, const std::string& what) {
   auto said = what.empty() ? last_error() : what + ": " + last_error();
   switch (status) {

@@ -44,21 +44,18 @@
   X(snapshot_drop)                \
   X(snapshot_take)                \
   X(snapshot_visit)               \
+  X(text_write)                   \
   X(torch_allocate)               \
   X(torch_allocate_at)            \
-  X(torch_conf)                   \
-  X(torch_conf_keys)              \
   X(torch_delete)                 \
   X(torch_describe_block)         \
   X(torch_handle)                 \
-  X(torch_name)                   \
   X(torch_pool_release)           \
   X(torch_scope_close)            \
   X(torch_scope_open)             \
   X(torch_set_conf)               \
   X(torch_settings)               \
   X(torch_share_pages)            \
-  X(torch_statistics_json)        \
   X(torch_version)                \
   X(torch_visit_stack)            \
   X(tracker_add)                  \
@@ -91,29 +88,7 @@ inline void check(stratalloc_status status) {
   }
 }
 
-// A text that a call writes.
-template <class Call>
-std::string text_of(Call call) {
-  std::string text(256, '\0');
-  for (;;) {
-    size_t needed = 0;
-    auto status = call(text.data(), text.size(), &needed);
-    if (status == STRATALLOC_STATUS_OK) {
-      text.resize(needed - 1);
-      return text;
-    }
-    if (status != STRATALLOC_STATUS_BUFFER_TOO_SMALL) {
-      fail(status);
-    }
-    text.resize(needed + 64);
-  }
-}
-
-// The configuration in force of an allocator.
-inline std::string conf_of(uint64_t handle) {
-  return text_of([&](char* buffer, size_t size, size_t* needed) {
-    return library.torch_conf(handle, buffer, size, needed);
-  });
-}
+// A text of the library about a handle, a device's number or 0.
+std::string text_of(uint64_t of, stratalloc_text kind);
 
 } // namespace stratalloc_torch

@@ -5,21 +5,20 @@
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use super::devices::{OpenDevice, find, name_in_force, open_device, open_devices, share_pages};
+use super::devices::{OpenDevice, find, open_device, open_devices, share_pages};
 use super::not_ours;
 use crate::config::TorchVersion;
 use crate::ffi::calls::{pointer_to, stream_of, stream_to};
 use crate::ffi::fork::is_child;
 use crate::ffi::guard::{Failure, Status, status};
+use crate::ffi::pointers::Place;
 use crate::ffi::pools::{Pool, StreamFilter};
 use crate::ffi::snapshots::{Entry, stack_in};
 use crate::ffi::table;
-use crate::ffi::text::{Place, write};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout};
-use crate::registry::key_table;
 
 /// Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
 /// stores its address. Zero bytes store null and are no error.
@@ -219,41 +218,6 @@ pub extern "C" fn stratalloc_torch_scope_close(handle: u64, pool: Pool) -> Statu
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_pool_release(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.release_pool(pool.into())?))
-}
-
-/// Writes the name of the strategy that PyTorch has on a device, in the manner of
-/// `stratalloc_statistics_json`. Opens no device: for one that nobody has used it is what the environment
-/// says.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_torch_name(
-    device: c_int,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, || name_in_force(device)) }
-}
-
-/// Writes the names of all keys that a configuration string can say now, between commas, in the manner of
-/// `stratalloc_statistics_json`.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_torch_conf_keys(
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || Ok(key_table().names().collect::<Vec<_>>().join(","));
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
 }
 
 /// Lets pages that PyTorch's allocators map leave the process, unless the environment says

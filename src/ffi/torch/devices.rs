@@ -210,9 +210,9 @@ pub(super) fn find(device: c_int) -> Option<&'static OpenDevice> {
 }
 
 /// The counters of a device's allocator; zeros if there is none yet, because to ask makes none.
-pub(super) fn statistics(device: c_int) -> Result<Statistics, Failure> {
+pub(in crate::ffi) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
-    place.get().map_or_else(|| Ok(Statistics::default()), |open| open.instance.statistics())
+    Ok(place.get().map_or_else(Statistics::default, |open| open.instance.statistics()))
 }
 
 /// All allocators there are, with the ordinals of their devices.
@@ -221,7 +221,7 @@ pub(super) fn open_devices() -> impl Iterator<Item = (c_int, &'static OpenDevice
 }
 
 /// The strategy of a device's allocator; what the environment says if there is none yet.
-pub(super) fn name_in_force(device: c_int) -> Result<String, Failure> {
+pub(in crate::ffi) fn name_in_force(device: c_int) -> Result<String, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
     match place.get() {
         Some(open) => Ok(open.instance.name().to_owned()),
@@ -258,7 +258,7 @@ fn defaults() -> &'static str {
 }
 
 /// What PyTorch's allocators have where nothing is set.
-pub(super) fn default_config() -> Result<Config, Failure> {
+pub(in crate::ffi) fn default_config() -> Result<Config, Failure> {
     parse(defaults())
 }
 

@@ -13,29 +13,22 @@ mod class;
 mod devices;
 mod settings;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use super::calls::{pointer_to, stream_of};
 use super::fork::is_child;
 use super::guard::{Failure, Status, guard, status};
-use super::instance::{environment, json};
+use super::instance::environment;
+use super::pointers::Place;
 use super::pools::Pool;
 use super::said::complain;
-use super::text::{Place, write};
 use crate::allocator::ScopeFilter;
 use crate::strategies::plugin::copied;
-pub use class::{
-    stratalloc_torch_allocate, stratalloc_torch_allocate_at, stratalloc_torch_conf_keys,
-    stratalloc_torch_delete, stratalloc_torch_describe_block, stratalloc_torch_name,
-    stratalloc_torch_pool_release, stratalloc_torch_scope_close, stratalloc_torch_scope_open,
-    stratalloc_torch_share_pages, stratalloc_torch_version, stratalloc_torch_visit_stack,
-};
-pub(super) use devices::{forget_all, hold};
-use devices::{open_device, open_devices, opened, statistics};
-pub use settings::{
-    TorchSettings, stratalloc_torch_conf, stratalloc_torch_set_conf, stratalloc_torch_settings,
-};
+pub use class::*;
+pub(super) use devices::{default_config, forget_all, hold, name_in_force, statistics};
+use devices::{open_device, open_devices, opened};
+pub use settings::*;
 
 /// [`guard`], which also says what failed where somebody can see it.
 #[inline]
@@ -239,41 +232,6 @@ pub extern "C" fn stratalloc_torch_empty_cache() -> Status {
         }
     }
     ended
-}
-
-/// Writes the counters of the allocator that PyTorch has on a device, in the manner of
-/// `stratalloc_statistics_json`. Opens no device: one that nobody has used has zeros.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_torch_statistics_json(
-    device: c_int,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || Ok(json(&statistics(device)?));
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
-}
-
-/// Writes the same counters as a table for people, in the manner of `stratalloc_summary`.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_torch_summary(
-    device: c_int,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || Ok(statistics(device)?.summary());
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
 }
 
 #[cold]

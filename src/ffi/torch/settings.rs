@@ -4,10 +4,10 @@
 
 use std::ffi::{c_char, c_int};
 
-use super::devices::{default_config, set_conf};
+use super::devices::set_conf;
 use crate::ffi::guard::{Status, status};
+use crate::ffi::pointers::{Place, read};
 use crate::ffi::table;
-use crate::ffi::text::{Place, read, write};
 
 /// The settings in force that a snapshot of PyTorch's lists.
 #[repr(C)]
@@ -65,25 +65,4 @@ pub unsafe extern "C" fn stratalloc_torch_settings(
         });
         Ok(())
     })
-}
-
-/// Writes a configuration string that has the effect of the settings in force, in the manner of
-/// `stratalloc_statistics_json`. It is empty if all have the defaults of PyTorch's allocators.
-///
-/// # Safety
-///
-/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn stratalloc_torch_conf(
-    handle: u64,
-    buffer: *mut c_char,
-    size: usize,
-    needed: *mut usize,
-) -> Status {
-    let text = || {
-        let config = table::find(handle)?.in_force().config;
-        Ok(config.to_text_over(default_config()?.settings()))
-    };
-    // SAFETY: our caller's promise.
-    unsafe { write(buffer, size, needed, text) }
 }
