@@ -25,8 +25,6 @@ use crate::ids::StreamId;
 use crate::layers::front::Front;
 use crate::stats::Usage;
 
-#[cfg(feature = "ffi")]
-pub(crate) use cpu::hold_map;
 pub use cpu::{
     Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, system, with_cpu_caching_allocator,
 };

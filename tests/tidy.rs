@@ -85,11 +85,6 @@ fn nothing_is_used_that_an_ending_thread_has_no_more() {
 }
 
 #[test]
-fn every_lock_of_the_process_is_held_at_a_fork() {
-    assert_eq!(threads::held_at_a_fork(&rust_files()).join("\n"), "");
-}
-
-#[test]
 fn nothing_is_unwrapped_outside_tests() {
     assert_eq!(complaints(product, text::unwraps), "");
 }

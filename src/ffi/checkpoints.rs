@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use super::calls::{pointer_to, stream_to};
 use super::guard::{Failure, Status, status};
-use super::lent::Objects;
+use super::lent::{self, Object};
 use super::pointers::Place;
 use super::pools::Pool;
 use super::table;
@@ -30,7 +30,9 @@ struct Taken {
     checkpoint: PoolCheckpoint,
 }
 
-static CHECKPOINTS: Objects<Taken> = Objects::new("checkpoint");
+impl Object for Taken {
+    const WHAT: &str = "checkpoint";
+}
 
 /// Stores a checkpoint of a pool: its blocks now. From here on its idle memory stays while it has users.
 ///
@@ -47,7 +49,7 @@ pub unsafe extern "C" fn stratalloc_checkpoint_take(
         // SAFETY: our caller's promise.
         let place = unsafe { Place::new(checkpoint, "checkpoint") }?;
         let taken = table::find(handle)?.checkpoints()?.checkpoint(pool.into())?;
-        let number = CHECKPOINTS.add(Taken { handle, checkpoint: taken });
+        let number = lent::add(Taken { handle, checkpoint: taken });
         place.put(pointer_to(number)?.cast());
         Ok(())
     })
@@ -71,7 +73,7 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
 ) -> Status {
     status(|| {
         let instance = table::find(handle)?;
-        let taken = CHECKPOINTS.find(checkpoint.addr() as u64)?;
+        let taken = lent::find::<Taken>(checkpoint.addr() as u64)?;
         if taken.handle != handle {
             let text = "the checkpoint is another allocator's";
             return Err(Failure::new(Status::InvalidArgument, text));
@@ -104,15 +106,5 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
 /// Ends a checkpoint. The pool stays as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_checkpoint_drop(checkpoint: *mut Checkpoint) -> Status {
-    status(|| CHECKPOINTS.remove(checkpoint.addr() as u64).map(drop))
-}
-
-/// Keeps all checkpoints as they are, for a fork.
-pub(super) fn hold() -> impl Sized + 'static {
-    CHECKPOINTS.hold()
-}
-
-/// Takes all checkpoints out of use.
-pub(super) fn forget_all() {
-    CHECKPOINTS.forget_all();
+    status(|| lent::remove::<Taken>(checkpoint.addr() as u64).map(drop))
 }

@@ -10,10 +10,10 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{checkpoints, gate, said, sharing, snapshots, table, torch};
-use crate::layers::{front, on_oom, track};
+use super::{gate, lent, table, torch};
+use crate::layers::front;
+use crate::sync::{self, Rank};
 use crate::threads::Lasting;
-use crate::{registry, strategies, switch, sync};
 
 /// Whether this process is the child of one that used the library.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
@@ -42,26 +42,10 @@ pub(super) fn prepare_for() {
     }
 }
 
-/// Takes every lock of the process. The first may be held while allocators are made, the others only for a
-/// moment and with no other one taken inside.
 extern "C" fn before() {
-    let held: Held = vec![
-        Box::new(torch::hold()),
-        Box::new(table::hold()),
-        Box::new(checkpoints::hold()),
-        Box::new(sharing::hold()),
-        Box::new(snapshots::hold()),
-        Box::new(gate::hold()),
-        Box::new(registry::hold()),
-        Box::new(switch::hold_names()),
-        Box::new(front::hold()),
-        Box::new(track::hold()),
-        Box::new(on_oom::hold()),
-        Box::new(strategies::hold_map()),
-        Box::new(sync::hold()),
-        Box::new(said::hold()),
-        Box::new(std::io::stderr().lock()),
-    ];
+    let own = torch::is_opening().then_some(Rank::TorchDevices);
+    let mut held = sync::hold_all(own);
+    held.push(Box::new(std::io::stderr().lock()));
     drop(HELD.with(|place| place.replace(held)));
 }
 
@@ -74,9 +58,7 @@ extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
     torch::forget_all();
     table::forget_all();
-    checkpoints::forget_all();
-    sharing::forget_all();
-    snapshots::forget_all();
+    lent::forget_all();
     front::forget_all();
     gate::forget_calls();
 }

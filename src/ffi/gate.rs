@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 /// Set for good when the gate is closed. The other bits count the calls inside.
 const CLOSED: u64 = 1 << 63;
@@ -24,7 +24,7 @@ pub(super) struct Gate(AtomicU64);
 pub(super) struct Inside<'a>(&'a Gate);
 
 /// By the address of the release function.
-static GATES: Global<BTreeMap<usize, Arc<Gate>>> = Global::new(BTreeMap::new());
+static GATES: Global<BTreeMap<usize, Arc<Gate>>> = Global::new(Rank::Gates, BTreeMap::new());
 
 impl Gate {
     /// Returns the open gate of a release function, or one without a name for 0.
@@ -74,11 +74,6 @@ impl Drop for Inside<'_> {
 pub(super) fn close(release: usize, wait: Duration) -> u64 {
     let gate = GATES.read().get(&release).map(Arc::clone);
     gate.map_or(0, |gate| gate.close(wait))
-}
-
-/// Keeps all gates as they are, for a fork.
-pub(super) fn hold() -> impl Sized + 'static {
-    GATES.lock()
 }
 
 /// Forgets the calls of threads that a fork left behind.

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "callers hand us functions and pointers")]
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use super::gate::{self, Gate};
 use super::guard::{Failure, Status, status};
 use super::pointers::Place;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 /// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,
 /// and must not unwind. If the call that lends `user` fails, it is not told.
@@ -88,47 +89,47 @@ impl Drop for Lent {
     }
 }
 
-/// Things of one kind that callers name by numbers. No two things of any kind have the same.
-pub(super) struct Objects<T> {
-    what: &'static str,
-    all: Global<BTreeMap<u64, Arc<T>>>,
+/// A thing that callers name by a number. No two things of any kind have the same.
+pub(super) trait Object: Send + Sync + 'static {
+    const WHAT: &str;
 }
 
-impl<T: 'static> Objects<T> {
-    pub(super) const fn new(what: &'static str) -> Self {
-        Self { what, all: Global::new(BTreeMap::new()) }
-    }
+type Objects = BTreeMap<u64, Arc<dyn Any + Send + Sync>>;
 
-    pub(super) fn add(&self, thing: T) -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        self.all.lock().insert(number, Arc::new(thing));
-        number
-    }
+static OBJECTS: Global<Objects> = Global::new(Rank::Objects, BTreeMap::new());
 
-    pub(super) fn find(&self, number: u64) -> Result<Arc<T>, Failure> {
-        self.all.read().get(&number).map(Arc::clone).ok_or_else(|| self.unknown())
-    }
+pub(super) fn add(thing: impl Object) -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    OBJECTS.lock().insert(number, Arc::new(thing));
+    number
+}
 
-    /// Takes the number out of use. The thing goes when nobody is with it any more.
-    pub(super) fn remove(&self, number: u64) -> Result<Arc<T>, Failure> {
-        let removed = self.all.lock().remove(&number);
-        removed.ok_or_else(|| self.unknown())
-    }
+pub(super) fn find<T: Object>(number: u64) -> Result<Arc<T>, Failure> {
+    known(OBJECTS.read().get(&number).map(Arc::clone))
+}
 
-    #[cold]
-    fn unknown(&self) -> Failure {
-        let text = format_args!("there is no such {}, or it has gone", self.what);
+/// Takes the number out of use. The thing is dropped when its last use has ended.
+pub(super) fn remove<T: Object>(number: u64) -> Result<Arc<T>, Failure> {
+    let mut all = OBJECTS.lock();
+    // A thing of another kind stays.
+    let removed = match all.get(&number) {
+        Some(thing) if thing.is::<T>() => all.remove(&number),
+        _ => None,
+    };
+    drop(all);
+    known(removed)
+}
+
+fn known<T: Object>(thing: Option<Arc<dyn Any + Send + Sync>>) -> Result<Arc<T>, Failure> {
+    let unknown = || {
+        let text = format_args!("there is no such {}, or it has gone", T::WHAT);
         Failure::new(Status::UnknownHandle, text)
-    }
+    };
+    thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
+}
 
-    /// Keeps all as they are, for a fork.
-    pub(super) fn hold(&'static self) -> impl Sized + 'static {
-        self.all.lock()
-    }
-
-    /// Takes all numbers out of use and leaves the things as they are.
-    pub(super) fn forget_all(&self) {
-        mem::forget(mem::take(&mut *self.all.lock()));
-    }
+/// Takes all numbers out of use and leaves the things as they are.
+pub(super) fn forget_all() {
+    mem::forget(mem::take(&mut *OBJECTS.lock()));
 }

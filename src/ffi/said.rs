@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::guard;
 use crate::config::Config;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 /// So many failures are said on the standard error stream; further ones only by
 /// `stratalloc_last_error`.
@@ -35,12 +35,7 @@ pub(super) fn warn(config: &Config) {
     config.warnings().iter().for_each(warn_once);
 }
 
-static WARNED: Global<Vec<String>> = Global::new(Vec::new());
-
-/// Keeps what was said as it is, for a fork.
-pub(super) fn hold() -> impl Sized + 'static {
-    WARNED.lock()
-}
+static WARNED: Global<Vec<String>> = Global::new(Rank::Warnings, Vec::new());
 
 /// Says something once in the life of the process: several devices read one environment.
 #[cold]

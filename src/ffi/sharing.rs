@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
-use super::lent::Objects;
+use super::lent::{self, Object};
 use super::pointers::{Place, read_any, write_bytes};
 use super::table;
 use crate::allocator::Imported;
@@ -25,7 +25,9 @@ pub type ExpandableVisitor = Option<
     ),
 >;
 
-static OPENED: Objects<Imported> = Objects::new("shared block");
+impl Object for Imported {
+    const WHAT: &str = "shared block";
+}
 
 /// Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
 /// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
@@ -94,7 +96,7 @@ pub unsafe extern "C" fn stratalloc_open_shared(
         let imported = sharing.open(&from)?;
         address.put(pointer_to(imported.address())?);
         place.put(imported.size_bytes());
-        shared.put(OPENED.add(imported));
+        shared.put(lent::add(imported));
         Ok(())
     })
 }
@@ -102,7 +104,7 @@ pub unsafe extern "C" fn stratalloc_open_shared(
 /// Unmaps a block that was opened, as soon as nobody else has the same pages open. Waits for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
-    status(|| OPENED.remove(shared).map(drop))
+    status(|| lent::remove::<Imported>(shared).map(drop))
 }
 
 /// Lets `device` access the allocator's memory: all that is mapped, and all that will be. One direction: for
@@ -159,14 +161,4 @@ pub unsafe extern "C" fn stratalloc_set_reserve_class(
         table::find(handle)?.expandable()?.set_reserve_class(stream_of(stream), class);
         Ok(())
     })
-}
-
-/// Keeps what is opened as it is, for a fork.
-pub(super) fn hold() -> impl Sized + 'static {
-    OPENED.hold()
-}
-
-/// Takes what is opened out of use, and leaves it mapped.
-pub(super) fn forget_all() {
-    OPENED.forget_all();
 }

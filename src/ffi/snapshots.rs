@@ -9,7 +9,7 @@ use std::ptr::null;
 use super::calls::{pointer_to, stream_to};
 use super::guard::{Failure, Status, status};
 use super::history::stack_of;
-use super::lent::Objects;
+use super::lent::{self, Object};
 use super::pointers::Place;
 use super::pools::Pool;
 use super::table;
@@ -113,7 +113,9 @@ struct Taken {
     pool: Option<PoolId>,
 }
 
-static SNAPSHOTS: Objects<Taken> = Objects::new("snapshot");
+impl Object for Taken {
+    const WHAT: &str = "snapshot";
+}
 
 impl From<PoolId> for Pool {
     fn from(pool: PoolId) -> Self {
@@ -224,7 +226,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_take(
         if with_entries == 0 {
             snapshot.entries = Entries::default();
         }
-        let number = SNAPSHOTS.add(Taken { snapshot, pool });
+        let number = lent::add(Taken { snapshot, pool });
         place.put(pointer_to(number)?.cast());
         Ok(())
     })
@@ -246,7 +248,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
         }
         // SAFETY: not null, and our caller's promise.
         let SnapshotVisitor { segment, block, entry, user } = unsafe { visitor.read_unaligned() };
-        let taken = SNAPSHOTS.find(snapshot.addr() as u64)?;
+        let taken = lent::find::<Taken>(snapshot.addr() as u64)?;
         let wanted = |pool: PoolId| taken.pool.is_none_or(|only| only == pool);
         for state in taken.snapshot.segments.iter().filter(|state| wanted(state.layout.pool)) {
             if let Some(show) = segment {
@@ -274,15 +276,5 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
 /// Ends a snapshot, and releases the stacks that only it held.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_snapshot_drop(snapshot: *mut Snapshot) -> Status {
-    status(|| SNAPSHOTS.remove(snapshot.addr() as u64).map(drop))
-}
-
-/// Keeps all snapshots as they are, for a fork.
-pub(super) fn hold() -> impl Sized + 'static {
-    SNAPSHOTS.hold()
-}
-
-/// Takes all snapshots out of use.
-pub(super) fn forget_all() {
-    SNAPSHOTS.forget_all();
+    status(|| lent::remove::<Taken>(snapshot.addr() as u64).map(drop))
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::guard::{Failure, Status};
 use super::instance::Instance;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 /// Who may end an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,8 @@ struct Table {
     empty: Vec<u32>,
 }
 
-static TABLE: Global<Table> = Global::new(Table { slots: Vec::new(), empty: Vec::new() });
+static TABLE: Global<Table> =
+    Global::new(Rank::Handles, Table { slots: Vec::new(), empty: Vec::new() });
 
 /// The slot's index and the generation that a handle says. Handle 0 names nothing.
 fn parts(handle: u64) -> Option<(usize, u32)> {
@@ -114,11 +115,6 @@ pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
         table.offer(index);
     }
     Ok(instance)
-}
-
-/// Keeps the table as it is, for a fork.
-pub(super) fn hold() -> impl Sized + 'static {
-    TABLE.lock()
 }
 
 /// Takes all handles out of use and leaves their allocators as they are, without looking at them.

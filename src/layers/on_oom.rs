@@ -14,7 +14,7 @@ use super::watch::{Watch, Watched};
 use crate::allocator::{Allocation, DeviceAllocator, Recording, Request};
 use crate::error::{AllocError, OutOfMemory};
 use crate::history::Snapshot;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 /// So many times an allocator writes a snapshot and looks for settings.
 pub const TIMES_MAX: usize = 4;
@@ -22,7 +22,7 @@ pub const TIMES_MAX: usize = 4;
 /// Says, as sentences, which settings would have served the program of a snapshot.
 pub type Adviser = fn(&Snapshot) -> Vec<String>;
 
-static ADVISER: Global<Option<Adviser>> = Global::new(None);
+static ADVISER: Global<Option<Adviser>> = Global::new(Rank::Adviser, None);
 
 /// Puts an adviser in force for all allocators of this process: they know none of their own. Does not wait.
 pub fn set_adviser(adviser: Adviser) {
@@ -32,12 +32,6 @@ pub fn set_adviser(adviser: Adviser) {
 /// Whether this process has one.
 pub(crate) fn has_adviser() -> bool {
     ADVISER.read().is_some()
-}
-
-/// Keeps the adviser as it is, for a fork.
-#[cfg(feature = "ffi")]
-pub(crate) fn hold() -> impl Sized + 'static {
-    ADVISER.lock()
 }
 
 /// See the [module](self).

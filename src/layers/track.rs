@@ -12,16 +12,10 @@ use std::sync::{Arc, Weak};
 use super::record::record;
 use crate::allocator::DeviceAllocator;
 use crate::history::{History, LeakReporter};
-use crate::sync::{Global, at_exit};
+use crate::sync::{Global, Rank, at_exit};
 
 /// Histories that write what was never given back themselves, with the process that each was tracked in.
-static TRACKED: Global<Vec<(u32, Weak<History>)>> = Global::new(Vec::new());
-
-/// Keeps the list as it is, for a fork.
-#[cfg(feature = "ffi")]
-pub(crate) fn hold() -> impl Sized + 'static {
-    TRACKED.lock()
-}
+static TRACKED: Global<Vec<(u32, Weak<History>)>> = Global::new(Rank::Tracked, Vec::new());
 
 /// `inner`, remembering who asked for each block, with what was never given back told to `report` when its
 /// history goes: when it was dropped, and everything that was switched to instead of it. What lives now its

@@ -28,7 +28,7 @@ use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
 use crate::strategies::plugin::{Callbacks, LibraryError};
 use crate::strategies::{PluggableAllocator, Strategy};
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 pub use backends::{BUILT_IN, Backend};
 use backends::{Build, device_count};
@@ -46,13 +46,8 @@ const NAME_MAX_BYTES: usize = 64;
 /// of them.
 const UNKNOWN_MAX: usize = 256;
 
-static NAMES: Global<Names> = Global::new(Names { registered: Vec::new(), unknown: Vec::new() });
-
-/// Keeps the names as they are, for a fork.
-#[cfg(feature = "ffi")]
-pub(crate) fn hold() -> impl Sized + 'static {
-    NAMES.lock()
-}
+static NAMES: Global<Names> =
+    Global::new(Rank::Backends, Names { registered: Vec::new(), unknown: Vec::new() });
 
 struct Names {
     registered: Vec<Registered>,

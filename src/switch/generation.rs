@@ -10,7 +10,7 @@ use crate::layers;
 use crate::registry;
 use crate::stats::{PerPool, Statistics, Usage};
 use crate::strategies::Strategy;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 /// One allocator. Current first, then retired, then gone.
 #[derive(Debug)]
@@ -164,13 +164,7 @@ impl Generation {
     }
 }
 
-static NAMES: Global<Option<HashSet<&'static str>>> = Global::new(None);
-
-/// Keeps the names as they are, for a fork.
-#[cfg(feature = "ffi")]
-pub(crate) fn hold() -> impl Sized + 'static {
-    NAMES.lock()
-}
+static NAMES: Global<Option<HashSet<&'static str>>> = Global::new(Rank::StrategyNames, None);
 
 /// The same text, living as long as the process: names are handed out as references and must outlive
 /// the allocators that have them. There are as many as there are different names.

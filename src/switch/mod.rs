@@ -33,8 +33,6 @@ use crate::sync::Read;
 use self::core::Core;
 use self::generation::Generation;
 pub use error::SwitchError;
-#[cfg(feature = "ffi")]
-pub(crate) use generation::hold as hold_names;
 
 /// See the [module](self). Cheap to clone; all clones switch together.
 #[derive(Clone, Debug)]

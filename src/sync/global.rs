@@ -1,29 +1,135 @@
 //! A lock that belongs to the whole process, and that a fork may find taken.
 //!
-//! Whoever forks takes it first ([`Global::lock`]), so that the child gets it whole and lets go of it as
-//! the parent does. That needs a lock that is nothing but itself: parking_lot's keep who waits in one table
-//! for all of them, with locks of its own, and a child may inherit those taken.
+//! Each lock lists itself at its first use. A thread that forks takes all that are listed ([`hold_all`]), so
+//! that the child gets their values whole and releases them as the parent does. That needs a lock that is
+//! nothing but itself: parking_lot's keep their waiting threads in one table for all of them, with locks of
+//! its own, and a child may inherit those taken.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#![cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "only the C interface handles forks"))]
 
-/// See the [module](self). Nobody runs users' code under it.
-#[derive(Debug, Default)]
-pub(crate) struct Global<T>(RwLock<T>);
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-impl<T> Global<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(RwLock::new(value))
+use super::barrier;
+
+/// The locks of the process, in the order in which a fork takes them. The first may be held while an
+/// allocator is made, the others only for a moment and with no other one taken inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rank {
+    TorchDevices,
+    Handles,
+    Objects,
+    Gates,
+    Backends,
+    StrategyNames,
+    FrontPlaces,
+    Tracked,
+    Adviser,
+    CpuBlocks,
+    Slots,
+    Warnings,
+}
+
+/// See the [module](self). No code of users runs under it.
+#[derive(Debug)]
+pub(crate) struct Global<T> {
+    value: RwLock<T>,
+    rank: Rank,
+    is_listed: AtomicBool,
+}
+
+trait Hold: Sync {
+    fn hold(&'static self) -> Box<dyn Any>;
+}
+
+type List = Vec<(Rank, &'static dyn Hold)>;
+
+/// All locks that were used, by rank. Taken after all of them.
+static LISTED: Mutex<List> = Mutex::new(Vec::new());
+
+fn listed() -> MutexGuard<'static, List> {
+    LISTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Send + Sync + 'static> Global<T> {
+    pub(crate) const fn new(rank: Rank, value: T) -> Self {
+        Self { value: RwLock::new(value), rank, is_listed: AtomicBool::new(false) }
     }
 
     /// To look. What a panic has left is looked at all the same.
     #[inline]
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn read(&'static self) -> RwLockReadGuard<'static, T> {
+        self.list();
+        self.value.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// To change.
     #[inline]
-    pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&'static self) -> RwLockWriteGuard<'static, T> {
+        self.list();
+        self.value.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn list(&'static self) {
+        if !self.is_listed.load(Ordering::Relaxed) {
+            self.list_now();
+        }
+    }
+
+    #[cold]
+    fn list_now(&'static self) {
+        let mut all = listed();
+        if !self.is_listed.swap(true, Ordering::Relaxed) {
+            let at = all.partition_point(|(rank, _)| *rank <= self.rank);
+            all.insert(at, (self.rank, self));
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> Hold for Global<T> {
+    fn hold(&'static self) -> Box<dyn Any> {
+        Box::new(self.lock())
+    }
+}
+
+/// Takes all locks of the process, by rank, until the result is dropped. The calling thread holds those of
+/// rank `own` already.
+pub(crate) fn hold_all(own: Option<Rank>) -> Vec<Box<dyn Any>> {
+    // Decided before the fork: the child would wait for a thread that was deciding.
+    let _ = barrier::is_asymmetric();
+    loop {
+        let all = listed().clone();
+        let others = all.iter().filter(|(rank, _)| Some(*rank) != own);
+        let mut held: Vec<_> = others.map(|(_, lock)| lock.hold()).collect();
+        let now = listed();
+        // Another one may have been listed, and taken, since.
+        if now.len() == all.len() {
+            held.push(Box::new(now));
+            return held;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_takes_every_lock_that_was_used_by_rank() {
+        static LATE: Global<u8> = Global::new(Rank::Warnings, 0);
+        static EARLY: Global<u8> = Global::new(Rank::TorchDevices, 0);
+        drop(LATE.lock());
+        drop(EARLY.read());
+        let held = hold_all(None);
+        let is_taken = |lock: &Global<u8>| lock.value.try_read().is_err();
+        assert!(is_taken(&LATE) && is_taken(&EARLY));
+        drop(held);
+        assert!(!is_taken(&LATE) && !is_taken(&EARLY));
+        let held = hold_all(Some(Rank::TorchDevices));
+        assert!(is_taken(&LATE) && !is_taken(&EARLY));
+        drop(held);
+        assert!(listed().is_sorted_by_key(|(rank, _)| *rank));
     }
 }

@@ -19,10 +19,10 @@ mod swap;
 mod walk;
 
 pub(crate) use exit::at_exit;
-pub(crate) use global::Global;
-pub(crate) use quota::Quota;
 #[cfg(feature = "ffi")]
-pub(crate) use slots::hold;
+pub(crate) use global::hold_all;
+pub(crate) use global::{Global, Rank};
+pub(crate) use quota::Quota;
 pub(crate) use swap::{All, Read, Swap};
 #[cfg(feature = "stacks")]
 pub(crate) use walk::walk;

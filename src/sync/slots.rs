@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::{Global, barrier};
+use super::{Global, Rank, barrier};
 
 /// What one thread reads. On a line of its own, so that threads do not take it from each other.
 #[derive(Debug)]
@@ -28,7 +28,8 @@ struct Slots {
     unused: Vec<&'static Slot>,
 }
 
-static SLOTS: Global<Slots> = Global::new(Slots { all: Vec::new(), unused: Vec::new() });
+static SLOTS: Global<Slots> =
+    Global::new(Rank::Slots, Slots { all: Vec::new(), unused: Vec::new() });
 
 thread_local! {
     /// The thread's slot, once it has one. Without a destructor, so that asking takes one load.
@@ -106,12 +107,4 @@ impl Slot {
 /// comes before this.
 pub(super) fn anyone_reads(at: *mut ()) -> bool {
     SLOTS.read().all.iter().any(|slot| slot.reading.load(Ordering::Acquire) == at)
-}
-
-/// Keeps the slots as they are, for a fork.
-#[cfg(feature = "ffi")]
-pub(crate) fn hold() -> impl Sized + 'static {
-    // Decided by now, so that no child waits for a thread that was about to.
-    let _ = barrier::is_asymmetric();
-    SLOTS.lock()
 }

@@ -4,12 +4,12 @@
 //! hits and frees only read it. Whoever frees by address finds the instance that made the block, also one
 //! that was dropped meanwhile. Sharded by address, a lock each; nobody takes another lock under these.
 
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 
 use hashbrown::HashMap;
 
 use super::Core;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 const SHARDS: usize = 64;
 
@@ -20,15 +20,16 @@ struct Entry {
 }
 
 /// A shard, alone on its cache lines.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
-struct Shard(Global<HashMap<u64, Entry>>);
+struct Shard(Global<Map>);
 
-static SHARED: LazyLock<Box<[Shard]>> =
-    LazyLock::new(|| (0..SHARDS).map(|_| Shard::default()).collect());
+type Map = Option<HashMap<u64, Entry>>;
+
+static SHARED: [Shard; SHARDS] = [const { Shard(Global::new(Rank::CpuBlocks, None)) }; SHARDS];
 
 #[inline]
-fn shard(address: u64) -> &'static Global<HashMap<u64, Entry>> {
+fn shard(address: u64) -> &'static Global<Map> {
     // Blocks start at multiples of powers of two: their low bits are equal.
     let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
     &SHARED[usize::try_from(hash).unwrap_or(0) % SHARDS].0
@@ -44,15 +45,16 @@ pub(super) enum Owner {
 
 /// Enters an address that came from the system.
 pub(super) fn enter(address: u64, core: Weak<Core>, slot: u32) {
-    shard(address).lock().insert(address, Entry { core, slot });
+    shard(address).lock().get_or_insert_default().insert(address, Entry { core, slot });
 }
 
 /// Strikes an address of `core` that goes back to the system.
 pub(super) fn leave(address: u64, core: &Core) {
     let mut shard = shard(address).lock();
-    let own = shard.get(&address).is_some_and(|entry| std::ptr::eq(core, entry.core.as_ptr()));
+    let Some(entries) = shard.as_mut() else { return };
+    let own = entries.get(&address).is_some_and(|entry| std::ptr::eq(core, entry.core.as_ptr()));
     // What the entry holds goes after the lock.
-    let entry = own.then(|| shard.remove(&address)).flatten();
+    let entry = own.then(|| entries.remove(&address)).flatten();
     drop(shard);
     drop(entry);
 }
@@ -61,15 +63,11 @@ pub(super) fn leave(address: u64, core: &Core) {
 #[inline]
 pub(super) fn find(address: u64, asker: Option<&Core>) -> Owner {
     let shard = shard(address).read();
-    let Some(entry) = shard.get(&address) else { return Owner::Nobody };
+    let Some(entry) = shard.as_ref().and_then(|entries| entries.get(&address)) else {
+        return Owner::Nobody;
+    };
     if asker.is_some_and(|asker| std::ptr::eq(asker, entry.core.as_ptr())) {
         return Owner::Asker(entry.slot);
     }
     entry.core.upgrade().map_or(Owner::Nobody, |core| Owner::Other(core, entry.slot))
-}
-
-/// Keeps the map as it is, for a fork.
-#[cfg(feature = "ffi")]
-pub(crate) fn hold() -> impl Sized + 'static {
-    SHARED.iter().map(|shard| shard.0.lock()).collect::<Vec<_>>()
 }

@@ -48,8 +48,6 @@ use live::Owner;
 
 pub use buffer::CpuBuffer;
 pub use current::{CpuCachingGuard, current, with_cpu_caching_allocator};
-#[cfg(feature = "ffi")]
-pub(crate) use live::hold as hold_map;
 
 /// A watermark or an age that is none.
 const UNLIMITED: u64 = u64::MAX;

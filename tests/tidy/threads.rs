@@ -54,30 +54,6 @@ pub(crate) fn usable_to_the_end(file: &Source) -> Vec<String> {
     found
 }
 
-/// Every lock of the whole process is taken before a fork: the child would inherit it as another thread
-/// had it. Each has a function `hold`, and the handler in `ffi/fork.rs` calls all of them.
-pub(crate) fn held_at_a_fork(files: &[Source]) -> Vec<String> {
-    let product = |file: &Source| {
-        let code = file.product_code();
-        code.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("\n")
-    };
-    let (mut found, mut functions) = (Vec::new(), 0);
-    for file in files {
-        let code = product(file);
-        let has_lock = [": Global<", "(Global<"].iter().any(|form| code.contains(form));
-        functions += code.matches("fn hold() ->").count();
-        if has_lock && !code.contains("fn hold(") && !file.path.ends_with("sync/global.rs") {
-            found.push(file.at(0, "a Global without a function `hold`"));
-        }
-    }
-    let handler = files.iter().find(|file| file.path == "src/ffi/fork.rs");
-    let called = handler.map_or(0, |file| product(file).matches("::hold").count());
-    if called != functions {
-        found.push(format!("src/ffi/fork.rs calls {called} of {functions} functions `hold`"));
-    }
-    found
-}
-
 /// Name and type of a thread-local.
 fn declared(text: &str) -> Option<(&str, &str)> {
     let (name, rest) = text.strip_prefix("static ")?.split_once(": ")?;

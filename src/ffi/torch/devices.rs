@@ -17,7 +17,7 @@ use crate::ffi::instance::{InForce, Instance, environment, environment_over, fur
 use crate::ffi::said::warn_once;
 use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 
 /// As many as PyTorch counts.
 const DEVICES_MAX: usize = 128;
@@ -88,7 +88,7 @@ impl Drop for OpenedHere {
 impl Devices {
     const fn new() -> Self {
         let places = [const { Place(AtomicPtr::new(null_mut())) }; DEVICES_MAX];
-        Self { places, opening: Global::new(None) }
+        Self { places, opening: Global::new(Rank::TorchDevices, None) }
     }
 
     #[inline]
@@ -104,7 +104,7 @@ impl Devices {
     /// the others can use each other's memory.
     #[cold]
     fn open(
-        &self,
+        &'static self,
         device: c_int,
         make: impl FnOnce(Option<&Config>) -> Result<Instance, Failure>,
     ) -> Result<&'static OpenDevice, Failure> {
@@ -131,7 +131,7 @@ impl Devices {
     /// afterwards, the devices that were changed before get their former configuration again.
     #[cold]
     fn set_conf(
-        &self,
+        &'static self,
         text: &str,
         environment: impl FnOnce() -> Result<Config, Failure>,
     ) -> Result<(), Failure> {
@@ -168,9 +168,9 @@ fn restore(instance: &Instance, before: InForce) {
     }
 }
 
-/// Keeps the list as it is, for a fork.
-pub(in crate::ffi) fn hold() -> impl Sized + 'static {
-    (!IS_OPENING.get()).then(|| DEVICES.opening.lock())
+/// Whether the calling thread holds the list, because it makes an allocator.
+pub(in crate::ffi) fn is_opening() -> bool {
+    IS_OPENING.get()
 }
 
 /// Forgets all allocators, after a fork.
@@ -292,13 +292,17 @@ mod tests {
         })
     }
 
+    fn none_open() -> &'static Devices {
+        Box::leak(Box::new(Devices::new()))
+    }
+
     fn instance(conf: &str, driver: Arc<dyn Driver>) -> Result<Instance, Failure> {
         Instance::build(&Config::parse(conf, &KeyTable::default()).unwrap(), driver)
     }
 
     /// Uses the devices one after the other, and both before again.
     fn use_all(conf: &str, sims: &[Arc<Sim>; 3]) {
-        let seats = Devices::new();
+        let seats = none_open();
         for device in [0, 1, 2, 1, 0] {
             let sim = Arc::clone(&sims[usize::try_from(device).unwrap()]);
             let open = seats.open(device, |_| instance(conf, sim)).unwrap();
@@ -334,7 +338,7 @@ mod tests {
     fn a_device_alone_and_one_that_is_told_not_to_open_nothing() {
         let sims = sims();
         use_all("expandable_segments:True,peers:none", &sims);
-        let alone = Devices::new();
+        let alone = none_open();
         alone.open(0, |_| instance("expandable_segments:True", sims[0].clone())).unwrap();
         assert_eq!(sims.map(|sim| sim.calls("enable_access")), [0; 3]);
     }
@@ -342,7 +346,7 @@ mod tests {
     #[test]
     fn a_device_that_cannot_be_let_in_does_not_stop_the_allocator() {
         let sims = sims();
-        let seats = Devices::new();
+        let seats = none_open();
         let conf = "expandable_segments:True";
         let faulty = Arc::new(Faulty::new(Arc::clone(&sims[0])));
         seats.open(0, |_| instance(conf, faulty.clone())).unwrap();
@@ -361,8 +365,8 @@ mod tests {
     }
 
     /// Two devices that are open, and a list to open a third.
-    fn two_open(drivers: [Arc<dyn Driver>; 2]) -> Devices {
-        let seats = Devices::new();
+    fn two_open(drivers: [Arc<dyn Driver>; 2]) -> &'static Devices {
+        let seats = none_open();
         for (device, driver) in (0..).zip(drivers) {
             seats.open(device, |_| instance("", driver)).unwrap();
         }
@@ -387,13 +391,13 @@ mod tests {
         let seats = two_open([first, second]);
         seats.set_conf("max_split_size_mb:64", nothing).unwrap();
         let both = vec![("native".to_owned(), Some(64 * MIB)); 2];
-        assert_eq!(told(&seats), both);
+        assert_eq!(told(seats), both);
         let pool = PoolId { capture: 0, user: 7 };
         let used = &seats.place(1).and_then(Place::get).unwrap().instance;
         used.pools().unwrap().create_pool(pool, Default::default()).unwrap();
         let switch = "backend:cudaMallocAsync,max_split_size_mb:200";
         assert!(seats.set_conf(switch, nothing).is_err(), "a pool of the second has a user");
-        assert_eq!(told(&seats), both);
+        assert_eq!(told(seats), both);
         let open = seats.open(2, |later| {
             let config = later.cloned().unwrap();
             Instance::build(&config, third)
@@ -408,14 +412,14 @@ mod tests {
         let faulty = Arc::new(Faulty::new(second));
         let seats = two_open([first, faulty.clone()]);
         seats.set_conf("max_split_size_mb:64", nothing).unwrap();
-        let before = told(&seats);
+        let before = told(seats);
         let limited = &seats.place(0).and_then(Place::get).unwrap().instance;
         limited.caching().unwrap().set_limit_bytes(Some(30 * MIB));
         let only = Some("create_pool");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
         let switch = "backend:cudaMallocAsync,malloc_async_own_pool:True";
         assert!(seats.set_conf(switch, nothing).is_err());
-        assert_eq!(told(&seats), before);
+        assert_eq!(told(seats), before);
         assert_eq!(limited.caching().unwrap().limit_bytes(), Some(30 * MIB));
     }
 }

@@ -26,7 +26,7 @@ use super::said::complain;
 use crate::allocator::ScopeFilter;
 use crate::strategies::plugin::copied;
 pub use class::*;
-pub(super) use devices::{default_config, forget_all, hold, name_in_force, statistics};
+pub(super) use devices::{default_config, forget_all, is_opening, name_in_force, statistics};
 use devices::{open_device, open_devices, opened};
 pub use settings::*;
 

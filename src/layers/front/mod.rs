@@ -36,7 +36,7 @@ use crate::history::SegmentLayout;
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::Usage;
-use crate::sync::Global;
+use crate::sync::{Global, Rank};
 #[cfg(feature = "ffi")]
 pub(crate) use local::forget_all;
 use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, bytes_of, class_of};
@@ -139,13 +139,7 @@ struct Threads {
 }
 
 /// Places of fronts in the lists of threads; true is taken.
-static PLACES: Global<Vec<bool>> = Global::new(Vec::new());
-
-/// Keeps the places as they are, for a fork.
-#[cfg(feature = "ffi")]
-pub(crate) fn hold() -> impl Sized + 'static {
-    PLACES.lock()
-}
+static PLACES: Global<Vec<bool>> = Global::new(Rank::FrontPlaces, Vec::new());
 
 fn take_place() -> usize {
     let mut places = PLACES.lock();
