@@ -6,6 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// The handle of PyTorch's allocator on device 0. That of device N is N more.
+#define STRATALLOC_TORCH_HANDLE 4611686018427387905
+
 // Requests to the default pool may take idle blocks from the pool before they fail.
 #define STRATALLOC_POOL_USE_ON_OOM 1
 
@@ -947,12 +950,14 @@ void stratalloc_torch_release_pool(int device,
                                    stratalloc_pool pool);
 
 // Stores a handle of the allocator that PyTorch has on a device, for the other calls of this
-// interface; the allocator is made if there is none yet. It cannot be destroyed.
+// interface; the allocator is made if there is none yet. It cannot be destroyed. The handle is
+// `STRATALLOC_TORCH_HANDLE` and the number of the device, added up; calls find its allocator without a lock.
 //
 // # Safety
 //
 // `handle` may be written.
-stratalloc_status stratalloc_torch_handle(int device, uint64_t *handle);
+stratalloc_status stratalloc_torch_handle(int device,
+                                          uint64_t *handle);
 
 // Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns how it ended: also
 // after a failure all the others are emptied, and the last one counts. Waits for the devices.

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files that export something, in the header's order.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "guard.rs",
     "lent.rs",
+    "table.rs",
     "calls.rs",
     "figures.rs",
     "text.rs",

@@ -3,12 +3,11 @@
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 
 use super::guard::{self, Failure, Status, guard, status};
 use super::instance::Instance;
 use super::pointers::{Buffer, Place, read};
-use super::table::{self, Keeper};
+use super::table;
 use crate::ids::StreamId;
 
 /// A stream as callers have it: `cudaStream_t`, or any number.
@@ -57,7 +56,7 @@ pub unsafe extern "C" fn stratalloc_create(
             // SAFETY: our caller's promise.
             Some(unsafe { read(conf, "conf") }?)
         };
-        place.put(table::add(Arc::new(Instance::open(conf, device)?), Keeper::Caller)?);
+        place.put(table::add(Instance::open(conf, device)?)?);
         Ok(())
     })
 }

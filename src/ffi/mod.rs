@@ -39,5 +39,6 @@ pub use lent::*;
 pub use pools::*;
 pub use sharing::*;
 pub use snapshots::*;
+pub use table::TORCH_HANDLE;
 pub use text::*;
 pub use torch::*;

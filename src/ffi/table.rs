@@ -2,27 +2,47 @@
 //!
 //! A handle is a slot and the slot's generation, so that a handle of a destroyed allocator is
 //! refused although its slot serves another. An allocator that is destroyed while other threads are
-//! inside goes when the last of them has left.
+//! inside goes when the last of them has left. Handles of PyTorch's allocators have a generation of their
+//! own, and the device's number in place of the slot: they are found without a lock.
 
+use std::ffi::c_int;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::guard::{Failure, Status};
 use super::instance::Instance;
+use super::torch;
 use crate::sync::{Global, Rank};
 
-/// Who may end an allocator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keeper {
-    /// Whoever has the handle.
-    Caller,
-    /// Nobody: PyTorch's blocks live as long as the process.
-    Process,
+/// The handle of PyTorch's allocator on device 0. That of device N is N more.
+pub const TORCH_HANDLE: u64 = 0x4000_0000_0000_0001;
+
+/// The generation in handles of PyTorch's allocators. No slot reaches it.
+const TORCH: u32 = 1 << 30;
+
+/// The allocator that a handle names.
+pub(super) enum Named {
+    Own(Arc<Instance>),
+    /// It lives as long as the process.
+    Torch(&'static Instance),
+}
+
+impl Deref for Named {
+    type Target = Instance;
+
+    #[inline]
+    fn deref(&self) -> &Instance {
+        match self {
+            Self::Own(instance) => instance,
+            Self::Torch(instance) => instance,
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Slot {
     generation: u32,
-    held: Option<(Arc<Instance>, Keeper)>,
+    held: Option<Arc<Instance>>,
 }
 
 #[derive(Debug)]
@@ -49,8 +69,8 @@ impl Table {
     /// Offers a slot that has become empty. One whose generations are used up stays empty for ever.
     fn offer(&mut self, index: usize) {
         let slot = &mut self.slots[index];
-        if let Some(next) = slot.generation.checked_add(1) {
-            slot.generation = next;
+        if slot.generation + 1 < TORCH {
+            slot.generation += 1;
             self.empty.extend(u32::try_from(index));
         }
     }
@@ -63,7 +83,7 @@ fn unknown(handle: u64) -> Failure {
 }
 
 /// Gives an allocator a handle.
-pub(super) fn add(instance: Arc<Instance>, keeper: Keeper) -> Result<u64, Failure> {
+pub(super) fn add(instance: Instance) -> Result<u64, Failure> {
     let mut table = TABLE.lock();
     let index = match table.empty.pop() {
         Some(index) => index,
@@ -77,40 +97,46 @@ pub(super) fn add(instance: Arc<Instance>, keeper: Keeper) -> Result<u64, Failur
         }
     };
     let slot = &mut table.slots[index as usize];
-    slot.held = Some((instance, keeper));
+    slot.held = Some(Arc::new(instance));
     Ok(u64::from(slot.generation) << 32 | (u64::from(index) + 1))
 }
 
 /// The allocator that a handle names.
 #[inline]
-pub(super) fn find(handle: u64) -> Result<Arc<Instance>, Failure> {
-    let table = TABLE.read();
-    let slot = parts(handle).and_then(|(index, generation)| {
-        table.slots.get(index).filter(|slot| slot.generation == generation)
+pub(super) fn find(handle: u64) -> Result<Named, Failure> {
+    let found = parts(handle).and_then(|(index, generation)| match generation {
+        TORCH => torch::find(c_int::try_from(index).ok()?).map(Named::Torch),
+        _ => {
+            let table = TABLE.read();
+            let slot = table.slots.get(index).filter(|slot| slot.generation == generation)?;
+            slot.held.as_ref().map(|instance| Named::Own(Arc::clone(instance)))
+        }
     });
-    match slot.and_then(|slot| slot.held.as_ref()) {
-        Some((instance, _)) => Ok(Arc::clone(instance)),
-        None => Err(unknown(handle)),
-    }
+    found.ok_or_else(|| unknown(handle))
 }
 
 /// All allocators, each with a small number of its own.
-pub(super) fn all() -> Vec<(u64, Arc<Instance>)> {
+pub(super) fn all() -> Vec<(u64, Named)> {
+    let torch = torch::open_devices().filter_map(|(device, instance)| {
+        Some((2 * u64::try_from(device).ok()?, Named::Torch(instance)))
+    });
     let table = TABLE.read();
-    let held = table.slots.iter().map(|slot| slot.held.as_ref());
-    let numbered = (1..).zip(held);
-    numbered.filter_map(|(number, held)| Some((number, Arc::clone(&held?.0)))).collect()
+    let own = (1..)
+        .step_by(2)
+        .zip(&table.slots)
+        .filter_map(|(number, slot)| Some((number, Named::Own(Arc::clone(slot.held.as_ref()?)))));
+    torch.chain(own).collect()
 }
 
 /// Takes a handle out of use and returns its allocator, to be dropped with no lock held.
 pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
-    let mut table = TABLE.lock();
-    let slot = table.slot(handle).ok_or_else(|| unknown(handle))?;
-    if slot.held.as_ref().is_some_and(|(_, keeper)| *keeper == Keeper::Process) {
+    if let Named::Torch(_) = find(handle)? {
         let text = "PyTorch's allocators stay until the process ends";
         return Err(Failure::new(Status::InvalidArgument, text));
     }
-    let (instance, _) = slot.held.take().ok_or_else(|| unknown(handle))?;
+    let mut table = TABLE.lock();
+    let held = table.slot(handle).and_then(|slot| slot.held.take());
+    let instance = held.ok_or_else(|| unknown(handle))?;
     if let Some((index, _)) = parts(handle) {
         table.offer(index);
     }

@@ -4,12 +4,11 @@
 
 use std::ffi::{c_char, c_int};
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use super::guard::{Failure, Status};
-use super::instance::Instance;
 use super::pointers::write;
-use super::{table, torch};
+use super::table::{self, Named};
+use super::torch;
 use crate::history::SegmentLayout;
 use crate::registry::key_table;
 use crate::stats::{Measured, Statistics, metrics};
@@ -108,7 +107,7 @@ fn ordinal(device: u64) -> c_int {
     c_int::try_from(device).unwrap_or(-1)
 }
 
-fn measured((number, instance): &(u64, Arc<Instance>)) -> Measured {
+fn measured((number, instance): &(u64, Named)) -> Measured {
     let cache = instance.caching().and_then(|caching| Ok(caching.cache_info()?));
     Measured {
         device: instance.driver.info().device,

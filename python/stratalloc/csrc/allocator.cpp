@@ -74,7 +74,7 @@ Allocator::Allocator()
 uint64_t Allocator::open_new(DeviceIndex device) {
   check_place(device);
   std::lock_guard<std::mutex> guard(settings_lock_);
-  if (auto handle = handles_[device].load(std::memory_order_acquire)) {
+  if (auto handle = opened(device)) {
     return handle;
   }
   uint64_t handle = 0;
@@ -83,7 +83,7 @@ uint64_t Allocator::open_new(DeviceIndex device) {
   if (open_count_.fetch_add(1) == 0) {
     first_open_ = device;
   }
-  handles_[device].store(handle, std::memory_order_release);
+  is_open_[device].store(true, std::memory_order_release);
   return handle;
 }
 

@@ -138,17 +138,17 @@ class Allocator final : public Base {
 
   // The library's allocator of a device; made if there is none yet, and given everything that was set before.
   uint64_t open(DeviceIndex device) {
-    auto handle = has_place(device) ? handles_[device].load(std::memory_order_acquire) : 0;
-    return C10_LIKELY(handle) ? handle : open_new(device);
+    auto is_open = has_place(device) && is_open_[device].load(std::memory_order_acquire);
+    return C10_LIKELY(is_open) ? STRATALLOC_TORCH_HANDLE + device : open_new(device);
   }
   // The same of a device that is open, or 0: to ask opens none.
   uint64_t opened(DeviceIndex device) const {
     check_place(device);
-    return handles_[device].load(std::memory_order_acquire);
+    return is_open_[device].load(std::memory_order_acquire) ? STRATALLOC_TORCH_HANDLE + device : 0;
   }
   // The device that was opened first, or 0.
   uint64_t first_opened() const {
-    return open_count_ == 0 ? 0 : handles_[first_open_].load(std::memory_order_acquire);
+    return open_count_ == 0 ? 0 : opened(static_cast<DeviceIndex>(first_open_));
   }
   static bool has_place(DeviceIndex device) {
     return 0 <= device && device < C10_COMPILE_TIME_MAX_GPUS;
@@ -173,8 +173,9 @@ class Allocator final : public Base {
   template <class Call>
   void for_each_open(Call call) {
     for (int device = 0; device < C10_COMPILE_TIME_MAX_GPUS; device++) {
-      if (auto handle = handles_[device].load(std::memory_order_acquire)) {
-        call(static_cast<DeviceIndex>(device), handle);
+      auto index = static_cast<DeviceIndex>(device);
+      if (auto handle = opened(index)) {
+        call(index, handle);
       }
     }
   }
@@ -213,7 +214,7 @@ class Allocator final : public Base {
     std::string conf;
   };
 
-  std::array<std::atomic<uint64_t>, C10_COMPILE_TIME_MAX_GPUS> handles_{};
+  std::array<std::atomic<bool>, C10_COMPILE_TIME_MAX_GPUS> is_open_{};
   std::atomic<int> open_count_{0};
   std::atomic<int> first_open_{0};
   std::atomic<int> device_count_{0};

@@ -8,12 +8,13 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use super::devices::{OpenDevice, find, open_device, open_devices, share_pages};
+use super::devices::{find, open_device, open_devices, share_pages};
 use super::not_ours;
 use crate::config::TorchVersion;
 use crate::ffi::calls::{pointer_to, stream_of, stream_to};
 use crate::ffi::fork::is_child;
 use crate::ffi::guard::{Failure, Status, status};
+use crate::ffi::instance::Instance;
 use crate::ffi::pointers::Place;
 use crate::ffi::pools::{Pool, StreamFilter};
 use crate::ffi::snapshots::{Entry, stack_in};
@@ -36,7 +37,7 @@ pub unsafe extern "C" fn stratalloc_torch_allocate(
     status(|| {
         // SAFETY: our caller's promise.
         let place = unsafe { Place::new(pointer, "pointer") }?;
-        let instance = &open_device(device)?.instance;
+        let instance = open_device(device)?;
         let address = if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? };
         place.put(pointer_to(address)?);
         Ok(())
@@ -61,7 +62,7 @@ pub unsafe extern "C" fn stratalloc_torch_allocate_at(
     status(|| {
         // SAFETY: our caller's promise.
         let place = unsafe { Place::new(pointer, "pointer") }?;
-        let instance = &open_device(device)?.instance;
+        let instance = open_device(device)?;
         let made = instance.allocate_at(bytes, stream_of(stream), address.addr() as u64)?;
         place.put(pointer_to(made)?);
         Ok(())
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
 ) -> Status {
     status(|| {
         let address = pointer.addr() as u64;
-        let from_likely = || find(likely)?.instance.take_back(address);
+        let from_likely = || find(likely)?.take_back(address);
         let (of, asked) = match pointer.is_null() {
             true => (-1, 0),
             false => match from_likely() {
@@ -178,8 +179,7 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
 #[cold]
 fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     let mut others = open_devices().filter(|(device, _)| *device != likely);
-    let ask =
-        |(device, open): (c_int, &OpenDevice)| Some((device, open.instance.take_back(address)?));
+    let ask = |(device, open): (c_int, &Instance)| Some((device, open.take_back(address)?));
     match others.find_map(ask) {
         Some((device, taken)) => Ok((device, taken?)),
         None if is_child() => Ok((-1, 0)),

@@ -8,14 +8,12 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::config::Config;
 use crate::ffi::guard::{Failure, Status};
 use crate::ffi::instance::{InForce, Instance, environment, environment_over, further, parse};
 use crate::ffi::said::warn_once;
-use crate::ffi::table::{self, Keeper};
 use crate::stats::Statistics;
 use crate::sync::{Global, Rank};
 
@@ -28,28 +26,21 @@ const VARIABLE: &str = "STRATALLOC_DEVICE";
 /// Whether pages may leave the process, unless the environment says so or otherwise.
 static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
 
-/// The allocator of one device.
-#[derive(Debug)]
-pub(super) struct OpenDevice {
-    pub(super) instance: Arc<Instance>,
-    pub(super) handle: u64,
-}
-
 /// Where a device's allocator is, once it is made. It stays until the process ends.
 #[derive(Debug)]
-struct Place(AtomicPtr<OpenDevice>);
+struct Place(AtomicPtr<Instance>);
 
 impl Place {
     #[inline]
-    fn get(&self) -> Option<&'static OpenDevice> {
+    fn get(&self) -> Option<&'static Instance> {
         // SAFETY: what stands here was leaked by `put`.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    fn put(&self, open: OpenDevice) -> &'static OpenDevice {
-        let open: &'static mut OpenDevice = Box::leak(Box::new(open));
-        self.0.store(open, Ordering::Release);
-        open
+    fn put(&self, instance: Instance) -> &'static Instance {
+        let instance: &'static mut Instance = Box::leak(Box::new(instance));
+        self.0.store(instance, Ordering::Release);
+        instance
     }
 }
 
@@ -96,7 +87,7 @@ impl Devices {
         usize::try_from(device).ok().and_then(|device| self.places.get(device))
     }
 
-    fn all(&self) -> impl Iterator<Item = &'static OpenDevice> {
+    fn all(&self) -> impl Iterator<Item = &'static Instance> {
         self.places.iter().filter_map(Place::get)
     }
 
@@ -107,7 +98,7 @@ impl Devices {
         &'static self,
         device: c_int,
         make: impl FnOnce(Option<&Config>) -> Result<Instance, Failure>,
-    ) -> Result<&'static OpenDevice, Failure> {
+    ) -> Result<&'static Instance, Failure> {
         let place = self.place(device).ok_or_else(|| none(device))?;
         let later = self.opening.lock();
         if let Some(open) = place.get() {
@@ -115,14 +106,13 @@ impl Devices {
         }
         let instance = {
             let _here = OpenedHere::begin();
-            Arc::new(make(later.as_ref())?)
+            make(later.as_ref())?
         };
         for other in self.all() {
-            introduce(&other.instance, &instance);
-            introduce(&instance, &other.instance);
+            introduce(other, &instance);
+            introduce(&instance, other);
         }
-        let handle = table::add(Arc::clone(&instance), Keeper::Process)?;
-        Ok(place.put(OpenDevice { instance, handle }))
+        Ok(place.put(instance))
     }
 
     /// Puts a further string in force on all devices, also on those that are opened later, or on none.
@@ -140,18 +130,18 @@ impl Devices {
         let before = later.clone().map_or_else(environment, Ok)?;
         let next = further(&before, text)?;
         for open in self.all() {
-            open.instance.check_conf(text)?;
+            open.check_conf(text)?;
         }
         let mut changed = Vec::new();
         for open in self.all() {
-            let in_force = open.instance.in_force();
-            if let Err(failure) = open.instance.set_conf(text) {
+            let in_force = open.in_force();
+            if let Err(failure) = open.set_conf(text) {
                 for (instance, before) in changed.into_iter().rev() {
                     restore(instance, before);
                 }
                 return Err(failure);
             }
-            changed.push((&open.instance, in_force));
+            changed.push((open, in_force));
         }
         *later = Some(next);
         Ok(())
@@ -190,7 +180,7 @@ fn introduce(instance: &Instance, other: &Instance) {
 
 /// The allocator of a device, made if there is none yet.
 #[inline]
-pub(super) fn open_device(device: c_int) -> Result<&'static OpenDevice, Failure> {
+pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
     match find(device) {
         Some(open) => Ok(open),
         None => DEVICES.open(device, |later| open(device, later)),
@@ -199,24 +189,24 @@ pub(super) fn open_device(device: c_int) -> Result<&'static OpenDevice, Failure>
 
 /// The allocator of a device that has one.
 #[inline]
-pub(super) fn opened(device: c_int) -> Result<&'static OpenDevice, Failure> {
+pub(super) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
     find(device).ok_or_else(|| none(device))
 }
 
 /// The allocator of a device, if it has one.
 #[inline]
-pub(super) fn find(device: c_int) -> Option<&'static OpenDevice> {
+pub(in crate::ffi) fn find(device: c_int) -> Option<&'static Instance> {
     DEVICES.place(device).and_then(Place::get)
 }
 
 /// The counters of a device's allocator; zeros if there is none yet, because to ask makes none.
 pub(in crate::ffi) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
-    Ok(place.get().map_or_else(Statistics::default, |open| open.instance.statistics()))
+    Ok(place.get().map_or_else(Statistics::default, |open| open.statistics()))
 }
 
 /// All allocators there are, with the ordinals of their devices.
-pub(super) fn open_devices() -> impl Iterator<Item = (c_int, &'static OpenDevice)> {
+pub(in crate::ffi) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)> {
     (0..).zip(&DEVICES.places).filter_map(|(device, place)| Some((device, place.get()?)))
 }
 
@@ -224,7 +214,7 @@ pub(super) fn open_devices() -> impl Iterator<Item = (c_int, &'static OpenDevice
 pub(in crate::ffi) fn name_in_force(device: c_int) -> Result<String, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
     match place.get() {
-        Some(open) => Ok(open.instance.name().to_owned()),
+        Some(open) => Ok(open.name().to_owned()),
         None => {
             let later = DEVICES.opening.read().clone();
             let config = later.map_or_else(environment, Ok)?;
@@ -274,6 +264,8 @@ pub(super) fn share_pages(on: bool) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::config::KeyTable;
     use crate::driver::sim::SimOptions;
@@ -307,7 +299,7 @@ mod tests {
             let sim = Arc::clone(&sims[usize::try_from(device).unwrap()]);
             let open = seats.open(device, |_| instance(conf, sim)).unwrap();
             for bytes in [512, 25 * MIB] {
-                open.instance.allocate(bytes, StreamId::DEFAULT).unwrap();
+                open.allocate(bytes, StreamId::DEFAULT).unwrap();
             }
         }
     }
@@ -353,14 +345,9 @@ mod tests {
         let only = Some("enable_access");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
         let open = seats.open(1, |_| instance(conf, sims[1].clone())).unwrap();
-        open.instance.allocate(512, StreamId::DEFAULT).unwrap();
+        open.allocate(512, StreamId::DEFAULT).unwrap();
         assert_eq!(sims[1].mapped_bytes_open_to(DeviceId(0)), 2 * MIB, "the other way is open");
-        seats
-            .open(0, |_| unreachable!())
-            .unwrap()
-            .instance
-            .allocate(512, StreamId::DEFAULT)
-            .unwrap();
+        seats.open(0, |_| unreachable!()).unwrap().allocate(512, StreamId::DEFAULT).unwrap();
         assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), 0);
     }
 
@@ -374,9 +361,9 @@ mod tests {
     }
 
     fn told(seats: &Devices) -> Vec<(String, Option<u64>)> {
-        let of = |open: &OpenDevice| {
-            let InForce { config, .. } = open.instance.in_force();
-            (open.instance.name().to_owned(), config.settings().max_split_bytes)
+        let of = |open: &Instance| {
+            let InForce { config, .. } = open.in_force();
+            (open.name().to_owned(), config.settings().max_split_bytes)
         };
         seats.all().map(of).collect()
     }
@@ -393,7 +380,7 @@ mod tests {
         let both = vec![("native".to_owned(), Some(64 * MIB)); 2];
         assert_eq!(told(seats), both);
         let pool = PoolId { capture: 0, user: 7 };
-        let used = &seats.place(1).and_then(Place::get).unwrap().instance;
+        let used = seats.place(1).and_then(Place::get).unwrap();
         used.pools().unwrap().create_pool(pool, Default::default()).unwrap();
         let switch = "backend:cudaMallocAsync,max_split_size_mb:200";
         assert!(seats.set_conf(switch, nothing).is_err(), "a pool of the second has a user");
@@ -402,7 +389,7 @@ mod tests {
             let config = later.cloned().unwrap();
             Instance::build(&config, third)
         });
-        let config = open.unwrap().instance.in_force().config;
+        let config = open.unwrap().in_force().config;
         assert_eq!(config.settings().max_split_bytes, Some(64 * MIB), "the last accepted string");
     }
 
@@ -413,7 +400,7 @@ mod tests {
         let seats = two_open([first, faulty.clone()]);
         seats.set_conf("max_split_size_mb:64", nothing).unwrap();
         let before = told(seats);
-        let limited = &seats.place(0).and_then(Place::get).unwrap().instance;
+        let limited = seats.place(0).and_then(Place::get).unwrap();
         limited.caching().unwrap().set_limit_bytes(Some(30 * MIB));
         let only = Some("create_pool");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });

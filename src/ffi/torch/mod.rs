@@ -23,11 +23,14 @@ use super::instance::environment;
 use super::pointers::Place;
 use super::pools::Pool;
 use super::said::complain;
+use super::table::TORCH_HANDLE;
 use crate::allocator::ScopeFilter;
 use crate::strategies::plugin::copied;
 pub use class::*;
-pub(super) use devices::{default_config, forget_all, is_opening, name_in_force, statistics};
-use devices::{open_device, open_devices, opened};
+pub(super) use devices::{
+    default_config, find, forget_all, is_opening, name_in_force, open_devices, statistics,
+};
+use devices::{open_device, opened};
 pub use settings::*;
 
 /// [`guard`], which also says what failed where somebody can see it.
@@ -56,7 +59,7 @@ pub extern "C" fn stratalloc_torch_malloc(
     }
     reporting(null_mut(), || {
         let open = open_device(device)?;
-        pointer_to(open.instance.allocate(size as u64, stream_of(stream))?)
+        pointer_to(open.allocate(size as u64, stream_of(stream))?)
     })
 }
 
@@ -74,7 +77,7 @@ pub extern "C" fn stratalloc_torch_free(
         return;
     }
     reporting((), || match opened(device) {
-        Ok(open) => open.instance.free(pointer.addr() as u64),
+        Ok(open) => open.free(pointer.addr() as u64),
         // A block of the parent's: its allocator is not here.
         Err(_) if is_child() => Ok(()),
         Err(none) => Err(none),
@@ -93,7 +96,7 @@ pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_reset() {
     for (_, open) in open_devices() {
-        reporting((), || Ok(open.instance.caching()?.empty_cache()?));
+        reporting((), || Ok(open.caching()?.empty_cache()?));
     }
 }
 
@@ -102,7 +105,7 @@ pub extern "C" fn stratalloc_torch_reset() {
 pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
     status(|| {
         for (_, open) in open_devices() {
-            open.instance.recording().history().drop_stack_provider();
+            open.recording().history().drop_stack_provider();
         }
         Ok(())
     })
@@ -111,7 +114,7 @@ pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
 /// `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int) {
-    reporting((), || Ok(open_device(device)?.instance.caching()?.set_memory_fraction(fraction)?));
+    reporting((), || Ok(open_device(device)?.caching()?.set_memory_fraction(fraction)?));
 }
 
 /// `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
@@ -130,7 +133,7 @@ pub unsafe extern "C" fn stratalloc_torch_base_allocation(
     }
     reporting(pointer, || {
         let address = pointer.addr() as u64;
-        let found = open_devices().find_map(|(_, open)| open.instance.base_of(address));
+        let found = open_devices().find_map(|(_, open)| open.base_of(address));
         let size_bytes = found.map_or(0, |(_, size_bytes)| size_bytes);
         if !size.is_null() {
             // SAFETY: our caller's promise.
@@ -151,7 +154,7 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
         let address = pointer.addr() as u64;
         // The callback does not say which device; only one of them knows the address.
         for (_, open) in open_devices() {
-            match open.instance.record_stream(address, stream_of(stream)) {
+            match open.record_stream(address, stream_of(stream)) {
                 Err(failure) if failure.status == Status::UnknownAddress => {}
                 other => return other,
             }
@@ -176,7 +179,7 @@ pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
     reporting((), || {
         // SAFETY: our caller's promise.
         let filter = unsafe { filter_of(filter) };
-        Ok(open_device(device)?.instance.pools()?.open_scope(pool.into(), filter)?)
+        Ok(open_device(device)?.pools()?.open_scope(pool.into(), filter)?)
     });
 }
 
@@ -194,18 +197,19 @@ unsafe fn filter_of(filter: *mut c_void) -> ScopeFilter {
 /// `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
-    reporting((), || Ok(opened(device)?.instance.pools()?.close_scope(pool.into())?));
+    reporting((), || Ok(opened(device)?.pools()?.close_scope(pool.into())?));
 }
 
 /// `set_release_pool`: removes a user from a pool. Without users its memory goes back whenever memory
 /// is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
-    reporting((), || Ok(opened(device)?.instance.pools()?.release_pool(pool.into())?));
+    reporting((), || Ok(opened(device)?.pools()?.release_pool(pool.into())?));
 }
 
 /// Stores a handle of the allocator that PyTorch has on a device, for the other calls of this
-/// interface; the allocator is made if there is none yet. It cannot be destroyed.
+/// interface; the allocator is made if there is none yet. It cannot be destroyed. The handle is
+/// `STRATALLOC_TORCH_HANDLE` and the number of the device, added up; calls find its allocator without a lock.
 ///
 /// # Safety
 ///
@@ -215,7 +219,8 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
     status(|| {
         // SAFETY: our caller's promise.
         let place = unsafe { Place::new(handle, "handle") }?;
-        place.put(open_device(device)?.handle);
+        let _ = open_device(device)?;
+        place.put(TORCH_HANDLE + u64::try_from(device).unwrap_or_default());
         Ok(())
     })
 }
@@ -226,7 +231,7 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
 pub extern "C" fn stratalloc_torch_empty_cache() -> Status {
     let mut ended = Status::Ok;
     for (_, open) in open_devices() {
-        let emptied = status(|| Ok(open.instance.caching()?.empty_cache()?));
+        let emptied = status(|| Ok(open.caching()?.empty_cache()?));
         if emptied != Status::Ok {
             ended = emptied;
         }
