@@ -286,6 +286,9 @@ typedef void (*stratalloc_oom_rejection_observer)(void *user,
 // may allocate and free, and must not unwind.
 typedef int (*stratalloc_free_memory_callback)(void *user);
 
+// Shown a stack, as its source gathered it.
+typedef void (*stratalloc_stack_visitor)(void *user, void *stack);
+
 // The settings in force that a snapshot of PyTorch's lists.
 typedef struct {
   // In (0, 1); 0 for none.
@@ -872,11 +875,8 @@ stratalloc_status stratalloc_oom_rejection_observer_add(uint64_t handle,
                                                         void *user,
                                                         uint64_t *id);
 
-// Removes an observer of rejected requests, as `stratalloc_tracker_remove` does.
-stratalloc_status stratalloc_oom_rejection_observer_remove(uint64_t handle, uint64_t id);
-
-// Removes an observer of failed requests, as `stratalloc_tracker_remove` does.
-stratalloc_status stratalloc_oom_observer_remove(uint64_t handle, uint64_t id);
+// Removes an observer or a free-memory callback, as `stratalloc_tracker_remove` does.
+stratalloc_status stratalloc_hook_remove(uint64_t handle, uint64_t id);
 
 // Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
 // number to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
@@ -889,9 +889,6 @@ stratalloc_status stratalloc_free_memory_callback_add(uint64_t handle,
                                                       stratalloc_release release,
                                                       void *user,
                                                       uint64_t *id);
-
-// Removes such a function, as `stratalloc_tracker_remove` does.
-stratalloc_status stratalloc_free_memory_callback_remove(uint64_t handle, uint64_t id);
 
 // Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
 // error set when there is no memory, no such device, or the environment cannot be used. The variable
@@ -1006,7 +1003,7 @@ stratalloc_status stratalloc_torch_describe_block(uint64_t handle,
 // `show` may be called with `user` during this call, and does not unwind.
 stratalloc_status stratalloc_torch_visit_stack(uint64_t handle,
                                                void *pointer,
-                                               void (*show)(void *user, void *stack),
+                                               stratalloc_stack_visitor show,
                                                void *user);
 
 // Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and

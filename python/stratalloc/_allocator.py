@@ -283,7 +283,7 @@ class Allocator:
 
     def remove_oom_observer(self, id):
         """Tells it no more."""
-        self._call("oom_observer_remove", number(id, "id", _MOST))
+        self._call("hook_remove", number(id, "id", _MOST))
 
     def add_free_memory_callback(self, asked):
         """Lets ``asked()`` free something before memory is taken from the device, and say whether it did.
@@ -292,7 +292,7 @@ class Allocator:
 
     def remove_free_memory_callback(self, id):
         """Asks it no more."""
-        self._call("free_memory_callback_remove", number(id, "id", _MOST))
+        self._call("hook_remove", number(id, "id", _MOST))
 
     def record_memory_history(
         self,

@@ -108,10 +108,9 @@ _CALLS = {
     "stratalloc_tracker_add": [c_uint64, c_void_p, c_void_p, c_void_p, POINTER(c_uint64)],
     "stratalloc_tracker_remove": [c_uint64, c_uint64],
     "stratalloc_oom_observer_add": [c_uint64, c_void_p, c_void_p, c_void_p, POINTER(c_uint64)],
-    "stratalloc_oom_observer_remove": [c_uint64, c_uint64],
+    "stratalloc_hook_remove": [c_uint64, c_uint64],
     "stratalloc_free_memory_callback_add": [c_uint64, c_void_p, c_void_p, c_void_p]
     + [POINTER(c_uint64)],
-    "stratalloc_free_memory_callback_remove": [c_uint64, c_uint64],
     "stratalloc_callbacks_end": [c_void_p, c_uint64, POINTER(c_uint64)],
     "stratalloc_history_is_on": [c_uint64, POINTER(c_int)],
     "stratalloc_compile_context_push": [c_char_p],

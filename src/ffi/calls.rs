@@ -4,9 +4,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::guard::{self, Failure, Status, guard, status};
+use super::guard::{self, Failure, Status, status};
 use super::instance::Instance;
-use super::pointers::{Buffer, Place, read};
+use super::pointers::{read, read_any, store, write_cut};
 use super::table;
 use crate::ids::StreamId;
 
@@ -27,6 +27,16 @@ pub(super) fn pointer_to(address: u64) -> Result<*mut c_void, Failure> {
     Ok(std::ptr::without_provenance_mut(address.map_err(wide)?))
 }
 
+/// A block as callers have it; null for zero bytes.
+#[inline]
+pub(super) fn block(
+    instance: &Instance,
+    bytes: u64,
+    stream: *mut c_void,
+) -> Result<*mut c_void, Failure> {
+    pointer_to(if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? })
+}
+
 /// Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
 /// null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
 /// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got
@@ -45,20 +55,15 @@ pub unsafe extern "C" fn stratalloc_create(
     device: *const c_char,
     handle: *mut u64,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(handle, "handle") }?;
+    let work = || {
         // SAFETY: our caller's promise.
         let device = unsafe { read(device, "device") }?;
-        let conf = if conf.is_null() {
-            None
-        } else {
-            // SAFETY: our caller's promise.
-            Some(unsafe { read(conf, "conf") }?)
-        };
-        place.put(table::add(Instance::open(conf, device)?)?);
-        Ok(())
-    })
+        // SAFETY: our caller's promise.
+        let conf = unsafe { read_any(conf, "conf") }?;
+        table::add(Instance::open(conf, device)?)
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(handle, "handle", work) }
 }
 
 /// Whether a configuration string can be used: it parses, and its backend is known. Nothing is built, so
@@ -69,10 +74,8 @@ pub unsafe extern "C" fn stratalloc_create(
 /// `conf` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_check_conf(conf: *const c_char) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        Instance::check(unsafe { read(conf, "conf") }?)
-    })
+    // SAFETY: our caller's promise.
+    status(|| Instance::check(unsafe { read(conf, "conf") }?))
 }
 
 /// Ends an allocator and gives all its memory back to the device, also blocks that are still live. Only
@@ -80,10 +83,7 @@ pub unsafe extern "C" fn stratalloc_check_conf(conf: *const c_char) -> Status {
 /// Calls of other threads that are inside finish first; later ones are refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_destroy(handle: u64) -> Status {
-    status(|| {
-        drop(table::remove(handle)?);
-        Ok(())
-    })
+    status(|| table::remove(handle).map(drop))
 }
 
 /// Hands out a block of at least `bytes`, valid for work on `stream` from now on, and stores its
@@ -99,14 +99,9 @@ pub unsafe extern "C" fn stratalloc_allocate(
     stream: *mut c_void,
     pointer: *mut *mut c_void,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(pointer, "pointer") }?;
-        let instance = table::find(handle)?;
-        let address = if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? };
-        place.put(pointer_to(address)?);
-        Ok(())
-    })
+    let work = || block(&*table::find(handle)?, bytes, stream);
+    // SAFETY: our caller's promise.
+    unsafe { store(pointer, "pointer", work) }
 }
 
 /// Takes the block that starts at `pointer` back; null is ignored. Work on the block's own stream may
@@ -130,11 +125,7 @@ pub extern "C" fn stratalloc_record_stream(
     pointer: *mut c_void,
     stream: *mut c_void,
 ) -> Status {
-    status(|| {
-        let instance = table::find(handle)?;
-        let address = pointer.addr() as u64;
-        instance.record_stream(address, stream_of(stream))
-    })
+    status(|| table::find(handle)?.record_stream(pointer.addr() as u64, stream_of(stream)))
 }
 
 /// Waits for all pending work on freed blocks and gives every segment that is wholly free back.
@@ -160,11 +151,8 @@ pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> 
 /// `conf` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let text = unsafe { read(conf, "conf") }?;
-        table::find(handle)?.set_conf(text)
-    })
+    // SAFETY: our caller's promise.
+    status(|| table::find(handle)?.set_conf(unsafe { read(conf, "conf") }?))
 }
 
 /// Puts the allocator that the string names behind the handle: new requests go there, blocks from
@@ -178,11 +166,8 @@ pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -
 /// `conf` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let text = unsafe { read(conf, "conf") }?;
-        table::find(handle)?.switch(text)
-    })
+    // SAFETY: our caller's promise.
+    status(|| table::find(handle)?.switch(unsafe { read(conf, "conf") }?))
 }
 
 /// Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its
@@ -194,12 +179,8 @@ pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> 
 /// `size` bytes from `buffer` may be written, unless it is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_last_error(buffer: *mut c_char, size: usize) -> usize {
-    let text = guard::last_error();
-    let written = guard(|| {
-        // SAFETY: our caller's promise.
-        Ok(unsafe { Buffer::new(buffer, size) }?.put(&text))
-    });
-    written.unwrap_or(0)
+    // SAFETY: our caller's promise.
+    unsafe { write_cut(buffer, size, &guard::last_error()) }
 }
 
 /// The version of the library, as `"1.2.3"`. Lives as long as the process.

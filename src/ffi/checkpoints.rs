@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use super::calls::{pointer_to, stream_to};
 use super::guard::{Failure, Status, status};
 use super::lent::{self, Object};
-use super::pointers::Place;
+use super::pointers::store;
 use super::pools::Pool;
 use super::table;
 use crate::allocator::PoolCheckpoint;
@@ -45,14 +45,12 @@ pub unsafe extern "C" fn stratalloc_checkpoint_take(
     pool: Pool,
     checkpoint: *mut *mut Checkpoint,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(checkpoint, "checkpoint") }?;
+    let work = || {
         let taken = table::find(handle)?.checkpoints()?.checkpoint(pool.into())?;
-        let number = lent::add(Taken { handle, checkpoint: taken });
-        place.put(pointer_to(number)?.cast());
-        Ok(())
-    })
+        Ok(pointer_to(lent::add(Taken { handle, checkpoint: taken }))?.cast())
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(checkpoint, "checkpoint", work) }
 }
 
 /// Makes the pool's blocks what they were at the checkpoint: all live blocks are freed, and the checkpoint's

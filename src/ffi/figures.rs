@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use super::calls::pointer_to;
 use super::device::device_count;
 use super::guard::{Failure, Status, status};
-use super::pointers::Place;
+use super::pointers::{Place, store, store_all};
 use super::table;
 
 /// What the device and the cache have, in bytes.
@@ -27,19 +27,13 @@ pub struct CacheInfo {
 /// Sets every peak to its current value.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_reset_peaks(handle: u64) -> Status {
-    status(|| {
-        table::find(handle)?.counters().reset_peaks();
-        Ok(())
-    })
+    table::on(handle, |instance| instance.counters().reset_peaks())
 }
 
 /// Sets everything that was summed up since the start (allocated, freed, numbers of events) to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_reset_accumulated(handle: u64) -> Status {
-    status(|| {
-        table::find(handle)?.counters().reset_accumulated();
-        Ok(())
-    })
+    table::on(handle, |instance| instance.counters().reset_accumulated())
 }
 
 /// Stores which part of the device's memory the allocator may hold; 1 if nothing limits it. A limit is a
@@ -50,15 +44,13 @@ pub extern "C" fn stratalloc_reset_accumulated(handle: u64) -> Status {
 /// `fraction` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_memory_fraction(handle: u64, fraction: *mut f64) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(fraction, "fraction") }?;
+    let work = || {
         let instance = table::find(handle)?;
-        let limit_bytes = instance.caching()?.limit_bytes();
         let total_bytes = instance.driver.info().total_bytes;
-        place.put(limit_bytes.map_or(1.0, |limit_bytes| part_of(limit_bytes, total_bytes)));
-        Ok(())
-    })
+        Ok(instance.caching()?.limit_bytes().map_or(1.0, |limit| part_of(limit, total_bytes)))
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(fraction, "fraction", work) }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
@@ -78,16 +70,12 @@ pub unsafe extern "C" fn stratalloc_memory_info(
     free_bytes: *mut u64,
     total_bytes: *mut u64,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let free = unsafe { Place::new(free_bytes, "free_bytes") }?;
-        // SAFETY: our caller's promise.
-        let total = unsafe { Place::new(total_bytes, "total_bytes") }?;
+    let work = || {
         let info = table::find(handle)?.driver.memory_info()?;
-        free.put(info.free_bytes);
-        total.put(info.total_bytes);
-        Ok(())
-    })
+        Ok([info.free_bytes, info.total_bytes])
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store_all([free_bytes, total_bytes], work) }
 }
 
 /// Stores what the device and the cache have. Walks over the free blocks.
@@ -97,18 +85,17 @@ pub unsafe extern "C" fn stratalloc_memory_info(
 /// `info` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_cache_info(handle: u64, info: *mut CacheInfo) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(info, "info") }?;
+    let work = || {
         let now = table::find(handle)?.caching()?.cache_info()?;
-        place.put(CacheInfo {
+        Ok(CacheInfo {
             device_free_bytes: now.device_free_bytes,
             device_total_bytes: now.device_total_bytes,
             largest_cached_bytes: now.largest_cached_bytes,
             free_blocks: now.free_blocks,
-        });
-        Ok(())
-    })
+        })
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(info, "info", work) }
 }
 
 /// Stores start and size, in bytes, of the segment that `pointer` lies in; of an expandable one, of its
@@ -155,23 +142,15 @@ pub unsafe extern "C" fn stratalloc_usage(
     reserved: *mut u64,
     reserved_peak: *mut u64,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let allocated = unsafe { Place::new(allocated, "allocated") }?;
-        // SAFETY: our caller's promise.
-        let allocated_peak = unsafe { Place::new(allocated_peak, "allocated_peak") }?;
-        // SAFETY: our caller's promise.
-        let reserved = unsafe { Place::new(reserved, "reserved") }?;
-        // SAFETY: our caller's promise.
-        let reserved_peak = unsafe { Place::new(reserved_peak, "reserved_peak") }?;
+    let work = || {
         let now = table::find(handle)?.usage();
-        let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
-        allocated.put(bytes(now.allocated_bytes));
-        allocated_peak.put(bytes(now.allocated_peak_bytes));
-        reserved.put(bytes(now.reserved_bytes));
-        reserved_peak.put(bytes(now.reserved_peak_bytes));
-        Ok(())
-    })
+        let allocated = [now.allocated_bytes, now.allocated_peak_bytes];
+        let reserved = [now.reserved_bytes, now.reserved_peak_bytes];
+        Ok([allocated[0], allocated[1], reserved[0], reserved[1]]
+            .map(|bytes| u64::try_from(bytes).unwrap_or(0)))
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store_all([allocated, allocated_peak, reserved, reserved_peak], work) }
 }
 
 /// Stores how many blocks are in callers' hands. As cheap as `stratalloc_usage`.
@@ -181,13 +160,12 @@ pub unsafe extern "C" fn stratalloc_usage(
 /// `count` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(count, "count") }?;
-        let live = table::find(handle)?.usage().live_blocks;
-        place.put(u64::try_from(live).unwrap_or(0));
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe {
+        store(count, "count", || {
+            Ok(u64::try_from(table::find(handle)?.usage().live_blocks).unwrap_or(0))
+        })
+    }
 }
 
 /// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum
@@ -199,12 +177,12 @@ pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) ->
 /// `fragmentation` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_fragmentation(handle: u64, fragmentation: *mut f64) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(fragmentation, "fragmentation") }?;
-        place.put(table::find(handle)?.caching()?.cache_info()?.fragmentation());
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe {
+        store(fragmentation, "fragmentation", || {
+            Ok(table::find(handle)?.caching()?.cache_info()?.fragmentation())
+        })
+    }
 }
 
 /// Stores how many CUDA devices there are; 0 without a CUDA driver.
@@ -214,12 +192,8 @@ pub unsafe extern "C" fn stratalloc_fragmentation(handle: u64, fragmentation: *m
 /// `count` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_device_count(count: *mut c_int) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(count, "count") }?;
-        place.put(c_int::try_from(device_count()?).unwrap_or(c_int::MAX));
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe { store(count, "count", || Ok(c_int::try_from(device_count()?).unwrap_or(c_int::MAX))) }
 }
 
 /// Forgets the live block of `backend:cpu` that starts at `pointer`, because the caller will free its memory:
@@ -249,10 +223,6 @@ pub extern "C" fn stratalloc_set_caching(handle: u64, on: c_int) -> Status {
 /// `on` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_caching(handle: u64, on: *mut c_int) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(on, "on") }?;
-        place.put(c_int::from(table::find(handle)?.is_caching()));
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe { store(on, "on", || Ok(c_int::from(table::find(handle)?.is_caching()))) }
 }

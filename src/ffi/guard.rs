@@ -119,119 +119,135 @@ pub(super) fn set_last_error(text: String) {
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
-impl From<AllocError> for Failure {
+/// An error of the library as a failure of a call.
+trait Fails: Display {
+    fn status(&self) -> Status;
+
+    /// What the caller can read.
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl<E: Fails> From<E> for Failure {
     #[cold]
-    fn from(error: AllocError) -> Self {
-        let status = match &error {
-            AllocError::Driver(driver) => of_driver(driver),
-            AllocError::Pool(error) if matches!(**error, PoolError::NotSupported { .. }) => {
+    fn from(error: E) -> Self {
+        Self { status: error.status(), text: error.text() }
+    }
+}
+
+impl Fails for AllocError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            Self::Pool(error) if matches!(**error, PoolError::NotSupported { .. }) => {
                 Status::NotSupported
             }
-            AllocError::Pool(_) => Status::BadPool,
-            AllocError::ZeroBytes | AllocError::NoBlockAt { .. } => Status::InvalidArgument,
-            AllocError::BadAddress { .. } => Status::Internal,
-            AllocError::TooLarge { .. }
-            | AllocError::OutOfMemory(_)
-            | AllocError::TooManyStreams { .. } => Status::OutOfMemory,
-        };
-        Self::new(status, error)
+            Self::Pool(_) => Status::BadPool,
+            Self::ZeroBytes | Self::NoBlockAt { .. } => Status::InvalidArgument,
+            Self::BadAddress { .. } => Status::Internal,
+            Self::TooLarge { .. } | Self::OutOfMemory(_) | Self::TooManyStreams { .. } => {
+                Status::OutOfMemory
+            }
+        }
     }
 }
 
-impl From<HandleError> for Failure {
-    #[cold]
-    fn from(error: HandleError) -> Self {
-        let status = match &error {
-            HandleError::Driver(driver) => of_driver(driver),
+impl Fails for HandleError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
             _ => Status::UnknownAddress,
-        };
-        Self::new(status, error)
+        }
     }
 }
 
-impl From<PoolError> for Failure {
-    #[cold]
-    fn from(error: PoolError) -> Self {
-        let status = match &error {
-            PoolError::Driver(driver) => of_driver(driver),
-            PoolError::NotSupported { .. } => Status::NotSupported,
+impl Fails for PoolError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            Self::NotSupported { .. } => Status::NotSupported,
             _ => Status::BadPool,
-        };
-        Self::new(status, error)
+        }
     }
 }
 
-impl From<DriverError> for Failure {
-    #[cold]
-    fn from(error: DriverError) -> Self {
-        Self::new(of_driver(&error), error)
+impl Fails for DriverError {
+    fn status(&self) -> Status {
+        match self.kind() {
+            DriverErrorKind::OutOfMemory => Status::OutOfMemory,
+            DriverErrorKind::NotSupported => Status::NotSupported,
+            _ => Status::DriverFailed,
+        }
     }
 }
 
-impl From<SharingError> for Failure {
-    #[cold]
-    fn from(error: SharingError) -> Self {
-        let status = match error {
-            SharingError::Handle(error) => return error.into(),
-            SharingError::Driver(error) => return error.into(),
-            SharingError::Format(_)
-            | SharingError::TooManyPages { .. }
-            | SharingError::OwnProcess => Status::InvalidArgument,
-            SharingError::NotExportable { .. }
-            | SharingError::NotSupported { .. }
-            | SharingError::PageSize { .. } => Status::NotSupported,
+impl Fails for SharingError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Handle(error) => error.status(),
+            Self::Driver(error) => error.status(),
+            Self::Format(_) | Self::TooManyPages { .. } | Self::OwnProcess => {
+                Status::InvalidArgument
+            }
+            Self::NotExportable { .. } | Self::NotSupported { .. } | Self::PageSize { .. } => {
+                Status::NotSupported
+            }
             // Whoever shared the block has it no more, or does not show it.
             _ => Status::UnknownAddress,
-        };
-        Self::new(status, error)
+        }
     }
 }
 
-impl From<FractionError> for Failure {
-    #[cold]
-    fn from(error: FractionError) -> Self {
-        Self::new(Status::InvalidArgument, error)
+impl Fails for FractionError {
+    fn status(&self) -> Status {
+        Status::InvalidArgument
     }
 }
 
-impl From<BuildError> for Failure {
-    #[cold]
-    fn from(error: BuildError) -> Self {
-        let status = match &error {
-            BuildError::Driver(driver) => of_driver(driver),
-            BuildError::NotAvailable { .. } => Status::NotSupported,
-            BuildError::Configuration { .. }
-            | BuildError::UnknownBackend { .. }
-            | BuildError::MissingKey { .. }
-            | BuildError::Library(_)
-            | BuildError::Layer(_)
-            | BuildError::Refused { .. } => Status::BadConfiguration,
-        };
-        Self::new(status, error)
+impl Fails for BuildError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            Self::NotAvailable { .. } => Status::NotSupported,
+            Self::Configuration { .. }
+            | Self::UnknownBackend { .. }
+            | Self::MissingKey { .. }
+            | Self::Library(_)
+            | Self::Layer(_)
+            | Self::Refused { .. } => Status::BadConfiguration,
+        }
     }
 }
 
-impl From<SwitchError> for Failure {
-    #[cold]
-    fn from(error: SwitchError) -> Self {
-        let status = match error {
-            SwitchError::Configuration { text, error } => return bad_configuration(&text, &error),
-            SwitchError::Build(error) => return error.into(),
-            SwitchError::Apply(error) => return error.into(),
-            SwitchError::Peer(ref error) => of_driver(error),
-            SwitchError::ScopeOpen { .. } | SwitchError::PoolInUse { .. } => Status::BadPool,
-            SwitchError::Lacks { .. } | SwitchError::InStackProvider => Status::NotSupported,
-            SwitchError::TooMany { .. } => Status::OutOfMemory,
-        };
-        Self::new(status, error)
+impl Fails for SwitchError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Configuration { .. } => Status::BadConfiguration,
+            Self::Build(error) => error.status(),
+            Self::Apply(error) => error.status(),
+            Self::Peer(error) => error.status(),
+            Self::ScopeOpen { .. } | Self::PoolInUse { .. } => Status::BadPool,
+            Self::Lacks { .. } | Self::InStackProvider => Status::NotSupported,
+            Self::TooMany { .. } => Status::OutOfMemory,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Configuration { text, error } => bad_configuration(text, error).text,
+            other => other.to_string(),
+        }
     }
 }
 
-impl From<EnvironmentError> for Failure {
-    #[cold]
-    fn from(error: EnvironmentError) -> Self {
-        let caret = error.error.caret(&error.text);
-        Self::new(Status::BadConfiguration, format_args!("{error}\n{caret}"))
+impl Fails for EnvironmentError {
+    fn status(&self) -> Status {
+        Status::BadConfiguration
+    }
+
+    fn text(&self) -> String {
+        format!("{self}\n{}", self.error.caret(&self.text))
     }
 }
 
@@ -240,14 +256,6 @@ impl From<EnvironmentError> for Failure {
 pub(super) fn bad_configuration(text: &str, error: &ConfigError) -> Failure {
     let caret = error.caret(text);
     Failure::new(Status::BadConfiguration, format_args!("configuration: {error}\n{caret}"))
-}
-
-fn of_driver(error: &DriverError) -> Status {
-    match error.kind() {
-        DriverErrorKind::OutOfMemory => Status::OutOfMemory,
-        DriverErrorKind::NotSupported => Status::NotSupported,
-        _ => Status::DriverFailed,
-    }
 }
 
 #[cfg(test)]

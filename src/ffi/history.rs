@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::gate::Gate;
 use super::guard::{Failure, Status, status};
-use super::pointers::{Place, read, read_any};
+use super::pointers::{read, read_any, store};
 use super::table;
 use crate::history::{
     Action, Format, Frame, NameKind, RecordOptions, Stack, StackLevel, StackProvider,
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn stratalloc_history_start(
         let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);
         let options = RecordOptions::at_most(entries_max).with_stacks(level).without(&skip);
         let options = if clear == 0 { options } else { options.clearing() };
-        table::find(handle)?.recording().history().start(&options);
+        table::find(handle)?.history().start(&options);
         Ok(())
     })
 }
@@ -189,10 +189,7 @@ pub unsafe extern "C" fn stratalloc_history_start(
 /// Stops recording and forgets.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_stop(handle: u64) -> Status {
-    status(|| {
-        table::find(handle)?.recording().history().stop();
-        Ok(())
-    })
+    table::on(handle, |instance| instance.history().stop())
 }
 
 /// Stores 1 if it is recorded what the allocator does, or 0.
@@ -202,21 +199,14 @@ pub extern "C" fn stratalloc_history_stop(handle: u64) -> Status {
 /// `on` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_history_is_on(handle: u64, on: *mut c_int) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(on, "on") }?;
-        place.put(c_int::from(table::find(handle)?.recording().history().is_on()));
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe { store(on, "on", || Ok(c_int::from(table::find(handle)?.history().is_on()))) }
 }
 
 /// Forgets all entries. Recording goes on, and live blocks keep their stacks.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_clear(handle: u64) -> Status {
-    status(|| {
-        table::find(handle)?.recording().history().clear();
-        Ok(())
-    })
+    table::on(handle, |instance| instance.history().clear())
 }
 
 /// Lets stacks come from a source from now on, or, with null, from nobody.
@@ -247,7 +237,7 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
                 }))
             }
         };
-        table::find(handle)?.recording().history().set_stack_provider(provider);
+        table::find(handle)?.history().set_stack_provider(provider);
         Ok(())
     })
 }
@@ -257,10 +247,7 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
 /// all that was recorded is forgotten.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_drop_stack_source(handle: u64) -> Status {
-    status(|| {
-        table::find(handle)?.recording().history().drop_stack_provider();
-        Ok(())
-    })
+    table::on(handle, |instance| instance.history().drop_stack_provider())
 }
 
 /// Gives entries from now on these words of the program's, or none.
@@ -276,7 +263,7 @@ pub unsafe extern "C" fn stratalloc_history_set_metadata(
     status(|| {
         // SAFETY: our caller's promise.
         let text = unsafe { read_any(metadata, "metadata") }?;
-        table::find(handle)?.recording().history().set_metadata(text);
+        table::find(handle)?.history().set_metadata(text);
         Ok(())
     })
 }
@@ -309,7 +296,20 @@ pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
                 Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into())
             })
         });
-        table::find(handle)?.recording().history().set_thread_metadata(source);
+        table::find(handle)?.history().set_thread_metadata(source);
+        Ok(())
+    })
+}
+
+/// Gives the calling thread a name.
+///
+/// # Safety
+///
+/// `name` ends with a zero byte if it is not null.
+unsafe fn push(names: NameKind, name: *const c_char) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        names.push(unsafe { read(name, "name") }?);
         Ok(())
     })
 }
@@ -330,11 +330,8 @@ fn pop(names: NameKind) -> Status {
 /// `name` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_context_push(name: *const c_char) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        NameKind::Scope.push(unsafe { read(name, "name") }?);
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe { push(NameKind::Scope, name) }
 }
 
 /// Takes the calling thread's last name back.
@@ -372,7 +369,7 @@ pub unsafe extern "C" fn stratalloc_annotate(
             // SAFETY: our caller's promise.
             said.push((key, unsafe { read(pair[1], "value") }?));
         }
-        table::find(handle)?.recording().history().annotate(said);
+        table::find(handle)?.history().annotate(said);
         Ok(())
     })
 }
@@ -385,11 +382,8 @@ pub unsafe extern "C" fn stratalloc_annotate(
 /// `name` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_compile_context_push(name: *const c_char) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        NameKind::CompileContext.push(unsafe { read(name, "name") }?);
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe { push(NameKind::CompileContext, name) }
 }
 
 /// Takes the calling thread's last compiled region back.

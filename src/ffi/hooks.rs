@@ -10,9 +10,10 @@ use std::sync::Arc;
 use super::guard::{Failure, Status, status};
 use super::instance::Instance;
 use super::lent::{Lent, Release};
-use super::pointers::Place;
+use super::pointers::store;
 use super::snapshots::{Entry, with_entry};
 use super::table;
+use crate::error::OutOfMemory;
 use crate::history::TrackerId;
 use crate::ids::HookId;
 
@@ -62,13 +63,28 @@ unsafe fn add<F>(
     id: *mut u64,
     add: impl FnOnce(&Instance, F, Arc<Lent>) -> u64,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(id, "id") }?;
+    let work = || {
         let function = function.ok_or_else(|| Failure::null("the function"))?;
         let instance = table::find(handle)?;
-        place.put(Lent::to(user, release, |lent| Ok(add(&instance, function, lent)))?);
-        Ok(())
+        Lent::to(user, release, |lent| Ok(add(&instance, function, lent)))
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(id, "id", work) }
+}
+
+type Observe = unsafe extern "C" fn(*mut c_void, c_int, u64, u64, u64);
+
+/// An observer that passes the device and three figures of a report on.
+fn observing(
+    observe: Observe,
+    lent: Arc<Lent>,
+    figures: impl Fn(&OutOfMemory) -> [u64; 3] + Send + Sync + 'static,
+) -> Arc<dyn Fn(&OutOfMemory) + Send + Sync> {
+    Arc::new(move |report| {
+        let device = c_int::try_from(report.device.0).unwrap_or(c_int::MAX);
+        let [first, second, third] = figures(report);
+        // SAFETY: the caller's function, with the caller's pointer.
+        let _ = lent.call(|user| unsafe { observe(user, device, first, second, third) });
     })
 }
 
@@ -114,7 +130,7 @@ pub unsafe extern "C" fn stratalloc_tracker_add(
             let tell = |user| with_entry(entry, |entry| unsafe { told(user, entry) });
             let _ = lent.call(tell);
         };
-        instance.recording().history().add_tracker(Arc::new(tracker)).0
+        instance.history().add_tracker(Arc::new(tracker)).0
     };
     // SAFETY: our caller's promise.
     unsafe { add(handle, told, (release, user), id, add_to) }
@@ -123,7 +139,7 @@ pub unsafe extern "C" fn stratalloc_tracker_add(
 /// Removes a tracker. A call of another thread may still run; `user` is let go of when it has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_tracker_remove(handle: u64, id: u64) -> Status {
-    remove(handle, id, |instance| instance.recording().history().remove_tracker(TrackerId(id)))
+    remove(handle, id, |instance| instance.history().remove_tracker(TrackerId(id)))
 }
 
 /// Lets `told` know of every request that fails from now on, and stores a number to remove it by. It stays
@@ -140,18 +156,14 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
     user: *mut c_void,
     id: *mut u64,
 ) -> Status {
-    let add_to =
-        |instance: &Instance, told: unsafe extern "C" fn(_, _, _, _, _), lent: Arc<Lent>| {
-            let observer = move |report: &crate::error::OutOfMemory| {
-                let device = c_int::try_from(report.device.0).unwrap_or(c_int::MAX);
-                let total = report.device_total_bytes.unwrap_or(0);
-                let free = report.device_free_bytes.unwrap_or(0);
-                let requested = report.requested_bytes;
-                // SAFETY: the caller's function, with the caller's pointer.
-                let _ = lent.call(|user| unsafe { told(user, device, requested, total, free) });
-            };
-            instance.hooks().add_oom_observer(Arc::new(observer)).0
+    let add_to = |instance: &Instance, told: Observe, lent: Arc<Lent>| {
+        let figures = |report: &OutOfMemory| {
+            let device = [report.device_total_bytes, report.device_free_bytes];
+            let [total, free] = device.map(|bytes| bytes.unwrap_or(0));
+            [report.requested_bytes, total, free]
         };
+        instance.hooks().add_oom_observer(observing(told, lent, figures)).0
+    };
     // SAFETY: our caller's promise.
     unsafe { add(handle, told, (release, user), id, add_to) }
 }
@@ -170,31 +182,20 @@ pub unsafe extern "C" fn stratalloc_oom_rejection_observer_add(
     user: *mut c_void,
     id: *mut u64,
 ) -> Status {
-    let add_to = |instance: &Instance,
-                  observer: unsafe extern "C" fn(_, _, _, _, _),
-                  lent: Arc<Lent>| {
-        let observer = move |report: &crate::error::OutOfMemory| {
-            let device = c_int::try_from(report.device.0).unwrap_or(c_int::MAX);
+    let add_to = |instance: &Instance, observe: Observe, lent: Arc<Lent>| {
+        let figures = |report: &OutOfMemory| {
             let total = report.device_total_bytes.unwrap_or(0);
-            let (segment, reserved) = (report.segment_bytes, report.reserved_bytes);
-            // SAFETY: the caller's function, with the caller's pointer.
-            let _ = lent.call(|user| unsafe { observer(user, device, segment, reserved, total) });
+            [report.segment_bytes, report.reserved_bytes, total]
         };
-        instance.hooks().add_oom_rejection_observer(Arc::new(observer)).0
+        instance.hooks().add_oom_rejection_observer(observing(observe, lent, figures)).0
     };
     // SAFETY: our caller's promise.
     unsafe { add(handle, observer, (release, user), id, add_to) }
 }
 
-/// Removes an observer of rejected requests, as `stratalloc_tracker_remove` does.
+/// Removes an observer or a free-memory callback, as `stratalloc_tracker_remove` does.
 #[unsafe(no_mangle)]
-pub extern "C" fn stratalloc_oom_rejection_observer_remove(handle: u64, id: u64) -> Status {
-    remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
-}
-
-/// Removes an observer of failed requests, as `stratalloc_tracker_remove` does.
-#[unsafe(no_mangle)]
-pub extern "C" fn stratalloc_oom_observer_remove(handle: u64, id: u64) -> Status {
+pub extern "C" fn stratalloc_hook_remove(handle: u64, id: u64) -> Status {
     remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }
 
@@ -219,10 +220,4 @@ pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
     };
     // SAFETY: our caller's promise.
     unsafe { add(handle, asked, (release, user), id, add_to) }
-}
-
-/// Removes such a function, as `stratalloc_tracker_remove` does.
-#[unsafe(no_mangle)]
-pub extern "C" fn stratalloc_free_memory_callback_remove(handle: u64, id: u64) -> Status {
-    remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }

@@ -13,6 +13,7 @@ use crate::allocator::{
 use crate::config::{Config, LayerSetting, PeersSetting, from_process};
 use crate::driver::Driver;
 use crate::error::{HandleError, PoolError};
+use crate::history::History;
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions};
 use crate::stats::{Statistics, Usage};
@@ -276,6 +277,10 @@ impl Instance {
 
     pub(super) fn recording(&self) -> &dyn Recording {
         &self.allocator
+    }
+
+    pub(super) fn history(&self) -> &History {
+        self.allocator.history()
     }
 
     pub(super) fn usage(&self) -> Usage {

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::gate::{self, Gate};
-use super::guard::{Failure, Status, status};
-use super::pointers::Place;
+use super::guard::{Failure, Status};
+use super::pointers::store;
 use crate::sync::{Global, Rank};
 
 /// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,
@@ -34,12 +34,10 @@ pub unsafe extern "C" fn stratalloc_callbacks_end(
     wait_ms: u64,
     inside: *mut u64,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(inside, "inside") }?;
-        place.put(gate::close(release.addr(), Duration::from_millis(wait_ms)));
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe {
+        store(inside, "inside", || Ok(gate::close(release.addr(), Duration::from_millis(wait_ms))))
+    }
 }
 
 /// A pointer of the caller's, for functions of the caller's. Each call of such a function holds it.

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "callers hand us pointers")]
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 
 use super::guard::{Failure, Status, status};
 
@@ -20,6 +20,19 @@ pub(super) unsafe fn read<'a>(from: *const c_char, what: &str) -> Result<&'a str
     let refuse =
         |_| Failure::new(Status::InvalidArgument, format_args!("{what} is not text in UTF-8"));
     bytes.to_str().map_err(refuse)
+}
+
+/// A structure of the caller's.
+///
+/// # Safety
+///
+/// `from` is null or may be read.
+pub(super) unsafe fn read_struct<T>(from: *const T, what: &str) -> Result<T, Failure> {
+    if from.is_null() {
+        return Err(Failure::null(what));
+    }
+    // SAFETY: not null, and our caller's promise. Unaligned, because C promises nothing about that.
+    Ok(unsafe { from.read_unaligned() })
 }
 
 /// A place of the caller's for one result. Taken before the work, so that no work is lost.
@@ -41,6 +54,54 @@ impl<T> Place<T> {
     }
 }
 
+/// Stores a result at a place of the caller's, which is checked before the work, so that no work is lost.
+///
+/// # Safety
+///
+/// `to` is null or may be written during this call.
+#[inline]
+pub(super) unsafe fn store<T>(
+    to: *mut T,
+    what: &str,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> Status {
+    status(|| {
+        // SAFETY: our caller's promise.
+        let place = unsafe { Place::new(to, what) }?;
+        place.put(work()?);
+        Ok(())
+    })
+}
+
+/// The same with several results of one type.
+///
+/// # Safety
+///
+/// Each of `to` is null or may be written during this call.
+pub(super) unsafe fn store_all<T, const N: usize>(
+    to: [*mut T; N],
+    work: impl FnOnce() -> Result<[T; N], Failure>,
+) -> Status {
+    status(|| {
+        if to.iter().any(|to| to.is_null()) {
+            return Err(Failure::null("one of the places"));
+        }
+        to.map(Place).into_iter().zip(work()?).for_each(|(place, value)| place.put(value));
+        Ok(())
+    })
+}
+
+/// Stores a value, unless the place is null.
+///
+/// # Safety
+///
+/// `to` is null or may be written during this call.
+pub(super) unsafe fn store_any<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        Place(to).put(value);
+    }
+}
+
 /// The caller's text, or none for null.
 ///
 /// # Safety
@@ -57,111 +118,73 @@ pub(super) unsafe fn read_any<'a>(
     unsafe { read(from, what) }.map(Some)
 }
 
-/// Writes all of a text into a buffer of the caller's, which is looked at before the text is made. `needed`,
-/// if not null, is set to the bytes that it takes, with the zero at its end.
+/// Writes all items into a buffer of the caller's or none. The buffer is checked before they are made.
+/// `needed`, if not null, is set to their number. If `room` is 0, only that is done.
 ///
 /// # Safety
 ///
-/// `size` bytes from `buffer` and `needed` may be written during this call, each unless it is null.
+/// `room` items from `buffer` and `needed` may be written during this call, each unless it is null.
+pub(super) unsafe fn write_all<T: Copy>(
+    buffer: *mut T,
+    room: usize,
+    needed: *mut usize,
+    items: impl FnOnce() -> Result<Vec<T>, Failure>,
+) -> Status {
+    status(|| {
+        if buffer.is_null() && room > 0 {
+            return Err(Failure::null("the buffer"));
+        }
+        let items = items()?;
+        // SAFETY: our caller's promise.
+        unsafe { store_any(needed, items.len()) };
+        if items.len() > room && room > 0 {
+            let text = format_args!("{} are needed, the buffer has room for {room}", items.len());
+            return Err(Failure::new(Status::BufferTooSmall, text));
+        }
+        if room > 0 {
+            let (from, bytes) = (items.as_ptr().cast::<u8>(), size_of_val(&*items));
+            // SAFETY: as many items as `room` may be written, our caller says, and none of ours lies there.
+            // As bytes, because C promises nothing about alignment.
+            unsafe { buffer.cast::<u8>().copy_from_nonoverlapping(from, bytes) };
+        }
+        Ok(())
+    })
+}
+
+/// The same with a text and a zero at its end. A buffer that is too small gets an empty text.
+///
+/// # Safety
+///
+/// As [`write_all`] says, with bytes.
 pub(super) unsafe fn write(
     buffer: *mut c_char,
     size: usize,
     needed: *mut usize,
     text: impl FnOnce() -> Result<String, Failure>,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let buffer = unsafe { Buffer::new(buffer, size) }?;
-        buffer.put_all(&text()?, needed)
-    })
+    let bytes = || Ok((text()? + "\0").into_bytes());
+    // SAFETY: our caller's promise.
+    let written = unsafe { write_all(buffer.cast(), size, needed, bytes) };
+    if written == Status::BufferTooSmall && size > 0 {
+        // SAFETY: the buffer has room and is not null, or another status would be returned.
+        unsafe { buffer.write(0) };
+    }
+    written
 }
 
-/// The same with bytes, without a zero at their end.
+/// Writes as much of `text` as fits, cut between characters, and a zero. Returns how many bytes all of it
+/// needs, with the zero; 0 for a null buffer that has a size.
 ///
 /// # Safety
 ///
-/// As [`write`] says.
-pub(super) unsafe fn write_bytes(
-    buffer: *mut c_void,
-    size: usize,
-    needed: *mut usize,
-    bytes: impl FnOnce() -> Result<Vec<u8>, Failure>,
-) -> Status {
-    status(|| {
-        if buffer.is_null() && size > 0 {
-            return Err(Failure::null("the buffer"));
-        }
-        let bytes = bytes()?;
-        if !needed.is_null() {
-            Place(needed).put(bytes.len());
-        }
-        if size == 0 {
-            return Ok(());
-        }
-        if bytes.len() > size {
-            return Err(too_small(bytes.len(), size));
-        }
-        // SAFETY: as many bytes as `size` may be written, our caller says, and none of ours lies there.
-        unsafe { buffer.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        Ok(())
-    })
-}
-
-#[cold]
-fn too_small(all: usize, size_bytes: usize) -> Failure {
-    let text = format_args!("{all} bytes are needed, the buffer has {size_bytes}");
-    Failure::new(Status::BufferTooSmall, text)
-}
-
-/// A buffer of the caller's for text.
-#[derive(Debug)]
-pub(super) struct Buffer {
-    start: *mut c_char,
-    size_bytes: usize,
-}
-
-impl Buffer {
-    /// # Safety
-    ///
-    /// `start` is null or `size_bytes` bytes from it may be written during this call.
-    pub(super) unsafe fn new(start: *mut c_char, size_bytes: usize) -> Result<Self, Failure> {
-        if start.is_null() && size_bytes > 0 {
-            return Err(Failure::null("the buffer"));
-        }
-        Ok(Self { start, size_bytes })
-    }
-
-    /// Writes as much of `text` as fits, cut between characters, and a zero. Returns how many bytes
-    /// all of it needs, with the zero.
-    pub(super) fn put(self, text: &str) -> usize {
-        let needed = text.len() + 1;
-        if let Some(room) = self.size_bytes.checked_sub(1) {
-            let length = text.floor_char_boundary(room);
-            // SAFETY: `length` is less than the buffer's size, which `new`'s caller vouches for, and
-            // no text of ours lies in it.
-            unsafe { self.start.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), length) };
-            // SAFETY: as above: `length` is at most the size less one.
-            let end = unsafe { self.start.add(length) };
-            // SAFETY: as above: inside the buffer.
-            unsafe { end.write(0) };
-        }
-        needed
-    }
-
-    /// Writes all of `text` or nothing but a zero; tells `needed`, if there is such a place. A
-    /// buffer of no bytes only asks.
-    pub(super) fn put_all(self, text: &str, needed: *mut usize) -> Result<(), Failure> {
-        let (size_bytes, asks) = (self.size_bytes, self.size_bytes == 0);
-        let all = text.len() + 1;
-        let fits = all <= size_bytes;
-        self.put(if fits { text } else { "" });
-        if !needed.is_null() {
-            Place(needed).put(all);
-        }
-        if fits || asks {
-            return Ok(());
-        }
-        Err(too_small(all, size_bytes))
+/// `size` bytes from `buffer` may be written during this call, unless it is null.
+pub(super) unsafe fn write_cut(buffer: *mut c_char, size: usize, text: &str) -> usize {
+    let Some(room) = size.checked_sub(1) else { return text.len() + 1 };
+    let cut = text[..text.floor_char_boundary(room)].to_owned();
+    // SAFETY: our caller's promise.
+    match unsafe { write(buffer, size, std::ptr::null_mut(), || Ok(cut)) } {
+        Status::Ok => text.len() + 1,
+        _ => 0,
     }
 }
 
@@ -172,8 +195,7 @@ mod tests {
     fn put(text: &str, size: usize) -> (usize, Vec<u8>) {
         let mut bytes = vec![7u8; 16];
         // SAFETY: the buffer is as large as any `size` below.
-        let buffer = unsafe { Buffer::new(bytes.as_mut_ptr().cast(), size) }.unwrap();
-        (buffer.put(text), bytes)
+        (unsafe { write_cut(bytes.as_mut_ptr().cast(), size, text) }, bytes)
     }
 
     #[test]
@@ -190,9 +212,10 @@ mod tests {
         let mut bytes = [7u8; 8];
         let mut needed = 0;
         for (size, fits) in [(0, true), (1, false), (3, false), (4, true)] {
+            let text = || Ok("abc".to_owned());
             // SAFETY: the buffer is as large as any of these.
-            let buffer = unsafe { Buffer::new(bytes.as_mut_ptr().cast(), size) }.unwrap();
-            assert_eq!(buffer.put_all("abc", &raw mut needed).is_ok(), fits, "{size}");
+            let written = unsafe { write(bytes.as_mut_ptr().cast(), size, &raw mut needed, text) };
+            assert_eq!(written == Status::Ok, fits, "{size}");
             assert_eq!(std::mem::take(&mut needed), 4);
         }
         assert_eq!(bytes[..5], [b'a', b'b', b'c', 0, 7]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
 use super::lent::{Lent, Release};
-use super::pointers::Place;
+use super::pointers::{read_struct, store, write_all};
 use super::table;
 use crate::allocator::{PoolOptions, PrivatePools, ScopeFilter, SegmentAllocator};
 use crate::error::PoolError;
@@ -85,11 +85,8 @@ impl StreamFilter {
         open: impl FnOnce(ScopeFilter) -> Result<(), Failure>,
     ) -> Status {
         status(|| {
-            if filter.is_null() {
-                return Err(Failure::null("filter"));
-            }
-            // SAFETY: not null, and our caller's promise.
-            let Self { accepts, release, user } = unsafe { filter.read_unaligned() };
+            // SAFETY: our caller's promise.
+            let Self { accepts, release, user } = unsafe { read_struct(filter, "filter") }?;
             let accepts = accepts.ok_or_else(|| Failure::null("the filter's function"))?;
             Lent::to(user, release, |lent| {
                 let filter = move |stream: StreamId| {
@@ -152,15 +149,14 @@ pub unsafe extern "C" fn stratalloc_pool_create(
     options: u32,
     pool: *mut Pool,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(pool, "pool") }?;
+    let work = || {
         let options = options_of(options)?;
         let id = PoolId::next_user();
         table::find(handle)?.pools()?.create_pool(id, options)?;
-        place.put(Pool { capture: id.capture, user: id.user });
-        Ok(())
-    })
+        Ok(id.into())
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(pool, "pool", work) }
 }
 
 /// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options`
@@ -214,12 +210,12 @@ pub extern "C" fn stratalloc_pool_set_options(handle: u64, pool: Pool, options: 
 /// `users` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_pool_users(handle: u64, pool: Pool, users: *mut u32) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(users, "users") }?;
-        place.put(table::find(handle)?.pools()?.pool_users(pool.into()).unwrap_or(0));
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe {
+        store(users, "users", || {
+            Ok(table::find(handle)?.pools()?.pool_users(pool.into()).unwrap_or(0))
+        })
+    }
 }
 
 /// Writes the addresses of the pool's live blocks, ascending, and stores how many there are. If there is not
@@ -236,27 +232,15 @@ pub unsafe extern "C" fn stratalloc_pool_live(
     room: usize,
     count: *mut usize,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(count, "count") }?;
-        if addresses.is_null() && room > 0 {
-            return Err(Failure::null("addresses"));
+    let live = || {
+        if count.is_null() {
+            return Err(Failure::null("count"));
         }
         let live = table::find(handle)?.pools()?.live_addresses(pool.into())?;
-        place.put(live.len());
-        if room > 0 && live.len() > room {
-            let text = format_args!("{} addresses, and room for {room}", live.len());
-            return Err(Failure::new(Status::BufferTooSmall, text));
-        }
-        for (at, address) in live.into_iter().take(room).enumerate() {
-            let pointer = pointer_to(address)?;
-            // SAFETY: inside what may be written, our caller says.
-            let to = unsafe { addresses.add(at) };
-            // SAFETY: as above; unaligned, because C promises nothing about that.
-            unsafe { to.write_unaligned(pointer) };
-        }
-        Ok(())
-    })
+        live.into_iter().map(pointer_to).collect()
+    };
+    // SAFETY: our caller's promise.
+    unsafe { write_all(addresses, room, count, live) }
 }
 
 /// Gives the idle memory of a pool without users back to the device, and waits for the work that its freed

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
 use super::lent::{self, Object};
-use super::pointers::{Place, read_any, write_bytes};
+use super::pointers::{Place, read_any, store_any, write_all};
 use super::table;
 use crate::allocator::Imported;
 use crate::ids::DeviceId;
@@ -52,10 +52,10 @@ pub unsafe extern "C" fn stratalloc_share(
         Ok(shared.as_bytes().to_vec())
     };
     // SAFETY: our caller's promise.
-    let written = unsafe { write_bytes(buffer, size, needed, bytes) };
-    if written == Status::Ok && !offset.is_null() {
+    let written = unsafe { write_all(buffer.cast(), size, needed, bytes) };
+    if written == Status::Ok {
         // SAFETY: our caller's promise.
-        return status(|| unsafe { Place::new(offset, "offset") }.map(|place| place.put(0)));
+        unsafe { store_any(offset, 0) };
     }
     written
 }

@@ -7,10 +7,10 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null;
 
 use super::calls::{pointer_to, stream_to};
-use super::guard::{Failure, Status, status};
+use super::guard::{Status, status};
 use super::history::stack_of;
 use super::lent::{self, Object};
-use super::pointers::Place;
+use super::pointers::{read_struct, store};
 use super::pools::Pool;
 use super::table;
 use crate::history::{self, Action, BlockStateName, Context, Entries, SegmentState};
@@ -214,22 +214,17 @@ pub unsafe extern "C" fn stratalloc_snapshot_take(
     with_entries: c_int,
     snapshot: *mut *mut Snapshot,
 ) -> Status {
-    status(|| {
+    let work = || {
         // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(snapshot, "snapshot") }?;
-        let pool = match pool.is_null() {
-            true => None,
-            // SAFETY: not null, and our caller's promise.
-            false => Some(PoolId::from(unsafe { pool.read_unaligned() })),
-        };
+        let pool = unsafe { read_struct(pool, "pool") }.ok().map(PoolId::from);
         let mut snapshot = table::find(handle)?.recording().snapshot();
         if with_entries == 0 {
             snapshot.entries = Entries::default();
         }
-        let number = lent::add(Taken { snapshot, pool });
-        place.put(pointer_to(number)?.cast());
-        Ok(())
-    })
+        Ok(pointer_to(lent::add(Taken { snapshot, pool }))?.cast())
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(snapshot, "snapshot", work) }
 }
 
 /// Shows what a snapshot has.
@@ -243,11 +238,9 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
     visitor: *const SnapshotVisitor,
 ) -> Status {
     status(|| {
-        if visitor.is_null() {
-            return Err(Failure::null("visitor"));
-        }
-        // SAFETY: not null, and our caller's promise.
-        let SnapshotVisitor { segment, block, entry, user } = unsafe { visitor.read_unaligned() };
+        // SAFETY: our caller's promise.
+        let visitor = unsafe { read_struct(visitor, "visitor") }?;
+        let SnapshotVisitor { segment, block, entry, user } = visitor;
         let taken = lent::find::<Taken>(snapshot.addr() as u64)?;
         let wanted = |pool: PoolId| taken.pool.is_none_or(|only| only == pool);
         for state in taken.snapshot.segments.iter().filter(|state| wanted(state.layout.pool)) {

@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::guard::{Failure, Status};
+use super::guard::{Failure, Status, status};
 use super::instance::Instance;
 use super::torch;
 use crate::sync::{Global, Rank};
@@ -113,6 +113,14 @@ pub(super) fn find(handle: u64) -> Result<Named, Failure> {
         }
     });
     found.ok_or_else(|| unknown(handle))
+}
+
+/// Runs a call that cannot fail on the allocator that a handle names.
+pub(super) fn on(handle: u64, work: impl FnOnce(&Instance)) -> Status {
+    status(|| {
+        work(&*find(handle)?);
+        Ok(())
+    })
 }
 
 /// All allocators, each with a small number of its own.

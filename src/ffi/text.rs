@@ -81,7 +81,7 @@ const MAKERS: [(Text, Maker); 11] = [
     (Text::Layout, |handle| Ok(layout_json(&table::find(handle)?.caching()?.layout()))),
     (Text::Name, |handle| Ok(table::find(handle)?.name().to_owned())),
     (Text::Metadata, |handle| {
-        let metadata = table::find(handle)?.recording().history().metadata();
+        let metadata = table::find(handle)?.history().metadata();
         Ok(metadata.map(|text| text.to_string()).unwrap_or_default())
     }),
     (Text::Conf, |handle| {

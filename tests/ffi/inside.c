@@ -37,8 +37,8 @@ static stratalloc_status call(void) {
         case 7: return stratalloc_history_stop(handle);
         case 8: return stratalloc_history_start(handle, 3, 10, NULL, 1);
         case 9: return stratalloc_tracker_remove(handle, ids[0]);
-        case 10: return stratalloc_oom_observer_remove(handle, ids[1]);
-        case 11: return stratalloc_free_memory_callback_remove(handle, ids[2]);
+        case 10: return stratalloc_hook_remove(handle, ids[1]);
+        case 11: return stratalloc_hook_remove(handle, ids[2]);
         case 12: return stratalloc_history_set_stack_source(handle, NULL);
         case 13: return stratalloc_history_drop_stack_source(handle);
         case 14: return stratalloc_pool_create(handle, 0, &made);

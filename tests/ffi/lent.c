@@ -92,14 +92,14 @@ static void *work(void *argument) {
         case 1:
             if (stratalloc_oom_observer_add(shared, failed, release, &lent, &id) != STRATALLOC_STATUS_OK) break;
             lent++;
-            if (!keeps) stratalloc_oom_observer_remove(shared, id);
+            if (!keeps) stratalloc_hook_remove(shared, id);
             use(UINT64_MAX / 2, NULL);
             break;
         case 2:
             if (stratalloc_free_memory_callback_add(shared, asked, release, &lent, &id) != STRATALLOC_STATUS_OK)
                 break;
             lent++;
-            if (!keeps) stratalloc_free_memory_callback_remove(shared, id);
+            if (!keeps) stratalloc_hook_remove(shared, id);
             break;
         case 3: scope(number); break;
         case 4:

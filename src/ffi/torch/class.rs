@@ -11,11 +11,11 @@ use std::ptr::{null, null_mut};
 use super::devices::{find, open_device, open_devices, share_pages};
 use super::not_ours;
 use crate::config::TorchVersion;
-use crate::ffi::calls::{pointer_to, stream_of, stream_to};
+use crate::ffi::calls::{block, pointer_to, stream_of, stream_to};
 use crate::ffi::fork::is_child;
 use crate::ffi::guard::{Failure, Status, status};
 use crate::ffi::instance::Instance;
-use crate::ffi::pointers::Place;
+use crate::ffi::pointers::{store, store_any};
 use crate::ffi::pools::{Pool, StreamFilter};
 use crate::ffi::snapshots::{Entry, stack_in};
 use crate::ffi::table;
@@ -34,14 +34,8 @@ pub unsafe extern "C" fn stratalloc_torch_allocate(
     stream: *mut c_void,
     pointer: *mut *mut c_void,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(pointer, "pointer") }?;
-        let instance = open_device(device)?;
-        let address = if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? };
-        place.put(pointer_to(address)?);
-        Ok(())
-    })
+    // SAFETY: our caller's promise.
+    unsafe { store(pointer, "pointer", || block(open_device(device)?, bytes, stream)) }
 }
 
 /// Allocates a block at exactly `address` from free memory of the cache: of the pool that the request is
@@ -59,14 +53,12 @@ pub unsafe extern "C" fn stratalloc_torch_allocate_at(
     address: *mut c_void,
     pointer: *mut *mut c_void,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(pointer, "pointer") }?;
-        let instance = open_device(device)?;
-        let made = instance.allocate_at(bytes, stream_of(stream), address.addr() as u64)?;
-        place.put(pointer_to(made)?);
-        Ok(())
-    })
+    let work = || {
+        let address = address.addr() as u64;
+        pointer_to(open_device(device)?.allocate_at(bytes, stream_of(stream), address)?)
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(pointer, "pointer", work) }
 }
 
 /// Stores an entry of the history that describes the live block that starts at `pointer`: where, how many
@@ -82,14 +74,13 @@ pub unsafe extern "C" fn stratalloc_torch_describe_block(
     pointer: *mut c_void,
     entry: *mut Entry,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(entry, "entry") }?;
+    let work = || {
         let address = pointer.addr() as u64;
         let segments = table::find(handle)?.caching()?.layout();
-        place.put(annotation(&segments, address).ok_or_else(|| not_ours(address))?);
-        Ok(())
-    })
+        annotation(&segments, address).ok_or_else(|| not_ours(address))
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(entry, "entry", work) }
 }
 
 fn annotation(segments: &[SegmentLayout], address: u64) -> Option<Entry> {
@@ -113,6 +104,9 @@ fn annotation(segments: &[SegmentLayout], address: u64) -> Option<Entry> {
     })
 }
 
+/// Shown a stack, as its source gathered it.
+pub type StackVisitor = Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>;
+
 /// Shows the stack of the live block that starts at `pointer`, as its source gathered it: nothing is shown if
 /// there is no such block, or stacks are not gathered. The stack is valid during the call.
 ///
@@ -123,13 +117,13 @@ fn annotation(segments: &[SegmentLayout], address: u64) -> Option<Entry> {
 pub unsafe extern "C" fn stratalloc_torch_visit_stack(
     handle: u64,
     pointer: *mut c_void,
-    show: Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>,
+    show: StackVisitor,
     user: *mut c_void,
 ) -> Status {
     status(|| {
         let show = show.ok_or_else(|| Failure::null("show"))?;
         let instance = table::find(handle)?;
-        let context = instance.recording().history().context_of_block(pointer.addr() as u64);
+        let context = instance.history().context_of_block(pointer.addr() as u64);
         let stack = stack_in(context.as_ref());
         if !stack.is_null() {
             // SAFETY: the caller's function, with the caller's pointer; `context` holds the stack.
@@ -163,14 +157,10 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
                 None => take_back(address, likely)?,
             },
         };
-        if !device.is_null() {
-            // SAFETY: our caller's promise.
-            unsafe { Place::new(device, "device") }?.put(of);
-        }
-        if !bytes.is_null() {
-            // SAFETY: our caller's promise.
-            unsafe { Place::new(bytes, "bytes") }?.put(asked);
-        }
+        // SAFETY: our caller's promise.
+        unsafe { store_any(device, of) };
+        // SAFETY: our caller's promise.
+        unsafe { store_any(bytes, asked) };
         Ok(())
     })
 }

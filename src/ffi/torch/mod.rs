@@ -20,7 +20,7 @@ use super::calls::{pointer_to, stream_of};
 use super::fork::is_child;
 use super::guard::{Failure, Status, guard, status};
 use super::instance::environment;
-use super::pointers::Place;
+use super::pointers::{store, store_any};
 use super::pools::Pool;
 use super::said::complain;
 use super::table::TORCH_HANDLE;
@@ -105,7 +105,7 @@ pub extern "C" fn stratalloc_torch_reset() {
 pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
     status(|| {
         for (_, open) in open_devices() {
-            open.recording().history().drop_stack_provider();
+            open.history().drop_stack_provider();
         }
         Ok(())
     })
@@ -135,11 +135,8 @@ pub unsafe extern "C" fn stratalloc_torch_base_allocation(
         let address = pointer.addr() as u64;
         let found = open_devices().find_map(|(_, open)| open.base_of(address));
         let size_bytes = found.map_or(0, |(_, size_bytes)| size_bytes);
-        if !size.is_null() {
-            // SAFETY: our caller's promise.
-            let place = unsafe { Place::new(size, "size") }?;
-            place.put(usize::try_from(size_bytes).unwrap_or(usize::MAX));
-        }
+        // SAFETY: our caller's promise.
+        unsafe { store_any(size, usize::try_from(size_bytes).unwrap_or(usize::MAX)) };
         found.map_or_else(|| Err(not_ours(address)), |(base, _)| pointer_to(base))
     })
 }
@@ -216,13 +213,12 @@ pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
 /// `handle` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(handle, "handle") }?;
+    let work = || {
         let _ = open_device(device)?;
-        place.put(TORCH_HANDLE + u64::try_from(device).unwrap_or_default());
-        Ok(())
-    })
+        Ok(TORCH_HANDLE + u64::try_from(device).unwrap_or_default())
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(handle, "handle", work) }
 }
 
 /// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns how it ended: also

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int};
 
 use super::devices::set_conf;
 use crate::ffi::guard::{Status, status};
-use crate::ffi::pointers::{Place, read};
+use crate::ffi::pointers::{read, store};
 use crate::ffi::table;
 
 /// The settings in force that a snapshot of PyTorch's lists.
@@ -50,19 +50,18 @@ pub unsafe extern "C" fn stratalloc_torch_settings(
     handle: u64,
     settings: *mut TorchSettings,
 ) -> Status {
-    status(|| {
-        // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(settings, "settings") }?;
+    let work = || {
         let config = table::find(handle)?.in_force().config;
         let now = config.settings();
-        place.put(TorchSettings {
+        Ok(TorchSettings {
             garbage_collection_threshold: now.garbage_collection_threshold.unwrap_or(0.0),
             max_split_bytes: now.max_split_bytes.unwrap_or(u64::MAX),
             roundup_power2_divisions: *now.roundup.divisions(),
             expandable_segments: c_int::from(now.expandable_segments),
             release_lock_on_malloc: c_int::from(now.release_lock_on_device_allocate),
             graph_capture_record_stream_reuse: c_int::from(now.graph_capture_record_stream_reuse),
-        });
-        Ok(())
-    })
+        })
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(settings, "settings", work) }
 }
