@@ -1,5 +1,8 @@
-//! `include/stratalloc.h` is what `src/ffi` says. With `STRATALLOC_WRITE_HEADER` set the test writes it
-//! anew instead.
+//! `include/stratalloc.h` is made from `src/ffi`, and the declarations for Python and for PyTorch's class
+//! from the header. With `STRATALLOC_WRITE_HEADER` set the test writes all three.
+
+#[path = "header/others.rs"]
+mod others;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,20 +40,35 @@ fn made() -> String {
     String::from_utf8(text).expect("cbindgen writes text")
 }
 
+/// The sources of PyTorch's class.
+fn class_sources() -> String {
+    let files = fs::read_dir(root().join("python/stratalloc/csrc")).expect("the folder is there");
+    let paths = files.map(|file| file.expect("the folder can be read").path());
+    let is_source = |path: &PathBuf| {
+        let ending = path.extension().unwrap_or_default();
+        ending == "cpp" || ending == "h" && !path.is_symlink()
+    };
+    paths.filter(is_source).map(|path| fs::read_to_string(path).expect("it is text")).collect()
+}
+
 #[test]
-fn the_header_is_up_to_date() {
-    let path = root().join("include/stratalloc.h");
-    let made = made();
-    if std::env::var_os("STRATALLOC_WRITE_HEADER").is_some() {
-        fs::create_dir_all(root().join("include")).unwrap();
-        fs::write(&path, made).unwrap();
-        return;
+fn the_header_and_what_is_made_of_it_are_up_to_date() {
+    let header = made();
+    for (path, made) in [
+        ("python/stratalloc/_calls.py", others::python(&header)),
+        ("python/stratalloc/csrc/calls.h", others::macro_list(&header, &class_sources())),
+        ("include/stratalloc.h", header),
+    ] {
+        let full = root().join(path);
+        if std::env::var_os("STRATALLOC_WRITE_HEADER").is_some() {
+            fs::write(&full, made).unwrap();
+            continue;
+        }
+        assert!(
+            made == fs::read_to_string(&full).unwrap(),
+            "{path} is old: STRATALLOC_WRITE_HEADER=1 cargo test --features ffi --test header"
+        );
     }
-    let checked_in = fs::read_to_string(&path).unwrap();
-    assert!(
-        made == checked_in,
-        "the header is old: STRATALLOC_WRITE_HEADER=1 cargo test --features ffi --test header"
-    );
 }
 
 #[test]

@@ -6,8 +6,9 @@ import json
 import sys
 
 from . import _history, _hooks
+from ._calls import CacheInfo, ExpandableVisitor, Pool, Text
 from ._errors import Error
-from ._library import TEXT, CacheInfo, Pool, encoded, load, number
+from ._library import encoded, load, number
 from ._library import visit as _visit
 
 _MOST = 2**64 - 1
@@ -77,11 +78,11 @@ class Allocator:
     def memory_stats(self):
         """Every counter, with the keys of ``torch.cuda.memory_stats()`` and, behind them, those of the
         strategy's own counters: ``malloc_async.deferred_frees`` and so on."""
-        return json.loads(self._library.text(TEXT.STATISTICS, self._handle))
+        return json.loads(self._library.text(Text.STATISTICS, self._handle))
 
     def memory_summary(self):
         """The counters as a table."""
-        return self._library.text(TEXT.SUMMARY, self._handle)
+        return self._library.text(Text.SUMMARY, self._handle)
 
     def usage(self):
         """Bytes in callers' hands and held from the device, each now and at its peak."""
@@ -130,7 +131,7 @@ class Allocator:
 
     def layout(self):
         """Every segment with its blocks, in address order, with the keys of PyTorch's snapshots."""
-        return json.loads(self._library.text(TEXT.LAYOUT, self._handle))
+        return json.loads(self._library.text(Text.LAYOUT, self._handle))
 
     def base_allocation(self, address):
         """Start and size of the segment that an address lies in."""
@@ -142,7 +143,7 @@ class Allocator:
     @property
     def name(self):
         """The strategy in force."""
-        return self._library.text(TEXT.NAME, self._handle)
+        return self._library.text(Text.NAME, self._handle)
 
     @property
     def memory_fraction(self):
@@ -175,7 +176,7 @@ class Allocator:
             found.append((stream or 0, "small" if is_small else "large", mapped_bytes))
 
         with _visit():
-            self._call("expandable_segments", _hooks.EXPANDABLE(visit), None)
+            self._call("expandable_segments", ExpandableVisitor(visit), None)
         return found
 
     def set_reserve_class(self, stream, name):
@@ -333,7 +334,7 @@ class Allocator:
 
     def metadata(self):
         """What was set last."""
-        return self._library.text(TEXT.METADATA, self._handle)
+        return self._library.text(Text.METADATA, self._handle)
 
     @contextlib.contextmanager
     def compile_context(self, name):

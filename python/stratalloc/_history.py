@@ -9,8 +9,9 @@ import os
 import pickle
 import sys
 import threading
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from ctypes import c_char_p
 
+from ._calls import SnapshotWriter, StackFrame, StackSource
 from ._library import at_exit, encoded, visit
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -18,29 +19,6 @@ _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 _MOST = 2**64 - 1
 # How many different stacks are compared with a new one.
 _STACKS_KNOWN = 1 << 14
-
-
-class StackFrame(Structure):
-    """``stratalloc_stack_frame``."""
-
-    _fields_ = [("function", c_char_p), ("file", c_char_p), ("line", c_uint32)]
-
-
-_GATHER = CFUNCTYPE(c_void_p, c_void_p)
-_RELEASE = CFUNCTYPE(None, c_void_p, c_void_p)
-_FRAMES = CFUNCTYPE(c_size_t, c_void_p, c_void_p, POINTER(StackFrame), c_size_t)
-_WRITE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
-
-
-class StackSource(Structure):
-    """``stratalloc_stack_source``."""
-
-    _fields_ = [
-        ("gather", _GATHER),
-        ("release", _RELEASE),
-        ("frames", _FRAMES),
-        ("user", c_void_p),
-    ]
 
 
 class _Stack:
@@ -64,9 +42,9 @@ class _Stacks:
         # Equal stacks are one object, as long as they are remembered here.
         self._known = {}
         self._numbers = itertools.count(1)
-        self.source = StackSource(
-            _GATHER(self._gather), _RELEASE(self._release), _FRAMES(self._frames), None
-        )
+        kinds = dict(StackSource._fields_)
+        functions = (("gather", self._gather), ("release", self._release), ("frames", self._frames))
+        self.source = StackSource(*(kinds[name](function) for name, function in functions), None)
 
     def _gather(self, _):
         frame, frames = sys._getframe(1), []
@@ -159,7 +137,7 @@ def snapshot(library, handle):
         return 0
 
     with visit():
-        library.call("snapshot_write", handle, 0, _WRITE(write), None)
+        library.call("snapshot_write", handle, 0, SnapshotWriter(write), None)
     return pickle.loads(b"".join(pieces))
 
 

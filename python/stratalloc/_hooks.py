@@ -2,9 +2,17 @@
 
 import ctypes
 import itertools
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_uint64, c_void_p
 
-from ._library import Pool, at_exit, callable_for, visit
+from ._calls import (
+    BlockAllocated,
+    BlockFreed,
+    FreeMemoryCallback,
+    OomObserver,
+    Release,
+    Tracker,
+)
+from ._library import at_exit, callable_for, visit
 
 _ACTIONS = {
     0: "alloc",
@@ -19,34 +27,10 @@ _ACTIONS = {
 }
 
 
-class Entry(Structure):
-    """``stratalloc_entry``."""
-
-    _fields_ = [
-        ("action", c_uint32),
-        ("address", c_uint64),
-        ("size_bytes", c_uint64),
-        ("stream", c_void_p),
-        ("pool", Pool),
-        ("time_us", c_int64),
-        ("compile_context", c_char_p),
-        ("user_metadata", c_char_p),
-        ("stack", c_void_p),
-    ]
-
-
-_RELEASE = CFUNCTYPE(None, c_void_p)
-_TRACKER = CFUNCTYPE(None, c_void_p, POINTER(Entry))
-_OOM_OBSERVER = CFUNCTYPE(None, c_void_p, c_int, c_uint64, c_uint64, c_uint64)
-_FREE_MEMORY_CALLBACK = CFUNCTYPE(c_int, c_void_p)
-_BLOCK_ALLOCATED = CFUNCTYPE(None, c_void_p, c_void_p, c_uint64, c_void_p)
-_BLOCK_FREED = CFUNCTYPE(None, c_void_p, c_void_p, c_uint64)
-EXPANDABLE = CFUNCTYPE(None, c_void_p, c_void_p, c_int, c_uint64)
-
 # What C may call, by the number that it hands back, until it says that it lets go.
 _held = {}
 _numbers = itertools.count(1)
-_release = _RELEASE(lambda number: _held.pop(number, None) and None)
+_release = Release(lambda number: _held.pop(number, None) and None)
 at_exit(_release)
 
 
@@ -81,7 +65,7 @@ def add_tracker(library, handle, told):
             }
         )
 
-    return _add(library, handle, "tracker", _TRACKER(tell))
+    return _add(library, handle, "tracker", Tracker(tell))
 
 
 def add_oom_observer(library, handle, told):
@@ -90,7 +74,7 @@ def add_oom_observer(library, handle, told):
     def tell(_, *numbers):
         told(*numbers)
 
-    return _add(library, handle, "oom_observer", _OOM_OBSERVER(tell))
+    return _add(library, handle, "oom_observer", OomObserver(tell))
 
 
 def add_free_memory_callback(library, handle, asked):
@@ -99,7 +83,7 @@ def add_free_memory_callback(library, handle, asked):
     def ask(_):
         return 1 if asked() else 0
 
-    return _add(library, handle, "free_memory_callback", _FREE_MEMORY_CALLBACK(ask))
+    return _add(library, handle, "free_memory_callback", FreeMemoryCallback(ask))
 
 
 class Checkpoint:
@@ -113,8 +97,8 @@ class Checkpoint:
         """Makes the pool's blocks what they were. Returns the addresses of blocks that were live before and
         are freed now, and of those that are live again."""
         live, freed = [], []
-        allocated_now = _BLOCK_ALLOCATED(lambda _, address, size, stream: live.append(address))
-        freed_now = _BLOCK_FREED(lambda _, address, size: freed.append(address))
+        allocated_now = BlockAllocated(lambda _, address, size, stream: live.append(address))
+        freed_now = BlockFreed(lambda _, address, size: freed.append(address))
         with visit():
             self._library.call(
                 "checkpoint_restore", self._handle, self._checkpoint, allocated_now, freed_now, None

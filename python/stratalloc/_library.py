@@ -4,14 +4,14 @@ import atexit
 import contextlib
 import ctypes
 import ctypes.util
-import enum
 import os
 import pathlib
 import sys
 import threading
 import time
-from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import c_char_p, c_size_t, c_uint64, c_void_p
 
+from ._calls import CALLS
 from ._errors import OUT_OF_MEMORY, Error, LibraryError, OutOfMemoryError
 
 __version__ = "0.1.0"
@@ -20,104 +20,6 @@ VARIABLE = "STRATALLOC_LIBRARY"
 _NAME = {"darwin": "libstratalloc.dylib", "win32": "stratalloc.dll"}.get(
     sys.platform, "libstratalloc.so"
 )
-
-
-class Pool(ctypes.Structure):
-    """``stratalloc_pool``."""
-
-    _fields_ = [("capture", c_uint64), ("user", c_uint64)]
-
-
-class CacheInfo(ctypes.Structure):
-    """``stratalloc_cache_info_t``."""
-
-    _fields_ = [
-        ("device_free_bytes", c_uint64),
-        ("device_total_bytes", c_uint64),
-        ("largest_cached_bytes", c_uint64),
-        ("free_blocks", c_uint64),
-    ]
-
-
-class TEXT(enum.IntEnum):
-    """``stratalloc_text``."""
-
-    STATISTICS, SUMMARY, LAYOUT, NAME, METADATA, CONF = range(6)
-    TORCH_STATISTICS, TORCH_SUMMARY, TORCH_NAME, METRICS, CONF_KEYS = range(6, 11)
-
-
-# Arguments of the calls that return a status.
-_CALLS = {
-    "stratalloc_annotate": [c_uint64, POINTER(c_char_p), c_size_t],
-    "stratalloc_create": [c_char_p, c_char_p, POINTER(c_uint64)],
-    "stratalloc_check_conf": [c_char_p],
-    "stratalloc_destroy": [c_uint64],
-    "stratalloc_allocate": [c_uint64, c_uint64, c_void_p, POINTER(c_void_p)],
-    "stratalloc_free": [c_uint64, c_void_p],
-    "stratalloc_record_stream": [c_uint64, c_void_p, c_void_p],
-    "stratalloc_empty_cache": [c_uint64],
-    "stratalloc_set_memory_fraction": [c_uint64, c_double],
-    "stratalloc_set_conf": [c_uint64, c_char_p],
-    "stratalloc_switch": [c_uint64, c_char_p],
-    "stratalloc_text_write": [c_uint64, c_uint32, c_char_p, c_size_t, POINTER(c_size_t)],
-    "stratalloc_pool_create": [c_uint64, c_uint32, POINTER(Pool)],
-    "stratalloc_pool_retain": [c_uint64, Pool],
-    "stratalloc_pool_release": [c_uint64, Pool],
-    "stratalloc_pool_scope_open_thread": [c_uint64, Pool],
-    "stratalloc_pool_scope_open_stream": [c_uint64, Pool, c_void_p],
-    "stratalloc_pool_scope_close": [c_uint64, Pool],
-    "stratalloc_history_start": [c_uint64, c_uint32, c_uint64, c_char_p, c_int],
-    "stratalloc_history_stop": [c_uint64],
-    "stratalloc_history_clear": [c_uint64],
-    "stratalloc_history_set_stack_source": [c_uint64, c_void_p],
-    "stratalloc_history_drop_stack_source": [c_uint64],
-    "stratalloc_torch_drop_stack_sources": [],
-    "stratalloc_history_set_metadata": [c_uint64, c_char_p],
-    "stratalloc_context_push": [c_char_p],
-    "stratalloc_context_pop": [],
-    "stratalloc_snapshot_save": [c_uint64, c_char_p],
-    "stratalloc_snapshot_write": [c_uint64, c_uint32, c_void_p, c_void_p],
-    "stratalloc_reset_peaks": [c_uint64],
-    "stratalloc_reset_accumulated": [c_uint64],
-    "stratalloc_memory_fraction": [c_uint64, POINTER(c_double)],
-    "stratalloc_memory_info": [c_uint64, POINTER(c_uint64), POINTER(c_uint64)],
-    "stratalloc_cache_info": [c_uint64, POINTER(CacheInfo)],
-    "stratalloc_base_allocation": [c_uint64, c_void_p, POINTER(c_void_p), POINTER(c_uint64)],
-    "stratalloc_usage": [c_uint64] + [POINTER(c_uint64)] * 4,
-    "stratalloc_block_count": [c_uint64, POINTER(c_uint64)],
-    "stratalloc_fragmentation": [c_uint64, POINTER(c_double)],
-    "stratalloc_device_count": [POINTER(c_int)],
-    "stratalloc_record_free": [c_uint64, c_void_p],
-    "stratalloc_set_caching": [c_uint64, c_int],
-    "stratalloc_caching": [c_uint64, POINTER(c_int)],
-    "stratalloc_pool_ensure": [c_uint64, Pool, c_uint32, c_void_p],
-    "stratalloc_pool_set_options": [c_uint64, Pool, c_uint32],
-    "stratalloc_pool_users": [c_uint64, Pool, POINTER(c_uint32)],
-    "stratalloc_pool_live": [c_uint64, Pool, POINTER(c_void_p), c_size_t, POINTER(c_size_t)],
-    "stratalloc_pool_empty": [c_uint64, Pool],
-    "stratalloc_checkpoint_take": [c_uint64, Pool, POINTER(c_void_p)],
-    "stratalloc_checkpoint_restore": [c_uint64] + [c_void_p] * 4,
-    "stratalloc_checkpoint_drop": [c_void_p],
-    "stratalloc_share": [c_uint64, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p],
-    "stratalloc_open_shared": [c_uint64, c_char_p, c_size_t]
-    + [POINTER(c_uint64), POINTER(c_void_p), POINTER(c_uint64)],
-    "stratalloc_close_shared": [c_uint64],
-    "stratalloc_enable_peer": [c_uint64, c_int],
-    "stratalloc_expandable_segments": [c_uint64, c_void_p, c_void_p],
-    "stratalloc_set_reserve_class": [c_uint64, c_void_p, c_char_p],
-    "stratalloc_tracker_add": [c_uint64, c_void_p, c_void_p, c_void_p, POINTER(c_uint64)],
-    "stratalloc_tracker_remove": [c_uint64, c_uint64],
-    "stratalloc_oom_observer_add": [c_uint64, c_void_p, c_void_p, c_void_p, POINTER(c_uint64)],
-    "stratalloc_hook_remove": [c_uint64, c_uint64],
-    "stratalloc_free_memory_callback_add": [c_uint64, c_void_p, c_void_p, c_void_p]
-    + [POINTER(c_uint64)],
-    "stratalloc_callbacks_end": [c_void_p, c_uint64, POINTER(c_uint64)],
-    "stratalloc_history_is_on": [c_uint64, POINTER(c_int)],
-    "stratalloc_compile_context_push": [c_char_p],
-    "stratalloc_compile_context_pop": [],
-    "stratalloc_torch_empty_cache": [],
-    "stratalloc_torch_handle": [c_int, POINTER(c_uint64)],
-}
 
 _lock = threading.Lock()
 _loaded = None
@@ -235,17 +137,15 @@ class Library:
 
     def _declare(self):
         version = self.dll.stratalloc_version
-        version.argtypes, version.restype = [], c_char_p
+        version.restype = c_char_p
         self.version = version().decode()
         if _series(self.version) != _series(__version__):
             raise LibraryError(
                 f"{self.path} is version {self.version}, and this package is {__version__}"
             )
-        for name, arguments in _CALLS.items():
+        for name, (result, arguments) in CALLS.items():
             function = getattr(self.dll, name)
-            function.argtypes, function.restype = arguments, c_int
-        error = self.dll.stratalloc_last_error
-        error.argtypes, error.restype = [c_char_p, c_size_t], c_size_t
+            function.argtypes, function.restype = arguments, result
 
     def last_error(self):
         """The calling thread's last error."""

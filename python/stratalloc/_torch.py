@@ -11,8 +11,9 @@ import warnings
 
 from . import _extension, _history
 from ._allocator import Allocator
+from ._calls import Text
 from ._errors import LibraryError
-from ._library import TEXT, encoded, load, number
+from ._library import encoded, load, number
 
 # The variable that the library reads first.
 _CONF = "ALLOC_CONF"
@@ -166,18 +167,18 @@ def memory_stats(device=None):
     """Every counter of PyTorch's memory on ``device``, with the keys of
     ``torch.cuda.memory_stats()`` and, behind them, those of the strategy's own counters. Does not open
     a device: one that nothing has used yet has zeros."""
-    return json.loads(load().text(TEXT.TORCH_STATISTICS, _ordinal(device)))
+    return json.loads(load().text(Text.TORCH_STATISTICS, _ordinal(device)))
 
 
 def memory_summary(device=None):
     """The counters of ``device`` as a table. Does not open a device either."""
-    return load().text(TEXT.TORCH_SUMMARY, _ordinal(device))
+    return load().text(Text.TORCH_SUMMARY, _ordinal(device))
 
 
 def metrics():
     """The counters of all allocators of this process, PyTorch's and others, as text that Prometheus
     scrapes (the OpenMetrics format)."""
-    return load().text(TEXT.METRICS)
+    return load().text(Text.METRICS)
 
 
 def empty_cache():
