@@ -38,29 +38,24 @@ struct Tracker {
   DeviceIndex device;
 };
 
-void track(void* user, const stratalloc_entry* entry) {
+// Calls a function of PyTorch's. A failure cannot reach the library.
+template <class Call>
+void call_or_warn(const char* what, Call call) {
   try {
-    auto* tracker = static_cast<Tracker*>(user);
-    tracker->told(entry_of(tracker->device, *entry));
+    call();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "stratalloc: a trace tracker failed: %s\n", error.what());
+    std::fprintf(stderr, "stratalloc: %s failed: %s\n", what, error.what());
   }
 }
 
-void release_tracker(void* user) {
-  delete static_cast<Tracker*>(user);
+void track(void* user, const stratalloc_entry* entry) {
+  auto* tracker = static_cast<Tracker*>(user);
+  call_or_warn("a trace tracker", [&] { tracker->told(entry_of(tracker->device, *entry)); });
 }
 
 void observe(void* user, int device, uint64_t asked, uint64_t total, uint64_t free) {
-  try {
-    (*static_cast<OutOfMemoryObserver*>(user))(device, asked, total, free);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stratalloc: an out-of-memory observer failed: %s\n", error.what());
-  }
-}
-
-void release_observer(void* user) {
-  delete static_cast<OutOfMemoryObserver*>(user);
+  auto& observer = *static_cast<OutOfMemoryObserver*>(user);
+  call_or_warn("an out-of-memory observer", [&] { observer(device, asked, total, free); });
 }
 
 void observe_rejection(
@@ -69,15 +64,8 @@ void observe_rejection(
     uint64_t segment,
     uint64_t reserved,
     uint64_t total) {
-  try {
-    (*static_cast<OomRejectionObserver*>(user))(device, segment, reserved, total);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stratalloc: a rejection observer failed: %s\n", error.what());
-  }
-}
-
-void release_rejection_observer(void* user) {
-  delete static_cast<OomRejectionObserver*>(user);
+  auto& observer = *static_cast<OomRejectionObserver*>(user);
+  call_or_warn("a rejection observer", [&] { observer(device, segment, reserved, total); });
 }
 
 // The calling thread's metadata. The pointer has no destructor, so the end of a thread may read it, too.
@@ -424,10 +412,10 @@ void Allocator::add_tracker(
     DeviceIndex device,
     uint64_t handle,
     const AllocatorTraceTracker& tracker) {
-  auto lent = std::make_unique<Tracker>(Tracker{tracker, device});
-  uint64_t id = 0;
-  check(library.tracker_add(handle, track, release_tracker, lent.get(), &id));
-  static_cast<void>(lent.release());
+  lend(Tracker{tracker, device}, [&](stratalloc_release release, void* user) {
+    uint64_t id = 0;
+    return library.tracker_add(handle, track, release, user, &id);
+  });
 }
 
 void Allocator::attachAllocatorTraceTracker(AllocatorTraceTracker tracker) {
@@ -442,10 +430,10 @@ void Allocator::attachAllocatorTraceTracker(AllocatorTraceTracker tracker) {
 }
 
 void Allocator::add_observer(uint64_t handle, const OutOfMemoryObserver& observer) {
-  auto lent = std::make_unique<OutOfMemoryObserver>(observer);
-  uint64_t id = 0;
-  check(library.oom_observer_add(handle, observe, release_observer, lent.get(), &id));
-  static_cast<void>(lent.release());
+  lend(observer, [&](stratalloc_release release, void* user) {
+    uint64_t id = 0;
+    return library.oom_observer_add(handle, observe, release, user, &id);
+  });
 }
 
 void Allocator::attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
@@ -456,11 +444,10 @@ void Allocator::attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
 }
 
 void Allocator::add_rejection_observer(uint64_t handle, const OomRejectionObserver& observer) {
-  auto lent = std::make_unique<OomRejectionObserver>(observer);
-  uint64_t id = 0;
-  check(library.oom_rejection_observer_add(
-      handle, observe_rejection, release_rejection_observer, lent.get(), &id));
-  static_cast<void>(lent.release());
+  lend(observer, [&](stratalloc_release release, void* user) {
+    uint64_t id = 0;
+    return library.oom_rejection_observer_add(handle, observe_rejection, release, user, &id);
+  });
 }
 
 void Allocator::attachOomRejectionObserver(OomRejectionObserver observer) {

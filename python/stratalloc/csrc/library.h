@@ -1,7 +1,9 @@
 // The functions of the shared library, found by name in the one that Python has loaded already.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "calls.h"
 #include "stratalloc.h"
@@ -30,6 +32,14 @@ inline void check(stratalloc_status status) {
   if (__builtin_expect(status != STRATALLOC_STATUS_OK, 0)) {
     fail(status);
   }
+}
+
+// Lends the library a value: `add` gets its release function and its address. It stays ours if that fails.
+template <class Value, class Add>
+void lend(Value value, Add add) {
+  auto lent = std::make_unique<Value>(std::move(value));
+  check(add([](void* user) { delete static_cast<Value*>(user); }, lent.get()));
+  static_cast<void>(lent.release());
 }
 
 // A text of the library about a handle, a device's number or 0.

@@ -34,10 +34,6 @@ void source_free(void* user, void* pointer, uint64_t, void*) {
   }
 }
 
-void source_release(void* user) {
-  delete static_cast<Source*>(user);
-}
-
 using Filter = std::function<bool(cudaStream_t)>;
 
 int filter_accepts(void* user, void* stream) {
@@ -47,10 +43,6 @@ int filter_accepts(void* user, void* stream) {
     // The driver does not know the stream, so no capture does.
     return 0;
   }
-}
-
-void filter_release(void* user) {
-  delete static_cast<Filter*>(user);
 }
 
 // A pool as it was.
@@ -96,18 +88,18 @@ void Allocator::createOrIncrefPool(
     check(library.pool_ensure(handle, pool_of(id), 0, nullptr));
     return;
   }
-  auto lent = std::make_unique<Source>(Source{std::move(source), device});
-  stratalloc_segment_source functions{source_allocate, source_free, source_release, lent.get()};
-  check(library.pool_ensure(handle, pool_of(id), 0, &functions));
-  // The library releases it.
-  static_cast<void>(lent.release());
+  lend(Source{std::move(source), device}, [&](stratalloc_release release, void* user) {
+    stratalloc_segment_source functions{source_allocate, source_free, release, user};
+    return library.pool_ensure(handle, pool_of(id), 0, &functions);
+  });
 }
 
 void Allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Filter filter) {
-  auto lent = std::make_unique<Filter>(std::move(filter));
-  stratalloc_stream_filter functions{filter_accepts, filter_release, lent.get()};
-  check(library.torch_scope_open(open(device), pool_of(id), &functions));
-  static_cast<void>(lent.release());
+  auto handle = open(device);
+  lend(std::move(filter), [&](stratalloc_release release, void* user) {
+    stratalloc_stream_filter functions{filter_accepts, release, user};
+    return library.torch_scope_open(handle, pool_of(id), &functions);
+  });
 }
 
 void Allocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
